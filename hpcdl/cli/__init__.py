@@ -16,7 +16,7 @@ from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, of_the_system
 from hpcdl.system.files import careful_umask
 from hpcdl.system.inert import inert_output
-from hpcdl.system.text import did_you_mean, listed, one_of, wrapped
+from hpcdl.system.text import did_you_mean, listed, nearest, one_of, wrapped
 
 # Name of a module of this package -> what the overview says of it. The module holds a GROUP or
 # a COMMAND of that name.
@@ -39,7 +39,8 @@ GROUPS: dict[str, str] = {
 }
 
 # What others call it.
-_ALIKE = {"start": "up", "stop": "down", "kill": "cancel", "ls": "list", "queue": "list"}
+_ALIKE = {"start": "up", "stop": "down", "kill": "cancel", "ls": "list", "queue": "list",
+          "run": "submit", "status": "watch", "install": "build"}  # fmt: skip
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
 
 
@@ -138,8 +139,8 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
 def _meant(word: str) -> str:
     """What may be meant: a command whose group was left out, else the nearest name."""
     groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
-    found = [f"hpcdl {one.name} {word}" for one in groups
-             if word in {command.name for command in one.commands}]  # fmt: skip
+    found = [f"hpcdl {one.name} {command.name}" for one in groups for command in one.commands
+             if command.name in {word, _ALIKE.get(word)}]  # fmt: skip
     return f"did you mean {one_of(found)}?" if found else did_you_mean(word, GROUPS)
 
 
@@ -149,13 +150,15 @@ def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     if not argv or argv[0] in {"-h", "--help"}:
         print(group_overview(group))
         return ExitCode.OK
-    if group.default and argv[0].startswith("-"):
+    if group.default and (argv[0].startswith("-") or nearest(argv[0], commands) is None):
         return _run(f"hpcdl {group.name}", commands[group.default], argv)
+    if argv[0].startswith("-"):
+        hint = f"`hpcdl {group.name} --help` shows all"
+        raise BadInput(f"there is no command of 'hpcdl {group.name}'", hint=hint)
     if argv[0] not in commands:
-        raise BadInput(
-            f"'hpcdl {group.name}' has no command '{argv[0]}'",
-            hint=did_you_mean(_ALIKE.get(argv[0], argv[0]), commands),
-        )
+        meant = _ALIKE.get(argv[0])
+        hint = did_you_mean(meant if meant in commands else argv[0], commands)
+        raise BadInput(f"'hpcdl {group.name}' has no command '{argv[0]}'", hint=hint)
     return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])
 
 

@@ -58,7 +58,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         help="ReFrame settings of your own beside hpcdl's, such as log handlers;"
         " may be repeated")  # fmt: skip
     parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
-    parser.set_defaults(takes_program=True)
+    parser.set_defaults(takes_program=True, behind="--name")
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

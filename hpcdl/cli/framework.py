@@ -12,14 +12,20 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
+from hpcdl.system.resources import folder
 from hpcdl.system.text import narrow, nearest
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
 
+# sbatch's letters for what the options of jobs say, and what other programs call an output file.
+_LETTERS = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus", "-t": "--time",
+            "-c": "--cpus-per-task", "-J": "--name", "-A": "--account", "-q": "--qos",
+            "-o": "--output"}  # fmt: skip
 Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
 
@@ -103,16 +109,36 @@ class Parser(argparse.ArgumentParser):
         prefix, _, rest = message.partition("unrecognized arguments: ")
         if rest and not prefix:
             word = rest.split()[0]
-            options = [name for action in self._actions for name in action.option_strings]
-            close = nearest(word.split("=")[0], options)
             message = f"unknown argument '{word}'"
-            hint = f"did you mean '{close}'?" if close else hint
-            if word.endswith((".yaml", ".yml")) and "--site" in options:
-                hint = f"name a site file behind its option: --site {word}"
-            elif self.get_default("takes_program") and not word.startswith("-"):
-                hint = f"put the program after two dashes: {self.prog} ... -- {word} ..."
+            hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
+        elif message.endswith("required: JOB"):
+            hint = "`hpcdl job list` lists your jobs"
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
+
+    def _options(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+    def _near(self, word: str) -> str:
+        """The option that may be meant by one that is unknown, as a hint."""
+        name, options = word.split("=")[0], self._options()
+        parts = set(name.strip("-").split("-"))
+        close = [one for one in options if one == _LETTERS.get(name[:2])]
+        close += filter(None, [nearest(name, options, cutoff=0.8)])
+        close += [one for one in options if parts < set(one.strip("-").split("-"))]
+        close += filter(None, [nearest(name, options)])
+        return f"did you mean '{close[0]}'?" if close else ""
+
+    def _place(self, word: str) -> str:
+        """Where an argument belongs that stands behind no option, as a hint."""
+        site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
+        if "--site" in self._options() and (site.is_file() or word.endswith((".yaml", ".yml"))):
+            return f"name a site file behind its option: --site {word}"
+        if self.get_default("behind"):
+            return f"write it behind its option: {self.prog} {self.get_default('behind')} {word}"
+        if self.get_default("takes_program"):
+            return f"put the program after two dashes: {self.prog} ... -- {word} ..."
+        return ""
 
 
 def build_parser(prog: str, command: Command) -> Parser:

@@ -56,6 +56,7 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     add("--compare", metavar="PARTITIONS",
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
+    parser.set_defaults(behind="--model")
 
 
 def _request(args: argparse.Namespace) -> Request:

@@ -61,6 +61,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add("--yes", action="store_true", help="do not wait for Enter before each command")
     add("--from", type=number, default=1, metavar="N", dest="first", help="begin with step N")
     add("--to", type=number, default=len(STEPS), metavar="N", dest="last", help="end with step N")
+    parser.set_defaults(behind="--from")
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

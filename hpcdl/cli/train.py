@@ -19,6 +19,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     from hpcdl.train.options import configure
 
     configure(parser)
+    parser.set_defaults(behind="--model")
 
 
 def _train(args: argparse.Namespace) -> ExitCode:

@@ -31,10 +31,11 @@ def utc_stamp() -> str:
 def nearest(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The choice most like `word`, or None where none is close (case does not count).
 
-    `cutoff` is how like, from 0 to 1: difflib's ratio.
+    `cutoff` is how like, from 0 to 1: difflib's ratio. Of three letters none may be another.
     """
     from difflib import get_close_matches
 
+    cutoff = max(cutoff, 0.7) if len(word) < 4 else cutoff
     folded = {choice.casefold(): choice for choice in choices}
     found = get_close_matches(word.casefold()[:200], folded, n=1, cutoff=cutoff)
     return folded[found[0]] if found else None

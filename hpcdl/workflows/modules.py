@@ -59,7 +59,8 @@ def module_for(
     if published:
         raise MissingPrerequisite(
             f"the site '{site.name}' has no published release for the job to load",
-            hint="`hpcdl stack build` and `hpcdl stack publish` make one; or give --no-module",
+            hint="`hpcdl stack build` and `hpcdl stack publish` make one; "
+            "a job that needs none takes --no-module",
         )
     return Module(tuple(names) or (planned_module(site, partition),))
 

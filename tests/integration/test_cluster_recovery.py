@@ -28,6 +28,8 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).resolve().parents[2]
+# A program of this process only: others may run the same tests on this machine.
+OWN = "sleep 7776.{}"
 
 SMALL = """
 schema: 1
@@ -79,8 +81,9 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mo
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 100")
     shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=setsid sleep 100 &")
-    shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=env -i sleep 7776")
-    count = "pgrep -fc '^sleep 7776$'"
+    program = OWN.format(os.getpid())
+    shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", f"--wrap=env -i {program}")
+    count = f"pgrep -fc '^{program}$'"
     wait_for(lambda: subprocess.getoutput(count) == "1")
     time.sleep(1)
     assert down(place)
@@ -287,10 +290,10 @@ def started(place: Path, job: str, restart: int) -> bool:
 def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: str) -> None:
     state = up(small_site, mode=mode, directory=place)
     # One of them has an environment of its own, that tells nothing of the job.
-    program = "--wrap=env -i sleep 7777 & sleep 7777"
-    job = ["-p", "spare", "-w", "spare-01", "--output=/dev/null", program]
-    shell(state, place)("sbatch", *job)
-    count = "pgrep -fc '^sleep 7777$'"
+    program = OWN.format(os.getpid())
+    job = ["-p", "spare", "-w", "spare-01", "--output=/dev/null"]
+    shell(state, place)("sbatch", *job, f"--wrap=env -i {program} & {program}")
+    count = f"pgrep -fc '^{program}$'"
     wait_for(lambda: subprocess.getoutput(count) == "2")
     node_actions.change(state, "spare-01", "kill")
     assert subprocess.getoutput(count) == "0"

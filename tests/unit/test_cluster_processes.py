@@ -23,7 +23,13 @@ from tests.waiting import wait_for
 
 
 def sleeper(**env: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **env})
+    return shown(subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **env}))
+
+
+def shown(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Wait: Popen returns a moment before the kernel shows arguments and environment."""
+    wait_for(Path(f"/proc/{process.pid}/environ").read_bytes)
+    return process
 
 
 @pytest.fixture
@@ -58,16 +64,14 @@ def test_a_name_of_any_bytes_hides_no_process_and_stops_no_command(
     """Any user of the machine may name a process so (PR_SET_NAME of prctl(2))."""
     program = os.fsencode(tmp_path) + b"/\xff\xfe) Z 0"
     Path(os.fsdecode(program)).symlink_to("/bin/sleep")
-    started.append(subprocess.Popen([program, "60"]))
+    started.append(shown(subprocess.Popen([program, "60"])))
     found = processes.identify(started[0].pid)
     assert found is not None
     assert not processes.is_slurm(found)
     assert processes.of_cluster(tmp_path) == []
     mine = {processes.MARK: str(tmp_path), "PATH": "/bin"}
-    started.append(subprocess.Popen([program, "60"], env=mine))
-    # Popen returns a moment before the kernel shows the environment.
-    found_there = wait_for(lambda: processes.of_cluster(tmp_path))
-    assert [one.pid for one in found_there] == [started[1].pid]
+    started.append(shown(subprocess.Popen([program, "60"], env=mine)))
+    assert [one.pid for one in processes.of_cluster(tmp_path)] == [started[1].pid]
 
 
 def test_signals_spare_who_got_the_number_later(started: list[subprocess.Popen[bytes]]) -> None:
@@ -147,8 +151,8 @@ def test_a_throttle_is_shown_by_its_node(
     for words in ([str(tmp_path), "p100-01", "4"], ["/elsewhere", "p100-02", "4"]):
         # Its command line is what counts: this one only sleeps.
         program = ["bash", "-c", "sleep 60; :", "-m", "hpcdl.cluster.cpu_throttle", *words]
-        started.append(subprocess.Popen(program, env=env, start_new_session=True))
-    started.append(subprocess.Popen(["sleep", "60"], env=env))
+        started.append(shown(subprocess.Popen(program, env=env, start_new_session=True)))
+    started.append(shown(subprocess.Popen(["sleep", "60"], env=env)))
     assert cpu_throttle.throttled(tmp_path) == {"p100-01"}
     assert status.as_data(replace(STATE, directory=tmp_path))["nodes"] == []
     node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)

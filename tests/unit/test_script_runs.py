@@ -19,6 +19,7 @@ from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped
+from tests.waiting import wait_for
 
 # srun as far as the script can tell: it takes options, runs the program, and hands signals on.
 SRUN = """#!/bin/bash
@@ -85,20 +86,14 @@ class Job:
         return sum(call == "scontrol requeue 4711" for call in self.calls)
 
 
-def wait_for(file: Path) -> None:
-    deadline = time.monotonic() + 10
-    while not file.exists():
-        assert time.monotonic() < deadline, f"{file} never came"
-        time.sleep(0.01)
-
-
-# A program that says it is up, and on a signal does what is asked of it.
+# A program that says it is up, and on a signal does what is asked of it. Without one it lasts
+# longer than any machine takes to send it.
 def program(
     up: Path, on_usr2: str = "exit 75", on_term: str = "exit 5", then: str = "exit 0"
 ) -> list[str]:
     text = (
         f"trap '{on_usr2}' USR2; trap '{on_term}' TERM; touch {up}; "
-        f"for i in {{1..100}}; do /bin/sleep 0.02; done; {then}"
+        f"for i in {{1..1000}}; do /bin/sleep 0.02; done; {then}"
     )
     return ["bash", "-c", text]
 
@@ -155,7 +150,7 @@ def test_the_walltime_signal_reaches_the_ranks_and_75_requeues(
 ) -> None:
     job = Job(tmp_path, *program(tmp_path / "up"), module=module)
     process = job.start()
-    wait_for(tmp_path / "up")
+    wait_for((tmp_path / "up").exists)
     process.send_signal(signal.SIGUSR2)
     assert process.wait(10) == 75
     assert job.requeues == 1
@@ -165,7 +160,7 @@ def test_the_walltime_signal_reaches_the_ranks_and_75_requeues(
 def test_cancelling_reaches_the_ranks_and_never_requeues(tmp_path: Path, module: Module) -> None:
     job = Job(tmp_path, *program(tmp_path / "up"), module=module)
     process = job.start()
-    wait_for(tmp_path / "up")
+    wait_for((tmp_path / "up").exists)
     process.terminate()
     assert process.wait(10) == 5
     assert job.requeues == 0
@@ -177,7 +172,7 @@ def test_after_a_signal_the_real_code_is_waited_for(tmp_path: Path, code: int) -
     slow = program(tmp_path / "up", on_usr2=f"/bin/sleep 0.1; exit {code}")
     job = Job(tmp_path, *slow)
     process = job.start()
-    wait_for(tmp_path / "up")
+    wait_for((tmp_path / "up").exists)
     process.send_signal(signal.SIGUSR2)
     assert process.wait(10) == code
 
@@ -185,9 +180,9 @@ def test_after_a_signal_the_real_code_is_waited_for(tmp_path: Path, code: int) -
 def test_both_signals_after_each_other_reach_the_ranks(tmp_path: Path) -> None:
     both = program(tmp_path / "up", on_usr2=f"touch {tmp_path}/usr2", on_term="exit 5")
     process = Job(tmp_path, *both).start()
-    wait_for(tmp_path / "up")
+    wait_for((tmp_path / "up").exists)
     process.send_signal(signal.SIGUSR2)
-    wait_for(tmp_path / "usr2")
+    wait_for((tmp_path / "usr2").exists)
     process.terminate()
     assert process.wait(10) == 5
 
@@ -197,12 +192,14 @@ def test_a_signal_before_the_ranks_begin_ends_the_job_at_once(
     tmp_path: Path, sent: str, code: int, requeues: int
 ) -> None:
     slow = tmp_path / "init"
-    slow.write_text(f"touch {tmp_path}/loading\n/bin/sleep 0.3\nmodule() {{ :; }}\n")
+    loads = f"touch {tmp_path}/loading\nuntil [ -e {tmp_path}/sent ]; do /bin/sleep 0.01; done\n"
+    slow.write_text(f"{loads}module() {{ :; }}\n")
     site = replace(SITE, paths=replace(SITE.paths, lmod_init=slow))
     job = Job(tmp_path, "true", site=site, module=Module(("tensorflow",)))
     process = job.start()
-    wait_for(tmp_path / "loading")
+    wait_for((tmp_path / "loading").exists)
     process.send_signal(getattr(signal, sent))
+    (tmp_path / "sent").touch()
     assert process.wait(10) == code
     assert job.requeues == requeues
     assert not any(call.startswith("srun") for call in job.calls)
@@ -232,7 +229,7 @@ def test_a_signal_while_data_is_staged_ends_the_staging(
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     process = job.start(SLURM_CLUSTER_NAME="embedded")
-    wait_for(tmp_path / "staging")
+    wait_for((tmp_path / "staging").exists)
     process.send_signal(getattr(signal, sent))
     assert (process.wait(30), job.requeues) == (code, requeues)
     assert not (tmp_path / "staged").exists()

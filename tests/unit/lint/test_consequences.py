@@ -330,10 +330,12 @@ def test_a_pipe_hides_the_exit_code_without_pipefail():
     assert bash("set -o pipefail; (exit 3) | cat").returncode == 3
 
 
-def after_signal(script):
+def after_signal(trap, then):
     """Seconds until bash prints the first line after USR2, and all that it prints."""
+    script = f"trap '{trap}' USR2; echo trapped; {then}"
     process = subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True)
-    time.sleep(0.3)
+    assert process.stdout.readline() == "trapped\n"
+    time.sleep(0.3)  # it has begun what comes next
     start = time.monotonic()
     process.send_signal(signal.SIGUSR2)
     first = process.stdout.readline()
@@ -342,14 +344,14 @@ def after_signal(script):
 
 
 def test_a_trap_waits_for_the_foreground_child():
-    foreground, _ = after_signal("trap 'echo caught' USR2; sleep 1.5; :")
-    background, _ = after_signal("trap 'echo caught' USR2; sleep 1.5 & wait $!; :")
+    foreground, _ = after_signal("echo caught", "sleep 1.5; :")
+    background, _ = after_signal("echo caught", "sleep 1.5 & wait $!; :")
     assert foreground > 0.7
     assert background < 0.6
 
 
 def test_a_trapped_signal_ends_the_first_wait_and_a_loop_gets_the_real_code():
-    once = "trap : USR2; (sleep 1; exit 3) & wait $!; echo $?"
-    assert after_signal(once)[1] == f"{128 + signal.SIGUSR2}\n"
-    loop = "trap : USR2; (sleep 1; exit 3) & while kill -0 $!; do wait $!; c=$?; done 2>&-; echo $c"
-    assert after_signal(loop)[1] == "3\n"
+    once = "(sleep 1; exit 3) & wait $!; echo $?"
+    assert after_signal(":", once)[1] == f"{128 + signal.SIGUSR2}\n"
+    loop = "(sleep 1; exit 3) & while kill -0 $!; do wait $!; c=$?; done 2>&-; echo $c"
+    assert after_signal(":", loop)[1] == "3\n"
