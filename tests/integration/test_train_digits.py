@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from hpcdl.results.records import RESULT
 from tests.integration.train_runs import Runs
+from tests.json_schema import validate
 
 pytestmark = pytest.mark.stack
 Pair = tuple[dict[str, Any], dict[str, Any]]
@@ -53,7 +53,7 @@ def test_results_keep_their_schema_and_the_phases_fill_the_step(
     four_and_one: Pair,
 ) -> None:
     for result in four_and_one:
-        jsonschema.validate(result, RESULT.schema)
+        validate(result, RESULT.schema)
         samples = result["samples"]
         assert len(samples["seconds"]) == result["steps"]["done"] == 220
         parts = ("input", "compute", "communication", "update", "checkpoint", "other")

@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -23,22 +24,36 @@ def layer_of(module: str) -> str:
     return module.split(".")[1] if module.count(".") and module != "hpcdl.__main__" else ""
 
 
-def imported(path: Path, modules: set[str]) -> set[str]:
-    """Our modules that a file imports, inside functions and for type checkers too."""
+def imported(module: str) -> set[str]:
+    """Our modules that one imports, inside functions and for type checkers too."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(trees()[module]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}:{node.lineno}: imports name the whole path"
+            assert not node.level, f"{module}:{node.lineno}: imports name the whole path"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names & modules or {node.module or ""}
-    return found & modules
+            found |= names & MODULES.keys() or {node.module or ""}
+    return found & MODULES.keys()
 
 
 MODULES = {module_of(path): path for path in FILES}
-GRAPH = {name: imported(path, set(MODULES)) for name, path in MODULES.items()}
-EDGES = {(one, other) for one, others in GRAPH.items() for other in others}
+
+
+# Seconds, so for who runs these tests only: every worker of pytest imports this file.
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    return {name: imported(name) for name in MODULES}
+
+
+@cache
+def edges() -> set[tuple[str, str]]:
+    return {(one, other) for one, others in graph().items() for other in others}
 
 
 def allowed() -> dict[str, set[str]]:
@@ -56,7 +71,7 @@ def allowed() -> dict[str, set[str]]:
 
 def test_imports_go_down() -> None:
     layers = allowed()
-    between = {(layer_of(one), layer_of(other), one) for one, other in EDGES}
+    between = {(layer_of(one), layer_of(other), one) for one, other in edges()}
     wrong = [
         f"{one} imports {there}"
         for here, there, one in sorted(between)
@@ -68,7 +83,7 @@ def test_imports_go_down() -> None:
 def test_nobody_imports_the_training_program_but_the_command_line_its_options() -> None:
     beside = ("train", "measure")
     into = {
-        edge for edge in EDGES if layer_of(edge[1]) in beside and layer_of(edge[0]) not in beside
+        edge for edge in edges() if layer_of(edge[1]) in beside and layer_of(edge[0]) not in beside
     }
     assert into == {
         ("hpcdl.cli.train", "hpcdl.train.options"),
@@ -91,16 +106,13 @@ def imports_tensorflow(nodes: Iterable[ast.AST]) -> bool:
     return any(name.split(".")[0] in ("tensorflow", "keras") for name in names)
 
 
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
-
-
 def test_what_the_login_node_imports_never_imports_tensorflow() -> None:
     """`hpcdl --help`, `job render` and `job lint` start quickly, and where it is not installed."""
     beside = ("train", "measure", "examples")
-    reached = reached_from({name for name in MODULES if layer_of(name) not in beside}, GRAPH)
+    reached = reached_from({name for name in MODULES if layer_of(name) not in beside}, graph())
     assert "hpcdl.train.options" in reached
     reached.remove("hpcdl.stack.probe")  # runs in a release, by its path
-    assert not [name for name in reached if imports_tensorflow(list(ast.walk(TREES[name])))]
+    assert not [name for name in reached if imports_tensorflow(list(ast.walk(trees()[name])))]
 
 
 def test_nothing_imports_tensorflow_before_the_process_is_prepared_for_it() -> None:
@@ -108,24 +120,24 @@ def test_nothing_imports_tensorflow_before_the_process_is_prepared_for_it() -> N
     top = {name: {one.module or "" for one in tree.body if isinstance(one, ast.ImportFrom)}
            | {f"{one.module}.{alias.name}" for one in tree.body
               if isinstance(one, ast.ImportFrom) for alias in one.names}
-           for name, tree in TREES.items()}  # fmt: skip
-    graph = {name: found & set(MODULES) for name, found in top.items()}
+           for name, tree in trees().items()}  # fmt: skip
+    above = {name: found & set(MODULES) for name, found in top.items()}
     starts = {name for name in MODULES if name.startswith("hpcdl.measure.")}
-    reached = reached_from({"hpcdl.train.__main__", "hpcdl.train.data.__main__", *starts}, graph)
+    reached = reached_from({"hpcdl.train.__main__", "hpcdl.train.data.__main__", *starts}, above)
     assert {"hpcdl.train.program", "hpcdl.train.parameter_server"} <= reached
-    assert not [name for name in reached if imports_tensorflow(TREES[name].body)]
-    assert len([name for name in MODULES if imports_tensorflow(TREES[name].body)]) > 20
+    assert not [name for name in reached if imports_tensorflow(trees()[name].body)]
+    assert len([name for name in MODULES if imports_tensorflow(trees()[name].body)]) > 20
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(graph()).prepare()
     except CycleError as fault:
         pytest.fail(" <- ".join(fault.args[1]))
 
 
 def test_nobody_imports_an_entry_point() -> None:
-    assert not [edge for edge in EDGES if edge[1].endswith(".__main__")]
+    assert not [edge for edge in edges() if edge[1].endswith(".__main__")]
 
 
 def test_every_layer_has_its_place() -> None:
@@ -143,7 +155,7 @@ def test_names_of_modules_are_unique_within_a_layer() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_module_says_its_design(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), "a module starts with its docstring"
+    assert ast.get_docstring(trees()[module_of(path)]), "a module starts with its docstring"
 
 
 def test_no_template_compares_versions() -> None:

@@ -31,7 +31,7 @@ SCONTROL = """#!/bin/bash
 echo "scontrol $*" >>"$STANDIN/calls"
 exit "${SCONTROL_CODE:-0}"
 """
-SLEEP = '#!/bin/bash\n(( ${1%.*} >= 10 )) || exec /bin/sleep "$@"\n'
+SLEEP = '#!/bin/bash\n(( ${1%.*} >= 5 )) || exec /bin/sleep "$@"\n'
 SITE = shipped("embedded")
 SOURCED = Module((), functions=folder("templates") / "sbatch" / FILE)
 
