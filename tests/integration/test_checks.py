@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,8 +44,21 @@ RUN = (
     "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import run_checks;"
     "from hpcdl.regress.check_request import CheckRequest;"
     "run_checks(load_site(Path(sys.argv[1])), Module(()),"
-    " CheckRequest(partitions=('p100',), names=(sys.argv[3],), paths=(Path(sys.argv[2]),)))"
+    " CheckRequest(partitions=(sys.argv[4],), names=(sys.argv[3],), paths=(Path(sys.argv[2]),)))"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def overdue(
+    cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[subprocess.Popen[bytes], Site]]:
+    """A run whose job outlasts its limit: a minute, in which the other tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        there = own_site(cluster_env, tmp_path_factory.mktemp("overdue"), patch)
+        process = start(there, "until_cancelled", partition="v100")
+    yield process, there
+    process.terminate()
+    process.wait()
 
 
 @pytest.fixture
@@ -278,6 +292,8 @@ def test_a_job_that_shows_no_sign_of_life_is_given_up(site: Site) -> None:
 def test_a_job_that_gets_no_nodes_is_given_up(site: Site, slurm: Shell) -> None:
     taken = slurm("sbatch", "--parsable", "-p", "p100", "-N2", "--exclusive", "-o", "/dev/null",
                   "--wrap", "sleep 300").stdout.strip()  # fmt: skip
+    state = ("squeue", "-h", "-j", taken, "-o", "%T")
+    wait_for(lambda: slurm(*state).stdout == "RUNNING\n")  # before the check's job is queued
     try:
         outcome = run(site, "checks_that_wait.py", names=("impatient",))
     finally:
@@ -321,7 +337,7 @@ def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(
     assert sweep(site) == []
 
 
-def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., object]) -> None:
+def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Shell) -> None:
     process = start(site, "until_cancelled")
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     (job,) = active_jobs(site)
@@ -331,8 +347,7 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., 
     slurm(hpcdl, "cluster", "node", "kill", record.nodes)
     try:
         assert process.wait(120) == 0
-        run = json.loads(next(runs_directory(site).glob("*/verdicts.json")).read_text())
-        (lost,) = run["verdicts"]
+        (lost,) = verdicts(site)
         assert lost["status"] == "ERROR"
         assert "node lost" in lost["reason"]
         assert record.nodes in lost["reason"], "it is named"
@@ -340,7 +355,8 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Callable[..., 
     finally:
         slurm(hpcdl, "cluster", "node", "up", record.nodes)
         wait_for(lambda: not active_jobs(site))
-        wait_for(lambda: all(node.state.startswith("IDLE") for node in client.nodes()), 60)
+        idle = ["sinfo", "-h", "-n", record.nodes, "-o", "%t"]
+        wait_for(lambda: slurm(*idle).stdout == "idle\n")
 
 
 @pytest.mark.long
@@ -363,10 +379,14 @@ def test_a_check_for_a_drained_node_answers_within_a_minute(
     assert seconds < 60 + SLOW_START, f"it took {seconds:.0f} s"
 
 
-def test_a_time_out_after_the_result_was_written_is_an_error(site: Site) -> None:
-    outcome = run(site, "checks_that_wait.py", names=("until_cancelled",))
-    assert outcome.verdicts[0].status is Status.ERROR
-    assert "time-out: the job ended as TIMEOUT" in outcome.verdicts[0].reason
+def test_a_time_out_after_the_result_was_written_is_an_error(
+    overdue: tuple[subprocess.Popen[bytes], Site],
+) -> None:
+    process, there = overdue
+    assert process.wait(240) == 0
+    (verdict,) = verdicts(there)
+    assert verdict["status"] == "ERROR"
+    assert "time-out: the job ended as TIMEOUT" in verdict["reason"]
 
 
 @pytest.mark.long
@@ -396,7 +416,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
         str(site.source),
         str(STANDINS / "checks_that_look_well.py"),
     ]
-    both = [subprocess.Popen([*words, "honest"]) for _ in range(2)]
+    both = [subprocess.Popen([*words, "honest", "p100"]) for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
     verdicts = [path.read_text() for path in runs_directory(site).glob("*/verdicts.json")]
     assert len(verdicts) == 2
@@ -437,9 +457,16 @@ SLOW_START = 30
 CASE = "mlp-2x2-digits-fp32"
 
 
-def start(site: Site, name: str) -> subprocess.Popen[bytes]:
-    file = STANDINS / "checks_that_wait.py"
-    return subprocess.Popen([sys.executable, "-c", RUN, str(site.source), str(file), name])
+def start(site: Site, name: str, partition: str = "p100") -> subprocess.Popen[bytes]:
+    file = str(STANDINS / "checks_that_wait.py")
+    return subprocess.Popen([sys.executable, "-c", RUN, str(site.source), file, name, partition])
+
+
+def verdicts(site: Site) -> list[dict[str, Any]]:
+    """Those of the one run that a process of its own has made."""
+    (file,) = runs_directory(site).glob("*/verdicts.json")
+    found: list[dict[str, Any]] = json.loads(file.read_text())["verdicts"]
+    return found
 
 
 def active_jobs(site: Site) -> list[int]:

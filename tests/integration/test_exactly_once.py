@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -195,17 +196,24 @@ def command(folder: Path, name: str, body: str) -> Path:
 
 
 @pytest.mark.parametrize("how", AFTER)
-@pytest.mark.parametrize("what", [job, sweep])
 def test_a_job_whose_number_does_not_arrive_is_found_at_once(
-    once: Once, tmp_path: Path, how: str, what: Callable[[str], list[str]]
+    slurm: Shell, embedded_site: Site, tmp_path: Path, how: str
 ) -> None:
-    name = f"a{time.time_ns()}"
-    once(*what(name), path=command(tmp_path / "bin", "sbatch", AFTER[how]))
-    found = once.jobs(name)
-    assert len(found) == (1 if what is job else 2)
-    if what is job:
-        assert once.listed() == found
-    assert once.left() == []
+    """One and an array, side by side: sbatch has half a minute to answer."""
+    path = command(tmp_path / "bin", "sbatch", AFTER[how])
+
+    def submitted(what: Callable[[str], list[str]]) -> int:
+        name, folder = f"{what.__name__}{time.time_ns()}", tmp_path / what.__name__
+        folder.mkdir()
+        once = Once(slurm, embedded_site, folder)
+        once(*what(name), path=path)
+        found = once.jobs(name)
+        assert what is sweep or once.listed() == found
+        assert once.left() == []
+        return len(found)
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(submitted, (job, sweep))) == [1, 2]
 
 
 MUTE = 'echo "{real}: error: Socket timed out on send/recv operation" >&2; exit 1'

@@ -107,32 +107,37 @@ trap 'sleep $((1 + 19 * SLURM_PROCID % 38)); echo "rank $SLURM_PROCID wrote"; ex
 """
 
 
+# Rank 0 writes for all and leaves; its peers wait for it for ever. Minutes: 3, grace: 22 s.
+NEVER = SLOW.replace("trap '", 'trap \'[ "$SLURM_PROCID" = 0 ] || while :; do sleep 9; done; ')
+
+
+@pytest.fixture(scope="module")
+def told(cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Two jobs that were told to leave, side by side: their numbers by their programs."""
+    place = tmp_path_factory.mktemp("told")
+    slurm, jobs = Shell(cluster_env, place), {}
+    for program, minutes in {SLOW: "60", NEVER: "3"}.items():
+        submit = (*SUBMIT, *TWO_NODES, "--time", minutes, "--job-dir", place / minutes)
+        jobs[program] = json.loads(slurm(*submit, "--", "sh", "-c", program).stdout)["job_id"]
+    wait_for(lambda: len(list(place.glob("*/ready-*"))) == 8)
+    slurm("scancel", "--batch", "--signal=USR2", *map(str, jobs.values()))
+    return jobs
+
+
 def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(
-    slurm: Shell, tmp_path: Path
+    slurm: Shell, told: dict[str, int]
 ) -> None:
     """Four ranks of two nodes, which need 1 s and 20 s."""
-    job = json.loads(slurm(*SUBMIT, *TWO_NODES, "--job-dir", tmp_path / "job", "--",
-                           "sh", "-c", SLOW).stdout)["job_id"]  # fmt: skip
-    wait_for(lambda: len(list((tmp_path / "job").glob("ready-*"))) == 4)
-    slurm("scancel", "--batch", "--signal=USR2", str(job))
-    ended = ends(slurm, job)
+    ended = ends(slurm, told[SLOW])
     assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("COMPLETED", 0, 1)
     assert sorted(re.findall(r"rank (\d) wrote", str(ended["text"]))) == ["0", "1", "2", "3"]
     assert "nobody asked" not in str(ended["text"])
 
 
 def test_a_rank_that_never_leaves_keeps_the_others_from_nothing(
-    slurm: Shell, tmp_path: Path
+    slurm: Shell, told: dict[str, int]
 ) -> None:
-    """Rank 0 writes for all and leaves; its peers wait for it for ever. Minutes: 3, grace: 22 s."""
-    program = SLOW.replace(
-        "trap '", 'trap \'[ "$SLURM_PROCID" = 0 ] || while :; do sleep 9; done; '
-    )
-    job = json.loads(slurm(*SUBMIT, *TWO_NODES, "--time", "3", "--job-dir", tmp_path / "job", "--",
-                           "sh", "-c", program).stdout)["job_id"]  # fmt: skip
-    wait_for(lambda: len(list((tmp_path / "job").glob("ready-*"))) == 4)
-    slurm("scancel", "--batch", "--signal=USR2", str(job))
-    ended = ends(slurm, job)
+    ended = ends(slurm, told[NEVER])
     assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), ended["text"]
 
 
