@@ -57,36 +57,50 @@ _EFFECTS: tuple[tuple[Callable[[Trait], tuple[str, ...]], float], ...] = (
 )
 
 
+class _Effect:
+    """One effect while it is told from rows: a value per key, which counts by `by` in each row."""
+
+    def __init__(self, keys: Sequence[tuple[str, ...]], by: Sequence[float], ridge: float) -> None:
+        self._numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        self._rows = [(self._numbers[key], x) for key, x in zip(keys, by, strict=True)]
+        self._values = [0.0] * len(self._numbers)
+        counts = self._values[:]
+        for key, x in self._rows:
+            counts[key] += x * x
+        self._weights = [count + ridge for count in counts]
+
+    def improved(self, rest: Sequence[float]) -> list[float]:
+        """Tell the values anew; from what no effect explains to what none explains then."""
+        old, sums = self._values, [0.0] * len(self._values)
+        for (key, x), value in zip(self._rows, rest, strict=True):
+            sums[key] += x * (value + x * old[key])
+        self._values = [total / weight for total, weight in zip(sums, self._weights, strict=True)]
+        less = [before - now for before, now in zip(old, self._values, strict=True)]
+        return [value + x * less[key] for (key, x), value in zip(self._rows, rest, strict=True)]
+
+    def found(self) -> dict[tuple[str, ...], float]:
+        """The values by key."""
+        return dict(zip(self._numbers, self._values, strict=True))
+
+
 class Effects:
     """The effects that rows tell of."""
 
     def __init__(self, rows: Sequence[Trait]) -> None:
-        keys = [[key(row) for row in rows] for key, _ in _EFFECTS]
         self._middle = sum(row.reached for row in rows) / max(1, len(rows))
         self._usual = sum(row.intensity for row in rows) / max(1, len(rows))
-        self._found: list[dict[tuple[str, ...], float]] = [{} for _ in _EFFECTS]
+        effects = [
+            _Effect([key(row) for row in rows], [self._by(index, row) for row in rows], ridge)
+            for index, (key, ridge) in enumerate(_EFFECTS)
+        ]
         rest = [row.reached - self._middle for row in rows]
         for _ in range(_ROUNDS):
-            for index, (_, ridge) in enumerate(_EFFECTS):
-                by = [self._by(index, row) for row in rows]
-                self._improve(index, keys[index], by, rest, ridge)
+            for effect in effects:
+                rest = effect.improved(rest)
+        self._found = [effect.found() for effect in effects]
 
     def _by(self, index: int, row: Trait) -> float:
         return row.intensity - self._usual if index == len(_EFFECTS) - 1 else 1.0
-
-    def _improve(
-        self, index: int, keys: Sequence[tuple[str, ...]], by: Sequence[float],
-        rest: list[float], ridge: float,
-    ) -> None:  # fmt: skip
-        """One effect anew, all others as they are; `rest` is what no effect explains."""
-        old, sums, counts = self._found[index], {}, {}  # type: ignore[var-annotated]
-        for key, x, value in zip(keys, by, rest, strict=True):
-            sums[key] = sums.get(key, 0.0) + x * (value + x * old.get(key, 0.0))
-            counts[key] = counts.get(key, 0.0) + x * x
-        new = {key: total / (counts[key] + ridge) for key, total in sums.items()}
-        for row, key in enumerate(keys):
-            rest[row] += by[row] * (old.get(key, 0.0) - new[key])
-        self._found[index] = new
 
     def expected(self, trait: Trait) -> float:
         """The log of the part of the roofline that is reached."""
