@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -20,6 +22,8 @@ from hpcdl.system.resources import cache
 from tests.small_release import small_site
 
 _KEPT = 3
+_YOUNG = 3 * 3600.0
+"""Seconds that a release is kept in any case: longer than a run of all tests."""
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +52,15 @@ def release(stack_site: Site) -> Iterator[Release]:
 
 
 def _forget_old(site: Site, newest: Release) -> None:
-    """Keep the few newest releases: sources change often, and each takes room."""
+    """Keep the few newest releases: sources change often, and each takes room.
+
+    A young one may be that of another checkout, whose tests run now.
+    """
     from hpcdl.stack.publish import overview
 
     for row in overview(site)[:-_KEPT]:
-        if row["id"] != newest.id and not row["current"]:
-            # Another worker may be at the same one.
-            shutil.rmtree(site.paths.prefix / "releases" / row["id"], ignore_errors=True)
+        folder = site.paths.prefix / "releases" / row["id"]
+        with suppress(FileNotFoundError):  # another worker may be at the same one
+            old = time.time() - folder.stat().st_mtime > _YOUNG
+            if old and row["id"] != newest.id and not row["current"]:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ from hpcdl.cluster.lifecycle import prepare
 from hpcdl.cluster.model import NAMESPACES
 from hpcdl.site import Site
 from tests.integration.conftest import Shell
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
@@ -110,10 +111,10 @@ def test_what_no_node_has_is_refused_at_once(slurm: Shell) -> None:
 
 def test_two_jobs_share_a_node(slurm: Shell) -> None:
     for _ in range(2):
-        slurm("sbatch", "-p", "k80", "--gres=gpu:k80:2", "--output=/dev/null", "--wrap=sleep 20")
+        slurm("sbatch", "-p", "k80", "--gres=gpu:k80:2", "--output=/dev/null", "--wrap=sleep 200")
     try:
-        slurm("timeout", "10", "bash", "-c",
-              "until [ $(squeue -h -p k80 -t R | wc -l) = 2 ]; do sleep 0.2; done")  # fmt: skip
+        running = ("squeue", "-h", "-p", "k80", "-t", "R")
+        wait_for(lambda: len(slurm(*running).stdout.splitlines()) == 2)
     finally:
         slurm("scancel", "--partition=k80")
 

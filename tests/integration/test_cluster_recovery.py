@@ -156,8 +156,10 @@ def test_up_restarts_what_was_killed(small_site: Site, place: Path, victims: lis
         "--wrap=sleep 60",
     ).stdout.strip()  # fmt: skip
     wait_for(lambda: ask("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n")
-    if "slurmctld" in victims:
-        time.sleep(6)  # slurmctld saves its jobs every 5 s
+    if "slurmctld" in victims:  # it saves its jobs every 5 s, where something has changed
+        begun = time.time()
+        ask("scontrol", "update", f"jobid={job}", "comment=saved")
+        wait_for(lambda: (place / "state/job_state").stat().st_mtime > begun)
     for victim in victims:
         kill(state.processes[victim])
     again = up(small_site, directory=place)

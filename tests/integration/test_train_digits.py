@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from hpcdl.results.records import RESULT
 from tests.integration.train_runs import Runs
-from tests.json_schema import validate
 
 pytestmark = pytest.mark.stack
 Pair = tuple[dict[str, Any], dict[str, Any]]
@@ -53,7 +53,7 @@ def test_results_keep_their_schema_and_the_phases_fill_the_step(
     four_and_one: Pair,
 ) -> None:
     for result in four_and_one:
-        validate(result, RESULT.schema)
+        jsonschema.validate(result, RESULT.schema)
         samples = result["samples"]
         assert len(samples["seconds"]) == result["steps"]["done"] == 220
         parts = ("input", "compute", "communication", "update", "checkpoint", "other")
@@ -63,9 +63,9 @@ def test_results_keep_their_schema_and_the_phases_fill_the_step(
 
 
 def test_a_delay_shows_in_the_throughput(runs: Runs, digits: Path) -> None:
-    words = ("--data", str(digits), "--steps=30", "--global-batch=64")
-    slow = runs.train(*words, "--delay-ms=20", job="slow")
-    assert 64 / 0.03 < slow.result["summary"]["images_per_second"] < 64 / 0.02
+    words = ("--data", str(digits), "--steps=20", "--global-batch=64")
+    slow = runs.train(*words, "--delay-ms=200", job="slow")
+    assert 64 / 0.25 < slow.result["summary"]["images_per_second"] < 64 / 0.2
 
 
 def test_a_missed_target_is_exit_code_1(runs: Runs, digits: Path) -> None:

@@ -5,9 +5,9 @@ import re
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given
@@ -21,7 +21,6 @@ from hpcdl.site.schema import site_schema
 from hpcdl.system.document import InvalidDocument, parse_document
 from hpcdl.system.resources import folder
 from hpcdl.system.schema import check
-from tests.json_schema import check_schema
 
 SITE = site_schema()
 EXAMPLES = sorted((folder("templates") / "sites").glob("*.yaml"))
@@ -31,17 +30,10 @@ def ecma_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> An
     """JSON Schema's patterns are ECMAScript's: `$` is the end, `\\d` is 0 to 9."""
     text = instance if validator.is_type(instance, "string") else None
     if text is not None and not re.search(pattern.replace("$", r"\Z"), text, re.ASCII):
-        from jsonschema import ValidationError
-
-        yield ValidationError(f"{text!r} does not match {pattern!r}")
+        yield jsonschema.ValidationError(f"{text!r} does not match {pattern!r}")
 
 
-@cache
-def reference() -> Any:
-    """The validator of jsonschema that is compared with ours."""
-    from jsonschema import Draft202012Validator, validators
-
-    return validators.extend(Draft202012Validator, {"pattern": ecma_pattern})
+Reference = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": ecma_pattern})
 
 
 def faults_of(value: Any, schema: dict[str, Any] = SITE) -> list[str]:
@@ -57,12 +49,12 @@ def plain(path: Any) -> Any:
 
 
 def test_the_schema_itself_is_valid_json_schema() -> None:
-    check_schema(SITE)
+    jsonschema.Draft202012Validator.check_schema(SITE)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_both_take_the_shipped_examples(path: Any) -> None:
-    assert reference()(SITE).is_valid(plain(path))
+    assert Reference(SITE).is_valid(plain(path))
     assert faults_of(plain(path)) == []
 
 
@@ -118,7 +110,7 @@ def mutated(draw: st.DrawFn) -> Any:
 def test_the_verdict_is_that_of_jsonschema_on_mutated_documents(value: Any) -> None:
     if value == {}:
         return
-    theirs = list(reference()(SITE).iter_errors(value))
+    theirs = list(Reference(SITE).iter_errors(value))
     ours = faults_of(value)
     # A whole number may be written with a fraction of zero in JSON; in our files it may not.
     if any(isinstance(node, float) and node == int(node) for node in numbers(value)):
@@ -136,13 +128,13 @@ def numbers(value: Any) -> list[Any]:
     return [value]
 
 
-def reads_as_text(error: Any) -> bool:
+def reads_as_text(error: jsonschema.ValidationError) -> bool:
     """A plain scalar where the schema wants text: text it is, if its own form is right."""
     if error.validator != "type" or error.validator_value != "string":
         return False
     if isinstance(error.instance, (dict, list)):
         return False
-    return reference()(error.schema).is_valid(json.dumps(error.instance))
+    return Reference(error.schema).is_valid(json.dumps(error.instance))
 
 
 # --- words ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
@@ -32,7 +33,6 @@ from hpcdl.workflows.study.model import Panel, matches
 from hpcdl.workflows.study.show import show_data, show_text
 from hpcdl.workflows.study.study_plan import Plan, data_folder, make_plan
 from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
-from tests.json_schema import validate
 from tests.unit.conftest import shipped as shipped_site
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -145,7 +145,7 @@ def findings_of(plan: Plan) -> Findings:
 def test_the_shipped_studies_are_valid_also_by_jsonschema(name: str) -> None:
     study = load_study(name)
     assert study.name == name
-    validate(yaml.safe_load(study.path.read_text()), study_schema())
+    jsonschema.validate(yaml.safe_load(study.path.read_text()), study_schema())
 
 
 def test_the_five_studies_are_there_one_of_them_in_two_parts() -> None:
