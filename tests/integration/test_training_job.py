@@ -93,7 +93,8 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
 
     The node is back before Slurm missed it.
     """
-    train = [*options(digits, 400), "--checkpoint-every", "200"]
+    # Long enough for the node to be lost in it on a fast machine too, by waiting.
+    train = [*options(digits, 150), "--checkpoint-every", "200", "--delay-ms", "5"]
     answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=train)
     folder = Path(answer["directory"])
     progress = folder / "progress.json"
