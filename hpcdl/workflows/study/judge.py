@@ -193,21 +193,22 @@ def _faster(evidence: Evidence) -> Answer:
 
 
 def _one_rank_per_gpu(evidence: Evidence) -> Answer:
-    """As many ranks as GPUs asked for, spread evenly, each with one.
+    """As many ranks as GPUs asked for, spread evenly, each with one; `single` takes all in one.
 
     That no two ranks have the same one is what the preflight of every job sees to (exit code 22).
     """
     opens = {1} if evidence.findings.plan.scale.execution.real_gpus else {0, 1}
+    measured = [one for one in evidence.measured if one.cell.point.spec.launcher != "single"]
     wrong = [
         one.cell.label
-        for one in evidence.measured
+        for one in measured
         if one.ranks != one.cell.gpus
         or len(set(one.result["layout"]["ranks_per_node"])) != 1
         or int(one.result["layout"]["gpu_per_rank"]) not in opens
     ]
-    opened = max(int(one.result["layout"]["gpu_per_rank"]) for one in evidence.measured)
+    opened = max((int(one.result["layout"]["gpu_per_rank"]) for one in measured), default=0)
     note = "no rank opened more than one GPU" if opened else "ranks saw no GPU of the driver's"
-    text = f"{len(evidence.measured) - len(wrong)} of {len(evidence.measured)} jobs; {note}"
+    text = f"{len(measured) - len(wrong)} of {len(measured)} jobs; {note}"
     return not wrong, text + (f"; not so: {', '.join(wrong)}" if wrong else "")
 
 
