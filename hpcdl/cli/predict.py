@@ -11,10 +11,13 @@ from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
+    from hpcdl.predict.memory import Plan
     from hpcdl.predict.request import Request
     from hpcdl.site import Partition, Site
 
 _PERCENT = 100.0
+_FLOW = 4
+"""Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
 
 
@@ -55,6 +58,18 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     add("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
     add("--compare", metavar="PARTITIONS",
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
+    add("--tensor", type=int, metavar="N", help="tensor parallelism: GPUs that share every block")
+    add("--pipeline-stages", dest="stages", type=int, metavar="N",
+        help="pipeline parallelism: stages that hold some blocks each")  # fmt: skip
+    add("--interleave", type=int, metavar="N", help="virtual stages of a pipeline per GPU (1)")
+    add("--micro-batches", type=int, metavar="N",
+        help="micro-batches of a step, each of --batch (4 per stage, else 1)")  # fmt: skip
+    add("--sequence-parallel", dest="sequence", action="store_true", default=None,
+        help="share layer norms and dropout, too")  # fmt: skip
+    add("--zero", type=int, metavar="STAGE", help="ZeRO: 1, 2, or 3 as FSDP (0)")
+    add("--checkpointing", help="recompute none (default), selective (attention) or full blocks")
+    add("--plain-attention", dest="fused", action="store_const", const=False,
+        help="attention that keeps its scores (default: fused, FlashAttention)")  # fmt: skip
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
     parser.set_defaults(behind="--model")
 
@@ -75,9 +90,22 @@ def _request(args: argparse.Namespace) -> Request:
         "partition": one_group(place, args.gpu_model), "loss": args.loss / _PERCENT,
         "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
         "exchanges": tuple(path for path, value in files if is_exchange(value)),
+        "plan": _plan(args),
     }  # fmt: skip
     names = {one.name for one in fields(Request)}
     return Request(**{**{key: vars(args)[key] for key in names & vars(args).keys()}, **told})
+
+
+def _plan(args: argparse.Namespace) -> Plan | None:
+    """How a transformer is split; None where no option of it is given."""
+    from dataclasses import fields
+
+    from hpcdl.predict.memory import Plan
+
+    given = {one.name: vars(args)[one.name] for one in fields(Plan)}
+    given = {name: value for name, value in given.items() if value is not None}
+    flow = {"micro_batches": _FLOW * args.stages if (args.stages or 1) > 1 else 1}
+    return Plan(**{**flow, **given}) if given else None
 
 
 def _partition(asked: str | None, results: list[dict[str, Any]], site: Site) -> Partition:

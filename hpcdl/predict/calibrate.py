@@ -15,11 +15,12 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.predict.hardware import CPU, Machine, gpu_of
 from hpcdl.predict.measured import ONE_RUN
+from hpcdl.predict.memory import Plan
 from hpcdl.predict.network import network
 from hpcdl.predict.records import Record
 from hpcdl.predict.results import LONGEST_STEP, Result, alike
 from hpcdl.predict.single import roof, seconds
-from hpcdl.predict.step import Training
+from hpcdl.predict.step import Training, work_of
 from hpcdl.system.errors import BadInput
 
 
@@ -60,6 +61,21 @@ def from_images_per_second(rate: float, training: Training) -> Calibration:
     return Calibration(
         step, training.batch, training.precision, f"{rate:g} images/s as given", "doubtful"
     )
+
+
+def from_plan(machine: Machine, training: Training) -> Calibration:
+    """One GPU's micro-batch of a transformer, where it is split: by the part of the peak reached.
+
+    Raises:
+        BadInput: a figure of the GPU is not known.
+    """
+    _refuse_unknown(machine, training)
+    work = work_of(machine, training)
+    return Calibration(
+        work.alone(training.plan or Plan()), training.batch, training.precision,
+        f"matrices at {work.efficiency:.0%} of the GPU's peak, as in published transformers",
+        "doubtful", **facts.load("parallel")["constants"]["likely"],
+    )  # fmt: skip
 
 
 def from_records(machine: Machine, training: Training, records: tuple[Record, ...]) -> Calibration:

@@ -17,6 +17,7 @@ from hpcdl.predict.feed import ENDLESS
 from hpcdl.predict.hardware import CPU, GIGA, Machine
 from hpcdl.predict.learn import factors, kind_of
 from hpcdl.predict.measured import Measured, nearest, stretched
+from hpcdl.predict.memory import planned_bytes
 from hpcdl.predict.network import FLOAT_BYTES, kept_bytes
 from hpcdl.predict.step import (
     Constants,
@@ -101,6 +102,10 @@ class Forecast:
         """What an epoch costs, where a GPU-hour has a price."""
         return None if self.price is None else point.gpu_hours * self.price
 
+    def operations(self, point: Point) -> float:
+        """Operations per second and GPU, of both passes, without what is computed again."""
+        return 6 * self.training.net.macs * point.images_per_second / point.gpus
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know before believing any of it."""
@@ -109,12 +114,16 @@ class Forecast:
         if base.batch != batch:
             same = "the same images/s are assumed"
             said.append(f"it was measured at batch {base.batch}; {same} at {batch}")
-        needs = memory_bytes(self.training, min((p.gpus for p in self.points), default=1))
+        gpus = min((point.gpus for point in self.points), default=1)
+        needs = memory_bytes(self.training, gpus)
         # A run that had such a batch knows better than an estimate; ranks on CPUs share memory.
         proven = base.proof == "run" and base.batch >= batch
         if needs > self.machine.memory and not proven and gpu != CPU:
+            one, two = (memory_bytes(replace(self.training, batch=n), gpus) for n in (1, 2))
+            fits = math.floor((self.machine.memory - one) / (two - one)) + 1
             said.append(f"batch {batch} is not likely to fit: it needs about {needs / GIGA:,.0f} "
-                        f"GB, and the {gpu} has {self.machine.memory / GIGA:g} GB")  # fmt: skip
+                        f"GB, and the {gpu} has {self.machine.memory / GIGA:g} GB"
+                        f"{f', enough for {fits}' if fits > 0 else ''}")  # fmt: skip
         if lacking := self.machine.lacks(self.training.precision):
             said.append(f"{' and '.join(lacking)} of the {gpu} are not known: the shares of the "
                         "layers are a kindred GPU's")  # fmt: skip
@@ -127,6 +136,9 @@ def memory_bytes(training: Training, gpus: int) -> float:
     Weights, gradients and momenta are float32; transformers have Adam's second moment, too. FSDP
     shards the state over `gpus`.
     """
+    if training.plan:
+        element = training.activation_bytes
+        return planned_bytes(training.net, training.plan, training.batch, gpus, element)
     state = training.net.parameters * FLOAT_BYTES * (3 if training.net.channels else 4)
     shards = gpus if training.form == "fsdp" else 1
     return state / shards + kept_bytes(training.net, training.batch, training.activation_bytes)
@@ -145,7 +157,7 @@ def forecast(
     """
     known = known or constants()
     one = profile(machine, training, calibration.seconds, known)
-    alone = predict_step(machine, training, one, 1, 1, known)
+    alone = predict_step(machine, replace(training, plan=None), one, 1, 1, known)
     points = []
     for gpus in counts:
         nodes = max(1, gpus // machine.per_node) if gpus > machine.per_node else 1
@@ -158,9 +170,11 @@ def forecast(
                 step = replace(step, compute=min(step.compute, ran.middle))
                 lost = ran.loss(step.compute)
             step = lengthened(step, lost)
-        rate = gpus * training.images / step.seconds
+        rate = training.images_of(gpus) / step.seconds
         low, high = _bounds(step, training, calibration, ran)
-        gain, beyond = alone.seconds / step.seconds, 0 < machine.nodes < nodes
+        # One GPU does not hold what is split: there, it is the part of computing in a step.
+        gain = (step.compute if training.plan else alone.seconds) / step.seconds
+        beyond = 0 < machine.nodes < nodes
         points.append(
             Point(step, rate, rate * low, rate * high, gpus * gain, gain, images / rate, beyond)
         )
@@ -180,7 +194,7 @@ def _bounds(
 
     Beside runs of several GPUs, only what the count adds to or takes from their loss is unsure.
     """
-    if step.gpus == 1:
+    if step.gpus == 1 or (training.plan and base.proof != "run"):
         return base.low, base.high
     kind = kind_of(step.nodes, real=training.feed is not ENDLESS)
     if ran is None:

@@ -39,10 +39,28 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Transformer:
+    """The widths of a transformer, see facts/transformers.yaml; `keys` is 0 where as wide."""
+
+    hidden: int
+    inner: int
+    blocks: int
+    heads: int
+    vocabulary: int
+    gated: bool = False
+    keys: int = 0
+    untied: bool = False
+
+
+_NO_TRANSFORMER = Transformer(0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
 class Network:
     """A network: its input (height, width, channels) and layers in forward order.
 
-    The input of a transformer is a sequence: `height` tokens, no channel.
+    The input of a transformer is a sequence: `height` tokens, no channel. Its layers are the
+    embedding, attention and feed-forward part of every block, and the output.
     """
 
     name: str
@@ -50,6 +68,7 @@ class Network:
     width: int
     channels: int
     layers: tuple[Layer, ...]
+    shape: Transformer = _NO_TRANSFORMER
 
     @property
     def parameters(self) -> int:
@@ -96,7 +115,7 @@ def network(name: str, size: int | None = None) -> Network:
     known: dict[str, dict[str, Any]] = facts.load("layers")["models"]
     others: dict[str, dict[str, Any]] = facts.load("transformers")["models"]
     if name in others:
-        return _transformer(name, others[name], size or _USUAL_TOKENS)
+        return transformer(name, Transformer(**others[name]), size or _USUAL_TOKENS)
     if name not in known:
         raise BadInput(
             f"the layers of model '{name}' are not known", hint=did_you_mean(name, names())
@@ -120,27 +139,27 @@ def _resized(net: Network, size: int) -> Network:
     return replace(net, height=size, width=size, layers=layers)
 
 
-def _transformer(name: str, row: dict[str, Any], tokens: int) -> Network:
-    """A transformer from its widths: per block attention and a feed-forward part.
+def transformer(name: str, shape: Transformer, tokens: int) -> Network:
+    """A transformer laid out from its widths: attention and a feed-forward part per block.
 
     A token costs every weight one multiply-add, and attention two of the width per other token.
     """
-    wide, inner, vocabulary = row["hidden"], row["inner"], row["vocabulary"]
-    keys = row.get("keys", wide)  # all key heads together, fewer where groups share them
+    wide, inner = shape.hidden, shape.inner
+    keys = shape.keys or wide  # all key heads together, fewer where groups share them
     attention = 2 * wide * (wide + keys)
-    dense = (3 if row.get("gated") else 2) * wide * inner
-    seen, heads = 2.0 * wide * tokens, row["heads"]
+    dense = (3 if shape.gated else 2) * wide * inner
+    seen = 2.0 * wide * tokens
     block = (
         Layer("attention", 8, attention, tokens * (attention + seen),
-              tokens * (8.0 * wide + 2 * heads * tokens)),
+              tokens * (8.0 * wide + 2 * shape.heads * tokens)),
         Layer("dense", 6, dense, float(tokens * dense), tokens * (4.0 * wide + 2 * inner)),
     )  # fmt: skip
-    ends = wide * vocabulary
+    ends = wide * shape.vocabulary
     first = Layer("embedding", 1, ends, 0.0, 2.0 * tokens * wide)
     # One table where input and output share it: its gradient is ready last.
-    last = Layer("output", 1, ends if row.get("untied") else 0, float(tokens * ends),
-                 float(tokens * vocabulary))  # fmt: skip
-    return Network(name, tokens, 1, 0, (first, *block * row["blocks"], last))
+    last = Layer("output", 1, ends if shape.untied else 0, float(tokens * ends),
+                 float(tokens * shape.vocabulary))  # fmt: skip
+    return Network(name, tokens, 1, 0, (first, *block * shape.blocks, last), shape)
 
 
 def parse_layer(line: str) -> Layer:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.predict.calibrate import Calibration, from_images_per_second, from_records, from_result
+from hpcdl.predict import calibrate
 from hpcdl.predict.exchange import Exchange, fitted, read_exchange
 from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
 from hpcdl.predict.hardware import GIGA, NETWORK_HINT, Machine, of_partition, slowest
 from hpcdl.predict.measured import Measured
-from hpcdl.predict.network import network
+from hpcdl.predict.memory import CHECKPOINTING, Plan
+from hpcdl.predict.network import Network, network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.results import (
     Result,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 MEGA = 1e6
 _HUGE = 1e300
 _DEFAULT_BATCH = 64
+_MOST_PARTS = 100_000
 _BOUNDS = {
     "batch": (1, 65_536, "images per GPU"),
     "size": (8, 1_000_000, "pixels of an edge, or tokens of a sequence"),
@@ -66,6 +68,7 @@ class Request:
     `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
     node and between nodes; they replace the published ones. `cycle_ms` and `fusion_mb` are
     HOROVOD_CYCLE_TIME and HOROVOD_FUSION_THRESHOLD; Horovod's defaults of today if None.
+    A `plan` splits a transformer; the batch is then a micro-batch.
     """
 
     partition: Partition
@@ -90,6 +93,7 @@ class Request:
     cycle_ms: float | None = None
     fusion_mb: float | None = None
     size: int | None = None
+    plan: Plan | None = None
 
     @property
     def measured_links(self) -> list[Exchange]:
@@ -128,7 +132,7 @@ def answer(request: Request) -> Forecast:
 
 def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
     """What runs of several ranks lost, by their layout; a run of another training is refused."""
-    paths = [request.result, *request.repeats] if request.result else []
+    paths = [request.result, *request.repeats] if request.result and not request.plan else []
     groups: dict[tuple[int, int], list[float]] = {}
     for path in filter(None, paths):
         result = read_result(path)
@@ -146,7 +150,10 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
     """The counts of GPUs that are asked for, and why some are left out of a range."""
     text = request.gpus or f"1-{machine.per_node * machine.nodes}"
-    counts = expand(text, machine.per_node, every=request.every)
+    if request.plan:
+        counts = _replicas(request, request.plan.gpus, expand(text, machine.per_node, every=True))
+    else:
+        counts = expand(text, machine.per_node, every=request.every)
     inside = tuple(count for count in counts if count <= machine.per_node)
     if machine.network is not None or inside == counts:
         return counts, ""
@@ -155,7 +162,17 @@ def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
     return inside, f"more than one node is left out: the network is not known; {NETWORK_HINT}"
 
 
-def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
+def _replicas(request: Request, one: int, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The counts that hold whole replicas of `one` GPUs: doublings and the last, or all."""
+    whole = [count for count in counts if count % one == 0]
+    if not whole:
+        raise BadInput(f"none of these counts is a multiple of the {one} GPUs of a replica",
+                       hint=f"give --gpus {one} or a multiple: tensor times stages")  # fmt: skip
+    usual = [n for n in whole if (n // one).bit_count() == 1 or n == whole[-1]]
+    return tuple(whole if request.every else usual)
+
+
+def prepare(request: Request) -> tuple[Machine, Training, calibrate.Calibration]:
     """The machine, the training and one GPU's step that a request means."""
     _check(request)
     machine = _measured_links(request, of_partition(request.partition))
@@ -166,12 +183,14 @@ def prepare(request: Request) -> tuple[Machine, Training, Calibration]:
         same_machine(path, read_result(path).place, machine)
     training = _training(request, result, machine)
     if result and request.result:
-        base = from_result(result, request.result, training.precision)
+        base = calibrate.from_result(result, request.result, training.precision)
         base = replace(base, seconds=base.seconds * training.batch / result.batch)
     elif request.images_per_second is not None:
-        base = from_images_per_second(request.images_per_second, training)
+        base = calibrate.from_images_per_second(request.images_per_second, training)
+    elif training.plan:
+        base = calibrate.from_plan(machine, training)
     else:
-        base = from_records(machine, training, read_records())
+        base = calibrate.from_records(machine, training, read_records())
     return machine, training, base
 
 
@@ -213,6 +232,9 @@ def _check(request: Request) -> None:
         value = getattr(request, field)
         if value is not None and value not in known:
             raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
+    if request.plan and (request.form != FORMS[0] or request.data != SYNTHETIC):
+        raise BadInput("a split transformer has its own form of exchange, and reads no images",
+                       hint="leave out --form and --data")  # fmt: skip
     if request.result and request.images_per_second is not None:
         raise BadInput("a run and a stated rate both say how fast one GPU is",
                        hint="give --calibrate or --one, not both")  # fmt: skip
@@ -227,7 +249,7 @@ def _precision(request: Request, result: Result | None, machine: Machine) -> str
     # bf16 runs on the units of fp16, and its gradients stay float32: amp to the model.
     asked = "amp" if request.precision == "bf16" else request.precision
     if result is None:
-        return asked or usual_precision(machine.compute)
+        return asked or ("amp" if request.plan else usual_precision(machine.compute))
     measured = trained_precision(result.precision, machine.compute, compress=result.compress)
     if asked and not alike(asked, measured):
         raise _other(request, f"the precision '{measured}', not '{asked}'", "precision")
@@ -250,9 +272,32 @@ def _training(request: Request, result: Result | None, machine: Machine) -> Trai
     if result and request.size is not None and request.size != (result.size or request.size):
         raise _other(request, f"images of {result.size} pixels, not {request.size}", "size")
     net = network(model, request.size or (result.size if result else None))
+    if request.plan:
+        _check_plan(request.plan, net)
+    usual = 1 if request.plan else _DEFAULT_BATCH
     rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
     return Training(
-        net, request.batch or (result.batch if result else _DEFAULT_BATCH),
+        net, request.batch or (result.batch if result else usual),
         _precision(request, result, machine), request.form,
         ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate, ahead=ahead),
+        plan=request.plan,
     )  # fmt: skip
+
+
+def _check_plan(plan: Plan, net: Network) -> None:
+    """Whether a network can be split so; the first fault is raised."""
+    shape, pieces = net.shape, plan.stages * plan.interleave
+    numbers = (plan.tensor, plan.stages, plan.interleave, plan.micro_batches)
+    faults = (
+        (not shape.blocks, f"'{net.name}' is no transformer, and only blocks are split"),
+        (not all(1 <= one <= _MOST_PARTS for one in numbers) or plan.zero not in range(4),
+         f"parts and micro-batches are 1 to {_MOST_PARTS}, stages of ZeRO 0 to 3"),
+        (plan.checkpointing not in CHECKPOINTING, f"checkpointing is {', '.join(CHECKPOINTING)}"),
+        (shape.heads % max(1, plan.tensor), f"{plan.tensor} GPUs cannot share {shape.heads} heads"),
+        (plan.stages > shape.blocks, f"{shape.blocks} blocks are too few for the stages"),
+        (plan.interleave > 1 and (plan.stages < 2 or shape.blocks % pieces),
+         f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline"),
+    )  # fmt: skip
+    for wrong, said in faults:
+        if wrong:
+            raise BadInput(said)

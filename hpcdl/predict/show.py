@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from hpcdl.predict.forecast import Forecast, Point, memory_bytes
+from hpcdl.predict.step import Training, peak_of
 from hpcdl.predict.validate import Errors, Judged, Validation, coverage, errors, grouped
 from hpcdl.system.text import table
 
@@ -20,17 +21,29 @@ _POWER = "kWh/epoch: GPUs alone, at their largest power"
 def forecast_text(found: Forecast) -> str:
     """A table of counts, what to take, and what it rests on."""
     training, machine = found.training, found.machine
+    network = machine.network.name if machine.network else "network unknown"
     head = (
-        f"{training.net.name}, batch {training.batch} per GPU, {training.precision}, "
-        f"{training.form}, on {machine.name} ({machine.gpu}, {machine.per_node} per node, "
-        f"{machine.network.name if machine.network else 'network unknown'})"
+        f"{training.net.name}, {_how(training)}, on {machine.name} ({machine.gpu}, "
+        f"{machine.per_node} per node, {network})"
     )
     rows = [_point_row(found, point) for point in found.points]
     header = ("GPUs", "nodes", "step ms", "images/s", "likely", "speed-up", "efficiency",
+              *(["TFLOP/s/GPU", "GB/GPU"] if training.plan else []),
               "epoch", "GPU-h/epoch", *(["kWh/epoch"] if found.watts else []),
               *(["cost/epoch"] if found.price is not None else []), "limited by")  # fmt: skip
     parts = [head, "", table(rows, header), "", _choices(found), "", *_grounds(found)]
     return "\n".join(parts)
+
+
+def _how(training: Training) -> str:
+    """The batch, precision and form; of a split transformer, how it is split."""
+    plan, batch = training.plan, f"batch {training.batch} per"
+    if plan is None:
+        return f"{batch} GPU, {training.precision}, {training.form}"
+    return (
+        f"{batch} replica x {plan.micro_batches} micro-batches, {training.precision}, tensor "
+        f"{plan.tensor}, stages {plan.stages}, checkpointing {plan.checkpointing}, ZeRO {plan.zero}"
+    )
 
 
 def compared_text(found: list[Forecast]) -> str:
@@ -65,10 +78,21 @@ def _point_row(found: Forecast, point: Point) -> tuple[str, ...]:
     return (
         f"{point.gpus}{mark}", str(point.step.nodes), f"{1000 * point.step.seconds:.1f}",
         f"{point.images_per_second:.0f}", f"{point.low:.0f}-{point.high:.0f}",
-        f"{point.speedup:.2f}", f"{point.efficiency:.1%}", hours(point.epoch_seconds),
-        f"{point.gpu_hours:.2f}", *([] if energy is None else [f"{energy:.2f}"]),
+        f"{point.speedup:.2f}", f"{point.efficiency:.1%}", *_planned(found, point),
+        hours(point.epoch_seconds), f"{point.gpu_hours:.2f}",
+        *([] if energy is None else [f"{energy:.2f}"]),
         *([] if cost is None else [f"{cost:.2f}"]), point.step.limit,
     )  # fmt: skip
+
+
+def _planned(found: Forecast, point: Point) -> tuple[str, ...]:
+    """Of a split transformer, its useful operations per GPU, as part of the peak, and memory."""
+    if found.training.plan is None:
+        return ()
+    memory = memory_bytes(found.training, point.gpus) / 1e9
+    fits = "" if memory * 1e9 <= found.machine.memory else " too much"
+    part = found.operations(point) / peak_of(found.machine, found.training.precision)
+    return f"{found.operations(point) / 1e12:.0f} ({part:.0%})", f"{memory:.0f}{fits}"
 
 
 def hours(seconds: float) -> str:
@@ -105,7 +129,8 @@ def _grounds(found: Forecast) -> list[str]:
     lines += [f"note: {note}" for note in found.notes]
     if found.watts:
         lines.append(_POWER)
-    lines.append("likely: eight of ten published rows lay so near (hpcdl predict validate)")
+    told = "docs/predict.md" if found.training.plan else "hpcdl predict validate"
+    lines.append(f"likely: eight of ten published rows lay so near ({told})")
     if any(point.beyond for point in found.points):
         lines.append(f"*: beyond the {found.machine.nodes} nodes of the partition")
     return lines
@@ -143,8 +168,10 @@ def _point_data(found: Forecast, point: Point) -> dict[str, Any]:
         "parts_seconds": {
             "compute": step.compute, "stragglers": step.straggler,
             "communication": step.exposed, "contention": step.contention,
-            "input": step.input_wait,
+            "input": step.input_wait, **step.losses,
         },
+        "tflops_per_gpu": found.operations(point) / 1e12,
+        "memory_gb_per_gpu": memory_bytes(found.training, point.gpus) / 1e9,
         "images_per_second": point.images_per_second,
         "images_per_second_low": point.low, "images_per_second_high": point.high,
         "speedup": point.speedup, "efficiency": point.efficiency,

@@ -17,7 +17,8 @@ back-propagation: `tf.distribute`, CNTK). Of several passes (`accumulation`) the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -25,6 +26,7 @@ from hpcdl import facts
 from hpcdl.predict.allreduce import Line, lines, parameter_server
 from hpcdl.predict.feed import ENDLESS, Feed
 from hpcdl.predict.hardware import Machine
+from hpcdl.predict.memory import Plan
 from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, Network, roofline, scaled
 from hpcdl.predict.overlap import (
     Cost,
@@ -36,6 +38,7 @@ from hpcdl.predict.overlap import (
     pack,
     wait_free,
 )
+from hpcdl.predict.parallel import Work, efficiency, split
 
 FORMS = ("horovod", "ddp", "fsdp", "replicated", "parameter_server", "no_overlap")
 _BUCKET = 25 * 2**20
@@ -59,7 +62,7 @@ class Constants:
 class Training:
     """What is trained: network, images per GPU and step, precision, form, input.
 
-    Without `trees` an all-reduce is a ring.
+    Without `trees` an all-reduce is a ring. With a `plan` the batch is a micro-batch of a replica.
     """
 
     net: Network
@@ -69,6 +72,13 @@ class Training:
     feed: Feed = ENDLESS
     trees: bool = True
     accumulation: int = 1
+    plan: Plan | None = None
+
+    def images_of(self, gpus: int) -> int:
+        """Images (sequences) of a step of `gpus` GPUs."""
+        if self.plan is None:
+            return gpus * self.images
+        return gpus // self.plan.gpus * self.batch * self.plan.micro_batches
 
     @property
     def images(self) -> int:
@@ -108,7 +118,7 @@ class Step:
 
     The parts add up to `seconds`: computing of the mean rank, waiting for the slowest one,
     exposed communication, contention, waiting for input. `latency_part` is the share of
-    start-up costs in the time of all messages.
+    start-up costs in the time of all messages. `losses` are what only a split step has.
     """
 
     gpus: int
@@ -120,11 +130,13 @@ class Step:
     input_wait: float
     busy: float
     latency_part: float
+    losses: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         """Seconds of the step."""
-        return self.compute + self.straggler + self.exposed + self.contention + self.input_wait
+        waits = self.straggler + self.exposed + self.contention + self.input_wait
+        return self.compute + waits + sum(self.losses.values())
 
     @property
     def limit(self) -> str:
@@ -134,7 +146,8 @@ class Step:
         # Latency: start-ups and the wait for Horovod's cycle outweigh the transfers.
         small = self.latency_part > 0.5 or transfer < self.exposed / 2
         kind = "latency" if small else "communication"
-        losses = {"input": self.input_wait, kind: network, "stragglers": self.straggler}
+        losses = {"input": self.input_wait, kind: network, "stragglers": self.straggler,
+                  **self.losses}  # fmt: skip
         worst = max(losses, key=lambda name: losses[name])
         return worst if losses[worst] > 0.05 * self.seconds else "compute"
 
@@ -189,6 +202,12 @@ def predict_step(
 ) -> Step:  # fmt: skip
     """The step of `gpus` GPUs spread evenly over `nodes` nodes."""
     known = known or constants()
+    if training.plan:
+        work = work_of(machine, training)
+        pace = one.total / work.alone(training.plan)
+        found = split(replace(work, pace=pace), training.plan, gpus)
+        return Step(gpus, nodes, found.compute, 0.0, found.exchange, 0.0, 0.0, found.exchange, 0.0,
+                    found.losses)  # fmt: skip
     local = max(1, gpus // nodes)
     compute = one.total * training.accumulation
     straggler = compute * known.straggler * largest_of(gpus)
@@ -200,6 +219,14 @@ def predict_step(
         gpus, nodes, compute, straggler, outside * exposed, contention,
         input_wait=_waiting(training, compute, gpus, nodes, known), busy=busy,
         latency_part=1 - transfer / busy if busy else 0.0,
+    )  # fmt: skip
+
+
+def work_of(machine: Machine, training: Training) -> Work:
+    """What the GPUs of a split training compute and exchange."""
+    return Work(
+        machine, training.net, training.batch, peak_of(machine, training.precision),
+        training.activation_bytes, training.gradient_bytes, efficiency(machine.gpu),
     )  # fmt: skip
 
 
