@@ -61,8 +61,8 @@ class Row:
 
     def predicted(self, efficiency: float) -> float:
         """Seconds, where matrices reach so much of the GPU's peak."""
-        found = split(replace(self.work, efficiency=efficiency), self.plan, self.gpus)
-        return found.compute + found.exchange + sum(found.losses.values())
+        parts = split(replace(self.work, efficiency=efficiency), self.plan, self.gpus)
+        return parts[0] + parts[1] + sum(parts[2].values())
 
 
 def rows() -> list[Row]:

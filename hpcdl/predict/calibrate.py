@@ -17,6 +17,7 @@ from hpcdl.predict.hardware import CPU, Machine, gpu_of
 from hpcdl.predict.measured import ONE_RUN
 from hpcdl.predict.memory import Plan
 from hpcdl.predict.network import network
+from hpcdl.predict.parallel import learned
 from hpcdl.predict.records import Record
 from hpcdl.predict.results import LONGEST_STEP, Result, alike
 from hpcdl.predict.single import roof, seconds
@@ -64,17 +65,13 @@ def from_images_per_second(rate: float, training: Training) -> Calibration:
 
 
 def from_plan(machine: Machine, training: Training) -> Calibration:
-    """One GPU's micro-batch of a transformer, where it is split: by the part of the peak reached.
-
-    Raises:
-        BadInput: a figure of the GPU is not known.
-    """
+    """One GPU's micro-batch of a split transformer, by the part of its peak that GPUs reach."""
     _refuse_unknown(machine, training)
-    work = work_of(machine, training)
+    work, known = work_of(machine, training), learned(machine.gpu)
     return Calibration(
         work.alone(training.plan or Plan()), training.batch, training.precision,
         f"matrices at {work.efficiency:.0%} of the GPU's peak, as in published transformers",
-        "doubtful", **facts.load("parallel")["constants"]["likely"],
+        "doubtful", known["low"], known["high"],
     )  # fmt: skip
 
 

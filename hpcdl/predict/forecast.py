@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hpcdl import facts
+from hpcdl.predict import step as steps
 from hpcdl.predict.calibrate import Calibration
 from hpcdl.predict.feed import ENDLESS
 from hpcdl.predict.hardware import CPU, GIGA, Machine
@@ -19,15 +20,6 @@ from hpcdl.predict.learn import factors, kind_of
 from hpcdl.predict.measured import Measured, nearest, stretched
 from hpcdl.predict.memory import planned_bytes
 from hpcdl.predict.network import FLOAT_BYTES, kept_bytes
-from hpcdl.predict.step import (
-    Constants,
-    Step,
-    Training,
-    constants,
-    lengthened,
-    predict_step,
-    profile,
-)  # fmt: skip
 from hpcdl.system.errors import BadInput
 
 MOST_GPUS = 65_536
@@ -40,7 +32,7 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?\Z")
 class Point:
     """One count of GPUs; `low` and `high` bound images per second, eight times in ten."""
 
-    step: Step
+    step: steps.Step
     images_per_second: float
     low: float
     high: float
@@ -79,7 +71,7 @@ class Forecast:
     """
 
     machine: Machine
-    training: Training
+    training: steps.Training
     calibration: Calibration
     images: int
     points: tuple[Point, ...]
@@ -122,15 +114,15 @@ class Forecast:
             one, two = (memory_bytes(replace(self.training, batch=n), gpus) for n in (1, 2))
             fits = math.floor((self.machine.memory - one) / (two - one)) + 1
             said.append(f"batch {batch} is not likely to fit: it needs about {needs / GIGA:,.0f} "
-                        f"GB, and the {gpu} has {self.machine.memory / GIGA:g} GB"
-                        f"{f', enough for {fits}' if fits > 0 else ''}")  # fmt: skip
+                        f"GB, and the {gpu} has {self.machine.memory / GIGA:g} GB, "
+                        f"enough for {max(0, fits)}")  # fmt: skip
         if lacking := self.machine.lacks(self.training.precision):
             said.append(f"{' and '.join(lacking)} of the {gpu} are not known: the shares of the "
                         "layers are a kindred GPU's")  # fmt: skip
         return (*said, self.left_out) if self.left_out else tuple(said)
 
 
-def memory_bytes(training: Training, gpus: int) -> float:
+def memory_bytes(training: steps.Training, gpus: int) -> float:
     """About what a step keeps in each GPU's memory: activations, and the state of the weights.
 
     Weights, gradients and momenta are float32; transformers have Adam's second moment, too. FSDP
@@ -145,9 +137,9 @@ def memory_bytes(training: Training, gpus: int) -> float:
 
 
 def forecast(
-    machine: Machine, training: Training, calibration: Calibration, counts: Sequence[int], *,
+    machine: Machine, training: steps.Training, calibration: Calibration, counts: Sequence[int], *,
     images: int = IMAGENET_IMAGES, loss: float = 0.1, deadline_hours: float | None = None,
-    known: Constants | None = None, measured: Sequence[Measured] = (),
+    known: steps.Constants | None = None, measured: Sequence[Measured] = (),
 ) -> Forecast:  # fmt: skip
     """Predict every count of GPUs (as `expand` gives them), and choose.
 
@@ -155,21 +147,21 @@ def forecast(
     for 10 %), `deadline_hours` the limit of an epoch for the cheapest choice, `known` are the
     model's constants (default: the facts'), `measured` runs of several GPUs here.
     """
-    known = known or constants()
-    one = profile(machine, training, calibration.seconds, known)
-    alone = predict_step(machine, replace(training, plan=None), one, 1, 1, known)
+    known = known or steps.constants()
+    one = steps.profile(machine, training, calibration.seconds, known)
+    alone = steps.predict_step(machine, replace(training, plan=None), one, 1, 1, known)
     points = []
     for gpus in counts:
         nodes = max(1, gpus // machine.per_node) if gpus > machine.per_node else 1
-        step = predict_step(machine, training, one, gpus, nodes, known)
+        step = steps.predict_step(machine, training, one, gpus, nodes, known)
         ran = nearest(measured, gpus, nodes) if gpus > 1 else None
         if ran:
-            theirs = predict_step(machine, training, one, ran.ranks, ran.nodes, known)
+            theirs = steps.predict_step(machine, training, one, ran.ranks, ran.nodes, known)
             lost = stretched(_loss(step), ran.loss(step.compute), _loss(theirs))
             if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
                 step = replace(step, compute=min(step.compute, ran.middle))
                 lost = ran.loss(step.compute)
-            step = lengthened(step, lost)
+            step = steps.lengthened(step, lost)
         rate = training.images_of(gpus) / step.seconds
         low, high = _bounds(step, training, calibration, ran)
         # One GPU does not hold what is split: there, it is the part of computing in a step.
@@ -182,13 +174,13 @@ def forecast(
     return Forecast(machine, training, calibration, images, tuple(points), choices)
 
 
-def _loss(step: Step) -> float:
+def _loss(step: steps.Step) -> float:
     """What a step is longer than its computing, in logarithms."""
     return math.log(step.seconds / step.compute)
 
 
 def _bounds(
-    step: Step, training: Training, base: Calibration, ran: Measured | None
+    step: steps.Step, training: steps.Training, base: Calibration, ran: Measured | None
 ) -> tuple[float, float]:
     """Factors on the rate between which the truth lies eight times in ten.
 

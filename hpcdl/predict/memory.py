@@ -66,16 +66,14 @@ def kept(net: Network, plan: Plan, batch: int, element: int, again: str | None =
 
 
 def activation_bytes(net: Network, plan: Plan, batch: int, element: int) -> float:
-    """Bytes of activations on the fullest GPU.
-
-    In 1F1B the first stage keeps a micro-batch per stage, interleaved some more; the last one has
-    the logits and their gradients, in float32.
-    """
+    """Bytes of activations on the fullest GPU, of the first stage or the last one."""
     most, ends = plan.blocks(net)
+    # In 1F1B the first stage keeps a micro-batch per stage, and interleaved some more.
     one, flying = kept(net, plan, batch, element), float(min(plan.stages, plan.micro_batches))
     if plan.interleave > 1:
         flying += (plan.stages - 1) / plan.interleave
     working = kept(net, plan, batch, element, "none") if plan.checkpointing == "full" else 0.0
+    # The last stage has logits and their gradients, in float32.
     logits = 2 * FLOAT_BYTES * net.height * batch * net.shape.vocabulary / plan.tensor
     return max(flying * most * one, ends * one + logits) + working
 
@@ -101,7 +99,7 @@ def state_bytes(net: Network, plan: Plan, replicas: int, element: int) -> float:
 
 def planned_bytes(net: Network, plan: Plan, batch: int, gpus: int, element: int) -> float:
     """Bytes that a step needs of each GPU's memory: state, activations, and CUDA's own."""
-    own: float = facts.load("parallel")["constants"]["context_bytes"]
+    own: float = facts.load("parallel")["context_bytes"]
     state = state_bytes(net, plan, max(1, gpus // plan.gpus), element)
     return state + activation_bytes(net, plan, batch, element) + own
 

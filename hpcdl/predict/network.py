@@ -52,9 +52,6 @@ class Transformer:
     untied: bool = False
 
 
-_NO_TRANSFORMER = Transformer(0, 0, 0, 0, 0)
-
-
 @dataclass(frozen=True)
 class Network:
     """A network: its input (height, width, channels) and layers in forward order.
@@ -68,7 +65,7 @@ class Network:
     width: int
     channels: int
     layers: tuple[Layer, ...]
-    shape: Transformer = _NO_TRANSFORMER
+    shape: Transformer = Transformer(0, 0, 0, 0, 0)
 
     @property
     def parameters(self) -> int:

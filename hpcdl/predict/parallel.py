@@ -12,7 +12,6 @@ block two more, sequence parallelism another gathering. Nothing hides them, as i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hpcdl import facts
 from hpcdl.predict.allreduce import lines
@@ -23,12 +22,8 @@ from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, Network
 _UPDATE = 34.0  # bytes that clipping and Adam move of a weight: 5 x 4 read, 3 x 4 and 2 written
 
 
-class Split(NamedTuple):
-    """Seconds of a split step: computing without what is recomputed, exchange, and `losses`."""
-
-    compute: float
-    exchange: float
-    losses: dict[str, float]
+Split = tuple[float, float, dict[str, float]]
+"""Seconds of a step: computing without what is computed again, exchange, and other losses."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Work:
 
     def alone(self, plan: Plan) -> float:
         """Seconds of a micro-batch on one GPU that holds everything and recomputes nothing."""
-        return split(self, Plan(fused=plan.fused), 1).compute
+        return split(self, Plan(fused=plan.fused), 1)[0]
 
     def block(self, plan: Plan) -> tuple[float, float]:
         """Seconds of a block's forward pass, and of what is computed again."""
@@ -74,10 +69,7 @@ class Work:
         return self.pace * (work + 2 * size / self.machine.memory_rate)
 
     def passed(self, plan: Plan) -> tuple[float, float]:
-        """Seconds of a block's all-reduces, and of a micro-batch between two stages.
-
-        Every GPU of a stage sends its share of what is between blocks.
-        """
+        """Seconds of a block's all-reduces, and of a micro-batch that every GPU sends a part of."""
         machine, reduced, sent = self.machine, 0.0, 0.0
         size = self.element * self.net.height * self.batch * self.net.shape.hidden
         if plan.tensor > 1:
@@ -93,9 +85,9 @@ class Work:
         return reduced, sent
 
 
-def efficiency(gpu: str) -> float:
-    """The part of its peak that a GPU's matrices reach, by family."""
-    known: dict[str, float] = facts.load("parallel")["constants"]["efficiency"]
+def learned(gpu: str) -> dict[str, float]:
+    """The part of its peak that a GPU's matrices reach, and the likely range of a rate."""
+    known: dict[str, dict[str, float]] = facts.load("parallel")["families"]
     return known.get(gpu.partition("-")[0], known["other"])
 
 
@@ -111,7 +103,7 @@ def split(work: Work, plan: Plan, gpus: int) -> Split:
     passing = plan.micro_batches * slowest + (every - slowest) / plan.interleave
     weights = stage_parameters(work.net, plan) / (replicas if plan.zero else 1)
     update = work.pace * _UPDATE * weights / work.machine.memory_rate
-    return Split(
+    return (
         share * (3 * blocks * forward + output) + update,
         _exchange(work, plan, replicas, blocks * forward),
         {"recomputing": share * blocks * again, "tensor": share * blocks * reduced,
@@ -122,18 +114,18 @@ def split(work: Work, plan: Plan, gpus: int) -> Split:
 def _exchange(work: Work, plan: Plan, replicas: int, forward: float) -> float:
     """Seconds of exchanging gradients that nothing hides.
 
-    Replicas lie side by side in a node; the groups of a node share its network. Without a
-    pipeline the last backward pass hides it; FSDP hides all passes but the first block's.
+    Without a pipeline the last backward pass hides it; FSDP hides all but the first block's.
     """
     if replicas < 2:
         return 0.0
+    # Replicas lie side by side in a node, and the groups of a node share its network.
     local = min(replicas, max(1, work.machine.per_node // plan.tensor))
     nodes = -(-replicas // local)
     groups = max(1, work.machine.per_node // local) if nodes > 1 else 1
     rate = groups * min(line.rate for line in lines(work.machine, local, nodes))
-    parameters, blocks = stage_parameters(work.net, plan), work.net.shape.blocks
+    whole, blocks = rate * stage_parameters(work.net, plan), work.net.shape.blocks
     if plan.zero > 2:
-        one = 1.5 * rate * parameters * HALF_BYTES
+        one = 1.5 * whole * HALF_BYTES
         return max(one / blocks, plan.micro_batches * (one - 3 * forward / plan.stages))
-    whole = rate * parameters * work.gradient
+    whole *= work.gradient
     return whole if plan.stages > 1 else max(whole / blocks, whole - 2 * forward)

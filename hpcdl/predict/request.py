@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.predict import calibrate
+from hpcdl.predict import calibrate, results
 from hpcdl.predict.exchange import Exchange, fitted, read_exchange
 from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
@@ -20,14 +20,6 @@ from hpcdl.predict.measured import Measured
 from hpcdl.predict.memory import CHECKPOINTING, Plan
 from hpcdl.predict.network import Network, network
 from hpcdl.predict.records import read_records
-from hpcdl.predict.results import (
-    Result,
-    alike,
-    read_result,
-    same_machine,
-    trained_precision,
-    usual_precision,
-)
 from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
@@ -135,7 +127,7 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
     paths = [request.result, *request.repeats] if request.result and not request.plan else []
     groups: dict[tuple[int, int], list[float]] = {}
     for path in filter(None, paths):
-        result = read_result(path)
+        result = results.read_result(path)
         if (result.model, result.batch) != (training.net.name, training.batch):
             if path != request.result:
                 raise BadInput(f"{path} measured '{result.model}' at batch {result.batch}, and "
@@ -150,10 +142,8 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
     """The counts of GPUs that are asked for, and why some are left out of a range."""
     text = request.gpus or f"1-{machine.per_node * machine.nodes}"
-    if request.plan:
-        counts = _replicas(request, request.plan.gpus, expand(text, machine.per_node, every=True))
-    else:
-        counts = expand(text, machine.per_node, every=request.every)
+    counts = expand(text, machine.per_node, every=request.every or request.plan is not None)
+    counts = _replicas(counts, request) if request.plan else counts
     inside = tuple(count for count in counts if count <= machine.per_node)
     if machine.network is not None or inside == counts:
         return counts, ""
@@ -162,8 +152,9 @@ def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
     return inside, f"more than one node is left out: the network is not known; {NETWORK_HINT}"
 
 
-def _replicas(request: Request, one: int, counts: tuple[int, ...]) -> tuple[int, ...]:
-    """The counts that hold whole replicas of `one` GPUs: doublings and the last, or all."""
+def _replicas(counts: tuple[int, ...], request: Request) -> tuple[int, ...]:
+    """The counts that hold whole replicas: doublings and the last, or all."""
+    one = request.plan.gpus if request.plan else 1
     whole = [count for count in counts if count % one == 0]
     if not whole:
         raise BadInput(f"none of these counts is a multiple of the {one} GPUs of a replica",
@@ -176,11 +167,11 @@ def prepare(request: Request) -> tuple[Machine, Training, calibrate.Calibration]
     """The machine, the training and one GPU's step that a request means."""
     _check(request)
     machine = _measured_links(request, of_partition(request.partition))
-    result = read_result(request.result) if request.result else None
+    result = results.read_result(request.result) if request.result else None
     if request.result and result:
-        same_machine(request.result, result.place, machine)
+        results.same_machine(request.result, result.place, machine)
     for path in request.repeats:
-        same_machine(path, read_result(path).place, machine)
+        results.same_machine(path, results.read_result(path).place, machine)
     training = _training(request, result, machine)
     if result and request.result:
         base = calibrate.from_result(result, request.result, training.precision)
@@ -198,7 +189,7 @@ def _measured_links(request: Request, machine: Machine) -> Machine:
     """The machine with the links that its all-reduce checks measured, each kind once."""
     found = request.measured_links
     for one in found:
-        same_machine(one.origin, one.place, machine)
+        results.same_machine(one.origin, one.place, machine)
     stated = [request.link_gbs, request.network_gbs]
     for several, name in enumerate(("within a node", "between nodes")):
         said = sum((one.nodes > 1) == several for one in found) + (stated[several] is not None)
@@ -232,9 +223,6 @@ def _check(request: Request) -> None:
         value = getattr(request, field)
         if value is not None and value not in known:
             raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
-    if request.plan and (request.form != FORMS[0] or request.data != SYNTHETIC):
-        raise BadInput("a split transformer has its own form of exchange, and reads no images",
-                       hint="leave out --form and --data")  # fmt: skip
     if request.result and request.images_per_second is not None:
         raise BadInput("a run and a stated rate both say how fast one GPU is",
                        hint="give --calibrate or --one, not both")  # fmt: skip
@@ -244,14 +232,16 @@ def _check(request: Request) -> None:
             raise BadInput(f"synthetic data need no {what}", hint="give --data imagenet as well")
 
 
-def _precision(request: Request, result: Result | None, machine: Machine) -> str:
+def _precision(request: Request, result: results.Result | None, machine: Machine) -> str:
     """As asked, else as in the result, else what float32 is on that GPU."""
     # bf16 runs on the units of fp16, and its gradients stay float32: amp to the model.
     asked = "amp" if request.precision == "bf16" else request.precision
     if result is None:
-        return asked or ("amp" if request.plan else usual_precision(machine.compute))
-    measured = trained_precision(result.precision, machine.compute, compress=result.compress)
-    if asked and not alike(asked, measured):
+        return asked or ("amp" if request.plan else results.usual_precision(machine.compute))
+    measured = results.trained_precision(
+        result.precision, machine.compute, compress=result.compress
+    )
+    if asked and not results.alike(asked, measured):
         raise _other(request, f"the precision '{measured}', not '{asked}'", "precision")
     return asked or measured
 
@@ -262,7 +252,7 @@ def _other(request: Request, measured: str, what: str) -> BadInput:
                     hint=f"leave --{what} out, or calibrate by a run of that {what}")  # fmt: skip
 
 
-def _training(request: Request, result: Result | None, machine: Machine) -> Training:
+def _training(request: Request, result: results.Result | None, machine: Machine) -> Training:
     """What is trained: as asked, else as in the result, else the usual."""
     model = request.model or (result.model if result else None)
     if model is None:
@@ -273,26 +263,27 @@ def _training(request: Request, result: Result | None, machine: Machine) -> Trai
         raise _other(request, f"images of {result.size} pixels, not {request.size}", "size")
     net = network(model, request.size or (result.size if result else None))
     if request.plan:
-        _check_plan(request.plan, net)
-    usual = 1 if request.plan else _DEFAULT_BATCH
+        _check_plan(request.plan, request, net)
     rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
     return Training(
-        net, request.batch or (result.batch if result else usual),
+        net, request.batch or (result.batch if result else 1 if request.plan else _DEFAULT_BATCH),
         _precision(request, result, machine), request.form,
         ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate, ahead=ahead),
         plan=request.plan,
     )  # fmt: skip
 
 
-def _check_plan(plan: Plan, net: Network) -> None:
+def _check_plan(plan: Plan, request: Request, net: Network) -> None:
     """Whether a network can be split so; the first fault is raised."""
     shape, pieces = net.shape, plan.stages * plan.interleave
-    numbers = (plan.tensor, plan.stages, plan.interleave, plan.micro_batches)
+    parts = (plan.tensor, plan.stages, plan.interleave, plan.micro_batches)
     faults = (
         (not shape.blocks, f"'{net.name}' is no transformer, and only blocks are split"),
-        (not all(1 <= one <= _MOST_PARTS for one in numbers) or plan.zero not in range(4),
+        (min(parts) < 1 or max(parts) > _MOST_PARTS or plan.zero not in range(4),
          f"parts and micro-batches are 1 to {_MOST_PARTS}, stages of ZeRO 0 to 3"),
         (plan.checkpointing not in CHECKPOINTING, f"checkpointing is {', '.join(CHECKPOINTING)}"),
+        (request.form != FORMS[0] or request.data != SYNTHETIC,
+         "a split transformer exchanges in its own form, and reads no images"),
         (shape.heads % max(1, plan.tensor), f"{plan.tensor} GPUs cannot share {shape.heads} heads"),
         (plan.stages > shape.blocks, f"{shape.blocks} blocks are too few for the stages"),
         (plan.interleave > 1 and (plan.stages < 2 or shape.blocks % pieces),

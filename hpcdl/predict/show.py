@@ -89,10 +89,10 @@ def _planned(found: Forecast, point: Point) -> tuple[str, ...]:
     """Of a split transformer, its useful operations per GPU, as part of the peak, and memory."""
     if found.training.plan is None:
         return ()
-    memory = memory_bytes(found.training, point.gpus) / 1e9
-    fits = "" if memory * 1e9 <= found.machine.memory else " too much"
-    part = found.operations(point) / peak_of(found.machine, found.training.precision)
-    return f"{found.operations(point) / 1e12:.0f} ({part:.0%})", f"{memory:.0f}{fits}"
+    memory, rate = memory_bytes(found.training, point.gpus), found.operations(point)
+    part = rate / peak_of(found.machine, found.training.precision)
+    fits = "" if memory <= found.machine.memory else " too much"
+    return f"{rate / 1e12:.0f} ({part:.0%})", f"{memory / 1e9:.0f}{fits}"
 
 
 def hours(seconds: float) -> str:

@@ -23,22 +23,13 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from hpcdl import facts
+from hpcdl.predict import overlap as wfbp  # wait-free back-propagation
 from hpcdl.predict.allreduce import Line, lines, parameter_server
 from hpcdl.predict.feed import ENDLESS, Feed
 from hpcdl.predict.hardware import Machine
 from hpcdl.predict.memory import Plan
 from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, Network, roofline, scaled
-from hpcdl.predict.overlap import (
-    Cost,
-    Gradient,
-    Overlap,
-    after,
-    buckets,
-    gradients,
-    pack,
-    wait_free,
-)
-from hpcdl.predict.parallel import Work, efficiency, split
+from hpcdl.predict.parallel import Work, learned, split
 
 FORMS = ("horovod", "ddp", "fsdp", "replicated", "parameter_server", "no_overlap")
 _BUCKET = 25 * 2**20
@@ -108,8 +99,8 @@ class Profile:
     backward: float
     forward: float
     size: float
-    gradients: tuple[Gradient, ...]
-    packed: tuple[Gradient, ...]
+    gradients: tuple[wfbp.Gradient, ...]
+    packed: tuple[wfbp.Gradient, ...]
 
 
 @dataclass(frozen=True)
@@ -173,10 +164,10 @@ def profile(
     times = scaled(shares, step_seconds)
     sizes = [layer.parameters * float(training.gradient_bytes) for layer in training.net.layers]
     known = known or constants()
-    ready = gradients(times.backward, sizes)
+    ready = wfbp.gradients(times.backward, sizes)
     packed = (
-        buckets(ready, _BUCKET) if training.form == "ddp"
-        else pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
+        wfbp.buckets(ready, _BUCKET) if training.form == "ddp"
+        else wfbp.pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
     )  # fmt: skip
     forward, backward = sum(times.forward), sum(times.backward)
     return Profile(times.total, backward, forward, sum(sizes), ready, packed)
@@ -205,9 +196,8 @@ def predict_step(
     if training.plan:
         work = work_of(machine, training)
         pace = one.total / work.alone(training.plan)
-        found = split(replace(work, pace=pace), training.plan, gpus)
-        return Step(gpus, nodes, found.compute, 0.0, found.exchange, 0.0, 0.0, found.exchange, 0.0,
-                    found.losses)  # fmt: skip
+        whole, sent, losses = split(replace(work, pace=pace), training.plan, gpus)
+        return Step(gpus, nodes, whole, 0.0, sent, 0.0, 0.0, sent, 0.0, losses)
     local = max(1, gpus // nodes)
     compute = one.total * training.accumulation
     straggler = compute * known.straggler * largest_of(gpus)
@@ -226,7 +216,7 @@ def work_of(machine: Machine, training: Training) -> Work:
     """What the GPUs of a split training compute and exchange."""
     return Work(
         machine, training.net, training.batch, peak_of(machine, training.precision),
-        training.activation_bytes, training.gradient_bytes, efficiency(machine.gpu),
+        training.activation_bytes, training.gradient_bytes, learned(machine.gpu)["efficiency"],
     )  # fmt: skip
 
 
@@ -250,16 +240,16 @@ def _waiting(training: Training, unfed: float, gpus: int, nodes: int, known: Con
     return max(known.input * decoding, reading)
 
 
-def overlap(training: Training, one: Profile, candidates: Cost) -> Overlap:
+def overlap(training: Training, one: Profile, candidates: wfbp.Cost) -> wfbp.Overlap:
     """An all-reduce form beside back-propagation."""
     cost = cost_of(candidates)
     if training.form == "no_overlap":
-        return after(one.gradients, cost, one.backward)
+        return wfbp.after(one.gradients, cost, one.backward)
     sent = one.gradients if training.form == "replicated" else one.packed
-    return wait_free(sent, cost, one.backward)
+    return wfbp.wait_free(sent, cost, one.backward)
 
 
-def cost_of(candidates: Cost) -> Cost:
+def cost_of(candidates: wfbp.Cost) -> wfbp.Cost:
     """The candidates without those that another one beats at every size."""
     return tuple(
         one
@@ -297,7 +287,7 @@ def _sharded(rate: float, training: Training, one: Profile) -> tuple[float, floa
 
 def _served(line: Line, one: Profile) -> tuple[float, float, float]:
     """Parameter server: gradients go during back-propagation, weights come during forward."""
-    push = wait_free(one.gradients, (line,), one.backward)
+    push = wfbp.wait_free(one.gradients, (line,), one.backward)
     pull = len(one.gradients) * line.latency + line.rate * one.size
     exposed = push.exposed + max(0.0, pull - one.forward)
     return exposed, push.busy + pull, 2 * line.rate * one.size

@@ -11,17 +11,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
+from hpcdl.workflows.study import series as lines
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
 from hpcdl.workflows.study.model import SYNTHETIC, Rule, matches
-from hpcdl.workflows.study.series import (
-    but,
-    by_size,
-    efficiency,
-    line_of,
-    memory_bytes,
-    throttled,
-)
 from hpcdl.workflows.study.study_plan import Cell
 
 _SHOWN = 3
@@ -51,7 +44,7 @@ class Evidence:
     def pairs(self) -> Iterator[tuple[Measured, Measured]]:
         """Measurements that differ in the rule's `over` alone."""
         for one, other in combinations(self.measured, 2):
-            if but(one.values, self.rule.over) == but(other.values, self.rule.over):
+            if lines.but(one.values, self.rule.over) == lines.but(other.values, self.rule.over):
                 yield one, other
 
 
@@ -98,13 +91,13 @@ def _missing(rule: Rule, findings: Findings) -> list[str]:
 def _compared(rule: Rule, cell: Cell, findings: Findings) -> bool:
     """Whether a cell could change what a rule says: rules that compare need its like."""
     if rule.rule == "linear":
-        return not throttled(cell.run) and cell.data != SYNTHETIC
+        return not lines.throttled(cell.run) and cell.data != SYNTHETIC
     if rule.rule == "model":
         return bool(cell.run.predict)
     if not rule.over:
         return True
     values = {other.named.get(rule.over) for other in findings.plan.cells
-              if but(other.named, rule.over) == but(cell.named, rule.over)}  # fmt: skip
+              if lines.but(other.named, rule.over) == lines.but(cell.named, rule.over)}  # fmt: skip
     asked = {rule.better, rule.worse} if rule.rule == "faster" else values
     return cell.named.get(rule.over) in asked and asked <= values and len(asked) > 1
 
@@ -167,7 +160,7 @@ def _efficiency(evidence: Evidence) -> Answer:
     """Throughput over the one-rank run's times GPUs; where cores are shared, times cores."""
     rule = evidence.rule
     asked = [one for one in evidence.measured if one.cell.gpus in rule.gpus]
-    every = [(efficiency(evidence.findings, one), one) for one in asked]
+    every = [(lines.efficiency(evidence.findings, one), one) for one in asked]
     found = [(share, one) for share, one in every if share is not None]
     lone = [one.cell.label for share, one in every if share is None]
     if not found:
@@ -262,9 +255,9 @@ def _linear(evidence: Evidence) -> Answer:
     limit = evidence.rule.bound
     gaps: list[float] = []
     text, unknown = [], []
-    for name, series in by_size(evidence.findings, evidence.measured).items():
-        line = line_of(evidence.findings, series)
-        above = [one for one in series if (one.size or 0) > memory_bytes(evidence.findings)]
+    for name, series in lines.by_size(evidence.findings, evidence.measured).items():
+        line = lines.line_of(evidence.findings, series)
+        above = [one for one in series if (one.size or 0) > lines.memory_bytes(evidence.findings)]
         if line is None or not above:
             lack = "line through two sizes below" if line is None else "size above"
             unknown.append(f"{name} has no {lack} memory")

@@ -18,21 +18,7 @@ from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
-from hpcdl.workflows.study.model import (
-    SYNTHETIC,
-    DataSet,
-    Framework,
-    Original,
-    Panel,
-    Point,
-    Published,
-    Reads,
-    Rule,
-    Run,
-    Scale,
-    Study,
-    Table,
-)
+from hpcdl.workflows.study import model
 
 Place = tuple[str | int, ...]
 
@@ -55,7 +41,7 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
-def load_study(which: str) -> Study:
+def load_study(which: str) -> model.Study:
     """The study of a name, or of a file's path.
 
     Raises:
@@ -69,7 +55,7 @@ def load_study(which: str) -> Study:
     return read_study(_folder() / f"{which}.yaml")
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: Path) -> model.Study:
     """The study of a file; its faults as `load_study` raises them."""
     document = read_document(path, if_empty="`hpcdl study schema` has its keys")
     _check_version(document)
@@ -80,7 +66,7 @@ def read_study(path: Path) -> Study:
     return _study(values, path)
 
 
-def scale_of(study: Study, name: str) -> Scale:
+def scale_of(study: model.Study, name: str) -> model.Scale:
     """A size of a study; an unknown name is a `BadInput`."""
     if name not in study.scales:
         raise BadInput(f"unknown scale '{name}'", hint=did_you_mean(name, study.scales))
@@ -180,7 +166,7 @@ def _check_run(
         fault.unless_known(name, frameworks, (*where, "over", "framework"),
                            f"there is no framework '{name}'")  # fmt: skip
     for name in [run["data"], *over.get("data", ())]:
-        fault.unless_known(name, [SYNTHETIC, *data], (*where, "data"),
+        fault.unless_known(name, [model.SYNTHETIC, *data], (*where, "data"),
                            f"there is no data set '{name}'")  # fmt: skip
 
 
@@ -236,19 +222,19 @@ def _said(value: Any) -> bool:
     return value not in (None, "", [], {})
 
 
-def _study(values: dict[str, Any], path: Path) -> Study:
+def _study(values: dict[str, Any], path: Path) -> model.Study:
     made = {
-        "figure": tuple(Panel(**panel) for panel in values["figure"]),
+        "figure": tuple(model.Panel(**panel) for panel in values["figure"]),
         "published": tuple(map(_published, values["published"])),
         "scales": {name: _scale(name, scale) for name, scale in values["scales"].items()},
         "frameworks": {
-            name: Framework(**_frozen(one)) for name, one in values["frameworks"].items()
+            name: model.Framework(**_frozen(one)) for name, one in values["frameworks"].items()
         },
-        "tables": tuple(Table(**table) for table in values["tables"]),
-        "original": tuple(Original(**_frozen(one)) for one in values["original"]),
+        "tables": tuple(model.Table(**table) for table in values["tables"]),
+        "original": tuple(model.Original(**_frozen(one)) for one in values["original"]),
     }
     rest = {key: value for key, value in _frozen(values).items() if key != "schema"}
-    return Study(**{**rest, **made}, path=path)
+    return model.Study(**{**rest, **made}, path=path)
 
 
 def _frozen(values: dict[str, Any]) -> dict[str, Any]:
@@ -260,24 +246,29 @@ def _frozen(values: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _scale(name: str, values: dict[str, Any]) -> Scale:
+def _scale(name: str, values: dict[str, Any]) -> model.Scale:
     made = {
         "execution": PROFILES[values["execution"]],
-        "data": {key: DataSet(name=key, **data) for key, data in values["data"].items()},
+        "data": {key: model.DataSet(name=key, **data) for key, data in values["data"].items()},
         "runs": tuple(
-            Run(**{**_frozen(run), "reads": run["reads"] and Reads(**run["reads"])})
+            model.Run(**{**_frozen(run), "reads": run["reads"] and model.Reads(**run["reads"])})
             for run in values["runs"]
         ),
-        "acceptance": tuple(Rule(**_frozen(rule)) for rule in values["acceptance"]),
+        "acceptance": tuple(model.Rule(**_frozen(rule)) for rule in values["acceptance"]),
     }
-    return Scale(name=name, **{**values, **made})
+    return model.Scale(name=name, **{**values, **made})
 
 
-def _published(values: dict[str, Any]) -> Published:
+def _published(values: dict[str, Any]) -> model.Published:
     rows = [row for row in facts.load("throughput")["records"] if row["id"] in values["rows"]]
-    found = [Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup")) for row in rows]
+    found = [
+        model.Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup")) for row in rows
+    ]
     points = sorted(
-        [*(Point(**point) for point in values["points"]), *found], key=lambda point: point.gpus
+        [*(model.Point(**point) for point in values["points"]), *found],
+        key=lambda point: point.gpus,
     )
     source = f"{rows[0]['source']}: {rows[0]['hardware']}" if rows else ""
-    return Published(values["label"], values["source"] or source, tuple(points), values["where"])
+    return model.Published(
+        values["label"], values["source"] or source, tuple(points), values["where"]
+    )

@@ -12,18 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.system.figures import legend_below, plain_log
+from hpcdl.workflows.study import series as lines
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted
 from hpcdl.workflows.study.model import Panel, Published, matches
-from hpcdl.workflows.study.series import (
-    alone,
-    by_size,
-    ideal_ranks,
-    line_of,
-    memory_bytes,
-    series_name,
-    throttled,
-)
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -64,14 +56,14 @@ class Scene:
         """The measurements by line, in rising ranks."""
         found: dict[str, list[Measured]] = {}
         for one in sorted(self.measured, key=lambda one: one.ranks):
-            found.setdefault(series_name(self.findings, one.values), []).append(one)
+            found.setdefault(lines.series_name(self.findings, one.values), []).append(one)
         order = self.findings.measured.index
         return dict(sorted(found.items(), key=lambda item: order(item[1][0])))
 
     def predictions(self, name: str) -> list[Predicted]:
         """The predictions of a line."""
         return [one for one in self.predicted if matches(one.values, self.panel.where)
-                and series_name(self.findings, one.values) == name]  # fmt: skip
+                and lines.series_name(self.findings, one.values) == name]  # fmt: skip
 
     @property
     def published(self) -> tuple[Published, ...]:
@@ -100,7 +92,7 @@ def _efficiency(axes: Any, scene: Scene) -> None:
 
     def unit(base: Measured) -> Unit:
         cpus = int(base.result["layout"]["cpus_per_rank"])
-        return lambda ranks: base.rate * ideal_ranks(scene.findings, ranks, cpus) / 100
+        return lambda ranks: base.rate * lines.ideal_ranks(scene.findings, ranks, cpus) / 100
 
     _published_lines(axes, scene, of_each=True)
     axes.axhline(100, color="0.75", linewidth=0.9, zorder=0, label="nothing lost: ideal")
@@ -118,7 +110,7 @@ def _over_ranks(
 ) -> None:
     """Every series over its ranks, in units that may follow from its one-rank run."""
     for number, (name, ones) in enumerate(scene.series.items()):
-        base = alone(scene.measured, ones[0])
+        base = lines.alone(scene.measured, ones[0])
         if base is not None or scene.panel.panel == "rate":
             own = unit(base or ones[0])
             _measured_line(axes, name, ones, number, own)
@@ -193,7 +185,7 @@ def _ideal_line(axes: Any, scene: Scene) -> None:
     axes.plot(counts, counts, color="0.75", linewidth=0.9, zorder=0, label="a GPU each: ideal")
     if scene.shared and scene.measured:
         cpus = int(scene.measured[0].result["layout"]["cpus_per_rank"])
-        bound = [ideal_ranks(scene.findings, count, cpus) for count in counts]
+        bound = [lines.ideal_ranks(scene.findings, count, cpus) for count in counts]
         axes.plot(counts, bound, color="0.5", linewidth=0.9, zorder=0, linestyle=(0, (6, 2)),
                   label="shared cores: at best")  # fmt: skip
 
@@ -248,19 +240,19 @@ def _bars(
 def _bar_name(scene: Scene, one: Measured) -> str:
     ranks = "1 rank" if one.ranks == 1 else f"{one.ranks} ranks"
     counts = {other.ranks for other in scene.measured}
-    slow = " (slow reads)" if throttled(one.cell.run) else ""
-    name = series_name(scene.findings, one.values) + slow
+    slow = " (slow reads)" if lines.throttled(one.cell.run) else ""
+    name = lines.series_name(scene.findings, one.values) + slow
     return f"{name}, {ranks}" if len(counts) > 1 else name
 
 
 def _time_by_size(axes: Any, scene: Scene) -> None:
     """Seconds of an epoch over the size of the data; lines are fitted below memory, then dashed."""
-    memory = memory_bytes(scene.findings)
+    memory = lines.memory_bytes(scene.findings)
     largest = max((one.size or 0 for one in scene.measured), default=0)
     unit, name = (_GIGA, "GB") if largest > _GIGA else (_MEGA, "MB")
-    for number, (label, ones) in enumerate(by_size(scene.findings, scene.measured).items()):
+    for number, (label, ones) in enumerate(lines.by_size(scene.findings, scene.measured).items()):
         _sized(axes, ones, unit, label=label, **_style(number))
-        if line := line_of(scene.findings, ones):
+        if line := lines.line_of(scene.findings, ones):
             end = 1.05 * (ones[-1].size or 0)
             edge = min(memory, end)
             parts = [("-", 0.0, edge, line.at(edge)), ("--", edge, end, line.predicted(end))]
@@ -268,8 +260,8 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
                 if left < right:
                     axes.plot([left / unit, right / unit], [line.at(left), top], dashes,
                               linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
-        slow = [one for one in scene.measured if throttled(one.cell.run) and one.epoch_seconds
-                and series_name(scene.findings, one.values) == label]  # fmt: skip
+        slow = [one for one in scene.measured if lines.throttled(one.cell.run) and one.epoch_seconds
+                and lines.series_name(scene.findings, one.values) == label]  # fmt: skip
         if slow:
             style = {**_style(number), "marker": "X", "markerfacecolor": "white"}
             _sized(axes, slow, unit, label=f"{label}, slow storage", linestyle="--", **style)
