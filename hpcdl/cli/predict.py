@@ -60,7 +60,8 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
     add("--tensor", type=int, metavar="N",
         help="tensor parallelism: GPUs that share every block of a transformer, such as"
-        " --model gpt3_175b --size 2048 --tensor 8 --pipeline-stages 12 --checkpointing full")  # fmt: skip
+        " --model gpt3_175b --size 2048 --tensor 8 --pipeline-stages 12"
+        " --checkpointing full")  # fmt: skip
     add("--pipeline-stages", dest="stages", type=int, metavar="N",
         help="pipeline parallelism: stages that hold some blocks each")  # fmt: skip
     add("--interleave", type=int, metavar="N", help="virtual stages of a pipeline per GPU (1)")
