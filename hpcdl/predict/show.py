@@ -143,7 +143,7 @@ def forecast_data(found: Forecast) -> dict[str, Any]:
         "schema": 1,
         "partition": found.machine.name, "gpu": found.machine.gpu, "model": training.net.name,
         "batch_per_gpu": training.batch, "precision": training.precision, "form": training.form,
-        "images_per_epoch": found.images,
+        "plan": training.plan and vars(training.plan), "images_per_epoch": found.images,
         "calibration": {
             "step_seconds": base.seconds, "batch": base.batch, "source": base.source,
             "proof": base.proof, "low": base.low, "high": base.high,
