@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hpcdl.jobs.lint.check_steps import counts_cpus
 from hpcdl.jobs.lint.checks import checks
-from hpcdl.jobs.lint.job import Hit, Job, asks_per_task, at, gpu_requests, tasks_per_node
+from hpcdl.jobs.lint.job import Hit, Job, asks_per_task, at, gpu_requests, nodes, tasks_per_node
 from hpcdl.jobs.lint.options import Options
 from hpcdl.jobs.lint.parse import Assignment
 
@@ -23,6 +24,7 @@ _GLOBAL_RANKS = (
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
 _LOCAL = re.compile(r"\b(?:SLURM_LOCALID|OMPI_COMM_WORLD_LOCAL_RANK|LOCAL_RANK)\b", re.A)
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
+_NODE_RANK = re.compile(r"(?:node|machine)[-_]rank|NODEID")
 _INDEXED = re.compile(r"\[\s*\$?\{?(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\b", re.A)
 _RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
 _RANK = re.compile("SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK")
@@ -199,10 +201,12 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
     for step in job.sruns:
         if step.command.within("inner"):
             continue
-        # Agents that meet by a rendezvous take no heed of --node_rank.
+        # Agents that meet by a rendezvous take no heed of --node_rank; that of a single node is 0.
         meet = any("rdzv_backend" in one.value.replace("-", "_") for one in step.options.rest)
-        for word in step.options.rest:
-            if _filled_in(word.raw) and not (meet and "NODEID" in word.raw):
+        settled = meet or (nodes(step.options) if step.options.has("nodes") else job.nodes) == 1
+        for before, word in pairwise((step.command.words[0], *step.options.rest)):
+            of_node = _NODE_RANK.search(f"{before.raw} {word.raw}")
+            if _filled_in(word.raw) and not (settled and of_node):
                 yield Hit("rank-of-batch-shell", word.start, min(len(word.raw), 60))
 
 

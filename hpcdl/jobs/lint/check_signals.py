@@ -17,6 +17,8 @@ _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", r
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
 _PSEUDO = {"EXIT", "ERR", "DEBUG", "RETURN", "0"}
 _PROGRAMS = re.compile(r"(?:python[\d.]*|torchrun|accelerate|deepspeed|apptainer|singularity)\Z")
+_SERVES = re.compile(r"jupyter|dask-(?:scheduler|worker)|rserver|rstudio|code-server|tensorboard")
+"""In the words of a command: it serves a user until the job ends, by whatever status."""
 _EARLY = 60
 """Seconds by which Slurm may send --signal early, sbatch(1)."""
 
@@ -126,10 +128,13 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
     if not caught or (asked and not asked.batch):
         return
     start = caught[0].command.start
-    work = main_work(job, sleeps=True)
-    first = next(((c, place) for c, place in work if c.start > start), None)
-    if first is not None and not first[0].background:
-        yield Hit("trap-deferred", first[1], len(first[0].name) or 1)
+    work = [(c, place) for c, place in main_work(job, sleeps=True) if c.start > start]
+    # What runs before work in the background that is waited for prepares it.
+    commands = [one for one in job.script.commands if one.start > start]
+    last = max((one.start for one in commands if one.name == "wait"), default=0)
+    waited = any(one.background and one.start < last for one in commands)
+    if work and not work[0][0].background and not waited:
+        yield Hit("trap-deferred", work[0][1], len(work[0][0].name) or 1)
 
 
 @checks("wait-once")
@@ -199,7 +204,7 @@ def bare_waits(job: Job) -> Iterator[Hit]:
     """`wait` without a process: its status says nothing."""
     commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
     work = [command for command, _ in main_work(job)]
-    starts = [command.start for command in work if command.background]
+    starts = [one.start for one in work if one.background and not _serves(one)]
     served = [command.start for command in work if not command.background]
     careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
     decides = deciding(job)
@@ -216,6 +221,10 @@ def bare_waits(job: Job) -> Iterator[Hit]:
             yield Hit("wait-status", command.words[0].start, len("wait"))
         elif not careful and command.start in decides:
             yield Hit("wait-bare", command.words[0].start, len("wait"))
+
+
+def _serves(command: Command) -> bool:
+    return any(_SERVES.search(word.raw) for word in command.words)
 
 
 def _uses_status(command: Command) -> bool:

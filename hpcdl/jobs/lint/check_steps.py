@@ -177,7 +177,7 @@ def overlap_and_gpus(job: Job) -> Iterator[Hit]:
 def rank_binding(job: Job) -> Iterator[Hit]:
     """Binding by rank, which newer releases ignore."""
     for step in job.sruns:
-        option = step.options.last("cpu-bind", "cpu_bind")
+        option = step.options.last("cpu-bind")
         if option and option.text.split(",")[-1] in {"rank", "rank_ldom"}:
             yield at("cpu-bind-rank", option)
 

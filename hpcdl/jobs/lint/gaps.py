@@ -20,10 +20,14 @@ GAP = re.compile(
 )
 GAP_LINE = re.compile(r"[ \t]*(?:\{[\w{%#]|@@?\w|<[%\w]|%\w+%|__\w+\{|\$\{\w+\}\s*\Z)", re.A)
 """A line that begins with a gap."""
+GAP_BLOCK = re.compile(r"^[ \t]*\{([%#]).{0,2000}?\1\}", re.M | re.S)
+"""A template's own comment or statement, of one line or several."""
 FILLED = frozenset(("option-value", "directive-argument", "directive-variable", "shebang",
                     "assignment-spaced"))  # fmt: skip
 """Rules that say nothing of a template: what they find is filled in."""
-_NAME = re.compile(r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z", re.I)
+_NAME = re.compile(
+    r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z|(?:^|/)templates?/", re.I
+)
 _COMMENT = re.compile(r"\s#.*")
 _NUMBERS = {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "mem",
             "mem-per-cpu", "mem-per-gpu", "time", "array"}  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hpcdl.jobs.functions import INSTALLED, called
-from hpcdl.jobs.lint.gaps import GAP_LINE, is_template
+from hpcdl.jobs.lint.gaps import GAP_BLOCK, GAP_LINE, is_template
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Command, Reading, commands, read
 from hpcdl.jobs.lint.tokens import Word, unquote
@@ -198,9 +198,14 @@ class Script:
     @cached_property
     def header_end(self) -> int:
         """The number of the line where sbatch stops looking for directives."""
+        within = 0  # up to where a template's own comment or statement goes
         for line in self.lines:
             text = line.text.lstrip()
-            if text and not text.startswith("#") and not GAP_LINE.match(text):
+            if block := GAP_BLOCK.match(self.text, line.start):
+                within = block.end()
+            if line.start < within or not text or text.startswith("#"):
+                continue
+            if not GAP_LINE.match(text):
                 return line.number
         return len(self.lines) + 1
 
