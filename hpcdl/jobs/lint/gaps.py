@@ -26,7 +26,7 @@ FILLED = frozenset(("option-value", "directive-argument", "directive-variable", 
                     "assignment-spaced"))  # fmt: skip
 """Rules that say nothing of a template: what they find is filled in."""
 _NAME = re.compile(
-    r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z|(?:^|/)templates?/", re.I
+    r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z|(?:^|/)templates?/[^/]*\Z", re.I
 )
 _COMMENT = re.compile(r"\s#.*")
 _NUMBERS = {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "mem",

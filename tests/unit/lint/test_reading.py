@@ -190,6 +190,20 @@ _PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("job.sh", {"directive-variable"}),
+        ("templates/run/job.sh", {"directive-variable"}),
+        ("run/templates/job.txt", set()),
+        ("job.sh.j2", set()),
+    ],
+)
+def test_what_lies_among_templates_is_filled_in(name, said):
+    text = "#!/bin/bash\n#SBATCH --output=$HOME/%j.log\n./solver\n"
+    assert {one.rule.id for one in lint(text, name=name, version="26.05")} == said
+
+
 @given(st.lists(_PIECES, max_size=60).map("".join), st.sampled_from(["20.11.2", "22.05", "26.05"]))
 @settings(max_examples=400, deadline=None)
 def test_no_mixture_of_script_parts_crashes_the_linter(text, version):
