@@ -17,8 +17,10 @@ _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", r
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
 _PSEUDO = {"EXIT", "ERR", "DEBUG", "RETURN", "0"}
 _PROGRAMS = re.compile(r"(?:python[\d.]*|torchrun|accelerate|deepspeed|apptainer|singularity)\Z")
-_SERVES = re.compile(r"jupyter|dask-(?:scheduler|worker)|rserver|rstudio|code-server|tensorboard")
-"""In the words of a command: it serves a user until the job ends, by whatever status."""
+_SERVES = re.compile(
+    r"(?:.*/)?(?:jupyter[\w-]*|dask-(?:scheduler|worker)|rserver|code-server|tensorboard)\Z", re.A
+)
+"""A word of a command that serves a user until the job ends, by whatever status."""
 _EARLY = 60
 """Seconds by which Slurm may send --signal early, sbatch(1)."""
 
@@ -224,7 +226,7 @@ def bare_waits(job: Job) -> Iterator[Hit]:
 
 
 def _serves(command: Command) -> bool:
-    return any(_SERVES.search(word.raw) for word in command.words)
+    return any(_SERVES.match(word.value) for word in command.words)
 
 
 def _uses_status(command: Command) -> bool:
