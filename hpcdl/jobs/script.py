@@ -45,6 +45,7 @@ from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import templates
+from hpcdl.system.text import count_of
 from hpcdl.system.trust import make_private
 
 if TYPE_CHECKING:
@@ -332,8 +333,7 @@ def shape(layout: Layout) -> str:
     """The layout as text: `2 nodes x 4 GPUs`."""
     kind = "GPU" if layout.gpus_per_node else "rank"
     each = layout.gpus_per_node or layout.tasks_per_node
-    nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
-    return f"{nodes} x {each} {kind}{'' if each == 1 else 's'}"
+    return f"{count_of(layout.nodes, 'node')} x {count_of(each, kind)}"
 
 
 def _file(path: str, pattern: str = "") -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site.model import Gpu, GpuFigures, Partition
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import count_of, did_you_mean
 
 Row = dict[str, Any]
 _NONE: Mapping[str, Row] = {}
@@ -154,8 +154,7 @@ def one_group(partition: Partition, model: str | None) -> Partition:
 def ask_for(groups: Iterable[Partition]) -> str:
     """What may be asked for: `--gpu-model A100-PCIe-40GB (4 nodes x 4), or --gpu-model ...`."""
     said = [
-        f"--gpu-model {group.gpu.model} ({group.nodes} node{'' if group.nodes == 1 else 's'} x "
-        f"{group.gpu.per_node})"
+        f"--gpu-model {group.gpu.model} ({count_of(group.nodes, 'node')} x {group.gpu.per_node})"
         for group in groups
         if group.gpu
     ]

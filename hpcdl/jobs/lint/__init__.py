@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from hpcdl.jobs.lint.finding import Finding
 from hpcdl.slurm.rules import Release, all_rules, as_release, known_releases, rule
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.jobs.lint.cluster import Cluster
@@ -133,10 +132,7 @@ def explain(rule_id: str) -> str:
     Raises:
         BadInput: there is no such rule.
     """
-    known = {one.id: one for one in all_rules()}
-    if rule_id not in known:
-        raise BadInput(f"no rule '{rule_id[:60]}'", hint=did_you_mean(rule_id, known))
-    one = known[rule_id]
+    one = rule(rule_id)
     seen = "" if one.lint else "\nlint: no script shows it; the job generator follows it"
     return (
         f"{one.id}: {one.title}\n{one.severity}, {one.span}, {one.proof}\n\n"

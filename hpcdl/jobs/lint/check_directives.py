@@ -14,6 +14,7 @@ from hpcdl.jobs.lint.options import Option, Options, known_options, letters, rea
 from hpcdl.jobs.lint.parse import CONTINUED, Line, Script, directive_words
 from hpcdl.site import Partition
 from hpcdl.slurm.rules import Span, mpi_plugins, span
+from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.text import count_of, nearest
 
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
@@ -29,6 +30,7 @@ _EVERYWHERE = re.compile(
 )
 """Variables of a shell or a job; nothing stands for what a command prints."""
 _MAX_SUGGESTIONS = 20
+_TIME = re.compile(r"(?:\d{1,5}-)?\d{1,7}(?::\d{1,2}){0,2}", re.A)
 _ALIKE = 0.8
 """So much of two names is the same where one is a slip of the pen: `--partiton`, not `--image`."""
 
@@ -112,7 +114,7 @@ def unknown_options(job: Job) -> Iterator[Hit]:
     for command, options in job.commands_at():
         for option in options.given:
             if option.fact is not None:
-                yield from _outside_its_span(job, option)
+                yield from _outside(job, option, option.fact.span, f"--{option.fact.name}")
                 yield from _value_outside_its_span(job, command, option)
                 continue
             key = command, option.name[:60]
@@ -132,12 +134,6 @@ def unknown_options(job: Job) -> Iterator[Hit]:
             dashes = "--" if job.script.text.startswith("--", option.start) else "-"
             hint = f", {other} has" if theirs else close[key]
             yield at(rule, option, f"{command} has no {dashes}{option.name[:60]}{hint}")
-
-
-def _outside_its_span(job: Job, option: Option) -> Iterator[Hit]:
-    fact = option.fact
-    assert fact is not None
-    yield from _outside(job, option, fact.span, f"--{fact.name}")
 
 
 def _outside(job: Job, option: Option, releases: Span, what: str) -> Iterator[Hit]:
@@ -293,17 +289,5 @@ def _too_many_cpus(job: Job, options: Options) -> Iterator[Hit]:
 
 def time_minutes(options: Options) -> int | None:
     """--time in minutes, rounded up; None where absent, unlimited or malformed."""
-    text = options.last("time")
-    if text is None:
-        return None
-    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?", text.text, re.A)
-    if match is None:
-        return None
-    days, *rest = match.groups()
-    parts = [int(part) for part in rest if part is not None]
-    if days is not None:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-        return int(days) * 1440 + hours * 60 + minutes + (seconds > 0)
-    if len(parts) == 3:
-        return parts[0] * 60 + parts[1] + (parts[2] > 0)
-    return parts[0] + (len(parts) == 2 and parts[1] > 0)
+    limit = options.last("time")
+    return slurm_minutes(limit.text) if limit and _TIME.fullmatch(limit.text) else None

@@ -27,14 +27,14 @@ _COUNT_OPTIONS = ("-n", "-np", "--np", "-c", "--n")
 _PAIRED = ("-mca", "--mca", "-gmca", "--gmca", "-genv", "-env")
 """Options of mpirun that take a name and a value."""
 _SET_BY = {
-    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
-    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
-    "SLURM_CPUS_PER_GPU": ("cpus-per-gpu",),
-    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
-    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
-    "SLURM_MEM_PER_CPU": ("mem-per-cpu",),
+    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_CPUS_PER_TASK": "cpus-per-task",
+    "SLURM_CPUS_PER_GPU": "cpus-per-gpu",
+    "SLURM_GPUS_PER_TASK": "gpus-per-task",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_MEM_PER_CPU": "mem-per-cpu",
 }
-"""Variables of a job, and the options without which they are not set (sbatch(1)).
+"""Variables of a job, and the option without which each is not set (sbatch(1)).
 
 Not those of arrays, which are mostly asked for at the command line.
 """
@@ -201,7 +201,7 @@ def variables_that_slurm_does_not_set(job: Job) -> Iterator[Hit]:
         for word in (*command.assignments, *command.words):
             for match in _USED.finditer(word.raw) if "SLURM_" in word.raw else ():
                 name = match.group(1) or match.group(2)
-                if not job.options.has(*_SET_BY[name]) and not job.script.assigned(name):
-                    detail = f"without --{_SET_BY[name][0]} {name} is not set"
+                if not job.options.has(_SET_BY[name]) and not job.script.assigned(name):
+                    detail = f"without --{_SET_BY[name]} {name} is not set"
                     yield Hit("variable-unset", word.start + match.start(),
                               len(match.group()), detail)  # fmt: skip

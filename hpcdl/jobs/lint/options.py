@@ -29,7 +29,6 @@ class OptionFact:
     letter: str
     argument: str
     span: Span
-    plugin: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ def known_options(command: str) -> dict[str, OptionFact]:
     """The options that some release of a command (sbatch, srun) or a plug-in knows, by name."""
     facts = load("slurm_options")
     own = [row for row in facts["options"] if command in row["commands"]]
-    known = [(row, False) for row in own] + [(row, True) for row in facts["plugins"]]
-    return {row["name"]: _fact(row, plugin) for row, plugin in known}
+    return {row["name"]: _fact(row) for row in (*own, *facts["plugins"])}
 
 
 @cache
@@ -182,11 +180,6 @@ def _cluster(words: Sequence[Word], index: int, command: str) -> tuple[list[Opti
     return options, 1
 
 
-def _fact(row: dict[str, Any], plugin: bool) -> OptionFact:
-    return OptionFact(
-        row.get("means", row["name"]),
-        row.get("short", ""),
-        row.get("argument", "none"),
-        span(row),
-        plugin,
-    )
+def _fact(row: dict[str, Any]) -> OptionFact:
+    name, letter = row.get("means", row["name"]), row.get("short", "")
+    return OptionFact(name, letter, row.get("argument", "none"), span(row))
