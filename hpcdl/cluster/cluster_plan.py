@@ -36,12 +36,7 @@ def request(
 ) -> ClusterRequest:
     """The hardware and the partitions that a site asks for.
 
-    Args:
-        site: the site to emulate.
-        mode: `namespaces` or `loopback`.
-        accounting: whether slurmdbd is wanted.
-        max_nodes: at most so many nodes of each partition.
-        slurm: the release of Slurm, empty for the machine's own.
+    At most `max_nodes` of each partition; `slurm` is a release, empty for the machine's own.
 
     Raises:
         BadInput: host list and number of nodes differ, or two partitions describe the same

@@ -56,9 +56,7 @@ def modules(current: ClusterState) -> Path:
 def environment(current: ClusterState, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """A whole environment for programs that use the cluster.
 
-    Args:
-        current: the cluster.
-        base: what to build on; this process's environment by default.
+    `base` is what to build on, this process's environment by default.
     """
     merged = {**(os.environ if base is None else base), **variables(current)}
     if (own := commands(current)) is not None:

@@ -108,11 +108,7 @@ def reserved_ports(mode: str, nodes: int, base: int | None) -> Iterator[Ports]:
     Another user's cluster may choose at the same moment, and a lock that two users share any third
     could hold for ever. So each port is bound here, which the kernel lets one process do, and then
     marked for reuse: daemons, which ask for reuse, can listen on it, and another search cannot.
-
-    Args:
-        mode: `namespaces` or `loopback`.
-        nodes: how many nodes.
-        base: the base that the user wants; found by search where None.
+    `base` is the one that the user wants, None for any.
 
     Raises:
         BadInput: the wanted base is not a port.

@@ -30,10 +30,7 @@ def silent(_: str) -> None:
 def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
     """Stop a cluster and whatever of it is left, after a crash too.
 
-    Args:
-        directory: its state directory.
-        purge: remove the directory with its logs and its accounting database as well.
-        say: called with a line for each step.
+    With `purge` the directory goes, too, with its logs and its accounting database.
 
     Returns:
         Whether there was anything to stop or remove.

@@ -133,11 +133,7 @@ def network_variables(partition: Partition, layout: Layout) -> tuple[tuple[str, 
 
 
 def check_trust(site: Site, spec: JobSpec) -> None:
-    """Refuse TensorFlow's server where nobody said that the network may be trusted with it.
-
-    Raises:
-        BadInput: see above.
-    """
+    """Raise BadInput for TensorFlow's server where nobody said that the network may be trusted."""
     if spec.launcher == "multiworker" and not (spec.trusted_network or site.trusted_network):
         raise BadInput(
             "the launcher 'multiworker' opens TensorFlow's server, which asks nobody for a "
@@ -148,11 +144,7 @@ def check_trust(site: Site, spec: JobSpec) -> None:
 
 
 def check_container(site: Site, spec: JobSpec) -> None:
-    """Refuse a container where the site declares no runtime for it.
-
-    Raises:
-        BadInput: see above.
-    """
+    """Raise BadInput for a container where the site declares no runtime for it."""
     if spec.container and site.container is None:
         raise BadInput(
             f"the site '{site.name}' declares no container runtime",

@@ -250,11 +250,7 @@ def _is_there(path: Path) -> bool:
 
 
 def check_data(spec: JobSpec) -> None:
-    """Refuse a data set that is not there: it lies on the file system that nodes share.
-
-    Raises:
-        BadInput: see above.
-    """
+    """Raise BadInput for a data set that is not on the file system, which nodes share."""
     if spec.data and not Path(spec.data).exists():
         raise BadInput(
             f"there is no data set {spec.data}",

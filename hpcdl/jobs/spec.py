@@ -171,11 +171,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
 
 
 def check_name(name: str) -> None:
-    """Refuse names that cannot be a job's or, as they name directories too, a sweep's.
-
-    Raises:
-        BadInput: see above.
-    """
+    """Raise BadInput for names that cannot be a job's or, as directories bear them, a sweep's."""
     if not _NAME.match(name):
         raise BadInput(
             f"the job name {_shown(name)} is not possible",

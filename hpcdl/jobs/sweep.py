@@ -187,12 +187,9 @@ def _check_matrix(
 def check_keys(
     base: JobSpec, matrix: Mapping[str, Sequence[str]], options: Collection[str] = ()
 ) -> None:
-    """Refuse a key that is nearly one of the job's: it would become an option of the program.
+    """Raise BadInput for a key that is nearly one of the job's: it would be the program's option.
 
     `options` are the program's, where they are known.
-
-    Raises:
-        BadInput: see above.
     """
     for key in set(matrix) - {*JOB_KEYS, *options}:
         close = nearest(key, JOB_KEYS, cutoff=0.8)

@@ -36,10 +36,7 @@ def shares(
 ) -> tuple[Share, ...]:
     """The sums by these keys, in the order of time or, without months, the largest first.
 
-    Args:
-        records: runs of jobs, from accounting.
-        keys: of KEYS.
-        module: the module of a job, by its id.
+    `keys` are of KEYS; `module` gives the module of a job by its id.
     """
     groups: dict[tuple[str, ...], list[Consumed]] = {}
     for record in records:

@@ -37,14 +37,8 @@ def write_measurement(
 ) -> Path:
     """Write result.json; its path.
 
-    Args:
-        kind: what was measured.
-        hosts: the node of every rank.
-        gpu_per_rank: GPUs that a rank used.
-        versions: of the software that took part.
-        options: what was asked for.
-        samples: every single measurement.
-        summary: the metrics that checks read.
+    `hosts` has the node of every rank, `samples` every single measurement, `summary` the metrics
+    that checks read.
     """
     nodes = list(dict.fromkeys(hosts))
     path = job_directory() / RESULT.name

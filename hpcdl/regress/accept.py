@@ -94,12 +94,8 @@ def answer_now(
 ) -> GateAnswer:
     """The gate's answer now, from a site's history and what people decided about its series.
 
-    Args:
-        site: the cluster.
-        given: the history's file, where it is not the site's own.
-        partitions: only these; all by default.
-        names: only these checks; all by default.
-        rulings: those of the site, if they have been read already.
+    `given` is the history's file, where it is not the site's own. It is about all partitions and
+    all checks (`names`) by default.
     """
     with open_history(history_path(site, given), site.name) as history:
         return ask(history, partitions=partitions, names=names, now=datetime.now(timezone.utc),
@@ -125,12 +121,7 @@ def read_accepted(path: Path) -> tuple[Acceptance, ...]:
 def accept(site: Site, history: History, answer: GateAnswer, what: str, given: Acceptance) -> Edits:
     """Accept a finding: its level, or until a day.
 
-    Args:
-        site: whose files are changed.
-        history: of the site's nights.
-        answer: the gate's, which has the finding.
-        what: a finding's id, or the name of its series.
-        given: by whom, why, when, and until when.
+    `what` is a finding's id, or the name of its series.
 
     Raises:
         BadInput: there is no such finding, or it cannot be accepted so.

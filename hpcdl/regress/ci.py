@@ -101,10 +101,7 @@ def site_file(kind: str, site: Site, given: str | None) -> str:
 def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     """The pipeline's files by name.
 
-    Args:
-        kind: one of `KINDS`.
-        site: whose pipeline it is.
-        request: times, paths and who runs it.
+    `kind` is one of `KINDS`.
 
     Raises:
         BadInput: a time or a day that is none.

@@ -84,13 +84,8 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
         rulings: Rulings | None = None) -> GateAnswer:  # fmt: skip
     """The gate's answer for the series of a history.
 
-    Args:
-        history: the results of all nights.
-        partitions: only these; all by default.
-        names: only these checks; all by default.
-        now: the time, for results that are too old to count.
-        execution: says by how much nodes differ by chance.
-        rulings: what people decided about series.
+    It is about all partitions and all checks (`names`) by default. `now` is for results that are
+    too old to count; `execution` says by how much nodes differ by chance.
     """
     history = history if now is None else history.as_of(now)
     known = history.series()
@@ -209,11 +204,7 @@ def first_night(
 ) -> str:
     """The first night that a series' changes are looked for in.
 
-    Args:
-        series: the series.
-        last: the time of its newest result.
-        rulings: what people decided about series.
-        today: the day, for what is accepted until a day.
+    `last` is the time of its newest result, `today` the day for what is accepted until a day.
     """
     accepted = rulings.since(series, today or date.fromisoformat(last[:10])) if rulings else ""
     return max(_days_before(last, LOOK_BACK_DAYS), accepted)

@@ -76,9 +76,7 @@ def exit_fault(code: int | None) -> Fault:
 def unavailable(record: JobRecord, states: Mapping[str, str]) -> Fault | None:
     """Why a job cannot start at all, or None: a node that it must have takes no jobs.
 
-    Args:
-        record: what Slurm says of the job.
-        states: of the nodes that it must have, by name.
+    `states` are those of the nodes that it must have, by name.
     """
     if record.state != "PENDING":
         return None

@@ -53,9 +53,8 @@ def node_of(verdict: Verdict) -> str:
 def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> tuple[SlowNode, ...]:
     """The nodes that are slower than the others in runs of one case.
 
-    Args:
-        verdicts: of one case on one partition; those of several nodes are left out.
-        least: how far below the others' median counts at all, as a fraction.
+    Verdicts of jobs on several nodes are left out. `least` is how far below the others' median
+    counts at all, as a fraction.
     """
     judged = [verdict for verdict in verdicts if verdict.status in _JUDGED and node_of(verdict)]
     names = [metric.name for metric in judged[0].metrics if metric.wanted] if judged else []
@@ -72,9 +71,7 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> tuple[Sl
 def slower_than_the_rest(each: Mapping[str, float], least: float = 0.0) -> tuple[str, ...]:
     """The nodes whose value lies below what the rest's scatter explains.
 
-    Args:
-        each: a value by node; higher is better.
-        least: how far below the rest's median counts at all, as a fraction.
+    `each` is a value by node, higher is better; `least` is as in `find_slow_nodes`.
     """
     return _slower({node: (value,) for node, value in each.items()}, least)
 
@@ -95,9 +92,8 @@ def _slower(each: Mapping[str, Sequence[float]], least: float = 0.0) -> tuple[st
 def slow_nights(nights: Sequence[Mapping[str, float]], least: float = 0.0) -> tuple[str, ...]:
     """The nodes that are slower than the rest over the last nights, and on each of them.
 
-    Args:
-        nights: a value by node, of each night, oldest first; the last 3 of several nodes count.
-        least: how far below the rest's median counts at all, as a fraction.
+    Each night has a value by node, oldest night first; the last 3 of several nodes count. `least`
+    is as in `find_slow_nodes`.
     """
     recent = [night for night in nights if len(night) > 1 and median(night.values()) > 0]
     each: dict[str, list[float]] = {}

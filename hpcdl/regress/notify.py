@@ -121,11 +121,7 @@ def tell(
 ) -> list[str]:
     """Tell everybody what has changed since the last notice; what went wrong, in a line each.
 
-    Args:
-        site: the site's name.
-        answer: the gate's.
-        addressees: whom to tell.
-        page: a page to attach to mails.
+    `page` is attached to mails.
     """
     record = home("notices") / f"{site}.json"
     before = _read(record)

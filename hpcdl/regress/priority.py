@@ -21,10 +21,7 @@ NICENESS = -15
 def go_first(job: int, cluster: str, proc: Path = Path("/proc")) -> int:
     """Give all threads of a job's processes precedence; how many processes it found.
 
-    Args:
-        job: Slurm's job id.
-        cluster: the path of slurm.conf: another cluster on this machine may have the same id.
-        proc: where the kernel tells of processes.
+    `cluster` is the path of slurm.conf: another cluster on this machine may have the same id.
     """
     if os.geteuid() != 0:
         return 0

@@ -58,11 +58,7 @@ def propose(
 ) -> Drafts:
     """Draft references from the runs of the release that is published now.
 
-    Args:
-        site: whose references.
-        modules: what jobs load now.
-        partitions: only these; all by default.
-        names: only these checks, or `check/case`; all by default.
+    All partitions and all checks (`names`, also as `check/case`) by default.
 
     Raises:
         BadInput: an unknown partition, or a reference file with faults.

@@ -69,10 +69,8 @@ class Rulings:
     ) -> Finding | None:
         """The finding as accepted, None where it stands.
 
-        Args:
-            finding: what speaks against a series.
-            today: the day.
-            last: of its newest result; what failed before its level was accepted is accepted.
+        `last` is the day of its newest result: what failed before its level was accepted is
+        accepted.
         """
         for one in self.accepted:
             asleep = not one.since and one.id == finding.id

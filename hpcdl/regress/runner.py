@@ -58,11 +58,8 @@ def run_checks(
 ) -> CheckOutcome:
     """Run checks and judge them.
 
-    Args:
-        site: where.
-        modules: of the release that the checks must use, the same everywhere or by partition.
-        request: which.
-        progress: called about ten times a second while ReFrame runs.
+    `modules` are of the release that the checks must use; `progress` is called about ten times a
+    second while ReFrame runs.
 
     Raises:
         MissingPrerequisite: no ReFrame, or Slurm is away.

@@ -22,11 +22,8 @@ def faults_of(
 ) -> list[Fault]:
     """What is wrong with any measuring job's result.
 
-    Args:
-        measured: its result.json.
-        layout: the job's layout as plain values.
-        release: the id of the release that it must have used; None where there is none.
-        real_gpus: whether its ranks must have had a GPU each.
+    `layout` is the job's as plain values, `release` the id of the one that it must have used;
+    `real_gpus` says whether its ranks must have had a GPU each.
     """
     if measured.faults:
         return [as_fault(said) for said in measured.faults]
@@ -65,11 +62,7 @@ def binding_faults(
 ) -> list[Fault]:
     """What is wrong with where ranks are and what each has.
 
-    Args:
-        probes: what every rank saw.
-        layout: the job's layout as plain values.
-        release: the release's id, None where there is none.
-        bound: whether Slurm binds CPUs here.
+    `probes` are what every rank saw; `bound` says whether Slurm binds CPUs here.
     """
     nodes, tasks = int(layout["nodes"]), int(layout["tasks_per_node"])
     expected = Expectation(

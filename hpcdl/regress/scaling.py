@@ -78,11 +78,7 @@ def expected_efficiency(
 ) -> Reference | None:
     """The efficiency that the model of scaling expects, None where it knows nothing.
 
-    Args:
-        case: the training, with its number of ranks.
-        partition: where it ran.
-        single: images per second of one rank the same night.
-        check: the check's name.
+    `single` is images per second of one rank the same night.
     """
     gpus = case.nodes * case.ranks
     whole = case.nodes == 1 or case.ranks == partition.gpus_per_node

@@ -127,9 +127,7 @@ class Verdict:
 def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     """The verdict on one test case of ReFrame's report.
 
-    Args:
-        case: the test case as the report has it.
-        machine: this machine's fingerprint, to know references of another one.
+    `machine` is this machine's fingerprint, to know references of another one.
     """
     evidence: Mapping[str, Any] = case.get("evidence") or {}
     metrics = _metrics(case, evidence)
@@ -160,11 +158,8 @@ def judge_tries(
 ) -> Verdict:
     """The verdict on a case that ran once or several times: the last one's, with the first fault.
 
-    Args:
-        cases: the tries, in order.
-        machine: as in `judge`.
-        any_fault: whether whatever failed may be tried again; else rates only, and any other
-            fault of the first try stands.
+    With `any_fault` whatever failed may be tried again; else rates only, and any other fault of the
+    first try stands.
     """
     first, last = judge(cases[0], machine), judge(cases[-1], machine)
     if len(cases) == 1 or not (any_fault or _only_slow(first)):

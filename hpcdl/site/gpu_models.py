@@ -25,9 +25,7 @@ _MIG = re.compile(r"(^|[-_])(mig|\d+g\.\d+gb)")
 def find_row(model: str, own: Mapping[str, Row] = _NONE) -> Row | None:
     """The row of a model as plain values, its name under `model`; None where nobody knows it.
 
-    Args:
-        model: its name, or an alias, in any case.
-        own: the site's rows by name.
+    `own` are the site's rows by name.
     """
     mine = {_canonical(name).casefold(): row or {} for name, row in own.items()}
     named = {_canonical(name).casefold(): name for name in own}

@@ -56,10 +56,8 @@ def consumed_by(line: str) -> Consumed:
 def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]:
     """What jobs took of the machine in a time, by accounting; a requeued job is there per run.
 
-    Args:
-        since: where the time begins, as `sacct --starttime` takes it.
-        until: where it ends.
-        everybody: all users' jobs, as far as Slurm shows them, instead of one's own.
+    Times are as `sacct --starttime` takes them; `everybody` means all users' jobs, as far as Slurm
+    shows them, instead of one's own.
 
     Raises:
         MissingPrerequisite: there is no accounting, or it does not answer.

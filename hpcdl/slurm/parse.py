@@ -186,9 +186,8 @@ EXIT_FORMAT = "JobID:12,exit_code:12,RestartCnt:12"
 def job(fields: Sequence[str], ended: Sequence[int] = (0, 0, 0)) -> JobRecord:
     """A record of squeue.
 
-    Args:
-        fields: those of JOB_FORMAT.
-        ended: the batch script's exit code and signal, and the number of restarts.
+    `fields` are those of JOB_FORMAT; `ended` has the batch script's exit code and signal, and the
+    number of restarts.
     """
     number, state, array, tasks, where, nodes, submitted, *times, reason, script, name = fields
     started, end, limit = times

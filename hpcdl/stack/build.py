@@ -229,11 +229,7 @@ def plan_stack(
 ) -> tuple[tuple[BuildPlan, ...], tuple[Blocked, ...]]:
     """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
 
-    Args:
-        site: whose prefix.
-        name: which stack; the first one by default.
-        partition: the build for this partition only.
-        horovod: False leaves it out, whatever the site says.
+    `partition` asks for its build only; `horovod` False leaves that out, whatever the site says.
 
     Raises:
         BadInput: there is no such stack or partition.

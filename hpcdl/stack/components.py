@@ -97,8 +97,7 @@ def _address(entry: Mapping[str, str]) -> str:
 def licence_words(metadata: Any) -> list[str]:
     """What a package's metadata says of its licence, surest first; a line of 200 characters each.
 
-    Args:
-        metadata: headers, as `importlib.metadata` and `email.parser` give them.
+    `metadata` are headers, as `importlib.metadata` and `email.parser` give them.
     """
     said = [metadata["License-Expression"] or "", (metadata["License"] or "")]
     said += [text.split(" :: ")[-1] for text in metadata.get_all("Classifier") or []

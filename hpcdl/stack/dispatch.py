@@ -85,12 +85,8 @@ def taken_off(
 ) -> tuple[str, ...]:
     """What a rollback to `target` takes off: later releases for the same partitions.
 
-    Args:
-        site: its partitions and the stacks they want.
-        published: what counts, newest last.
-        known: the releases that are there, by id.
-        target: the release to go back to.
-        undone: one that goes in any case: the current one, where nobody named a target.
+    `published` is what counts, newest last. `undone` goes in any case: the current one, where
+    nobody named a target.
     """
     if target not in published:
         return ()
@@ -125,12 +121,7 @@ def given_since(
 ) -> set[str]:
     """The releases that a plain load gave on a partition after the first events, and ever since.
 
-    Args:
-        site: its partitions and the stacks they want.
-        events: the whole history.
-        known: the releases that are there, by id.
-        partition: where the load was.
-        first: how many events had happened.
+    `first` is the number of events before the load.
     """
     given: set[str] = set()
     for end in range(first, len(events) + 1):
@@ -147,9 +138,7 @@ def _last(published: list[str], name: str) -> int:
 def choose(site: Site, published: Sequence[Release]) -> Dispatch:
     """The release of every partition of the site.
 
-    Args:
-        site: its partitions and the stacks they want.
-        published: what counts, at least one release, newest last.
+    `published` is what counts: at least one release, newest last.
     """
     chosen = {name: _for_partition(name, site, published) for name in site.partitions}
     models = {

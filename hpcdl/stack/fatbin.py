@@ -58,12 +58,9 @@ class SharedObject:
 def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
     """Whether code runs on a GPU: `machine`, `ptx` (the driver must compile it) or `no`.
 
-    Machine code runs on its SM and newer ones of the same major number; PTX on its SM and all
-    newer ones (CUDA C++ Programming Guide, binary and PTX compatibility).
-
-    Args:
-        codes: what a file has.
-        compute: the GPU's compute capability, such as `6.0`.
+    Machine code runs on its SM and newer ones of the same major number; PTX on its SM and all newer
+    ones (CUDA C++ Programming Guide, binary and PTX compatibility). `compute` is the GPU's compute
+    capability, such as `6.0`.
     """
     major, minor = (int(part) for part in compute.split("."))
     here = major * 10 + minor

@@ -63,13 +63,9 @@ def collect(
 ) -> Garbage:
     """Remove what nothing needs, or tell what would be removed.
 
-    Args:
-        site: whose prefix.
-        pinned: the releases that queued and running jobs need, each with the reason; asked
-            under the lock.
-        keep: how many of the last published ones stay, the current one among them.
-        unpublished: remove releases too that were built and never published.
-        dry_run: only tell.
+    `pinned` gives the releases that queued and running jobs need, each with the reason; it is asked
+    under the lock. `keep` is how many of the last published ones stay, the current one among them;
+    with `unpublished` those that were never published go, too.
 
     Raises:
         MissingPrerequisite: no permission, or a publish is at work for too long.

@@ -42,9 +42,8 @@ def gpus_of(site: Site, names: Sequence[str]) -> list[Gpu]:
 def models(archs: tuple[str, ...], own: Iterable[Gpu] = ()) -> list[str]:
     """The GPUs, as the driver calls them, that machine code for these runs on.
 
-    Args:
-        archs: what was compiled for, such as `60`.
-        own: GPUs of the site, which may be none of the facts'.
+    `archs` is what was compiled for, such as `60`; `own` GPUs of the site may be none of the
+    facts'.
     """
     code = [f"sm_{arch}" for arch in archs]
     known = (gpu_named(name) for name in facts.load("gpus")["gpus"])
@@ -57,12 +56,8 @@ def needs_of(
 ) -> dict[str, Any]:
     """The guard's table: `cpu_flags`, and for GPUs `driver`, `gpus` and `compute`.
 
-    Args:
-        archs: Spack's cuda_arch values, such as `60`; none for CPUs.
-        cuda: the release of CUDA.
-        target: the microarchitecture that it is compiled for.
-        gpus: of the partitions that it serves; a site may have models of its own.
-        wheels: whether TensorFlow comes from wheels.
+    `archs` are Spack's cuda_arch values, such as `60`, none for CPUs; `target` is the
+    microarchitecture that it is compiled for; `gpus` are those of the partitions that it serves.
     """
     flags = cpu_flags(target, wheels=wheels)
     if not archs:

@@ -85,13 +85,8 @@ def build_horovod(
 ) -> Path:
     """The wheel, built now where it is not there.
 
-    Args:
-        recipe: what to build.
-        python: the Python it is for.
-        mpi: the MPI it is for, as `mpi_version` tells.
-        environment: a virtual environment that has TensorFlow, NCCL and setuptools.
-        toolchain: finds the compilers; asked only where there is something to build.
-        say: told what happens.
+    `environment` is a virtual environment that has TensorFlow, NCCL and setuptools; `toolchain` is
+    asked only where there is something to build.
 
     Raises:
         MissingPrerequisite: a compiler or MPI is missing, or the sources are not those of the

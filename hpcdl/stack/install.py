@@ -70,11 +70,8 @@ def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) ->
 def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) -> None:
     """Compile every module below `site_packages`, taking what `store` has from earlier.
 
-    Args:
-        python: the environment's interpreter.
-        site_packages: where its modules lie.
-        store: a directory named for the set of wheels; filled where it is absent.
-        log: what the compiler says; a file of tests that is no valid Python is no failure.
+    `store` is named for the set of wheels, and filled where it is absent. A file of tests that is
+    no valid Python is no failure.
     """
     if store.is_dir():
         require_private(store)  # it is run instead of the sources
@@ -152,9 +149,8 @@ def _allow(path: str, bits: int) -> None:
 def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> None:
     """Refuse before anything is fetched or written where it will not fit.
 
-    Args:
-        needs: GB by directory; what lies in one file system is added up.
-        only_look: make no directory, to see whether that can be done.
+    `needs` are GB by directory; what lies in one file system is added up. With `only_look` no
+    directory is made, to see whether that can be done.
 
     Raises:
         MissingPrerequisite: says where, how much is needed and how much is there, in GB.

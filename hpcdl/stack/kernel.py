@@ -47,11 +47,8 @@ class Kernel:
 def plan_kernel(site: Site, release: Release, *, follow: bool, prefix: Path | None) -> Kernel:
     """The kernel spec of a release.
 
-    Args:
-        site: says where Lmod is.
-        release: what is published, or the named one.
-        follow: whether later publishes change what it starts.
-        prefix: where Jupyter is installed, for all its users; else the user's own.
+    `follow` says whether later publishes change what it starts; `prefix` is where Jupyter is
+    installed for all its users, else it is for this user.
 
     Raises:
         BadInput: the release has no ipykernel.

@@ -84,9 +84,7 @@ def code_faults(release: Release) -> tuple[list[str], str]:
 def claims_not_held(release: Release, seen: Mapping[str, Any]) -> Iterator[str]:
     """What a release for GPUs claims of Horovod and Horovod does not say itself.
 
-    Args:
-        release: what was loaded.
-        seen: `horovod`, `horovod_cuda` and `nccl` as the gate's program saw them.
+    `seen` has `horovod`, `horovod_cuda` and `nccl` as the gate's program saw them.
     """
     claimed = release.versions.get("nccl")
     if claimed is None or not seen["horovod"]:

@@ -32,9 +32,7 @@ def users_path(site: Site) -> Path:
 def write_cache(site: Site, modules: Path) -> None:
     """Put Lmod's list of a set of modulefiles beside them, as users will see them.
 
-    Args:
-        site: says where Lmod is and what users' MODULEPATH is.
-        modules: the set, before it is in place.
+    `modules` is the set's directory before it is in place.
     """
     spider = site.paths.lmod_init.parents[1] / "libexec" / "spider"
     if not spider.is_file():

@@ -41,10 +41,7 @@ def require_safe_modes(release: Release, seen: Mapping[str, os.stat_result]) -> 
 def require_readers(site: Site, release: Release, say: Callable[[str], None]) -> None:
     """Hold what lies around a release against the rule: directories above it, and its Python.
 
-    Args:
-        site: of a private one it is only said.
-        release: whose root and interpreter.
-        say: told of each fault there.
+    Of a private site `say` is told of each fault, and that is all.
 
     Raises:
         CheckFailed: users cannot reach the release, or cannot run the Python it is built on.
@@ -93,10 +90,8 @@ def _cures(root: Path, faults: list[str]) -> Iterator[str]:
 def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) -> Iterator[str]:
     """What is wrong with the tree's owners and permissions, one line each.
 
-    Args:
-        root: the release's directory.
-        seen: `lstat` of everything below some of its directories, by path relative to it, where
-            that is known: those are not read again.
+    `seen` is `lstat` of everything below some of its directories, by path relative to it, where
+    that is known: those are not read again.
     """
     owner, seen = os.lstat(root).st_uid, seen or {}
     sound = set()  # tens of thousands of files have a handful of modes

@@ -111,10 +111,8 @@ def summary(release: Release) -> str:
 def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:
     """Every file of a `modules` directory, by its path there.
 
-    Args:
-        site: whose partitions are told apart.
-        shown: the releases whose versions can be loaded; a later one takes a version's name.
-        chosen: which of them a plain `module load tensorflow` gives where.
+    A later one of the `shown` releases takes a version's name; `chosen` is what a plain `module
+    load tensorflow` gives where.
     """
     files = {
         f"{release.module}.lua": _file("release", module_data(release), "tensorflow.lua")
@@ -137,13 +135,9 @@ def write_modules(
 ) -> None:
     """Put modulefiles in place as `root`/modules.
 
-    `modules` is a link to a directory named by its content, so that new modulefiles replace
-    others by one rename and a job that loads them meets the old set or the new one.
-
-    Args:
-        root: the release's directory.
-        files: their text by path.
-        complete: adds to a new set, given its directory, before it is in place.
+    `modules` is a link to a directory named by its content, so that new modulefiles replace others
+    by one rename and a job that loads them meets the old set or the new one. `complete` adds to a
+    new set, given its directory, before it is in place.
     """
     target = root / f".modules-{digest(files)}"
     if not target.is_dir():

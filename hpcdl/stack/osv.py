@@ -59,10 +59,6 @@ def dated(path: Path) -> str:
 def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Vulnerability]:
     """What is known of the packages that come from PyPI.
 
-    Args:
-        path: osv.zip or osv.json.
-        inside: the packages of a release.
-
     Raises:
         CheckFailed: the file is damaged or is not in OSV's format.
     """

@@ -81,15 +81,8 @@ def publish(
 
     Stored evidence that passed is taken, for releases do not change. While the gate is at work,
     which may wait for nodes, nothing is locked; while the files are compared with the seal, no
-    rollback waits for that: it takes another lock, which is held for seconds only.
-
-    Args:
-        site: whose prefix.
-        release_id: which release.
-        gate: what proves it.
-        say: is told what happens.
-        verify_again: ask the gate even if evidence is stored.
-        enough: whether stored evidence that passed will do.
+    rollback waits for that: it takes another lock, which is held for seconds only. `enough` says
+    whether stored evidence that passed will do; with `verify_again` the gate is asked all the same.
 
     Raises:
         BadInput: there is no such release.
@@ -200,11 +193,7 @@ def shown_after(
 ) -> Published | None:
     """What users see once `events`, the whole history, have happened.
 
-    Args:
-        site: whose prefix.
-        events: what was and will be published.
-        without: ids of releases that count as gone.
-        expected: releases that are not built yet.
+    `without` are ids of releases that count as gone, `expected` releases that are not built yet.
 
     Returns:
         None where none of what was published is there and sound.

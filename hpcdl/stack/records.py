@@ -172,12 +172,8 @@ def waive(
 ) -> None:
     """Note why a vulnerability cannot be reached at this site.
 
-    Args:
-        site: whose records.
-        waiver: what is noted.
-        now: the day from which its last day is counted.
-        known_here: names of vulnerabilities beside those of the facts.
-        dry_run: only check it.
+    `now` is the day from which its last day is counted; `known_here` are names of vulnerabilities
+    beside those of the facts.
 
     Raises:
         BadInput: no such vulnerability, no reason, nobody who answers, or no day within two years.

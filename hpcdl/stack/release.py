@@ -170,9 +170,7 @@ def current_id(site: Site) -> str | None:
 def planned_module(site: Site, partition: str | None = None) -> str:
     """The module that a build would give now, for scripts rendered before any release exists.
 
-    Args:
-        site: whose stacks.
-        partition: where the script will run; by default the site's default partition.
+    For the site's default partition, where none is named.
 
     Raises:
         MissingPrerequisite: no row of the wheels' table fits this Python and the site's pins.

@@ -34,11 +34,6 @@ def resolve(
 ) -> tuple[Resolution, ...]:
     """The newest working set for every partition and backend, what the site asks for first.
 
-    Args:
-        site: the site.
-        partition: this one only.
-        backend: `venv` or `spack` only.
-
     Raises:
         BadInput: an unknown partition, an unknown component or version in a pin, or pins that
             contradict each other or the facts.

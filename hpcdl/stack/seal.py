@@ -112,9 +112,8 @@ class Entry(NamedTuple):
 def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
     """Seal a finished tree and write release.json, which makes it a release.
 
-    Args:
-        release: its `root` holds everything; nothing may be written to it afterwards.
-        stores: directories outside of it, never changed either, whose files its links lead to.
+    Nothing may be written to its `root` afterwards. `stores` are directories outside of it, never
+    changed either, whose files its links lead to.
 
     Returns:
         the release with the digest of its seal.
@@ -149,10 +148,8 @@ def check_integrity(
 ) -> Integrity:
     """Compare a release with its seal.
 
-    Args:
-        release: which one.
-        full: read every byte; else only where the file system says that something changed.
-        entries: what `look` has seen just now.
+    Every byte is read if `full`; else only where the file system says that something changed.
+    `entries` is what `look` has seen just now.
 
     Raises:
         CheckFailed: it has no seal, or the seal is not the one that release.json names.

@@ -97,9 +97,8 @@ def with_own(own: str, make: Callable[[str], _T]) -> _T:
 def own_wheel(python: Path, expected: str) -> Path:
     """The wheel of hpcdl in the cache, made now where it is not there.
 
-    Args:
-        python: an interpreter with setuptools and pip, for building from a checkout.
-        expected: the digest of the files that the wheel must have.
+    `python` needs setuptools and pip, to build from a checkout; `expected` is the digest of the
+    files that the wheel must have.
 
     Raises:
         SourcesChanged: the files are no longer those.

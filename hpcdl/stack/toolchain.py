@@ -108,9 +108,8 @@ def require_commands(recipe: HorovodRecipe) -> None:
 def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
     """The facts' rules about one component that these versions break.
 
-    Args:
-        values: versions by component; `gpu` is a compute capability.
-        need: the component whose version may be refused.
+    `values` are versions by component, where `gpu` is a compute capability; `need` is the component
+    whose version may be refused.
     """
     return [
         rule

@@ -193,11 +193,7 @@ def judge(
 ) -> list[Check]:
     """What the gate's program saw, compared with the release.
 
-    Args:
-        release: what was loaded.
-        seen: what the program wrote.
-        partition: where it ran; None outside any.
-        ranks: how many were started.
+    `partition` is None outside any; `ranks` is how many were started.
     """
     return [
         _judge_import(release, seen["import"]),
@@ -303,10 +299,7 @@ def in_module(site: Site, release: Release, argv: Sequence[str | Path]) -> Comma
 def check_files(site: Site, release: Release, names: Collection[str] = ()) -> list[Check]:
     """What a release's files tell, with no GPU and no job: what they load, their device code.
 
-    Args:
-        site: its partitions.
-        release: whose files are read.
-        names: these partitions only.
+    `names` are the partitions that count.
     """
     checks = [check_libraries(site, release), check_device_code(site, release, names)]
     if "compute" in release.needs and "horovod" in release.versions:
@@ -335,10 +328,7 @@ def check_libraries(site: Site, release: Release) -> Check:
 def check_device_code(site: Site, release: Release, names: Collection[str] = ()) -> Check:
     """Whether every shared object with device code has some for the GPUs that are served.
 
-    Args:
-        site: its partitions.
-        release: whose files are read.
-        names: these partitions only.
+    `names` are the partitions that count.
     """
     start, name = time.monotonic(), "device code"
     objects = survey(*(release.prefix / folder for folder in _LOADED))

@@ -53,10 +53,8 @@ def digest_of(file: str) -> str | None:
 def require_known(wheels: Iterable[tuple[str, str]], where: Path, *, all_of_them: bool) -> None:
     """Compare wheels with the facts.
 
-    Args:
-        wheels: file names and digests.
-        where: the directory they lie in.
-        all_of_them: whether one that the facts do not have is refused, too.
+    `wheels` are file names and digests, `where` is the directory they lie in. If `all_of_them`, one
+    that the facts do not have is refused, too.
 
     Raises:
         MissingPrerequisite: names the first few that differ.

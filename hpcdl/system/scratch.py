@@ -24,8 +24,7 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def scratch_directory(below: Path | None = None) -> Iterator[Path]:
     """An empty directory of this user only, removed at the end; those left by others' deaths too.
 
-    Args:
-        below: where it is made; where TMPDIR says by default.
+    It lies in `below`, else where TMPDIR says.
 
     Raises:
         MissingPrerequisite: no space left, or no permission, there; or, where TMPDIR says, another

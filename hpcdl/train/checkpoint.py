@@ -139,10 +139,7 @@ def set_aside(folder: Path) -> None:
 def start_over(folder: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Begin without the earlier checkpoints; once per job, which resumes when it is requeued.
 
-    Args:
-        folder: the checkpoints'.
-        environ: of this process.
-        say: called where a requeued job keeps its checkpoints.
+    `say` is called where a requeued job keeps its checkpoints.
     """
     if environ.get("SLURM_RESTART_COUNT", "0") == "0":
         set_aside(folder)

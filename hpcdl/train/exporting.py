@@ -50,10 +50,7 @@ def check_outputs(options: TrainOptions) -> None:
 def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
     """Write a network as a whole: aside, then renamed.
 
-    Args:
-        network: with the weights that it has now.
-        folder: must not exist.
-        said: what model.json says.
+    `folder` must not exist; `said` is what model.json says.
 
     Raises:
         MissingPrerequisite: the file system refuses it.

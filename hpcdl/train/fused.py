@@ -24,11 +24,7 @@ from hpcdl.train.communicate import Communicator
 def synchronize(model: Any, ranks: Communicator, *, wanted: bool, xla: bool) -> None:
     """Let `synchronized` layers take their statistics over all ranks, where Keras' would not.
 
-    Args:
-        model: a built Keras model.
-        ranks: train together.
-        wanted: all layers of batch normalisation are to do so.
-        xla: it is compiled by XLA.
+    If `wanted`, all layers of batch normalisation do so; `xla` says whether XLA compiles the model.
 
     Raises:
         BadInput: there is no such layer, or nothing that would synchronize it.
@@ -63,8 +59,7 @@ def _moments(ranks: Communicator, axes: list[int], inputs: Any, mask: Any) -> tu
 def fuse(model: Any) -> int:
     """Replace the computation in the layers where it is the same.
 
-    Args:
-        model: a built Keras model; of one of Keras 2 the normalisation is left as it is.
+    Of a model of Keras 2 the normalisation is left as it is.
 
     Returns:
         The number of layers of normalisation that were changed.

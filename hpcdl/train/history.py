@@ -22,9 +22,7 @@ _POINTS = 1000
 class History:
     """The pieces of all starts of a run, the present one's last. For rank 0.
 
-    Args:
-        folder: where the checkpoints lie.
-        start: of the present start: when it began, and how many ranks it has.
+    `start` is of the present start: when it began, and how many ranks it has.
     """
 
     def __init__(self, folder: Path, start: dict[str, Any]) -> None:

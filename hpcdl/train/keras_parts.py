@@ -50,13 +50,8 @@ def make(
 ) -> Any:  # fmt: skip
     """An object of the class of that name.
 
-    Args:
-        module: Keras' module that has the class.
-        base: what the class derives from.
-        option: for messages, such as `--optimizer`.
-        name: of the class, in any case of letters.
-        arguments: of the class.
-        ours: more arguments, which are not looked at.
+    The class derives from `base`; `option` is for messages, such as `--optimizer`; `name` is in any
+    case of letters. `ours` are more arguments, which are not looked at.
 
     Raises:
         BadInput: there is no such class, or it refuses the arguments.

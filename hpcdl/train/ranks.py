@@ -36,10 +36,7 @@ class RankPlace:
 def place(environ: Mapping[str, str], affinity: int, host: str) -> RankPlace:
     """The place of a process.
 
-    Args:
-        environ: its environment.
-        affinity: CPUs the kernel lets it use.
-        host: the node's name.
+    `affinity` is the number of CPUs that the kernel lets it use; `host` is the node's name.
 
     The share of the CPUs is SLURM_CPUS_PER_TASK where given, never more than `affinity`. Without
     it a rank takes its part of the mask: a mask of its own cannot be

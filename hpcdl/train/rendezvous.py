@@ -20,11 +20,7 @@ _PORTS = 12000
 
 
 def require_trust(strategy: str) -> None:
-    """Refuse to open TensorFlow's server where nobody said that the network is trusted.
-
-    Raises:
-        MissingPrerequisite: see above.
-    """
+    """Raise MissingPrerequisite for TensorFlow's server where nobody trusts the network."""
     if os.environ.get(TRUSTED) != "1":
         raise MissingPrerequisite(
             f"the strategy '{strategy}' opens TensorFlow's server, which asks nobody for a "

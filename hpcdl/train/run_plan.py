@@ -153,10 +153,7 @@ def make_plan(
 def check_target(options: TrainOptions, task: str, tested: int) -> None:
     """Refuse a target that nothing will be measured for.
 
-    Args:
-        options: the run's.
-        task: `classes` or `findings`.
-        tested: images to test with.
+    `task` is `classes` or `findings`; `tested` is the number of images to test with.
 
     Raises:
         BadInput: there will be no accuracy.

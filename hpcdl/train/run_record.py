@@ -27,11 +27,7 @@ def measured(
 ) -> dict[str, Any]:
     """The numbers, as far as a training came.
 
-    Args:
-        training: None where it never began.
-        options: the run's.
-        metrics: scores on the test set.
-        damaged: records that were skipped.
+    `training` is None where it never began.
     """
     if training is None:
         summary = {**summarize(Samples(), 0), "loss": None, "metrics": {}}
@@ -84,10 +80,6 @@ def layout_of(place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, A
 
 def require_one_decoder(decoders: Sequence[str], hosts: Sequence[str]) -> None:
     """Refuse ranks that decode images differently: pixels and speed would differ, too.
-
-    Args:
-        decoders: what each rank decodes with.
-        hosts: the node of each.
 
     Raises:
         MissingPrerequisite: they are not all the same.

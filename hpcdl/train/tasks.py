@@ -59,12 +59,8 @@ def make_task(name: str, smoothing: float) -> Task:
 class Evaluator:
     """Scores a network on the test set, over all ranks; compiled once.
 
-    Args:
-        task: says what is scored.
-        network: is scored with rank 0's moving averages, the ones that checkpoints hold.
-        source: has the test set.
-        ranks: score together.
-        alive: called after every batch.
+    `network` is scored with rank 0's moving averages, the ones that checkpoints hold; `alive` is
+    called after every batch.
     """
 
     def __init__(

@@ -17,10 +17,7 @@ from hpcdl.train.progress_display import Log, Progress, choose_face
 class Reporter:
     """Shows progress. `silent` is for ranks other than 0.
 
-    Args:
-        folder: where progress.json goes.
-        steps: steps of the whole run.
-        every: seconds between lines where nobody watches a terminal.
+    `every` is seconds between lines where nobody watches a terminal.
     """
 
     def __init__(self, folder: Path, steps: int, every: float, *, silent: bool) -> None:

@@ -19,11 +19,9 @@ Score = Callable[[], dict[str, float]]
 class Validation:
     """What validation has found so far.
 
-    Args:
-        every: steps from one to the next; 0 for never.
-        metric: whose best value counts; losses are better when smaller.
-        patience: how many validations in a row may bring nothing better; 0 for any number.
-        score: scores the test set, on all ranks.
+    `every` is the number of steps from one validation to the next, 0 for never. The best value of
+    `metric` counts, of losses the smallest. `patience` is how many in a row may bring nothing
+    better, 0 for any number.
     """
 
     every: int

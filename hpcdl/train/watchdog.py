@@ -27,11 +27,7 @@ _START = 600.0  # a rank opens its data and makes its network while others wait 
 class Watchdog:
     """Watches the steps of one rank.
 
-    Args:
-        folder: the job's directory, shared by all ranks.
-        rank: this rank.
-        size: number of ranks.
-        limit: seconds without a step until the run is ended; 0 for never.
+    `limit` is seconds without a step until the run is ended, 0 for never.
     """
 
     def __init__(self, folder: Path, rank: int, size: int, limit: float) -> None:

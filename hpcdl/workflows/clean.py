@@ -80,12 +80,7 @@ def clean(
 ) -> list[Item]:
     """Remove what is too old or too much, or only tell.
 
-    Args:
-        site: whose work directory and prefix.
-        names: kinds; all of them by default.
-        days: instead of the site's and each kind's own.
-        gb: instead of the site's and each kind's own.
-        dry_run: only tell.
+    `names` are kinds, all by default; `days` and `gb` stand in for the site's and each kind's own.
 
     Returns:
         What goes, and with a reason in `kept` what would go, but is needed.

@@ -27,13 +27,9 @@ def module_for(
 ) -> Module:
     """The modules of a job.
 
-    Args:
-        site: where it runs.
-        names: modules named by the user, instead of the release's.
-        partition: the one it runs on; partitions may be served by different stacks.
-        gpu_model: the one that it asks for, of several that the partition has.
-        none: load no module at all.
-        published: refuse where nothing is published yet.
+    `names` are the user's, instead of the release's; partitions, and GPU models of one, may be
+    served by different stacks. With `none` no module is loaded; with `published` it is refused
+    where nothing is published yet.
 
     Raises:
         MissingPrerequisite: no release is published and `published` is asked for.

@@ -76,14 +76,7 @@ def run_lint(
 ) -> ExitCode:
     """Lint files and print what is found; `-` is standard input.
 
-    Args:
-        paths: the scripts, and directories of scripts.
-        version: a Slurm release; the newest known one by default.
-        as_json: print one JSON document instead of text.
-        partition: see `lint`.
-        cluster: see `lint`.
-        as_sarif: print a SARIF log instead.
-        advice: print advice, too.
+    The newest known release is checked by default; `partition` and `cluster` are those of `lint`.
 
     Returns:
         NO where a script has an error, else USAGE where one cannot be read, else OK.

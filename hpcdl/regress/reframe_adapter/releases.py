@@ -19,8 +19,7 @@ def supported() -> tuple[str, ...]:
 def require_reframe(release: str | None = None) -> None:
     """Refuse a ReFrame that is not there, or that hpcdl was not run with.
 
-    Args:
-        release: what it calls itself; asked of the installed package by default.
+    `release` is what it calls itself, by default as the installed package says.
 
     Raises:
         MissingPrerequisite: it is not there, or not in the supported range.

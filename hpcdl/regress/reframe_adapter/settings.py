@@ -65,12 +65,8 @@ def render_settings(
 ) -> str:
     """The text of a ReFrame settings file.
 
-    Args:
-        site: the site.
-        modules: of the published release, as jobs load them.
-        partitions: the ones to have in it; all by default.
-        prefix: where ReFrame keeps its files; WORK/checks/reframe by default.
-        execution: says how many jobs run at a time; checks ask it for the rest.
+    `prefix` is where ReFrame keeps its files, WORK/checks/reframe by default; `execution` says how
+    many jobs run at a time.
 
     Raises:
         BadInput: an unknown partition.

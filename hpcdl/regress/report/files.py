@@ -39,10 +39,8 @@ class Attached:
 def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
     """The directory of which a report may show files, None where it cannot be told.
 
-    Args:
-        run: what the verdicts say.
-        named: the directory or file that they were read from.
-        runs: where the site's runs lie. Verdicts that were copied away may name one of these.
+    `named` is what the verdicts were read from; `runs` is where the site's runs lie: verdicts that
+    were copied away may name one of these.
     """
     place = (named if named.is_dir() else named.parent).resolve()
     if is_named_as_run(place):

@@ -39,10 +39,7 @@ def nodes_of(
 ) -> NodesView | None:
     """The heat map of a partition, None where fewer than two nodes were ever compared.
 
-    Args:
-        partition: its name.
-        series: the results of each of its series.
-        slow: nodes that drift detection calls slow; they come first.
+    `slow` are nodes that drift detection calls so; they come first.
     """
     cells: dict[tuple[str, str], list[float]] = defaultdict(list)
     for points in series:

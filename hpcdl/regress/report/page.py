@@ -99,15 +99,8 @@ def night_page(
 ) -> str:
     """The report of a run and of the nights before it, as one HTML file.
 
-    Args:
-        run: the verdicts of the run.
-        history: the results of all nights.
-        files: what a reader may open, of each verdict; see `read_files`.
-        site: the site's name.
-        nights: how many days of history it shows.
-        now: the end of those days; the present by default.
-        answer: the gate's; asked here by default.
-        rulings: what people decided about series.
+    It shows `nights` days of history that end `now`; `files` are what a reader may open, of each
+    verdict (`read_files`). The gate is asked here where no `answer` is given.
     """
     now, execution = now or datetime.now(timezone.utc), recorded(run.get("machine"))
     answer = answer or ask(history, now=now, execution=execution, rulings=rulings)

@@ -83,14 +83,10 @@ def view(
 ) -> SeriesView:
     """A series of a history as the page shows it.
 
-    Args:
-        series: check, case, partition, metric.
-        points: its results, oldest first.
-        lost: times of runs of the same case that gave no number at all.
-        least: how far below the others a node must lie to be slow, as a fraction.
-        watched: how many series share the budget of nights that are closed by chance.
-        told: what the gate finds in it.
-        since: the first night that changes are looked for in; the gate's is the same.
+    `lost` are times of runs of the same case that gave no number; `least` is how far below the
+    others a node must lie to be slow, as a fraction. `watched` series share the budget of nights
+    that are closed by chance; `since` is the first night that changes are looked for in, as by the
+    gate.
     """
     measured = [point for point in points if _finite(point.value)]
     better = better_of_points(series.unit, measured)

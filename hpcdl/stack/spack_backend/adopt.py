@@ -151,10 +151,8 @@ class Adoption:
 def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adoption:
     """What adopting an environment would do.
 
-    Args:
-        site: whose prefix.
-        environment: its directory, its spack.yaml, or the name of one that Spack manages.
-        name: the stack of the site that the release is for; the first.
+    `environment` is its directory, its spack.yaml, or the name of one that Spack manages; `name` is
+    the stack of the site that the release is for, the first by default.
 
     Raises:
         BadInput: it is no environment, has no TensorFlow, or there is no such stack, or none of

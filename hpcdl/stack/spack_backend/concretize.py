@@ -94,12 +94,9 @@ def plan(
 ) -> Work:
     """What to render and solve: the shipped environments, or a partition of a site.
 
-    Args:
-        names: environments; all where none is named.
-        partition: a site's partition instead, with its pins, compilers and PMIx.
-        root: the directory that holds environments/; by default the checkout's spack/, for a
-            partition PREFIX/spack/PARTITION.
-        the_site: gives the site, called only for a partition.
+    All environments where none is named; or a site's `partition`, with its pins, compilers and
+    PMIx. `root` holds environments/: by default the checkout's spack/, for a partition
+    PREFIX/spack/PARTITION. `the_site` is called only for a partition.
 
     Raises:
         BadInput: an unknown environment or partition, or one that no set of versions fits.

@@ -58,10 +58,7 @@ def gpu_wheels() -> GpuWheels:
 def choose(site: Site, request: StackRequest, partitions: Sequence[str]) -> Choice:
     """Whether a stack's GPUs get wheels, and why.
 
-    Args:
-        site: the site.
-        request: the stack, with its pins.
-        partitions: those of the stack that have GPUs.
+    `partitions` are those of the stack that have GPUs.
     """
     wheels = gpu_wheels()
     what = f"TensorFlow {wheels.versions['tensorflow']} from wheels"

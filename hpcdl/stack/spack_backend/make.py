@@ -89,12 +89,8 @@ class PackageFailed(HpcdlError):
 def make_all(spack: Spack, where: Folders, jobs: int, show: Show, env: Mapping[str, str]) -> None:
     """Install what the environment's lock holds.
 
-    Args:
-        spack: with the build's own scope.
-        where: the stack's directories.
-        jobs: processes at a time, all packages together.
-        show: told how far it is.
-        env: variables for the recipes.
+    `spack` has the build's own scope; `jobs` is of all packages together; `env` are variables for
+    the recipes.
 
     Raises:
         PackageFailed: names the package, its log and how to reopen its environment.

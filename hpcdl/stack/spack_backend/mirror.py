@@ -92,11 +92,8 @@ class Mirror:
 def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str | None) -> Mirror:
     """What a mirror of these environments must hold.
 
-    Args:
-        where: the mirror's directory.
-        root: the directory with spack_repo/ and environments/.
-        environments: names of solved ones.
-        bazel: a bazel repository cache; by default the one of HPCDL_BAZEL_CACHE.
+    `root` has spack_repo/ and environments/; `bazel` is a bazel repository cache, by default the
+    one of HPCDL_BAZEL_CACHE.
 
     Raises:
         BadInput: an environment is not solved, or there is no such cache.
@@ -131,10 +128,8 @@ def choose_environments(
 ) -> tuple[Path, tuple[str, ...]]:
     """The directory with the environments, and which of them.
 
-    Args:
-        names: shipped environments; all where none is named.
-        stack: a stack of the site instead.
-        the_site: gives the site, called only for a stack.
+    All shipped ones where none is named; or those of a stack of the site, which is asked for only
+    then.
 
     Raises:
         BadInput: an unknown environment or stack, or a stack that is not solved yet.

@@ -227,13 +227,8 @@ def build_spack(
 ) -> Release:  # fmt: skip
     """Build the planned release, or return it where it exists.
 
-    Args:
-        plan: from `plan_spack`.
-        say: told each step.
-        show: told how far the packages are.
-        jobs: processes at a time, all packages together; as many as there are CPUs.
-        unsigned: do not sign the build cache.
-        time_limit: seconds for the solver.
+    `jobs` is of all packages together, as many as there are CPUs by default; `time_limit` is the
+    solver's, in seconds.
 
     Raises:
         PackageFailed: a package did not build; says which, its log, and how to continue.

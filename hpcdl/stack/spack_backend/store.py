@@ -47,10 +47,7 @@ def remove_unneeded(
 ) -> tuple[Installed, ...]:
     """Remove the packages that neither these releases nor any stack's environment needs.
 
-    Args:
-        site: whose install tree.
-        releases: ids of the releases that stay.
-        dry_run: only tell which.
+    `releases` are the ids of those that stay.
 
     Raises:
         MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.

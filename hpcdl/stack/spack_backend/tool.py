@@ -73,10 +73,8 @@ def find_spack() -> Path:
 def open_spack(root: Path, scope: Path, settings: Mapping[str, str] | None = None) -> Spack:
     """Spack for the environments below `root`, with settings written into `scope`.
 
-    Args:
-        root: the directory with spack_repo/ and environments/, perhaps with a site.yaml.
-        scope: a directory for settings of this run.
-        settings: further files for it, such as config.yaml, by name.
+    `root` has spack_repo/ and environments/, perhaps a site.yaml; `settings` are further files for
+    the scope, such as config.yaml, by name.
 
     Raises:
         MissingPrerequisite: there is no Spack, or one that is too old.

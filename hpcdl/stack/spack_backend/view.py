@@ -98,11 +98,7 @@ def environment_text(lock: Lock, found: Inventory) -> str:
 def make_view(spack: Spack, root: Path, lock: Lock, found: Inventory) -> None:
     """The release's environment in ROOT/spack and its view in ROOT/stack.
 
-    Args:
-        spack: with a scope of its own.
-        root: the release's directory.
-        lock: of the environment that was installed.
-        found: the same environment's packages.
+    `spack` has a scope of its own; `found` are the packages of the same environment.
     """
     own = root / "spack"
     write_atomic(own / "spack.yaml", environment_text(lock, found))
@@ -125,11 +121,7 @@ def _place(namespace: str) -> Path:
 def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
     """Put hpcdl into the view as files of its own; returns its site-packages.
 
-    Args:
-        root: the release's directory.
-        wheel: of this hpcdl.
-        pip: a directory or wheel with pip in it.
-        log: what pip says.
+    `pip` is a directory or wheel with pip in it.
     """
     stack = root / "stack"
     python = stack / "bin" / "python"

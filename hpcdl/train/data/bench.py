@@ -94,10 +94,7 @@ def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float]:
 def rates(marks: Sequence[float], batch: int, span: float = 0.5) -> list[float]:
     """Images per second over spans of at least `span` seconds.
 
-    Args:
-        marks: seconds at the start and after each batch.
-        batch: images of a batch.
-        span: seconds; what remains at the end is left out.
+    `marks` are seconds at the start and after each batch; what remains at the end is left out.
     """
     found: list[float] = []
     first = 0

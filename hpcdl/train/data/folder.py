@@ -24,15 +24,8 @@ def make_from_folder(
 ) -> Dataset:  # fmt: skip
     """Write the data set; takes up an interrupted one.
 
-    Args:
-        folder: where the records go.
-        images: the images' directory.
-        table: the CSV.
-        rows: what it says, by `read_table`.
-        shards: number of training shards.
-        test: share of the images kept for testing, 0 to 1.
-        seed: of split and order.
-        threads: shards written at the same time.
+    `rows` is what the CSV `table` says (`read_table`); `test` is the share of the images kept for
+    testing, 0 to 1; `seed` is of split and order; `threads` shards are written at the same time.
 
     Raises:
         BadInput: an image cannot be read.

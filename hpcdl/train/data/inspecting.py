@@ -113,10 +113,8 @@ def is_for_tests(name: str) -> bool:
 def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> Report:
     """Look at every shard.
 
-    Args:
-        folder: a directory of records.
-        count: number of records of a sound file, None where it is not; see `source.count_records`.
-        threads: shards read at the same time.
+    `count` gives the number of records of a sound file, None where it is not
+    (`source.count_records`); `threads` shards are read at the same time.
     """
     files = shard_files(folder)
     with ThreadPoolExecutor(threads) as pool:

@@ -51,11 +51,7 @@ def make_shards(
 ) -> dict[str, tuple[Shard, ...]]:
     """Write all shards that are not there yet; returns the splits.
 
-    Args:
-        folder: where they go.
-        plans: every shard of the data set.
-        request: what was asked, as JSON values; decides whether shards found there count.
-        threads: shards written at the same time.
+    `request` is what was asked, as JSON values: it decides whether shards found there count.
 
     Raises:
         MissingPrerequisite: no space left or no permission; complete shards stay for the next try.

@@ -21,12 +21,7 @@ def open_source(
 ) -> Source:  # fmt: skip
     """The source of a run's batches.
 
-    Args:
-        options: the run's.
-        model: its row of facts/models.yaml.
-        share: this rank's part of every batch.
-        cpus: threads for reading and decoding.
-        repairs: what to do about damaged records.
+    `model` is its row of facts/models.yaml; `cpus` is the number of threads that read and decode.
 
     Raises:
         BadInput: there is no such data, it is damaged, or it does not fit the model.

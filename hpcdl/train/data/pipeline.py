@@ -65,12 +65,8 @@ def interleave_shards(
 ) -> list[list[Unit]]:
     """What every stream reads in an epoch: `length` records each, and none twice.
 
-    Args:
-        shards: files and their numbers of records, at least `streams` x `length` in all.
-        streams: how many.
-        length: records of a stream.
-        seed: of the shards' order, and of what is left out where some are left.
-        epoch: draws both again.
+    `shards` are files and their numbers of records, at least `streams` x `length` in all. `seed` is
+    of the shards' order, and of what is left out where some are left; `epoch` draws both again.
     """
     spare = sum(count for _, count in shards) - streams * length
     queues: list[list[Unit]] = [[] for _ in range(streams)]
@@ -88,13 +84,8 @@ def interleave_shards(
 class Records(Source):
     """A data set of JPEG records as a source of batches.
 
-    Args:
-        dataset: the data set.
-        share: this rank's share of the batches.
-        size: (height, width) of the images given out.
-        threads: CPU threads for reading and decoding.
-        repairs: what to do about damaged records.
-        pipeline: `new`, or `old`: one image after the other, nothing overlapped.
+    `size` is (height, width) of the images given out; `threads` is the number of those that read
+    and decode. `pipeline` is `new`, or `old`: one image after the other, nothing overlapped.
     """
 
     def __init__(

@@ -155,11 +155,8 @@ class Synthetic(Source):
 class InMemory(Source):
     """A small data set held in memory as NumPy arrays.
 
-    Args:
-        arrays: images and labels by split; no `test` is no test set.
-        share: this rank's part of every batch.
-        classes: that labels may name.
-        digest: says which data it is.
+    `arrays` are images and labels by split; no `test` is no test set. `classes` is how many labels
+    may name; `digest` says which data it is.
 
     Raises:
         BadInput: there are fewer examples than a global batch has.
