@@ -28,7 +28,7 @@ _SOCKETS = (
     "run/munge.sock.lock",
     "database/mariadb.sock",
 )
-_SPECIAL = frozenset(" \t\n\"'\\#%,;=[](){}$&|<>!*?~^`")
+_SPECIAL = frozenset(" \"'\\#%,;=[](){}$&|<>!*?~^`")
 
 
 def request(
@@ -110,10 +110,10 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
     """Refuse a state directory that Slurm cannot use.
 
     Raises:
-        BadInput: it has characters that slurm.conf gives a meaning, or is too long for the
-            sockets below it.
+        BadInput: it has characters that slurm.conf gives a meaning or cannot show, or is too
+            long for the sockets below it.
     """
-    bad = sorted(_SPECIAL.intersection(str(directory)))
+    bad = sorted(one for one in set(str(directory)) if one in _SPECIAL or not one.isprintable())
     if bad:
         raise BadInput(
             f"slurm.conf cannot hold the path {directory}: it has {' '.join(map(repr, bad))}",

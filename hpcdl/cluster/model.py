@@ -220,7 +220,7 @@ def bridge_name(directory: Path) -> str:
 
     Linux gives interface names 15 characters; the links' names are the bridge's with 4 more.
     """
-    return "hpc" + hashlib.sha256(str(directory).encode()).hexdigest()[:8]
+    return "hpc" + hashlib.sha256(bytes(directory)).hexdigest()[:8]
 
 
 def link_name(directory: Path, node: Node) -> str:

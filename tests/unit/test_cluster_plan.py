@@ -170,7 +170,7 @@ def test_paths_that_slurm_cannot_hold_are_refused() -> None:
     with pytest.raises(BadInput, match="too long for unix sockets") as caught:
         cluster_plan.check_directory(Path("/home/someone") / ("x" * 60), ["p100-01"])
     assert "HPCDL_CLUSTER_DIR" in caught.value.hint
-    for character in " #%$'\"\n[,":
+    for character in " #%$'\"\n[,\udcff":
         with pytest.raises(BadInput, match="cannot hold the path"):
             cluster_plan.check_directory(Path(f"/tmp/a{character}b"), ["p100-01"])
 
