@@ -65,7 +65,8 @@ def _node_of(pid: int, directory: Path) -> str:
 def programs(directory: Path, node: str) -> list[ProcessId]:
     """The processes of a node's jobs, without Slurm's own."""
     found = []
-    marks = {f"SLURM_CONF={directory}/etc/slurm.conf".encode(), f"SLURMD_NODENAME={node}".encode()}
+    said = (f"SLURM_CONF={directory}/etc/slurm.conf", f"SLURMD_NODENAME={node}")
+    marks = set(map(os.fsencode, said))
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):
             if marks <= set((entry / "environ").read_bytes().split(b"\0")):

@@ -25,15 +25,17 @@ _PROC = Path("/proc")
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has this id now; None where there is none, or only a zombie."""
+    fields = _fields(pid)
+    return ProcessId(pid, int(fields[19])) if fields and fields[0] not in {"Z", "X"} else None
+
+
+def _fields(pid: int) -> list[str]:
+    """What proc(5) tells of a process from its state on, the third field; nothing if it is gone."""
     try:
-        text = _told(_PROC / str(pid) / "stat")
+        # The name in parentheses may hold anything; what follows its last `)` is regular.
+        return _told(_PROC / str(pid) / "stat").rpartition(")")[2].split()
     except (OSError, ValueError):
-        return None
-    # The name in parentheses may hold anything; what follows its last `)` is regular.
-    fields = text.rpartition(")")[2].split()
-    if fields[0] in {"Z", "X"}:
-        return None
-    return ProcessId(pid, int(fields[19]))
+        return []
 
 
 def _told(file: Path) -> str:
@@ -144,7 +146,7 @@ def _on_node(entry: Path, current: ClusterState, node: Node) -> bool:
 def _belongs(entry: Path, directory: Path) -> bool:
     try:
         environment = (entry / "environ").read_bytes().split(b"\0")
-        if f"{MARK}={directory}".encode() in environment:
+        if os.fsencode(f"{MARK}={directory}") in environment:
             return True
         if _is_job(environment, directory):
             return True
@@ -157,7 +159,7 @@ def _belongs(entry: Path, directory: Path) -> bool:
 
 def _is_job(environment: list[bytes], directory: Path) -> bool:
     """Whether slurmd of this cluster started it: a user's shell has no SLURMD_NODENAME."""
-    configuration = f"SLURM_CONF={directory}/etc/slurm.conf".encode()
+    configuration = os.fsencode(f"SLURM_CONF={directory}/etc/slurm.conf")
     return configuration in environment and any(
         variable.startswith(b"SLURMD_NODENAME=") for variable in environment
     )
@@ -190,11 +192,7 @@ def _with_descendants(pids: Iterable[int]) -> list[ProcessId]:
 
 
 def _parent(pid: int) -> int:
-    try:
-        text = _told(_PROC / str(pid) / "stat")
-    except OSError:
-        return 0
-    return int(text.rpartition(")")[2].split()[1])
+    return int((_fields(pid) or ["", "0"])[1])
 
 
 def _ancestry() -> set[int]:

@@ -91,11 +91,8 @@ def node_lines(plan: Plan) -> list[str]:
         nodes = [by_name[name] for name in group.names]
         fields = {"NodeName": fold_hostlist(group.names)}
         if plan.request.mode == NAMESPACES:
-            addresses = ",".join(node.address for node in nodes)
-            fields |= {
-                "NodeHostname": fields["NodeName"],
-                "NodeAddr": _fold(addresses, nodes[0].address, len(nodes)),
-            }
+            fields["NodeHostname"] = fields["NodeName"]
+            fields["NodeAddr"] = _fold(nodes[0].address, len(nodes))
             fields["Port"] = str(nodes[0].port)
         else:
             last = nodes[-1].port
@@ -114,10 +111,10 @@ def release_options(version: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if span(row).holds(release)]
 
 
-def _fold(addresses: str, first: str, count: int) -> str:
+def _fold(first: str, count: int) -> str:
     """Consecutive addresses as Slurm folds them: `10.77.0.[2-5]`."""
     head, _, last = first.rpartition(".")
-    return addresses if count == 1 else f"{head}.[{last}-{int(last) + count - 1}]"
+    return first if count == 1 else f"{head}.[{last}-{int(last) + count - 1}]"
 
 
 def _hardware(group: Group) -> dict[str, str]:

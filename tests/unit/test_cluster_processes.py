@@ -134,6 +134,10 @@ def test_what_a_job_started_with_an_environment_of_its_own_is_found(
     assert processes.identify(inner) is None
 
 
+def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
+    assert not teardown.down(tmp_path / "no-utf8-\udcff")
+
+
 def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path\nfrom hpcdl.cluster import processes\n"
