@@ -51,7 +51,7 @@ def module_data(release: Release) -> dict[str, object]:
     """What the modulefile of this release differs in."""
     return {
         "id": release.id,
-        "version": _version(release),
+        "version": release.module_version,
         "stack": str(release.prefix),
         "summary": summary(release),
         "needs": dict(release.needs),
@@ -65,10 +65,10 @@ def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
 
     A partition of several GPU models has a list of its own, `models`: the GPU found decides.
     """
-    versions = {name: _version(release) for name, release in chosen.partitions.items()}
+    versions = {name: release.module_version for name, release in chosen.partitions.items()}
     models = {
         name: {
-            group.gpu.driver_name: _version(by_model[group.gpu.model])
+            group.gpu.driver_name: by_model[group.gpu.model].module_version
             for group in site.partitions[name].node_groups
             if group.gpu
         }
@@ -82,7 +82,7 @@ def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
     for by_model in models.values():
         gpus |= by_model
     return {
-        "default": _version(chosen.default),
+        "default": chosen.default.module_version,
         "partitions": versions,
         "models": {name: _rows(by_model) for name, by_model in models.items()},
         "gpus": _rows(gpus),
@@ -92,10 +92,6 @@ def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
 
 def _rows(versions: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"model": model, "version": version} for model, version in versions.items()]
-
-
-def _version(release: Release) -> str:
-    return release.module.partition("/")[2]
 
 
 def summary(release: Release) -> str:

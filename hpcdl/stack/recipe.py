@@ -118,9 +118,12 @@ class Interpreter:
         return f"py{self.minor.replace('.', '')}-{platform.machine()}"
 
 
-def gpu_variant(cuda: str, compute: str) -> str:
-    """How a module's version names a build for GPUs: `cuda12.9-sm60` of CUDA 12.9.1 and 6.0."""
-    return f"cuda{'.'.join(cuda.split('.')[:2])}-sm{compute.replace('.', '')}"
+def variant_of(archs: Sequence[str], cuda: str) -> str:
+    """What tells a module's version from others: `cpu`, or `cuda12.9-sm60` of CUDA 12.9.1 and 60.
+
+    `archs` are the GPUs' capabilities as digits, none for CPUs.
+    """
+    return f"cuda{'.'.join(cuda.split('.')[:2])}-sm{'-sm'.join(archs)}" if archs else "cpu"
 
 
 def running_interpreter() -> Interpreter:
@@ -184,7 +187,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     return Recipe(
         tensorflow=versions["tensorflow"],
         package=package,
-        variant=gpu_variant(versions["cuda"], "-sm".join(digits)) if computes else "cpu",
+        variant=variant_of(digits, versions.get("cuda", "")),
         python=versions["python"],
         requirements=(f"{package}=={versions['tensorflow']}",
                       *(_nvidia(versions) if computes else ()), *table["requirements"],

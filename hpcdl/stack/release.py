@@ -70,6 +70,11 @@ class Release:
     content: str = ""
 
     @property
+    def module_version(self) -> str:
+        """Its module's version, such as `2.21.0-cpu`."""
+        return self.module.partition("/")[2]
+
+    @property
     def prefix(self) -> Path:
         """The directory of the software itself."""
         return self.root / "stack"

@@ -85,10 +85,6 @@ def _serial(release: Release) -> uuid.UUID:
     return uuid.uuid5(uuid.NAMESPACE_URL, f"{_NAMESPACE}{release.id}/{release.created}")
 
 
-def _version(release: Release) -> str:
-    return release.module.partition("/")[2]
-
-
 def _created(release: Release) -> datetime.datetime:
     return datetime.datetime.strptime(release.created, "%Y-%m-%dT%H:%M:%SZ").replace(
         tzinfo=datetime.timezone.utc
@@ -103,7 +99,7 @@ def cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Fin
 
     whole = cyclone.Component(
         type=cyclone.ComponentType.APPLICATION, name=release.id, bom_ref=release.id,
-        version=_version(release),
+        version=release.module_version,
     )  # fmt: skip
     parts = [_cyclone_component(component) for component in inside]
     bom = Bom(
@@ -172,7 +168,7 @@ def spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]
         created=_created(release).replace(tzinfo=None),
     )
     whole = model.Package("SPDXRef-Release", release.id, model.SpdxNoAssertion(),
-                          files_analyzed=False, version=_version(release))  # fmt: skip
+                          files_analyzed=False, version=release.module_version)  # fmt: skip
     packages = [_spdx_package(component, found) for component in inside]
     kinds = model.RelationshipType
     relations = [

@@ -31,15 +31,15 @@ def pins(tensorflow: str, python: str) -> tuple[str, ...]:
     return tuple(f"{name}=={version}" for name, version in chosen.items())
 
 
-def requirement(name: str, python: str) -> str:
-    """A package for a Python with its digests, as pip takes it from a file; its name if unknown."""
-    table = facts.load("wheel_lock")
+def setuptools_for(python: str) -> str:
+    """What pip is asked for, with its digests; the name alone for a Python without a row."""
+    table, name = facts.load("wheel_lock"), "setuptools"
     common = table["pins"].get(python, {}).get("all", "")
-    versions = dict(one.split("==") for one in common.split())
-    if name not in versions:
+    version = dict(one.split("==") for one in common.split()).get(name)
+    if version is None:
         return name
-    digests = table["wheels"][f"{name} {versions[name]}"].values()
-    return f"{name}=={versions[name]}" + "".join(f" --hash=sha256:{one}" for one in digests)
+    digests = table["wheels"][f"{name} {version}"].values()
+    return f"{name}=={version}" + "".join(f" --hash=sha256:{one}" for one in digests)
 
 
 def digest_of(file: str) -> str | None:

@@ -15,7 +15,7 @@ from hpcdl import facts
 from hpcdl.stack.horovod import fetch_sdist, find_horovod, horovod_folder
 from hpcdl.stack.recipe import Interpreter, Recipe, find_request, recipe_of, running_interpreter
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.wheel_lock import digest_of, pins, requirement
+from hpcdl.stack.wheel_lock import digest_of, pins, setuptools_for
 from hpcdl.stack.wheelhouse import (
     Wheel,
     Wheelhouse,
@@ -201,7 +201,7 @@ def test_the_wheels_that_recipes_pin_have_digests() -> None:
 
 
 def test_the_build_s_own_tool_is_asked_for_with_its_digests() -> None:
-    name, *digests = requirement("setuptools", "3.11").split()
+    name, *digests = setuptools_for("3.11").split()
     assert name == f"setuptools=={dict(_common('3.11'))['setuptools']}"
     assert digests
     file = f"{name.replace('==', '-')}-py3-none-any.whl"

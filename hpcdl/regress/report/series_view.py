@@ -45,7 +45,6 @@ class SeriesView:
     """A series as the page shows it: its names, what is found in it, and its figure's values."""
 
     series: Series
-    analysis: Analysis
     judged: bool
     values: Mapping[str, Any]
     told: tuple[Finding, ...] = ()
@@ -107,7 +106,7 @@ def view(
         "levels": _levels(nights, analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    return SeriesView(series, analysis, bool(better), values, told)
+    return SeriesView(series, bool(better), values, told)
 
 
 def better_of_points(unit: str, points: Sequence[Point]) -> str:

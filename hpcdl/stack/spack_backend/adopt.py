@@ -44,7 +44,7 @@ from hpcdl.stack.spack_backend.view import (
     require_readable,
 )
 from hpcdl.stack.trees import build_slot, new_tree
-from hpcdl.stack.wheel_lock import requirement
+from hpcdl.stack.wheel_lock import setuptools_for
 from hpcdl.stack.wheelhouse import Say, new_log, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
@@ -340,7 +340,7 @@ def helpers(say: Say) -> Path:
     ]
     if not any(Range("68:").allows(version) for version in have):
         wanted = where / "requirements.txt"
-        write_atomic(wanted, requirement("setuptools", running_interpreter().minor) + "\n")
+        write_atomic(wanted, setuptools_for(running_interpreter().minor) + "\n")
         run([*module_argv(where / "bin" / "python", "pip"), "install", "--quiet",
              "--requirement", wanted],
             log=new_log("tools"), tied=True)  # fmt: skip

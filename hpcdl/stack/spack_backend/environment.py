@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
-from hpcdl.stack.recipe import MODULE, gpu_variant
+from hpcdl.stack.recipe import MODULE, variant_of
 from hpcdl.stack.resolve import allowed, newest, resolve
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_versions import Range, sort_key
@@ -49,9 +49,7 @@ class Environment:
     @property
     def variant(self) -> str:
         """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
-        if not self.archs:
-            return "cpu"
-        return gpu_variant(self.versions["cuda"], "-sm".join(self.archs))
+        return variant_of(self.archs, self.versions.get("cuda", ""))
 
     @property
     def module(self) -> str:

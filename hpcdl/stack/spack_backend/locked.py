@@ -15,7 +15,7 @@ from typing import Any
 from hpcdl import __version__, facts
 from hpcdl.site import Gpu, StackRequest
 from hpcdl.stack.gpu_needs import needs_of
-from hpcdl.stack.recipe import MODULE, digest, gpu_variant
+from hpcdl.stack.recipe import MODULE, digest, variant_of
 from hpcdl.stack.release import SCHEMA
 from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -114,9 +114,7 @@ class Lock:
     @property
     def variant(self) -> str:
         """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
-        if not self.archs:
-            return "cpu"
-        return gpu_variant(self._components()["cuda"], "-sm".join(self.archs))
+        return variant_of(self.archs, self._components().get("cuda", ""))
 
     @property
     def module(self) -> str:
