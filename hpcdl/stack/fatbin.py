@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.stack.elf import HEADER, opened
+from hpcdl.stack.resolve_facts import serves
 
 _MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
@@ -58,15 +59,11 @@ class SharedObject:
 def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
     """Whether code runs on a GPU: `machine`, `ptx` (the driver must compile it) or `no`.
 
-    Machine code runs on its SM and newer ones of the same major number; PTX on its SM and all newer
-    ones (CUDA C++ Programming Guide, binary and PTX compatibility). `compute` is the GPU's compute
-    capability, such as `6.0`.
+    `compute` is the GPU's compute capability, such as `6.0`.
     """
-    major, minor = (int(part) for part in compute.split("."))
-    here = major * 10 + minor
-    if any(code.machine and code.sm // 10 == major and code.sm <= here for code in codes):
+    if serves([str(code) for code in codes if code.machine], compute):
         return "machine"
-    return "ptx" if any(not code.machine and code.sm <= here for code in codes) else "no"
+    return "ptx" if serves([str(code) for code in codes if not code.machine], compute) else "no"
 
 
 def survey(*roots: Path) -> list[SharedObject]:
