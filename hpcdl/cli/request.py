@@ -154,12 +154,18 @@ def _memory(args: argparse.Namespace) -> Memory | None:
     """What memory is asked for, by one option at most."""
     from hpcdl.jobs.spec import Memory, memory_of
 
-    asked = (("node", args.mem), ("cpu", args.mem_per_cpu), ("gpu", args.mem_per_gpu))
-    given = {per: text for per, text in asked if text is not None}
+    asked = {
+        "--mem": ("node", args.mem),
+        "--mem-per-cpu": ("cpu", args.mem_per_cpu),
+        "--mem-per-gpu": ("gpu", args.mem_per_gpu),
+    }
+    given = {option: what for option, what in asked.items() if what[1] is not None}
     if len(given) > 1:
         raise BadInput("--mem, --mem-per-cpu and --mem-per-gpu exclude each other",
                        hint="give one of them")  # fmt: skip
-    return next((Memory(memory_of("--mem", text), per) for per, text in given.items()), None)
+    return next(
+        (Memory(memory_of(option, text), per) for option, (per, text) in given.items()), None
+    )
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from hpcdl.system.files import explain_os_errors
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _POLL = 0.01
+_STARTING_SECONDS = 20.0
 # Handles of what this process started: Python reaps them when they end, and does not warn.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -150,24 +151,18 @@ def _forget_steps(state: ClusterState, node: Node) -> None:
         folder.mkdir(parents=True)
 
 
-def wait_until(
-    serves: Callable[[], bool],
-    process: ProcessId,
-    name: str,
-    log: Path,
-    seconds: float,
-) -> None:
+def wait_until(serves: Callable[[], bool], process: ProcessId, name: str, log: Path) -> None:
     """Wait until a daemon serves.
 
     Raises:
-        DaemonDied: it ended, or did not serve within `seconds`.
+        DaemonDied: it ended, or did not serve in time.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _STARTING_SECONDS
     while not serves():
         if not alive(process):
             raise DaemonDied(name, log)
         if time.monotonic() > deadline:
-            raise DaemonDied(name, log, f"did not answer within {seconds:.0f} s")
+            raise DaemonDied(name, log, f"did not answer within {_STARTING_SECONDS:.0f} s")
         time.sleep(_POLL)
 
 

@@ -40,7 +40,6 @@ from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import explain_os_errors, locked, umask, user_name, write_atomic
 from hpcdl.system.trust import make_private
 
-_STARTING_SECONDS = 20.0
 _READY_SECONDS = 60.0
 
 
@@ -286,7 +285,7 @@ def _started(begun: ClusterState, daemon: daemons.Daemon) -> ClusterState:
 
 
 def _serves(begun: ClusterState, name: str, serves: Callable[[], bool]) -> None:
-    daemons.wait_until(serves, begun.processes[name], name, begun.log(name), _STARTING_SECONDS)
+    daemons.wait_until(serves, begun.processes[name], name, begun.log(name))
 
 
 def wait_idle(begun: ClusterState, names: Iterable[str]) -> None:

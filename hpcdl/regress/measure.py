@@ -26,11 +26,10 @@ from hpcdl.system.errors import BadInput, CheckFailed
 
 @dataclass(frozen=True)
 class Measurement:
-    """New references, the files they went to, and the run they come from."""
+    """New references, and the files they went to."""
 
     references: tuple[Reference, ...]
     files: tuple[Path, ...]
-    outcome: CheckOutcome
 
 
 def measure(
@@ -69,7 +68,7 @@ def measure(
         )
     sets = by_set(site, rows).items() if write else ()
     files = tuple(update_references(site, name, new) for name, new in sets)
-    return Measurement(rows, files, outcome)
+    return Measurement(rows, files)
 
 
 def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:

@@ -175,12 +175,6 @@ class SlurmDialect:
     requeue: bool = True
     purge: str = "all"
 
-    @property
-    def release(self) -> tuple[int, int]:
-        """Major release as a pair that compares, (22, 5) for 22.05.8."""
-        year, month = self.version.split(".")[:2]
-        return int(year), int(month)
-
 
 @dataclass(frozen=True)
 class Paths:

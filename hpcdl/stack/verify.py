@@ -157,7 +157,7 @@ def verify_here(site: Site, release: Release) -> Proof:
         seen = read_seen(out)
     files = [*check_files(site, release), check_content(release)]
     if seen is None:
-        checks = [_failed("import", result), *files]
+        checks = [_not_run(result), *files]
         return new_proof(release, "login", platform.node(), checks)
     checks = [*judge(release, seen, None, RANKS if _launcher() else 1), *files]
     one = GateRun("", None, platform.node(), utc_now(), "", samples_of(seen))
@@ -379,8 +379,8 @@ def _try(site: Site, release: Release, argv: Sequence[str]) -> CommandResult | s
         return stopped.message
 
 
-def _failed(name: str, result: CommandResult | str) -> Check:
+def _not_run(result: CommandResult | str) -> Check:
     if isinstance(result, str):
-        return Check(name, False, result, float(_SECONDS))
+        return Check("import", False, result, float(_SECONDS))
     said = " | ".join(result.last_lines(6))
-    return Check(name, False, f"exit code {result.exit_code}: {said}", round(result.seconds, 2))
+    return Check("import", False, f"exit code {result.exit_code}: {said}", round(result.seconds, 2))

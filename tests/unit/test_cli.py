@@ -161,6 +161,8 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ((*RENDER, "--partition", "\u202e"), 2, r"\u202e"),
         ((*RENDER, "--time", "soon"), 2, "is not a time limit"),
         ((*RENDER, "--time", "0"), 2, "is not a time limit"),
+        ((*RENDER, "--mem", "lots"), 2, "--mem 'lots' is no size"),
+        ((*RENDER, "--mem-per-cpu", "2 Q"), 2, "--mem-per-cpu '2 Q' is no size"),
         (
             ("job", "submit", "--site", "embedded", "--no-module", "--chain", "101"),
             2,

@@ -137,8 +137,8 @@ class Records(Source):
             begun = batch
             try:
                 for images, labels in self.dataset(epoch, batch):
-                    pixels, mirrored = (self._as_group(part, 1) for part in images)
-                    yield Group((pixels, mirrored), self._as_group(labels, 1), 1)
+                    pixels, mirrored = (self._as_group(part) for part in images)
+                    yield Group((pixels, mirrored), self._as_group(labels), 1)
                     batch += 1
             except errors.NotFoundError as fault:
                 raise BadInput(f"a shard of {self._dataset.folder} is gone: {first_line(fault)}",
@@ -156,10 +156,10 @@ class Records(Source):
                         hint="`hpcdl data inspect` names those that cannot be read",
                     )
 
-    def _as_group(self, part: Any, steps: int) -> Any:
-        """What a batch holds, whatever pieces it was made in, as a group of steps."""
+    def _as_group(self, part: Any) -> Any:
+        """What a batch holds, whatever pieces it was made in, as a group of one step."""
         pieces = 2 if self.images.in_batches else 1
-        return tf.reshape(part, (steps, self._share.per_rank, *part.shape[pieces:]))
+        return tf.reshape(part, (1, self._share.per_rank, *part.shape[pieces:]))
 
     def dataset(self, epoch: int, first: int) -> Any:
         """The tf.data pipeline of the rest of an epoch."""
