@@ -132,9 +132,10 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
     start = caught[0].command.start
     work = [(c, place) for c, place in main_work(job, sleeps=True) if c.start > start]
     # What runs before work in the background that is waited for prepares it.
-    commands = [one for one in job.script.commands if one.start > start]
-    last = max((one.start for one in commands if one.name == "wait"), default=0)
-    waited = any(one.background and one.start < last for one in commands)
+    outside = [one for one in job.script.commands if not one.within("function", "inner")]
+    behind = [one for one in outside if work and one.start > work[0][1]]
+    last = max((one.start for one in behind if one.name == "wait"), default=0)
+    waited = any(one.background and one.start < last for one in behind)
     if work and not work[0][0].background and not waited:
         yield Hit("trap-deferred", work[0][1], len(work[0][0].name) or 1)
 
