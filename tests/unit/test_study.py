@@ -954,7 +954,7 @@ def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixt
     words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert len(shown["cells"]) == 29
+    assert len(shown["cells"]) == 30
     assert shown["cost"]["gpu_hours"] > 1
 
 
