@@ -26,7 +26,7 @@ from itertools import accumulate
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, caps, noise_of
+from hpcdl.regress.estimate import NARROWEST, Edge, Nightly, Noise, caps, edge_of, noise_of
 
 TELL, SURE, WORTH, BREAKAGE, ODDS = (3.3, 3.15), 4.4, 0.05, 0.15, 3.0
 MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
@@ -223,16 +223,28 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
         return
     window = _Window.of(noise, state.nights.values[state.start : night + 1])
     count = len(window.new)
-    each = window.each_t(range(max(least, count - 2 * size), count - 1))
-    t, first = max(each, key=lambda one: sign * one[0])
+    firsts = range(max(least, count - 2 * size), count - 1)
+    t, first = max(window.each_t(firsts), key=lambda one: sign * one[0])
     inflated = math.sqrt(_turbulence(state, window, first))
     evidence = noise.normal(t / inflated, count - first)
-    if evidence < (_needed(noise, state.tell(noise)) if sign < 0 else SURE):
+    need = _needed(noise, state.tell(noise)) if sign < 0 else SURE
+    if sign < 0 and (edge := _edge(state, night - size + 1)):
+        best, need = state.nights.best_since(state.start)[:count], SURE
+        lower, since = max((edge.evidence(best[at:]), at) for at in firsts)
+        if lower >= TELL[0]:
+            evidence, first, need = lower, since, TELL[0]
+    if evidence < need:
         return
     began = state.start + first
     kind = Kind.DROP if sign < 0 else Kind.RISE
     found = Found(kind, began, night, noise.level, began, noise)
     _tell(state, found)
+
+
+def _edge(state: _State, end: int) -> Edge | None:
+    """The edge that nights of the level before `end` have, where their values are fine."""
+    start = max(state.start, end - LEVEL_NIGHTS)
+    return None if state.nights.step else edge_of(state.nights.best_since(start)[: end - start])
 
 
 def _tell(state: _State, new: Found) -> None:
@@ -326,6 +338,8 @@ def _look_for_end(state: _State, night: int) -> None:
         return
     if night - last.seen < 2 or last.level_start != last.began or night - last.seen > LEVEL_NIGHTS:
         return
+    if last.kind is Kind.RISE and night - last.began > MIN_NIGHTS:
+        return  # it has become the level: what falls from there is a drop
     noise = last.noise
     changed = noise.evidence(values[last.began : last.seen + 1])
     shift = sum(changed) / len(changed)

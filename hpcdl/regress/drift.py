@@ -219,10 +219,12 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
     effect = weekend_effect(nights.values, weekdays)
     if not effect:
         return nights
-    pairs = zip(nights.values, weekdays, strict=True)
-    return Nightly(
-        [value - effect * (day >= 5) for value, day in pairs], nights.within, nights.step
+    shift = [effect * (day >= 5) for day in weekdays]
+    values, best = (
+        [value - by for value, by in zip(each, shift, strict=False)]
+        for each in (nights.values, nights.best)
     )
+    return Nightly(values, nights.within, nights.step, best)
 
 
 def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:

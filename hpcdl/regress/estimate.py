@@ -2,9 +2,11 @@
 
 The spread is Huber's "proposal 2" (1964, Ann. Math. Stat. 35:73). One night counts for no more than
 its rarity among the nights before allows: evidence z is cut where exp(-z^2/2) is the share of
-them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753);
-a fifth farther where skewness and kurtosis are those of normal noise (Jarque and Bera 1980, Econ.
-Lett. 6:255) and the night beside it lies at least half as far, so that it is no spike.
+them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753).
+It counts for more if the night beside it lies at least half as far, so that it is no spike: beyond
+all nights before, as their tail gets rarer by a power of the distance (Hill 1975); at least a fifth
+more where skewness and kurtosis are those of normal noise (Jarque and Bera 1980, Econ. Lett.
+6:255). Noise below an edge is not normal: there the best runs tell (`Edge`).
 Dependence is a state common to a night (AR 1) plus the scatter of runs, which is known where
 nights have several; innovations of this state (Kalman 1960) are what is summed.
 """
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from statistics import median
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 NARROWEST = 0.003
@@ -28,6 +30,9 @@ _CLIP, _CONSISTENT, _ROUNDS = 2.5, 0.97757, 8
 _CALM, _CALM_NIGHTS, _CALM_EXCESS, _CALM_SKEW = 1.2, 60, 0.85, -0.7
 """How much farther two nights count where noise is calm; the nights that it takes to say so; and
 the kurtosis beyond a normal law's and the skewness that 90 normal nights keep 19 times in 20."""
+_SHORTEST_TAIL, _EDGE = 8.0, 1.25
+"""Pareto's index of 90 normal nights' tails; and how many spreads an edge lies above the median at
+most: about 0.9 where noise is exponential, and 2 or more where it is normal (60 nights)."""
 _MOST_DEPENDENT, _MOST_WHITE = 0.9, 0.8
 """Memory of a night, and the part of a night's variance that runs explain, are at most this:
 beyond it 90 nights tell neither."""
@@ -83,6 +88,11 @@ class Noise:
         skew = sum(map(float.__mul__, squares, self.ranks)) / count / variance**1.5
         return excess < _CALM_EXCESS and skew > _CALM_SKEW
 
+    @cached_property
+    def tails(self) -> tuple[float, float]:
+        """Of what lies far below the level, and far above: how fast it gets rarer."""
+        return _tail([-z for z in self.ranks]), _tail([*reversed(self.ranks)])
+
     def evidence(self, values: Sequence[float]) -> list[float]:
         """Standardised values, each cut where its rarity ends."""
         level, spread, ranks = self.level, self.spread, self.ranks
@@ -95,8 +105,11 @@ class Noise:
             cap = most[bisect_right(ranks, z) if z < 0 else count - bisect_left(ranks, z)]
             if abs(z) > cap:
                 beside = (each[at] for at in (index - 1, index + 1) if 0 <= at < len(each))
-                if self.calm and any(2 * other / z > 1 for other in beside):
-                    cap = min(abs(z), cap * _CALM)
+                if any(2 * other / z > 1 for other in beside):
+                    far = max(cap, -ranks[0] if z < 0 else ranks[-1])
+                    rarer = 2 * self.tails[z > 0] * math.log(max(1.0, abs(z) / far))
+                    calm = min(abs(z), cap * _CALM) if self.calm else cap
+                    cap = max(calm, math.sqrt(cap * cap + rarer))
                 z = math.copysign(cap, z)
             found.append(z)
         return found
@@ -127,6 +140,15 @@ class Noise:
         later = 1 - 1 / weight
         unsure = 2 * later * later * (2 / response.later - 1)
         return max(3.0, len(self.ranks) / (1 + unsure))
+
+
+def _tail(far: Sequence[float]) -> float:
+    """Pareto's index of what lies farthest, by its tenth (Hill 1975, Ann. Stat. 3:1163)."""
+    count = len(far) // 10
+    if count < 3 or far[count] <= 0:
+        return 1.0  # nobody knows: the longest tail
+    excess = sum(math.log(z / far[count]) for z in far[:count])
+    return min(_SHORTEST_TAIL, (count - 1) / max(excess, NARROWEST))
 
 
 @lru_cache(maxsize=512)
@@ -227,17 +249,54 @@ def resolution_of(values: Sequence[float]) -> float:
     return min(after - before for before, after in pairwise(distinct))
 
 
+class Edge(NamedTuple):
+    """Nights below an edge, as far as exponential noise has them: nothing is faster.
+
+    Where it is, the sum of their distances from it, their number.
+    """
+
+    at: float
+    total: float
+    nights: int
+
+    def evidence(self, since: Sequence[float]) -> float:
+        """That the last nights, two or more, have a lower edge: a normal deviate.
+
+        The law of the distance is exact for exponential noise (Epstein and Tsao 1953, Ann. Math.
+        Stat. 24:458). The factor shares the chance of a false alarm among all numbers of nights:
+        1 / n / (n - 1) sums up to 1.
+        """
+        count, distance = len(since), max(0.0, self.at - max(since))
+        rare = (1 + count * distance / self.total) ** (1 - self.nights)
+        rare *= self.nights / (self.nights + count) * count * (count - 1)
+        return -NormalDist().inv_cdf(min(0.5, max(rare, 1e-300)))
+
+
+def edge_of(best: Sequence[float]) -> Edge | None:
+    """The edge below which nights lie by their best runs, or None where they have none."""
+    if len(best) < _CALM_NIGHTS:
+        return None
+    at, (middle, spread) = max(best), level_of(best)
+    total = sum(at - value for value in best)
+    return Edge(at, total, len(best)) if 0 < at - middle < _EDGE * spread else None
+
+
 @dataclass(frozen=True)
 class Nightly:
     """The nights of a series.
 
-    A value each, the variance of it that runs explain (0 where that is not known), and the
-    resolution (0 where it is fine).
+    A value each, the variance of it that runs explain (0 where that is not known), the resolution
+    (0 where it is fine), and the best run of each, unless a night has one.
     """
 
     values: list[float]
     within: float
     step: float
+    best: Sequence[float] = ()
+
+    def best_since(self, night: int) -> Sequence[float]:
+        """The best run of each night from this one on."""
+        return (self.best or self.values)[night:]
 
 
 def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
@@ -263,7 +322,8 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
     ]
     size = len(every) / len(runs)
     rounding = step / math.sqrt(12)
-    return Nightly(values, max(spread_of(inside), rounding) ** 2 / size, step / size)
+    within = max(spread_of(inside), rounding) ** 2 / size
+    return Nightly(values, within, step / size, [max(night) for night in runs])
 
 
 def _near(night: Sequence[float], middle: float, reach: float) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from statistics import NormalDist
 
 import pytest
 
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
 from hpcdl.regress.drift import BUDGET, Night, analyse, may_be_worse, runs_of
+from hpcdl.regress.estimate import Edge, edge_of
 from tests.bench.bench_drift import sure_nights, told
 from tests.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
 
@@ -31,6 +33,45 @@ def test_what_a_lopsided_noise_explains_is_no_drop() -> None:
     each = [runs_of(series("one-sided", rng, 1)).nights for _ in range(40)]
     found = [one.kind for nights in each for one in detect(nights)]
     assert found.count(Kind.DROP) <= 1
+
+
+def test_noise_below_an_edge_shows_a_drop_by_its_best_runs() -> None:
+    """The mean alone sees few of these: slow nights are what such noise is full of."""
+    rng = random.Random(f"{SEED} one-sided drop")
+    for runs in (1, 3):
+        seen = [told(series("one-sided", rng, runs, drop(0.1), CHANGE_AT + 2)) for _ in range(20)]
+        assert sum(any(night >= CHANGE_AT for night in one) for one in seen) >= 18
+
+
+def test_an_edge_is_said_to_be_lower_no_more_often_than_its_evidence_says() -> None:
+    """Of 4,000 healthy nights, 0.05 each: 200, less what the numbers of nights share."""
+    rng, enough, false = random.Random(SEED), NormalDist().inv_cdf(0.95), 0
+    for _ in range(4000):
+        values = [1 - rng.expovariate(1) for _ in range(80)]
+        edge = Edge(max(values), sum(max(values) - value for value in values), 80)
+        last = [1 - rng.expovariate(1) for _ in range(8)]
+        false += any(edge.evidence(last[-count:]) >= enough for count in range(2, 9))
+    assert 40 <= false <= 200
+
+
+@pytest.mark.parametrize("kind", ["normal", "Student t3", "spikes", "weekly", "AR .7"])
+def test_other_noise_has_no_edge(kind: str) -> None:
+    for seed in range(20):
+        values = runs_of(series(kind, random.Random(f"{SEED} {seed}"), 1, nights=90)).nights.values
+        assert edge_of(values) is None
+
+
+def test_what_falls_from_a_rise_that_became_the_level_is_a_drop() -> None:
+    rng = random.Random(f"{SEED} release")
+    for _ in range(10):
+        nights = series("release up before", rng, 1, drop(0.05))
+        assert any(one.kind is Kind.DROP for one in detect(runs_of(nights).nights))
+
+
+def test_two_nights_farther_than_any_before_are_no_chance_where_nights_depend() -> None:
+    rng = random.Random(f"{SEED} far")
+    seen = [told(series("AR .5", rng, 3, drop(0.1), CHANGE_AT + 2)) for _ in range(40)]
+    assert sum(any(night >= CHANGE_AT for night in one) for one in seen) >= 38
 
 
 def test_calm_series_show_it_within_three_nights() -> None:
