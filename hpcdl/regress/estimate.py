@@ -108,9 +108,8 @@ class Noise:
                 if any(2 * other / z > 1 for other in beside):
                     far = max(cap, -ranks[0] if z < 0 else ranks[-1])
                     rarer = 2 * self.tails[z > 0] * math.log(max(1.0, abs(z) / far))
-                    calm = min(abs(z), cap * _CALM) if self.calm else cap
-                    cap = max(calm, math.sqrt(cap * cap + rarer))
-                z = math.copysign(cap, z)
+                    cap = max(cap * (_CALM if self.calm else 1), math.sqrt(cap * cap + rarer))
+                z = math.copysign(min(abs(z), cap), z)
             found.append(z)
         return found
 
