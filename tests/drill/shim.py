@@ -6,6 +6,8 @@ or waited for, so that a seed gives the same moment on a slow machine and on a f
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ KILL = 0
 @cache
 def library() -> Path:
     """The library, compiled once per run."""
-    place = Path(tempfile.mkdtemp(prefix="hpcdl-shim-")) / "shim.so"
+    directory = tempfile.mkdtemp(prefix="hpcdl-shim-")
+    atexit.register(shutil.rmtree, directory)
+    place = Path(directory) / "shim.so"
     source = Path(__file__).with_name("shim.c")
     subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", place, source, "-ldl"], check=True)
     return place
