@@ -76,10 +76,13 @@ def _schema(args: argparse.Namespace) -> ExitCode:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.system.figures import require_matplotlib
     from hpcdl.workflows.modules import check_available, modules_by_partition
     from hpcdl.workflows.study import run
 
     plan = _plan(args)
+    if not (args.dry_run or args.no_wait):  # then the command ends in a report
+        require_matplotlib()
     places = tuple(dict.fromkeys(cell.point.spec.partition for cell in plan.possible))
     modules = modules_by_partition(plan.site, places, named=args.module, published=not args.dry_run)
     if args.dry_run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ def write_figure(path: Path, inches: tuple[float, float], draw: Callable[[Any], 
     write_atomic(path, drawn(inches, draw, suffix)[suffix])
 
 
+def require_matplotlib() -> None:
+    """Raise MissingPrerequisite without matplotlib: also before long work that ends in a figure."""
+    if find_spec("matplotlib") is None:
+        raise MissingPrerequisite(
+            "figures need matplotlib, which is not installed",
+            hint="install it: pip install 'hpcdl[plots]'",
+        )
+
+
 def drawn(
     inches: tuple[float, float], draw: Callable[[Any], None], *suffixes: str, settings: Any = None
 ) -> dict[str, bytes]:
@@ -46,15 +56,11 @@ def drawn(
     Raises:
         MissingPrerequisite: matplotlib is not installed.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as fault:
-        raise MissingPrerequisite(
-            "figures need matplotlib, which is not installed",
-            hint="install it: pip install 'hpcdl[plots]'",
-        ) from fault
+    require_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     found = {}
     with rc_context(settings):
         figure = Figure(figsize=inches, dpi=_DPI, layout="constrained")

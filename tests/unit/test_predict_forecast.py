@@ -490,7 +490,7 @@ def test_without_matplotlib_the_command_says_what_to_install(
 ) -> None:
     from hpcdl.predict.plot import write_plot
 
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingPrerequisite) as caught:
         write_plot(ask(k80), tmp_path / "figure.png")
     assert "hpcdl[plots]" in caught.value.hint

@@ -958,6 +958,16 @@ def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixt
     assert shown["cost"]["gpu_hours"] > 1
 
 
+def test_what_the_report_needs_is_asked_for_before_the_jobs_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    words = ["study", "run", "sjtu-inception", "--scale", "full", "--site", "p100-v100-k80"]
+    assert main(words) == 3
+    assert "pip install 'hpcdl[plots]'" in capsys.readouterr().err
+    assert main([*words, "--dry-run"]) == 0
+
+
 def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
