@@ -14,6 +14,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.figure import draw
 from hpcdl.workflows.study.load import load_study, read_study
 from hpcdl.workflows.study.model import Panel
+from hpcdl.workflows.study.series import short_name
 from hpcdl.workflows.study.study_plan import Plan, make_plan
 from hpcdl.workflows.study.study_report import as_data, make_report
 from tests.unit.test_study import (
@@ -335,9 +336,9 @@ FRAMEWORKS = {
 }
 
 
-def side_by_side(folder: Path) -> Plan:
+def side_by_side(folder: Path, *models: str) -> Plan:
     """A study of two frameworks on one and two ranks, with one table and the rule of weights."""
-    over = {"framework": [*FRAMEWORKS], "gpus": ["1", "2"], "model": ["resnet50"]}
+    over = {"framework": [*FRAMEWORKS], "gpus": ["1", "2"], "model": [*models] or ["resnet50"]}
     run = {"name": "speed", "over": over, "options": {"steps": "20"}}
     rule = {"rule": "equal", "says": "x", "over": "framework", "metric": "parameters"}
     table = {"title": "All", "columns": "framework", "where": {"run": "speed"}}
@@ -377,6 +378,21 @@ def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path: Pat
          "rows": [("gpus 1, resnet50", "8", "-"), ("gpus 2, resnet50", "15", "-")]}
     ]  # fmt: skip
     assert len(found.missing) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [("resnet50", ["net", "resnet50"]), ("theirs:net", ["my.models:net", "theirs:net"])],
+)
+def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(
+    tmp_path: Path, other: str, names: list[str]
+) -> None:
+    plan = side_by_side(tmp_path, "my.models:net", other)
+    finish(plan, {1: 8.0, 2: 15.0})
+    found = findings_of(plan)
+    rows = as_data(make_report(found))["tables"][0]["rows"]
+    assert sorted(row[0] for row in rows) == [f"gpus {n}, {name}" for n in (1, 2) for name in names]
+    assert {short_name(found, one.values["model"]) for one in found.measured} == set(names)
 
 
 @pytest.mark.parametrize(("parameters", "ok"), [(25_000_000, True), (25_000_001, False)])

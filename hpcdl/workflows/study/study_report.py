@@ -22,7 +22,7 @@ from hpcdl.workflows.study.forecast import Predicted, predict
 from hpcdl.workflows.study.judge import Verdict, judge
 from hpcdl.workflows.study.model import Table as StudyTable
 from hpcdl.workflows.study.model import Values, matches
-from hpcdl.workflows.study.series import alone, efficiency
+from hpcdl.workflows.study.series import alone, efficiency, short_name
 
 SCHEMA = 2
 _YES = {True: "yes", False: "no", None: "not known"}
@@ -198,10 +198,12 @@ def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
     found: dict[tuple[str, ...], dict[str, str]] = {}
     for cell in findings.plan.cells:
         if matches(cell.named, asked.where) and asked.columns in cell.values:
-            found.setdefault(_row_of(cell.values, asked), {})[cell.values[asked.columns]] = "-"
+            row = found.setdefault(_row_of(findings, cell.values, asked), {})
+            row[cell.values[asked.columns]] = "-"
     for one in findings.measured:
-        if (row := found.get(_row_of(one.cell.values, asked))) and matches(one.values, asked.where):
-            row[one.values[asked.columns]] = f"{_value_of(one, asked.value):.4g}"
+        with_result = found.get(_row_of(findings, one.cell.values, asked))
+        if with_result and matches(one.values, asked.where):
+            with_result[one.values[asked.columns]] = f"{_value_of(one, asked.value):.4g}"
     columns = list(dict.fromkeys(name for row in found.values() for name in row))
     return ("", *columns), [
         (", ".join(row), *(values.get(name, "") for name in columns))
@@ -209,10 +211,10 @@ def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
     ]  # fmt: skip
 
 
-def _row_of(values: Values, asked: StudyTable) -> tuple[str, ...]:
+def _row_of(findings: Findings, values: Values, asked: StudyTable) -> tuple[str, ...]:
     """What names a row: `resnet50`, `gpus 2`."""
     return tuple(
-        value.rpartition(":")[2] if key == "model" else f"{key} {value}"
+        short_name(findings, value) if key == "model" else f"{key} {value}"
         for key, value in values.items()
         if key != asked.columns and key not in asked.where
     )
