@@ -907,6 +907,20 @@ def test_a_timeline_with_threads_is_drawn(study: Callable[..., Plan], tmp_path: 
     )
     drawn = draw(findings_of(plan), ())["svg"].decode()
     assert "rank 0" in drawn
+    (folder / "timeline.json").write_text('{"traceEvents": [')
+    drawn = draw(findings_of(plan), ())["svg"].decode()
+    assert "timeline.json is damaged" in drawn
+
+
+@pytest.mark.parametrize("noted", ["{", "{}", "[]", '{"cores": "many", "load": 0}'])
+def test_a_damaged_note_of_the_machine_is_no_other_machine(
+    study: Callable[..., Plan], noted: str
+) -> None:
+    plan = study()
+    finish(plan, {1: 8.0})
+    (plan.folder / "machine.json").write_text(noted)
+    with pytest.raises(BadInput, match=r"machine\.json is damaged"):
+        findings_of(plan)
 
 
 def test_a_busy_machine_is_reported(study: Callable[..., Plan]) -> None:

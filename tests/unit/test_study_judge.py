@@ -380,6 +380,15 @@ def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path: Pat
     assert len(found.missing) == 2
 
 
+def test_a_job_without_an_accuracy_has_none_in_a_table_of_accuracies(tmp_path: Path) -> None:
+    plan = side_by_side(tmp_path)
+    table = dataclasses.replace(plan.study.tables[0], value="accuracy")
+    plan = dataclasses.replace(plan, study=dataclasses.replace(plan.study, tables=(table,)))
+    finish(of(plan, "horovod"), {1: 8.0, 2: 15.0})
+    rows = as_data(make_report(findings_of(plan)))["tables"][0]["rows"]
+    assert {cell for row in rows for cell in row[1:]} == {"-"}
+
+
 @pytest.mark.parametrize(
     ("other", "names"),
     [("resnet50", ["net", "resnet50"]), ("theirs:net", ["my.models:net", "theirs:net"])],

@@ -22,13 +22,15 @@ from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, RunStatus
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
-from hpcdl.system.safe_read import last_text
+from hpcdl.system.safe_read import last_text, read_regular
 from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Values
 from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder
 
 MACHINE = "machine.json"
 _TIMES = ("seconds", "checkpoint", "images")
 _GIGA = 1e9
+_LARGEST = 100_000_000
+"""Bytes of a description of a data set, with a line for each shard."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +181,22 @@ def note_machine(plan: Plan) -> None:
 
 
 def _machine(plan: Plan) -> tuple[int, float]:
-    """Cores, and the load average, when the study was queued; else those here and no load."""
-    try:
-        noted = json.loads((plan.folder / MACHINE).read_text())
-        return int(noted["cores"]), float(noted["load"])
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError):
+    """Cores, and the load average, when the study was queued; where nobody queued it, those here.
+
+    Raises:
+        BadInput: they were noted, and the note is damaged: efficiencies would be wrong.
+    """
+    path = plan.folder / MACHINE
+    if not path.exists():
         return len(os.sched_getaffinity(0)), 0.0
+    try:
+        noted = json.loads(read_regular(path))
+        return int(noted["cores"]), float(noted["load"])
+    except (ValueError, LookupError, TypeError, ArithmeticError) as fault:
+        raise BadInput(
+            f"{path} is damaged: it had the cores of the machine that ran the study",
+            hint='write {"cores": N, "load": 0} to it, or remove it if that is this machine',
+        ) from fault
 
 
 def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResult:
@@ -274,5 +286,8 @@ def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
     path = data_folder(plan.site, data) / "dataset.json"
     if not path.is_file():
         return data.gigabytes and data.gigabytes * _GIGA, data.images
-    train = json.loads(path.read_text())["splits"]["train"]
-    return float(sum(shard["bytes"] for shard in train["shards"])), float(train["examples"])
+    try:
+        train = json.loads(read_regular(path, _LARGEST))["splits"]["train"]
+        return float(sum(shard["bytes"] for shard in train["shards"])), float(train["examples"])
+    except (ValueError, LookupError, TypeError) as fault:
+        raise BadInput(f"{path} is no description of a data set") from fault

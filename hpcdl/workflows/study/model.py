@@ -119,7 +119,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Panel:
-    """One part of the figure; figure.py knows the kinds."""
+    """One part of the figure; panels.py draws the kinds."""
 
     panel: str
     where: Values

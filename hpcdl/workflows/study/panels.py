@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcdl.system.errors import BadInput
 from hpcdl.system.figures import legend_below, plain_log
+from hpcdl.system.safe_read import read_regular
 from hpcdl.workflows.study import series as lines
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted
@@ -30,6 +32,7 @@ _MARKERS = "osD^vP*"
 _PUBLISHED_MARKERS = "x+1234"
 _GREY = "#767676"
 _TIMELINE_STEPS = 6
+_LARGEST_TIMELINE = 200_000_000
 _MEGA, _GIGA = 1e6, 1e9
 
 
@@ -290,12 +293,18 @@ def _timeline(axes: Any, scene: Scene) -> None:
     row, labels = 0, []
     ones = sorted(scene.measured, key=lambda one: one.size or 0)
     profiled = [one for one in ones if (one.folder / "timeline.json").is_file()]
-    for one in {_bar_name(scene, one): one for one in profiled}.values():
-        for rank, events in sorted(_events(one).items()):
+    for name, one in {_bar_name(scene, one): one for one in profiled}.items():
+        try:
+            by_rank = _events(one)
+        except (BadInput, ValueError, LookupError, TypeError, AttributeError):
+            labels.append(f"{name}: timeline.json is damaged")
+            row += 1
+            continue
+        for rank, events in sorted(by_rank.items()):
             for part, look in _PARTS.items():
-                spans = [(at, took) for name, at, took in events if name == part]
+                spans = [(at, took) for kind, at, took in events if kind == part]
                 axes.broken_barh(spans, (row - 0.36, 0.72), color=look["color"], linewidth=0)
-            labels.append(f"{_bar_name(scene, one)}, rank {rank}")
+            labels.append(f"{name}, rank {rank}")
             row += 1
     axes.set_yticks(range(row), labels, fontsize=7)
     axes.invert_yaxis()
@@ -308,7 +317,8 @@ def _timeline(axes: Any, scene: Scene) -> None:
 
 def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
     """(part, start, seconds) of the first steps, by rank, from timeline.json."""
-    trace = json.loads((one.folder / "timeline.json").read_text())["traceEvents"]
+    text = read_regular(one.folder / "timeline.json", _LARGEST_TIMELINE, "timeline")
+    trace = json.loads(text)["traceEvents"]
     found: dict[int, list[tuple[str, float, float]]] = {}
     for event in trace:
         # Threads of traced steps are there too; only a step's parts say which step they are of.

@@ -203,7 +203,8 @@ def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
     for one in findings.measured:
         with_result = found.get(_row_of(findings, one.cell.values, asked))
         if with_result and matches(one.values, asked.where):
-            with_result[one.values[asked.columns]] = f"{_value_of(one, asked.value):.4g}"
+            value = _value_of(one, asked.value)
+            with_result[one.values[asked.columns]] = "-" if value is None else f"{value:.4g}"
     columns = list(dict.fromkeys(name for row in found.values() for name in row))
     return ("", *columns), [
         (", ".join(row), *(values.get(name, "") for name in columns))
@@ -220,9 +221,10 @@ def _row_of(findings: Findings, values: Values, asked: StudyTable) -> tuple[str,
     )
 
 
-def _value_of(one: Measured, name: str) -> float:
+def _value_of(one: Measured, name: str) -> float | None:
+    """A measurement's value for a table; None where its job had none."""
     if name == "accuracy":
-        return one.metrics.get(name, 0.0)
+        return one.metrics.get(name)
     if name == "staleness":
         return float(one.result.get("asynchronous", {}).get("mean_staleness", 0.0))
     milliseconds = {key: 1e3 * seconds for key, seconds in one.parts.items()}
