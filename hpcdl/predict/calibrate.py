@@ -50,8 +50,10 @@ def from_result(result: Result, path: Path, precision: str) -> Calibration:
     )  # fmt: skip
 
 
-def from_images_per_second(rate: float, training: Training) -> Calibration:
+def from_images_per_second(rate: float, training: Training, peak: float = math.inf) -> Calibration:
     """The calibration that a user states: images per second of one GPU, not measured here.
+
+    `peak` is the operations per second of the GPU, where they are known.
 
     Raises:
         BadInput: the step it means is absurd.
@@ -59,9 +61,10 @@ def from_images_per_second(rate: float, training: Training) -> Calibration:
     step = training.batch / rate if rate > 0 else float("inf")
     if not 1e-6 < step < LONGEST_STEP:
         raise BadInput(f"{rate:g} images/s of one GPU is not possible")
-    return Calibration(
-        step, training.batch, training.precision, f"{rate:g} images/s as given", "doubtful"
-    )
+    said, needed = f"{rate:g} images/s as given", 6 * training.net.macs * rate
+    if needed > peak:
+        said += f", {needed / peak:.1f} times what the GPU can compute at its peak"
+    return Calibration(step, training.batch, training.precision, said, "doubtful")
 
 
 def from_plan(machine: Machine, training: Training) -> Calibration:

@@ -25,7 +25,8 @@ from hpcdl.system.errors import BadInput
 MOST_GPUS = 65_536
 IMAGENET_IMAGES = 1_281_167
 _HOUR = 3600.0
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?\Z")
+_SPLIT = "split it (--tensor, --pipeline-stages, --zero 3) or recompute (--checkpointing full)"
+_RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
 
 
 @dataclass(frozen=True)
@@ -99,23 +100,44 @@ class Forecast:
         return 6 * self.training.net.macs * point.images_per_second / point.gpus
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know before believing any of it."""
-        base, batch, gpu = self.calibration, self.training.batch, self.machine.gpu
-        said = []
-        if base.batch != batch:
-            same = "the same images/s are assumed"
-            said.append(f"it was measured at batch {base.batch}; {same} at {batch}")
+    def _memory_notes(self) -> list[str]:
+        """What to do where the fewest GPUs do not hold the batch."""
+        base, batch, has = self.calibration, self.training.batch, self.machine.memory
         gpus = min((point.gpus for point in self.points), default=1)
         needs = memory_bytes(self.training, gpus)
         # A run that had such a batch knows better than an estimate; ranks on CPUs share memory.
         proven = base.proof == "run" and base.batch >= batch
-        if needs > self.machine.memory and not proven and gpu != CPU:
-            one, two = (memory_bytes(replace(self.training, batch=n), gpus) for n in (1, 2))
-            fits = math.floor((self.machine.memory - one) / (two - one)) + 1
-            said.append(f"batch {batch} is not likely to fit: it needs about {needs / GIGA:,.0f} "
-                        f"GB, and the {gpu} has {self.machine.memory / GIGA:g} GB, "
-                        f"enough for {max(0, fits)}")  # fmt: skip
+        if needs <= has or proven or self.machine.gpu == CPU:
+            return []
+        one, two = (memory_bytes(replace(self.training, batch=n), gpus) for n in (1, 2))
+        fits = math.floor((has - one) / (two - one)) + 1
+        # Convolutions are not split: there only a smaller batch or image helps.
+        less = f"no batch: {_SPLIT}" if self.training.net.shape.blocks else "no batch"
+        where = f" on {gpus} GPUs" if self.training.plan else ""
+        return [f"batch {batch} is not likely to fit{where}: it needs about "
+                f"{needs / GIGA:,.0f} GB, and "
+                f"the {self.machine.gpu} has {has / GIGA:g} GB, "
+                f"enough for {fits if fits > 0 else less}"]  # fmt: skip
+
+    @property
+    def _split_notes(self) -> list[str]:
+        """That groups of tensor parallelism do not fill nodes."""
+        plan = self.training.plan
+        wide, node = plan.tensor if plan else 1, self.machine.per_node
+        if not (node % wide and wide % node):
+            return []
+        return [f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: that some "
+                "of them work across nodes is not counted"]  # fmt: skip
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know before believing any of it."""
+        base, batch, gpu = self.calibration, self.training.batch, self.machine.gpu
+        said: list[str] = []
+        if base.batch != batch:
+            same = "the same images/s are assumed"
+            said.append(f"it was measured at batch {base.batch}; {same} at {batch}")
+        said += [*self._memory_notes, *self._split_notes]
         if lacking := self.machine.lacks(self.training.precision):
             said.append(f"{' and '.join(lacking)} of the {gpu} are not known: the shares of the "
                         "layers are a kindred GPU's")  # fmt: skip
@@ -170,7 +192,10 @@ def forecast(
         points.append(
             Point(step, rate, rate * low, rate * high, gpus * gain, gain, images / rate, beyond)
         )
-    choices = choose(points, loss, deadline_hours)
+    # Of a split transformer more GPUs may hold what fewer do not; a run knows better.
+    whole = not training.plan or calibration.proof == "run"
+    fit = [p for p in points if whole or memory_bytes(training, p.gpus) <= machine.memory]
+    choices = choose(fit or points, loss, deadline_hours)
     return Forecast(machine, training, calibration, images, tuple(points), choices)
 
 
@@ -231,8 +256,8 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
         BadInput: not of that format, out of bounds, or a single count that fills no nodes.
     """
     found: set[int] = set()
-    for part in text.replace(" ", "").split(","):
-        match = _RANGE.match(part)
+    for part in text.split(","):
+        match = _RANGE.match(part.strip())
         if not match:
             raise BadInput(
                 f"'{text[:60]}' is not a count of GPUs", hint="write 8, 1,2,4 or a range 1-64"

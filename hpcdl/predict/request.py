@@ -15,12 +15,12 @@ from hpcdl.predict import calibrate, results
 from hpcdl.predict.exchange import Exchange, fitted, read_exchange
 from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
-from hpcdl.predict.hardware import GIGA, NETWORK_HINT, Machine, of_partition, slowest
+from hpcdl.predict.hardware import CPU, GIGA, NETWORK_HINT, Machine, of_partition, slowest
 from hpcdl.predict.measured import Measured
 from hpcdl.predict.memory import CHECKPOINTING, Plan
 from hpcdl.predict.network import Network, network
 from hpcdl.predict.records import read_records
-from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants
+from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants, peak_of
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
@@ -177,7 +177,9 @@ def prepare(request: Request) -> tuple[Machine, Training, calibrate.Calibration]
         base = calibrate.from_result(result, request.result, training.precision)
         base = replace(base, seconds=base.seconds * training.batch / result.batch)
     elif request.images_per_second is not None:
-        base = calibrate.from_images_per_second(request.images_per_second, training)
+        known = machine.gpu != CPU and not machine.lacks(training.precision)
+        peak = peak_of(machine, training.precision) if known else math.inf
+        base = calibrate.from_images_per_second(request.images_per_second, training, peak)
     elif training.plan:
         base = calibrate.from_plan(machine, training)
     else:
@@ -276,19 +278,33 @@ def _training(request: Request, result: results.Result | None, machine: Machine)
 def _check_plan(plan: Plan, request: Request, net: Network) -> None:
     """Whether a network can be split so; the first fault is raised."""
     shape, pieces = net.shape, plan.stages * plan.interleave
-    parts = (plan.tensor, plan.stages, plan.interleave, plan.micro_batches)
+    parts = (("tensor", plan.tensor), ("pipeline-stages", plan.stages),
+             ("interleave", plan.interleave), ("micro-batches", plan.micro_batches))  # fmt: skip
+    bounds = [(not 1 <= value <= _MOST_PARTS, f"--{name} is 1 to {_MOST_PARTS}, not {value}",
+               f"leave out --{name}, which is then 1 or what suits the stages")
+              for name, value in parts]  # fmt: skip
     faults = (
-        (not shape.blocks, f"'{net.name}' is no transformer, and only blocks are split"),
-        (min(parts) < 1 or max(parts) > _MOST_PARTS or plan.zero not in range(4),
-         f"parts and micro-batches are 1 to {_MOST_PARTS}, stages of ZeRO 0 to 3"),
-        (plan.checkpointing not in CHECKPOINTING, f"checkpointing is {', '.join(CHECKPOINTING)}"),
+        (not shape.blocks, f"'{net.name}' is no transformer, and only blocks are split",
+         "leave out the options that split, or name a transformer such as gpt_18b"),
+        *bounds,
+        (plan.zero not in range(4), f"--zero is a stage of ZeRO, 0 to 3, not {plan.zero}",
+         "3 is FSDP"),
+        (plan.checkpointing not in CHECKPOINTING,
+         f"--checkpointing is {', '.join(CHECKPOINTING)}, not '{plan.checkpointing}'",
+         did_you_mean(plan.checkpointing, CHECKPOINTING)),
         (request.form != FORMS[0] or request.data != SYNTHETIC,
-         "a split transformer exchanges in its own form, and reads no images"),
-        (shape.heads % max(1, plan.tensor), f"{plan.tensor} GPUs cannot share {shape.heads} heads"),
-        (plan.stages > shape.blocks, f"{shape.blocks} blocks are too few for the stages"),
-        (plan.interleave > 1 and (plan.stages < 2 or shape.blocks % pieces),
-         f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline"),
+         "a split transformer exchanges in its own form, and reads no images",
+         "leave out --form and --data; --zero 3 is FSDP"),
+        (shape.heads % max(1, plan.tensor), f"{plan.tensor} GPUs cannot share {shape.heads} heads",
+         f"give --tensor a divisor of {shape.heads}"),
+        (plan.stages > shape.blocks, f"{shape.blocks} blocks are too few for {plan.stages} stages",
+         f"give --pipeline-stages {shape.blocks} at most"),
+        (plan.interleave > 1 and plan.stages < 2, "only stages of a pipeline are virtual stages",
+         "give --pipeline-stages as well, or leave out --interleave"),
+        (shape.blocks and plan.interleave > 1 and shape.blocks % pieces,
+         f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline",
+         f"stages times --interleave is a divisor of {shape.blocks}"),
     )  # fmt: skip
-    for wrong, said in faults:
+    for wrong, said, hint in faults:
         if wrong:
-            raise BadInput(said)
+            raise BadInput(said, hint=hint)

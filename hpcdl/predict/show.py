@@ -50,8 +50,8 @@ def compared_text(found: list[Forecast]) -> str:
     """The forecasts of several partitions in one table, what each rests on below."""
     rows = [
         (
-            one.machine.name, one.machine.gpu, str(point.gpus), f"{point.images_per_second:.0f}",
-            f"{point.low:.0f}-{point.high:.0f}", f"{point.efficiency:.1%}",
+            one.machine.name, one.machine.gpu, str(point.gpus), _rate(point.images_per_second),
+            f"{_rate(point.low)}-{_rate(point.high)}", f"{point.efficiency:.1%}",
             hours(point.epoch_seconds), f"{point.gpu_hours:.2f}",
             _or_dash(one.kilowatt_hours(point)), _or_dash(one.cost(point)), point.step.limit,
         )
@@ -68,6 +68,11 @@ def compared_text(found: list[Forecast]) -> str:
     return "\n".join([table(rows, header), "", *grounds, *notes, _POWER])
 
 
+def _rate(value: float) -> str:
+    """Images or sequences per second: whole ones, and two figures below 10."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
+
+
 def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
@@ -77,7 +82,7 @@ def _point_row(found: Forecast, point: Point) -> tuple[str, ...]:
     energy, cost = found.kilowatt_hours(point), found.cost(point)
     return (
         f"{point.gpus}{mark}", str(point.step.nodes), f"{1000 * point.step.seconds:.1f}",
-        f"{point.images_per_second:.0f}", f"{point.low:.0f}-{point.high:.0f}",
+        _rate(point.images_per_second), f"{_rate(point.low)}-{_rate(point.high)}",
         f"{point.speedup:.2f}", f"{point.efficiency:.1%}", *_planned(found, point),
         hours(point.epoch_seconds), f"{point.gpu_hours:.2f}",
         *([] if energy is None else [f"{energy:.2f}"]),

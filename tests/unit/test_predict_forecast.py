@@ -306,6 +306,16 @@ def test_a_run_and_a_stated_rate_are_refused_together(cpu: Partition, result: Pa
         ask(cpu, model=None, result=result, images_per_second=60.0)
 
 
+@pytest.mark.parametrize("text", ["1 2", "8 4,16", "1-6 4"])
+def test_a_blank_between_digits_joins_no_counts(text: str) -> None:
+    with pytest.raises(BadInput, match="is not a count of GPUs"):
+        expand(text, 4)
+
+
+def test_blanks_around_commas_and_dashes_are_none() -> None:
+    assert expand(" 1, 2 ,4 - 8 ", 4) == (1, 2, 4, 8)
+
+
 def test_a_batch_beyond_the_memory_of_the_gpu_is_reported(pi: Site, tmp_path: Path) -> None:
     p100 = pi.partition("p100")
     assert ask(p100, model="vgg16", batch=64).notes == ()

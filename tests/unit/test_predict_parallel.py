@@ -14,6 +14,7 @@ from hpcdl.predict.memory import Plan, activation_bytes, kept, state_bytes
 from hpcdl.predict.network import HALF_BYTES, network
 from hpcdl.predict.parallel import split
 from hpcdl.predict.request import Request, answer
+from hpcdl.predict.show import forecast_text
 from hpcdl.predict.step import Training, work_of
 from hpcdl.predict.validate import errors
 from hpcdl.site import Partition, Site
@@ -171,15 +172,55 @@ def test_a_plan_that_does_not_fit_is_told_with_a_batch_that_does(a100: Partition
     assert memory_bytes(replace(training, batch=fits + 1), 8) > 80e9
 
 
+def test_what_holds_no_batch_is_told_what_to_do(a100: Partition) -> None:
+    (note,) = answer(Request(a100, "gpt_145b", gpus="8", size=2048, plan=Plan(tensor=8))).notes
+    assert "enough for no batch: split it (--tensor" in note
+
+
+def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100: Partition) -> None:
+    asked = Request(a100, "gpt_39b", gpus="8-16", size=2048, loss=0.9, network_gbs=0.5,
+                    plan=Plan(zero=3, checkpointing="full"))  # fmt: skip
+    found = answer(asked)
+    assert [memory_bytes(found.training, n) <= 80e9 for n in (8, 16)] == [False, True]
+    assert found.points[0].gpu_hours < found.points[1].gpu_hours
+    assert found.choices.cheapest == found.points[1]
+    beyond = answer(replace(asked, gpus="8"))  # nothing else to choose
+    assert beyond.choices.cheapest == beyond.points[0]
+
+
+@pytest.mark.parametrize(("wide", "odd"), [(2, False), (3, True), (8, False), (12, True),
+                                           (16, False)])  # fmt: skip
+def test_tensor_parallelism_that_fills_no_nodes_is_noted(
+    a100: Partition, wide: int, *, odd: bool
+) -> None:
+    notes = answer(Request(a100, "gpt_18b", gpus="48", plan=Plan(tensor=wide))).notes
+    assert any("do not divide the 8 of a node" in note for note in notes) == odd
+
+
+def test_a_stated_rate_beyond_the_peak_is_told(a100: Partition) -> None:
+    asked = Request(a100, "gpt_1_7b", gpus="8", size=2048, plan=Plan(), images_per_second=1.0)
+    assert answer(asked).calibration.source == "1 images/s as given"
+    fast = answer(replace(asked, images_per_second=100.0)).calibration.source
+    assert "times what the GPU can compute at its peak" in fast
+
+
+def test_few_sequences_per_second_are_no_zero(a100: Partition) -> None:
+    found = answer(Request(a100, "gpt_18b", gpus="8", size=8192, plan=Plan(tensor=8)))
+    assert 0.3 < found.points[0].images_per_second < 1.4
+    shown = forecast_text(found).splitlines()[3].split()
+    assert float(shown[3]) == pytest.approx(found.points[0].images_per_second, rel=0.06)
+    assert float(shown[4].partition("-")[0]) > 0
+
+
 @pytest.mark.parametrize(("changes", "said"), [
     ({"model": "resnet50"}, "no transformer"),
     ({"plan": Plan(tensor=7)}, "cannot share 48 heads"),
-    ({"plan": Plan(tensor=0)}, "1 to 100000"),
-    ({"plan": Plan(micro_batches=0)}, "1 to 100000"),
-    ({"plan": Plan(zero=4)}, "ZeRO 0 to 3"),
+    ({"plan": Plan(tensor=0)}, "--tensor is 1 to 100000, not 0"),
+    ({"plan": Plan(micro_batches=0)}, "--micro-batches is 1 to 100000, not 0"),
+    ({"plan": Plan(zero=4)}, "--zero is a stage of ZeRO, 0 to 3, not 4"),
     ({"plan": Plan(stages=41)}, "too few"),
     ({"plan": Plan(stages=8, interleave=3)}, "virtual stages"),
-    ({"plan": Plan(interleave=2)}, "virtual stages"),
+    ({"plan": Plan(interleave=2)}, "only stages of a pipeline"),
     ({"plan": Plan(checkpointing="some")}, "none, selective, full"),
     ({"plan": Plan(tensor=8, stages=2)}, "multiple of the 16 GPUs"),
     ({"form": "ddp"}, "in its own form"),
@@ -189,8 +230,9 @@ def test_what_cannot_be_split_is_refused(
     a100: Partition, changes: dict[str, object], said: str
 ) -> None:
     asked = Request(a100, "gpt_18b", gpus="8", plan=Plan(tensor=8))
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=said) as raised:
         answer(replace(asked, **changes))  # type: ignore[arg-type]
+    assert raised.value.hint
 
 
 # ---- published steps ----
