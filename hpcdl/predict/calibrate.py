@@ -35,17 +35,16 @@ class Calibration:
 
     seconds: float
     batch: int
-    precision: str
     source: str
     proof: str
     low: float = 1 / ONE_RUN
     high: float = ONE_RUN
 
 
-def from_result(result: Result, path: Path, precision: str) -> Calibration:
+def from_result(result: Result, path: Path) -> Calibration:
     """The calibration that a run of this site gives: the most certain one."""
     return Calibration(
-        result.seconds, result.batch, precision,
+        result.seconds, result.batch,
         f"{path.name}: {result.images_per_second:g} images/s on {result.ranks} rank(s)", "run",
     )  # fmt: skip
 
@@ -64,7 +63,7 @@ def from_images_per_second(rate: float, training: Training, peak: float = math.i
     said, needed = f"{rate:g} images/s as given", 6 * training.net.macs * rate
     if needed > peak:
         said += f", {needed / peak:.1f} times what the GPU can compute at its peak"
-    return Calibration(step, training.batch, training.precision, said, "doubtful")
+    return Calibration(step, training.batch, said, "doubtful")
 
 
 def from_plan(machine: Machine, training: Training) -> Calibration:
@@ -72,7 +71,7 @@ def from_plan(machine: Machine, training: Training) -> Calibration:
     _refuse_unknown(machine, training)
     work, known = work_of(machine, training), learned(machine.gpu)
     return Calibration(
-        work.alone(training.plan or Plan()), training.batch, training.precision,
+        work.alone(training.plan or Plan()), training.batch,
         f"matrices at {work.efficiency:.0%} of the GPU's peak, as in published transformers",
         "doubtful", known["low"], known["high"],
     )  # fmt: skip
@@ -97,7 +96,7 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
     _refuse_unknown(machine, training)
     known = any(row.model == training.net.name for row in records)
     return Calibration(
-        seconds(machine, training), training.batch, training.precision,
+        seconds(machine, training), training.batch,
         "effects of GPU, precision and network in published rows (none joins these)", "doubtful",
         **spreads["borrowed" if known else "unseen"],
     )  # fmt: skip
@@ -124,7 +123,7 @@ def _published(
     ratio = (roof(machine, training) / batch) / (roof(machine, theirs) / theirs.batch)
     of_size = f" of {theirs.net.height}" if theirs.net.height != size else ""
     return Calibration(
-        batch / rate * ratio, theirs.batch, best.precision,
+        batch / rate * ratio, theirs.batch,
         f"{best.id}: {rate:g} images/s{of_size} at batch {best.batch or 'unknown'}"
         f"{' with XLA' if best.xla else ''}", "published", **spread,
     )  # fmt: skip

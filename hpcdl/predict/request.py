@@ -174,7 +174,7 @@ def prepare(request: Request) -> tuple[Machine, Training, calibrate.Calibration]
         results.same_machine(path, results.read_result(path).place, machine)
     training = _training(request, result, machine)
     if result and request.result:
-        base = calibrate.from_result(result, request.result, training.precision)
+        base = calibrate.from_result(result, request.result)
         base = replace(base, seconds=base.seconds * training.batch / result.batch)
     elif request.images_per_second is not None:
         known = machine.gpu != CPU and not machine.lacks(training.precision)

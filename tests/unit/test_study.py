@@ -732,6 +732,14 @@ def test_without_a_cell_that_ran_predictions_on_shared_cores_have_no_bounds(
     write_report(make_report(findings_of(plan)), tmp_path / "report")
 
 
+def test_a_precision_that_the_model_lacks_is_no_other_one(study: Callable[..., Plan]) -> None:
+    plan = study(execution="cluster")
+    finish(plan, {1: 8.0}, precision="int8")
+    predicted, gaps = predict(findings_of(plan))
+    assert not predicted
+    assert "unknown precision 'int8'" in gaps[0]
+
+
 def test_on_gpus_predictions_have_the_bounds_of_the_model(study: Callable[..., Plan]) -> None:
     plan = study(execution="cluster")
     finish(plan, {1: 8.0})

@@ -20,6 +20,8 @@ from hpcdl.predict.feed import IMAGENET, PIPELINES
 from hpcdl.predict.forecast import Point, expand
 from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
+from hpcdl.predict.results import trained_precision
+from hpcdl.site import Partition
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
@@ -33,7 +35,6 @@ _LEAST = 1e-6
 _LEAST_WORK = 0.01
 """The least part of a step that is work, so that no rate is without end."""
 NEW, OLD = PIPELINES
-_PRECISIONS = {"fp32": "fp32", "fp16": "amp", "bf16": "amp"}
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
     request = Request(
         partition, model=str(base.result["model"]), gpus=str(gpus),
         batch=int(base.result["batch_per_rank"]),
-        precision=_PRECISIONS.get(str(base.result["precision"]), "fp32"),
+        precision=trained_precision(str(base.result["precision"]), _compute(partition)),
         # What one rank makes while it does not wait for images that are not made ahead.
         images_per_second=base.rate / (1 - _waiting(base)) / shared,
         form="no_overlap" if exchange else "horovod",
@@ -188,6 +189,10 @@ def _gradients(one: Measured) -> float:
     return _GRADIENT_BYTES * float(one.result["parameters"])
 
 
+def _compute(partition: Partition) -> str | None:
+    return partition.gpu.compute if partition.gpu else None
+
+
 def expected(plan: Plan, cell: Cell) -> Point:
     """What the model says of a cell from published rows alone.
 
@@ -203,7 +208,7 @@ def expected(plan: Plan, cell: Cell) -> Point:
         raise BadInput(f"the partition '{partition.name}' has no GPUs, so no published rows")
     request = Request(
         partition, model=model, gpus=str(cell.gpus), batch=_batch(options, cell.gpus),
-        precision=_PRECISIONS.get(options.get("precision", "fp32"), "fp32"),
+        precision=trained_precision(options.get("precision", "fp32"), _compute(partition)),
     )  # fmt: skip
     return answer(_fed(request, plan, cell)).points[0]
 
