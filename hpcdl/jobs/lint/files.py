@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import sys
@@ -36,7 +37,9 @@ def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
 def _below(directory: Path) -> Iterator[Path]:
     for parent, directories, names in os.walk(directory):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
-        yield from (Path(parent, name) for name in sorted(names))
+        files = (Path(parent, name) for name in sorted(names))
+        # A pipe in a directory may have no writer, ever; one that is named is <(...) of a shell.
+        yield from (path for path in files if path.is_file())
 
 
 def _attempt(path: Path) -> str | BadInput:
@@ -69,6 +72,8 @@ def read_script(path: Path) -> str:
         raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: no batch script")
     if not data.strip():
         raise BadInput(f"{path} is empty", hint=_WHAT)
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadInput(f"{path} is UTF-16, which sbatch does not read", hint="save it as UTF-8")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

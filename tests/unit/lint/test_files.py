@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,22 @@ def test_of_other_shells_only_directives_are_checked_and_that_is_said(tmp_path, 
     printed = capsys.readouterr()
     assert "so only directives are checked" in printed.err
     assert printed.out.count("error:") == 1
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_and_links_in_circles_below_a_directory_hold_nothing_up(directory, capsys):
+    os.mkfifo(directory / "deep" / "c.sh")
+    (directory / "circle").symlink_to(directory)
+    (directory / "itself").symlink_to("itself")
+    assert main(["job", "lint", "--json", str(directory)]) in {0, 1}
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert [Path(one["file"]).name for one in files] == ["a.sh", "b.slurm"]
+
+
+def test_a_script_in_utf_16_is_told_as_such(tmp_path, capsys):
+    script = tmp_path / "a.sh"
+    script.write_bytes("#!/bin/bash\n#SBATCH -n 1\n".encode("utf-16"))
+    assert main(["job", "lint", str(script)]) == 2
+    said = capsys.readouterr().err
+    assert "is UTF-16, which sbatch does not read" in said
+    assert "save it as UTF-8" in said
