@@ -39,6 +39,8 @@ def option(*names: str, **how: Any) -> Configure:
 
     def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(*names, **how)
+        if "metavar" in how and names[0].startswith("-"):
+            parser.set_defaults(behind=names[-1])
 
     return configure
 
@@ -126,7 +128,8 @@ class Parser(argparse.ArgumentParser):
         close = [one for one in options if one == _LETTERS.get(name[:2])]
         close += filter(None, [nearest(name, options, cutoff=0.8)])
         close += [one for one in options if parts < set(one.strip("-").split("-"))]
-        close += filter(None, [nearest(name, options)])
+        bare = {one.strip("-"): one for one in options}
+        close += [bare[one] for one in filter(None, [nearest(name.strip("-"), bare)])]
         return f"did you mean '{close[0]}'?" if close else ""
 
     def _place(self, word: str) -> str:

@@ -15,7 +15,7 @@ from hpcdl.regress.drift import Analysis, Change, Night
 from hpcdl.regress.verdict import number
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular
-from hpcdl.system.text import table
+from hpcdl.system.text import count_of, table
 
 COLUMNS = ("date", "value", "release", "driver", "node")
 _HEADER = ("what", "began", "between", "seen", "ended", "before", "after", "change",
@@ -74,7 +74,8 @@ def _columns(path: Path, header: Sequence[str]) -> list[str]:
 def analysis_text(analysis: Analysis) -> str:
     """An analysis for a person."""
     lines = [
-        f"{analysis.nights} nights, level {number(analysis.level)}, spread {analysis.spread:.1%}"
+        f"{count_of(analysis.nights, 'night')}, level {number(analysis.level)}, "
+        f"spread {analysis.spread:.1%}"
     ]
     if not analysis.enough:
         lines.append("INSUFFICIENT-DATA: too few nights to see a change")
@@ -126,7 +127,8 @@ def _night(row: Mapping[str | None, str | None]) -> Night:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"value {text[:40]!r} is no number") from None
+        point = ": it has a comma for a point" if "," in text else ""
+        raise ValueError(f"value {text[:40]!r} is no number{point}") from None
     if not math.isfinite(value):
         raise ValueError(f"value {text[:40]!r} is not finite")
     if value > _LARGEST:

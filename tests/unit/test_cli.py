@@ -119,6 +119,8 @@ def test_a_group_alone_lists_its_commands(
         ("run train.py", "did you mean hpcdl job submit, "),
         ("job status 17", "did you mean 'watch'?"),
         ("stack install tensorflow", "did you mean 'build'?"),
+        ("predict validate rows.csv", "behind its option: hpcdl predict validate --data rows.csv"),
+        ("predict validate --rows rows.csv", "--help` shows an example"),
         ("job submit -p cpu -- true", "did you mean '--partition'?"),
         ("job submit -N2 -- true", "did you mean '--nodes'?"),
         ("site init -o site.yaml", "did you mean '--output'?"),

@@ -271,6 +271,7 @@ def test_the_command_reads_csv_and_answers_no(
         ("", "no column date and value"),
         ("day,value\n2026-01-01,1", "no column date"),
         ("date,value\n2026-01-01,fast\n2026-13-01,2", "line 2: value 'fast'"),
+        ("date;value\n2026-01-01;1,5", "value '1,5' is no number: it has a comma for a point"),
         ("date,value\n2026-01-01,nan", "not finite"),
         ("date,value\n2026-02-30,1", "date '2026-02-30'"),
         ("date,value\n2026-01-01,-5", "is negative"),
