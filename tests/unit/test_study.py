@@ -487,6 +487,10 @@ def test_an_epoch_is_timed_without_the_first_which_pays_for_compiling(
     (one,) = findings_of(plan).measured
     assert one.size == 800
     assert one.epoch_seconds == pytest.approx(40 / 8.0)
+    path = data_folder(plan.site, plan.scale.data["photos"]) / "dataset.json"
+    path.write_text('{"splits": []}')
+    (missing,) = findings_of(plan).missing
+    assert missing.reason.startswith(f"{path} is no description of a data set")
 
 
 def test_a_result_of_another_version_is_a_missing_result_and_the_rest_continues(
