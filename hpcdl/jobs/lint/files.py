@@ -12,8 +12,8 @@ from pathlib import Path
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import unreadable
 
-MAX_BYTES = 16_000_000
-"""Larger files are no batch scripts: Slurm's own limit is 4 MB (max_script_size)."""
+MAX_BYTES = 4 * 1024**2
+"""Slurm's own limit, max_script_size in slurm.conf's SchedulerParameters."""
 _DIRECTIVE = re.compile(r"^[ \t]*#SBATCH", re.M)
 _BEGINS = ("#!", "\ufeff#!", "#SBATCH")
 
@@ -69,7 +69,8 @@ def read_script(path: Path) -> str:
     except (OSError, ValueError) as fault:
         raise unreadable(path, fault) from fault
     if len(data) > MAX_BYTES:
-        raise BadInput(f"{path} is larger than {MAX_BYTES // 1_000_000} MB: no batch script")
+        raise BadInput(f"{path} is larger than {MAX_BYTES // 1024**2} MB, and sbatch takes no more",
+                       hint="keep data in a file of its own")  # fmt: skip
     if not data.strip():
         raise BadInput(f"{path} is empty", hint=_WHAT)
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
