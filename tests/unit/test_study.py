@@ -919,12 +919,13 @@ def test_a_timeline_with_threads_is_drawn(study: Callable[..., Plan], tmp_path: 
     )
     drawn = draw(findings_of(plan), ())["svg"].decode()
     assert "rank 0" in drawn
-    (folder / "timeline.json").write_text('{"traceEvents": [')
-    drawn = draw(findings_of(plan), ())["svg"].decode()
-    assert "timeline.json is damaged" in drawn
+    for damaged in ('{"traceEvents": [', "[" * 100_000):
+        (folder / "timeline.json").write_text(damaged)
+        drawn = draw(findings_of(plan), ())["svg"].decode()
+        assert "timeline.json is damaged" in drawn
 
 
-@pytest.mark.parametrize("noted", ["{", "{}", "[]", '{"cores": "many", "load": 0}'])
+@pytest.mark.parametrize("noted", ["{", "{}", "[]", "[" * 100_000, '{"cores": "many", "load": 0}'])
 def test_a_damaged_note_of_the_machine_is_no_other_machine(
     study: Callable[..., Plan], noted: str
 ) -> None:

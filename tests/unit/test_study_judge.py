@@ -14,7 +14,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.figure import draw
 from hpcdl.workflows.study.load import load_study, read_study
 from hpcdl.workflows.study.model import Panel
-from hpcdl.workflows.study.series import short_name
+from hpcdl.workflows.study.series import shown
 from hpcdl.workflows.study.study_plan import Plan, make_plan
 from hpcdl.workflows.study.study_report import as_data, make_report
 from tests.unit.test_study import (
@@ -401,7 +401,7 @@ def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(
     found = findings_of(plan)
     rows = as_data(make_report(found))["tables"][0]["rows"]
     assert sorted(row[0] for row in rows) == [f"gpus {n}, {name}" for n in (1, 2) for name in names]
-    assert {short_name(found, one.values["model"]) for one in found.measured} == set(names)
+    assert {shown(found, "model", one.values["model"]) for one in found.measured} == set(names)
 
 
 @pytest.mark.parametrize(("parameters", "ok"), [(25_000_000, True), (25_000_001, False)])

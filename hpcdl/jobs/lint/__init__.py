@@ -147,9 +147,7 @@ def _say_what_is_not_checked(path: Path, text: str) -> None:
 
     script = Script(text, str(path))
     if not script.is_shell:
-        words = (word.rpartition("/")[2] for word in script.shebang.split())
-        named = (word for word in words if word != "env" and not word.startswith("-"))
-        program = next(named, "nothing")
+        program = script.interpreter or "nothing"
         print(f"note: {path}: {program} runs it, so only directives are checked", file=sys.stderr)
 
 

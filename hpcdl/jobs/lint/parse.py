@@ -18,7 +18,7 @@ from hpcdl.jobs.functions import INSTALLED, called
 from hpcdl.jobs.lint.gaps import GAP_BLOCK, GAP_LINE, is_template
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Command, Reading, commands, read
-from hpcdl.jobs.lint.tokens import Word, unquote
+from hpcdl.jobs.lint.tokens import Word, past_wrappers, unquote
 
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
@@ -30,7 +30,6 @@ TRIVIAL = frozenset(
     )
 )  # fmt: skip
 """Programs whose rank count, CPUs and exit code rarely matter."""
-_WRAPPERS = {"time", "exec", "nohup", "command", "env", "timeout", "stdbuf", "nice", "builtin"}
 _DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM(?=[\s-]))", re.A)
 _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
 _BLANK = re.compile(r"[ \t\f\v\r]+")
@@ -161,12 +160,15 @@ class Script:
         return self
 
     @cached_property
+    def interpreter(self) -> str:
+        """The name of the program that runs it, also behind env; nothing without a shebang."""
+        words = [word.rpartition("/")[2] for word in self.shebang.split()]
+        return next((word for word in words if word != "env" and not word.startswith("-")), "")
+
+    @cached_property
     def is_shell(self) -> bool:
         """Whether a shell of Bourne's family runs it; without a shebang it is taken for one."""
-        words = [word.rpartition("/")[2] for word in self.shebang.split()]
-        if words[:1] == ["env"]:
-            words = [word for word in words[1:] if not word.startswith("-")]
-        return not self.shebang or (bool(words) and words[0] in SHELLS)
+        return not self.shebang or self.interpreter in SHELLS
 
     @cached_property
     def _reading(self) -> Reading:
@@ -371,7 +373,7 @@ def _steps(command: Command, variables: _Variables) -> Iterator[Step]:
     if not command.words:
         return
     words = variables.expand(command.words[:200]) + command.words[200:]
-    index = _past_wrappers(words)
+    index = past_wrappers(words)
     if index >= len(words):
         return
     start, launcher = words[index].start, words[index].value.rpartition("/")[2]
@@ -392,13 +394,3 @@ def _components(words: tuple[Word, ...]) -> Iterator[tuple[Word, ...]]:
         else:
             part.append(word)
     yield tuple(part)
-
-
-def _past_wrappers(words: tuple[Word, ...]) -> int:
-    """The index of the command behind `time`, `env A=b`, `timeout 60` and the like."""
-    index = 0
-    while index < len(words) and words[index].raw in _WRAPPERS:
-        index += 1
-        while index < len(words) and re.match(r"-|\d|[^=]*=", words[index].raw):
-            index += 1
-    return index

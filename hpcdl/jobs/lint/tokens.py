@@ -1,10 +1,11 @@
-"""A word of a script as written, and its text without quotes."""
+"""A word of a script as written, its text without quotes, and where a command line begins."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+_WRAPPERS = {"time", "exec", "nohup", "command", "env", "timeout", "stdbuf", "nice", "builtin"}
 _UNQUOTE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+|.)", re.S)
 _IN_DOUBLE = re.compile(r"\\([\"\\$`\n])")
 
@@ -36,3 +37,13 @@ def unquote(raw: str) -> str:
         else:
             parts.append(single or (other or "").strip('"'))
     return "".join(parts)
+
+
+def past_wrappers(words: tuple[Word, ...]) -> int:
+    """The index of the command behind `time`, `env A=b`, `timeout 60` and the like."""
+    index = 0
+    while index < len(words) and words[index].raw in _WRAPPERS:
+        index += 1
+        while index < len(words) and re.match(r"-|\d|[^=]*=", words[index].raw):
+            index += 1
+    return index

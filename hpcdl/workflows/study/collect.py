@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -148,6 +149,14 @@ class Findings:
     cores: int
     load: float
 
+    @cached_property
+    def short_models(self) -> dict[str, str]:
+        """`net` by `package.module:net`, for models of which no other one ends so."""
+        models = {cell.values.get("model", "") for cell in self.plan.cells}
+        ends = Counter(model.rpartition(":")[2] for model in models)
+        short = {model: model.rpartition(":")[2] for model in models}
+        return {model: end for model, end in short.items() if ends[end] == 1}
+
 
 def collect(plan: Plan, run_statuses: Sequence[RunStatus]) -> Findings:
     """Read every cell's result; `run_statuses` is how each cell's point stands."""
@@ -192,7 +201,7 @@ def _machine(plan: Plan) -> tuple[int, float]:
     try:
         noted = json.loads(read_regular(path))
         return int(noted["cores"]), float(noted["load"])
-    except (ValueError, LookupError, TypeError, ArithmeticError) as fault:
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as fault:
         raise BadInput(
             f"{path} is damaged: it had the cores of the machine that ran the study",
             hint='write {"cores": N, "load": 0} to it, or remove it if that is this machine',
@@ -289,5 +298,5 @@ def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
     try:
         train = json.loads(read_regular(path, _LARGEST))["splits"]["train"]
         return float(sum(shard["bytes"] for shard in train["shards"])), float(train["examples"])
-    except (ValueError, LookupError, TypeError) as fault:
+    except (ValueError, LookupError, TypeError, RecursionError) as fault:
         raise BadInput(f"{path} is no description of a data set") from fault

@@ -296,7 +296,7 @@ def _timeline(axes: Any, scene: Scene) -> None:
     for name, one in {_bar_name(scene, one): one for one in profiled}.items():
         try:
             by_rank = _events(one)
-        except (BadInput, ValueError, LookupError, TypeError, AttributeError):
+        except (BadInput, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             labels.append(f"{name}: timeline.json is damaged")
             row += 1
             continue

@@ -81,15 +81,13 @@ def throttled(run: Run) -> bool:
 def series_name(findings: Findings, values: Values) -> str:
     """What the figure calls the series of these values."""
     study = findings.plan.study
-    named = (short_name(findings, values[key]) for key in study.series if key in values)
+    named = (shown(findings, key, values[key]) for key in study.series if key in values)
     return ", ".join(named) or study.name
 
 
-def short_name(findings: Findings, value: str) -> str:
-    """`net` for a model `package.module:net`, where no other model of the study ends so."""
-    short = value.rpartition(":")[2]
-    models = {cell.values.get("model", "") for cell in findings.plan.cells}
-    return short if sum(model.rpartition(":")[2] == short for model in models) == 1 else value
+def shown(findings: Findings, key: str, value: str) -> str:
+    """A value of the matrix as figures and tables have it: models by their short names."""
+    return findings.short_models.get(value, value) if key == "model" else value
 
 
 def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:

@@ -22,7 +22,7 @@ from hpcdl.workflows.study.forecast import Predicted, predict
 from hpcdl.workflows.study.judge import Verdict, judge
 from hpcdl.workflows.study.model import Table as StudyTable
 from hpcdl.workflows.study.model import Values, matches
-from hpcdl.workflows.study.series import alone, efficiency, short_name
+from hpcdl.workflows.study.series import alone, efficiency, shown
 
 SCHEMA = 2
 _YES = {True: "yes", False: "no", None: "not known"}
@@ -215,7 +215,7 @@ def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
 def _row_of(findings: Findings, values: Values, asked: StudyTable) -> tuple[str, ...]:
     """What names a row: `resnet50`, `gpus 2`."""
     return tuple(
-        short_name(findings, value) if key == "model" else f"{key} {value}"
+        shown(findings, key, value) if key == "model" else f"{key} {value}"
         for key, value in values.items()
         if key != asked.columns and key not in asked.where
     )
