@@ -11,7 +11,7 @@ from typing import Any
 from hpcdl.cluster.model import ClusterState, Node, ProcessId
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import write_atomic, write_json
+from hpcdl.system.files import clear_leftovers, write_atomic, write_json
 from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, require_private
 
@@ -37,7 +37,8 @@ def chosen_directory() -> Path | None:
 
 
 def claim(directory: Path) -> None:
-    """Mark a directory as a cluster's: only in such a one is anything ever removed."""
+    """Mark a directory as a cluster's, under its lock: only in such a one is anything removed."""
+    clear_leftovers(directory / MARK)
     write_atomic(directory / MARK, "An embedded cluster's state; see `hpcdl cluster`.\n")
 
 
@@ -50,6 +51,7 @@ def is_ours_or_empty(directory: Path) -> bool:
     """Whether `up` may use a directory: a cluster's, an empty one, or none yet.
 
     Another `up` may claim it meanwhile: what is there is listed before it is asked whose it is.
+    One that was killed while it claimed the directory leaves the mark under its temporary name.
     """
     try:
         names = [entry.name for entry in directory.iterdir()]
@@ -57,7 +59,8 @@ def is_ours_or_empty(directory: Path) -> bool:
         return True
     except NotADirectoryError:
         return False
-    return all(name == "lock" or name.startswith(MARK) for name in names) or is_ours(directory)
+    begun = all(name == "lock" or name.startswith((MARK, f".{MARK}.")) for name in names)
+    return begun or is_ours(directory)
 
 
 def write_state(state: ClusterState) -> ClusterState:

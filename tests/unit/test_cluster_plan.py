@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cluster import cluster_plan, network, render
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Plan, Ports, bridge_name, link_name
-from hpcdl.cluster.state import is_ours_or_empty
+from hpcdl.cluster.state import MARK, claim, is_ours_or_empty
 from hpcdl.site import Site, load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.system.errors import BadInput
@@ -247,10 +247,18 @@ def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
     assert settings(laid).get("CommunicationParameters", "") == parameters
 
 
-def test_what_another_up_has_begun_or_left_unfinished_is_no_other_file(tmp_path: Path) -> None:
+def test_what_another_up_has_begun_or_left_unfinished_is_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lock").touch()
-    (tmp_path / ".hpcdl-cluster.x8k2").touch()  # its mark, about to be renamed
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", lambda *_: None)  # its mark has a temporary name still
+        claim(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
     assert is_ours_or_empty(tmp_path)
+    claim(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", MARK}
+    (tmp_path / MARK).unlink()
     (tmp_path / "precious").touch()
     assert not is_ours_or_empty(tmp_path)
     assert not is_ours_or_empty(tmp_path / "precious")
