@@ -48,8 +48,8 @@ def _history(args: argparse.Namespace) -> ExitCode:
         if args.action == "export":
             for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
                 print(line)
-        show(args, [one._asdict() for one in history.series()], history_text(history, path))
-    return ExitCode.OK
+            return ExitCode.OK
+        return show(args, [one._asdict() for one in history.series()], history_text(history, path))
 
 
 def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:

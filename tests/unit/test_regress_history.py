@@ -89,6 +89,21 @@ def test_an_export_can_be_imported_anew(file: Path, tmp_path: Path, name: str) -
         assert other.add(Incoming(copy)) == 0
 
 
+@pytest.mark.parametrize("words", [(), ("--csv",)])
+def test_what_the_command_exports_is_all_that_it_prints_and_can_be_imported(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    with open_history(file) as history:
+        history.add(nights())
+    command = ["check", "history", "--site", "embedded", "--history"]
+    assert main([*command, str(file), "export", *words]) == 0
+    copy = tmp_path / "copy"
+    copy.write_text(capsys.readouterr().out)
+    assert len(copy.read_text().splitlines()) == 100 + len(words)
+    assert main([*command, str(tmp_path / "other.sqlite"), "import", str(copy)]) == 0
+    assert "100 new results" in capsys.readouterr().out
+
+
 @given(st.builds(
     Result, run=st.text(min_size=1), time=st.just(NOW.isoformat()), status=st.text(min_size=1),
     check_name=st.text(min_size=1), waived=st.booleans(), job=st.none() | st.integers(0, 2**40),
