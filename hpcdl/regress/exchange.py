@@ -244,6 +244,9 @@ def _result(entry: object, path: Path, number: int) -> Result:
     """A result from a line's values, checked."""
     if not isinstance(entry, Mapping):
         raise BadInput(f"{path}, line {number}: no result")
+    if (schema := entry.get("schema", SCHEMA)) != SCHEMA:  # CSV has none
+        said = f"its schema is {str(schema)[:20]!r}, and this hpcdl reads {SCHEMA}"
+        raise BadInput(f"{path}, line {number}: {said}", hint="a newer hpcdl reads it")
     try:
         return _checked(entry)
     except (TypeError, ValueError, OverflowError) as fault:

@@ -104,6 +104,13 @@ def test_what_the_command_exports_is_all_that_it_prints_and_can_be_imported(
     assert "100 new results" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("schema", [99, None, "x", float("nan"), []])
+def test_results_of_another_schema_are_not_taken_for_ours(tmp_path: Path, schema: object) -> None:
+    (tmp_path / "nights").write_text(json.dumps({**asdict(result(3)), "schema": schema}) + "\n")
+    with pytest.raises(BadInput, match="its schema is '"):
+        list(Incoming(tmp_path / "nights"))
+
+
 @given(st.builds(
     Result, run=st.text(min_size=1), time=st.just(NOW.isoformat()), status=st.text(min_size=1),
     check_name=st.text(min_size=1), waived=st.booleans(), job=st.none() | st.integers(0, 2**40),
