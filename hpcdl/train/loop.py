@@ -290,8 +290,8 @@ def _wanted(training: Training) -> int:
 
 def _epoch(training: Training, epoch: int, first: int) -> str | None:
     """The rest of an epoch from batch `first` on; the outcome where it ended early."""
+    begun = asked = time.perf_counter()  # waiting for an epoch that is being opened is input
     groups = _groups(training, epoch, first)
-    begun = asked = time.perf_counter()
     while (group := next(groups, None)) is not None:
         waited = time.perf_counter() - asked
         number = training.step_number

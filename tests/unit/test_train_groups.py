@@ -2,6 +2,8 @@
 
 import dataclasses
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +65,31 @@ def test_groups_give_every_step_once_and_end_with_the_epoch() -> None:
     assert (np.concatenate([group.images for group in grouped]) == one_by_one).all()
     resumed = np.concatenate([group.images for group in source.batches(0, 2, lambda: 8)])
     assert (resumed == one_by_one[2:]).all()
+
+
+def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def slow_storage() -> Iterator[Any]:
+        time.sleep(0.2)
+        return iter([SimpleNamespace(steps=1)])
+
+    noted: list[tuple[float, float]] = []
+
+    def note(_run: Any, _results: Any, seconds: float, waited: float, _saved: float) -> None:
+        noted.append((seconds, waited))
+
+    result = SimpleNamespace(loss=1.0, signals=SimpleNamespace(stop=0))
+    monkeypatch.setattr(loop, "_run", lambda *_: [result])
+    for name in ("_judge", "_validate", "_show", "_look_ahead"):
+        monkeypatch.setattr(loop, name, lambda *_: None)
+    monkeypatch.setattr(loop, "_note", note)
+    run = training(5)
+    run.callbacks = run.history = None
+    run.ahead = Ahead(slow_storage, lambda: 0)
+    assert loop._epoch(run, 1, 0) is None
+    ((seconds, waited),) = noted
+    assert seconds >= waited > 0.15
 
 
 def test_training_continues_while_a_checkpoint_is_written(
