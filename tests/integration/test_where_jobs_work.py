@@ -109,6 +109,42 @@ def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
     assert (here / "job/kept").read_text() == "kept\n"
 
 
+ALLREDUCE = """
+import ctypes
+mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
+mpi.MPI_Init(None, None)
+world, double, add = (
+    ctypes.byref(ctypes.c_char.in_dll(mpi, name))
+    for name in ("ompi_mpi_comm_world", "ompi_mpi_double", "ompi_mpi_op_sum")
+)
+count = 1 << 20
+given, total = (ctypes.c_double * count)(*[1.0] * count), (ctypes.c_double * count)()
+mpi.MPI_Allreduce(given, total, count, double, add, world)
+mpi.MPI_Finalize()
+print("sum", total[0], total[count - 1])
+"""
+
+
+def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
+    slurm: Shell, here: Path, image: Path, charliecloud: list[str]
+) -> None:
+    """Open MPI copies them from the other's memory, which no user namespace lets it do."""
+    for name in ("usr", "lib", "lib64"):
+        (image / name).mkdir(exist_ok=True)
+    (here / "sum.py").write_text(ALLREDUCE)
+    binds = [f"--bind=/{name}" for name in ("usr", "lib", "lib64")]
+    (here / "ch-run").write_text(
+        f'#!/bin/sh\nexec {shutil.which("ch-run")} {" ".join(binds)} "$@"\n'
+    )
+    (here / "ch-run").chmod(0o755)
+    words = (*charliecloud, "--nodes", "2", "--gpus-per-node", "2", "--container", image,
+             "--launcher", "mpi", "--env", f"PATH={here}:/usr/bin:/bin",
+             "--job-dir", here / "job", "--time", "2", "--", "python3", "sum.py")  # fmt: skip
+    ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
+    assert ended["state"] == "COMPLETED", ended["text"]
+    assert str(ended["text"]).count("sum 4.0 4.0") == 4, ended["text"]
+
+
 def test_an_image_that_is_not_there_is_refused(slurm: Shell, charliecloud: list[str]) -> None:
     done = slurm(*SUBMIT, *charliecloud, "--container", "/no/image", "--", "true", check=False)
     assert done.returncode == 2
