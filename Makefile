@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # Most tests wait most of the time. A file's tests run in their order, in one process.
-WORKERS ?= 2
+WORKERS ?= 4
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `make down` finds the cluster of `make demo` by this.
 down clean: export HPCDL_SITE ?= embedded

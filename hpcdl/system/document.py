@@ -19,6 +19,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import MAX_BYTES, read_regular
 
 MAX_DEPTH = 30
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 _SHOWN_FAULTS = 25
 _MOST_FAULTS = 1000
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
@@ -201,9 +202,7 @@ def _events(text: str, document: Document) -> Iterator[yaml.Event]:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                document.faults.append(
-                    Fault(f"nested deeper than {MAX_DEPTH} levels", _mark(event))
-                )
+                document.faults.append(Fault(_TOO_DEEP, _mark(event)))
                 raise InvalidDocument(document)
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
@@ -281,7 +280,9 @@ def _syntax_fault(fault: yaml.YAMLError) -> Fault:
     if mark is None:
         reason = getattr(fault, "reason", "")
         return Fault(f"not YAML: {reason or problem}", Mark(1, 1), hint)
-    return Fault(f"not YAML: {problem}", Mark(mark.line + 1, mark.column + 1), hint)
+    # libyaml reads ahead for keys, and from 0.2.6 on gives up at 1000 levels of its own.
+    message = _TOO_DEEP if "nesting depth" in problem else f"not YAML: {problem}"
+    return Fault(message, Mark(mark.line + 1, mark.column + 1), hint)
 
 
 def _child(node: Node, step: str | int) -> Node | None:
