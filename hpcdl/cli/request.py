@@ -120,7 +120,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         program=command_of(args.rest), environment=dict(map(_variable, args.env)),
         job_dir=_path(args.job_dir) if args.job_dir else None,
         preflight=not args.no_preflight, data=str(_path(args.data)) if args.data else None,
-        stage=args.stage_data, container=_image(args.container),
+        stage=args.stage_data, container=image_of(args.container),
         sbatch=(*_named(args, "reservation", "licenses"), *args.sbatch), memory=_memory(args),
         chdir=_path(args.chdir) if args.chdir else None,
     )  # fmt: skip
@@ -194,7 +194,7 @@ def _path(given: str | Path) -> Path:
         raise BadInput(f"{given}: there is no such user, or no home") from fault
 
 
-def _image(given: str | None) -> str | None:
+def image_of(given: str | None) -> str | None:
     """A container's image, which may be a name instead of a path."""
     return str(_path(given)) if given and given.startswith("~") else given
 

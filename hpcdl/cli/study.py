@@ -27,6 +27,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _which(parser)
     parser.add_argument("--python", action="append", default=[], metavar="FRAMEWORK=PATH",
                         help="interpreter of a framework, if the module has none")  # fmt: skip
+    parser.add_argument("--container", metavar="IMAGE",
+                        help="container image of the jobs that run in one")  # fmt: skip
     parser.add_argument("--no-wait", action="store_true", help="submit the jobs and exit")
     parser.add_argument("--module", action="append", default=[], metavar="NAME[/VERSION]",
                         help="module to load instead of the release's")  # fmt: skip
@@ -44,7 +46,8 @@ def _output(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from hpcdl.cli.request import pair
+    from hpcdl.cli.request import image_of, pair
+    from hpcdl.jobs.program import check_image
     from hpcdl.workflows.study.load import load_study, scale_of
     from hpcdl.workflows.study.study_plan import make_plan
 
@@ -52,7 +55,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     partitions = [name for name in args.partition.split(",") if name]
     form = "FRAMEWORK=PATH, such as torch=/usr/bin/python3"
     pythons = dict(pair("--python", text, form) for text in getattr(args, "python", ()))
-    return make_plan(the_site(args), study, scale_of(study, args.scale), partitions, pythons)
+    image = image_of(getattr(args, "container", None))
+    check_image(Path.cwd(), image)
+    return make_plan(the_site(args), study, scale_of(study, args.scale), partitions, pythons,
+                     image or "")  # fmt: skip
 
 
 def _list(args: argparse.Namespace) -> ExitCode:

@@ -105,11 +105,7 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     """
     check_script(spec)
     argv = spec.program
-    if spec.container and not _is_image(folder, spec.container):
-        raise BadInput(
-            f"there is no image {spec.container}",
-            hint="name it by its path, or by its place in a registry, such as docker://NAME",
-        )
+    check_image(folder, spec.container)
     if not argv or spec.container:
         return
     named = "/" not in argv[0] and (not queued or bool(module.names) or argv[0] == "hpcdl")
@@ -152,10 +148,21 @@ def check_script(spec: JobSpec) -> None:
         )
 
 
-def _is_image(folder: Path, image: str) -> bool:
-    """Whether an image is there; one with a name in a registry is not looked for."""
-    named = image[:1] not in {"/", "."} and not image.endswith((".sif", ".sqsh", ".sqfs"))
-    return named or _is_there(folder / image)
+def check_image(folder: Path, image: str | None) -> None:
+    """Refuse an image that is not there; one with a name in a registry is not looked for.
+
+    Raises:
+        BadInput: names it.
+    """
+    if image is None or (
+        image[:1] not in {"/", "."} and not image.endswith((".sif", ".sqsh", ".sqfs"))
+    ):
+        return
+    if not _is_there(folder / image):
+        raise BadInput(
+            f"there is no image {image}",
+            hint="name it by its path, or by its place in a registry, such as docker://NAME",
+        )
 
 
 def _check_runs(folder: Path, name: str) -> None:

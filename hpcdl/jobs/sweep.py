@@ -236,6 +236,7 @@ def _shape(spec: JobSpec) -> Shape:
     return (
         spec.partition, spec.gpus, spec.nodes, spec.gpus_per_node, spec.tasks, spec.tasks_per_node,
         spec.cpus_per_task, spec.minutes, spec.launcher, spec.gpu_model, spec.memory,
+        spec.container, tuple(spec.environment.items()),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,6 @@ def test_pyxis_takes_its_image_on_the_step() -> None:
 
 
 def test_a_container_needs_a_runtime_that_the_site_declares() -> None:
-    site = load_site(find_site_file("embedded"))
+    site = replace(load_site(find_site_file("embedded")), container=None)
     with pytest.raises(BadInput, match="declares no container runtime"):
         render_script(site, JobSpec("p100", container="/x.sif"), Module(()))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import find_site_file
 from tests.images import busybox_image
 from tests.integration.conftest import Shell
 from tests.integration.test_launchers import HPCDL, SUBMIT, ends
@@ -81,17 +80,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def charliecloud(slurm: Shell, tmp_path: Path) -> list[str]:
-    """Options by which a job finds a site with this container runtime."""
-    text = Path(find_site_file("embedded")).read_text()
-    (tmp_path / "site.yaml").write_text(f"{text}\ncontainer: charliecloud\n")
+def charliecloud(slurm: Shell) -> None:
+    """What this container runtime wants to find."""
     slurm.env = {**slurm.env, "USER": "root"}
     Path(slurm.env["HPCDL_HOME"], "embedded/datasets").mkdir(parents=True, exist_ok=True)
-    return ["--site", str(tmp_path / "site.yaml")]
 
 
 def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
-    slurm: Shell, here: Path, image: Path, charliecloud: list[str]
+    slurm: Shell, here: Path, image: Path, charliecloud: None
 ) -> None:
     (here / "data").mkdir()
     (here / "data/shard").write_text("shard")
@@ -99,7 +95,7 @@ def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
         'echo "ran in $(basename $PWD): $(cat $HPCDL_DATA/shard) $(cat $(dirname $0)/data.txt)"\n'
         "echo kept >kept; ls /usr 2>&1 | head -1\n"
     )
-    words = (*charliecloud, "--nodes", "2", "--gpus-per-node", "1", "--container", image,
+    words = ("--nodes", "2", "--gpus-per-node", "1", "--container", image,
              "--data", here / "data", "--job-dir", here / "job", "--", "sh", "run.sh")  # fmt: skip
     ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
     text = str(ended["text"])
@@ -126,7 +122,7 @@ print("sum", total[0], total[count - 1])
 
 
 def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
-    slurm: Shell, here: Path, image: Path, charliecloud: list[str]
+    slurm: Shell, here: Path, image: Path, charliecloud: None
 ) -> None:
     """Open MPI copies them from the other's memory, which no user namespace lets it do."""
     for name in ("usr", "lib", "lib64"):
@@ -137,7 +133,7 @@ def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
         f'#!/bin/sh\nexec {shutil.which("ch-run")} {" ".join(binds)} "$@"\n'
     )
     (here / "ch-run").chmod(0o755)
-    words = (*charliecloud, "--nodes", "2", "--gpus-per-node", "2", "--container", image,
+    words = ("--nodes", "2", "--gpus-per-node", "2", "--container", image,
              "--launcher", "mpi", "--env", f"PATH={here}:/usr/bin:/bin",
              "--job-dir", here / "job", "--time", "2", "--", "python3", "sum.py")  # fmt: skip
     ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
@@ -145,7 +141,7 @@ def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
     assert str(ended["text"]).count("sum 4.0 4.0") == 4, ended["text"]
 
 
-def test_an_image_that_is_not_there_is_refused(slurm: Shell, charliecloud: list[str]) -> None:
-    done = slurm(*SUBMIT, *charliecloud, "--container", "/no/image", "--", "true", check=False)
+def test_an_image_that_is_not_there_is_refused(slurm: Shell, charliecloud: None) -> None:
+    done = slurm(*SUBMIT, "--container", "/no/image", "--", "true", check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no image /no/image\nhelp: ")

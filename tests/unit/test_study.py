@@ -161,7 +161,9 @@ def test_every_option_of_a_shipped_study_is_one_of_the_training_program(name: st
     for scale in load_study(name).scales.values():
         for run in scale.runs:
             assert set(run.options) <= known
-            assert set(run.over) - {"gpus", "nodes", "partition", "framework"} <= known
+            assert (
+                set(run.over) - {"gpus", "nodes", "partition", "framework", "environment"} <= known
+            )
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -366,6 +368,52 @@ def test_the_rate_of_slowed_reads_is_that_of_all_ranks_of_each_job(
     assert rates == {1: "8000000", 2: "4000000", 4: "2000000"}
 
 
+AROUND = {
+    "module": {},
+    "plain": {"variables": {"TF_ENABLE_ONEDNN_OPTS": "0"}},
+    "image": {"container": True},
+}
+
+
+def surrounded(folder: Path, **how: Any) -> Plan:
+    path, over = folder / "study.yaml", {"gpus": ["2"], "environment": [*AROUND]}
+    scale = {**SMALL, "runs": [{**RUN, "over": over}]}
+    scales = {"small": scale, "full": scale}
+    path.write_text(json.dumps(
+        {**VALUES, "series": ["environment"], "environments": AROUND, "scales": scales}
+    ))  # fmt: skip
+    found = read_study(path)
+    return make_plan(site_in(folder), found, found.scales["small"], **how)
+
+
+def test_an_environment_is_variables_or_an_image_and_jobs_in_one_load_no_module(
+    tmp_path: Path,
+) -> None:
+    plan = surrounded(tmp_path, image="/images/tf")
+    cells = {cell.values["environment"]: cell for cell in plan.cells}
+    assert len({cell.point.id for cell in plan.cells}) == len(AROUND)
+    assert [cell.point.spec.container for cell in cells.values()] == [None, None, "/images/tf"]
+    assert dict(cells["plain"].point.spec.environment) == {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    texts = [one.script.text for one in running.check_scripts(plan, modules_for(plan))]
+    assert [("module load" in text, "ch-run" in text) for text in texts] == [
+        (True, False), (True, False), (False, True),
+    ]  # fmt: skip
+
+
+def test_without_an_image_its_cells_are_left_out_but_a_result_is_found(
+    tmp_path: Path,
+) -> None:
+    assert [cell.values["environment"] for cell in surrounded(tmp_path).cells] == [
+        "module",
+        "plain",
+    ]
+    plan = surrounded(tmp_path, image="/images/tf")
+    folder = plan.round_folder(plan.cells[2].run) / "points" / plan.cells[2].point.id
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text("{}")
+    assert len(surrounded(tmp_path).possible) == 3
+
+
 def test_a_changed_study_does_not_take_old_results_for_new(study: Callable[..., Plan]) -> None:
     one = study()
     same = study()
@@ -380,7 +428,8 @@ def test_a_changed_study_does_not_take_old_results_for_new(study: Callable[..., 
 def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, scale: str) -> None:
     study = load_study(name)
     site = shipped_site("embedded" if scale == "small" else "p100-v100-k80")
-    plan = make_plan(site, study, study.scales[scale])
+    site = dataclasses.replace(site, container="apptainer")
+    plan = make_plan(site, study, study.scales[scale], image="/images/tensorflow.sif")
     # tf.distribute's servers ask nobody for a password: a site must say that it trusts its network.
     assert all("multiworker" in cell.point.problem for cell in plan.impossible)
     checked = running.check_scripts(plan, modules_for(plan))
@@ -981,7 +1030,7 @@ def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixt
     words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert len(shown["cells"]) == 30
+    assert len(shown["cells"]) == 33
     assert shown["cost"]["gpu_hours"] > 1
 
 

@@ -156,6 +156,9 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if not cuda:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+    tuned = os.environ.get("HPCDL_AUTOTUNE") != "0"  # PyTorch has switches, and no variables
+    torch.backends.cudnn.benchmark = tuned
+    torch.backends.mkldnn.set_flags(tuned)
     torch.manual_seed(asked.seed)
     batches, clock = harness.Batches(asked, rank, ranks), Clock(device)
     form = torch.contiguous_format if asked.layout == "nchw" else torch.channels_last

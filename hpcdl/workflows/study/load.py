@@ -96,7 +96,8 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
             if run["name"] in [other["name"] for other in scale["runs"][:index]]:
                 fault.at((*where, "runs", index, "name"),
                          f"the run '{run['name']}' is given twice")  # fmt: skip
-            _check_run(fault, (*where, "runs", index), run, scale["data"], values["frameworks"])
+            _check_run(fault, (*where, "runs", index), run, scale["data"])
+            _check_named(fault, (*where, "runs", index, "over"), run["over"], values)
         keys = {key for run in scale["runs"] for key in (*run["over"], "run")}
         counts = {int(text) for run in scale["runs"] for text in run["over"].get("gpus", ())
                   if _COUNT.fullmatch(text)}  # fmt: skip
@@ -143,10 +144,7 @@ class _Faults:
                     "write digits, such as 8")  # fmt: skip
 
 
-def _check_run(
-    fault: _Faults, where: Place, run: dict[str, Any], data: dict[str, Any],
-    frameworks: dict[str, Any],
-) -> None:  # fmt: skip
+def _check_run(fault: _Faults, where: Place, run: dict[str, Any], data: dict[str, Any]) -> None:
     over, options = run["over"], run["options"]
     for key, asked in over.items():
         if len(set(asked)) < len(asked):
@@ -162,12 +160,16 @@ def _check_run(
         if key in options:
             fault.of_counts((*where, "options", key), key, options[key])
     _check_exclude(fault, where, run)
-    for name in set(over.get("framework", ())):
-        fault.unless_known(name, frameworks, (*where, "over", "framework"),
-                           f"there is no framework '{name}'")  # fmt: skip
     for name in [run["data"], *over.get("data", ())]:
         fault.unless_known(name, [model.SYNTHETIC, *data], (*where, "data"),
                            f"there is no data set '{name}'")  # fmt: skip
+
+
+def _check_named(fault: _Faults, where: Place, over: dict[str, Any], study: dict[str, Any]) -> None:
+    """Values that stand for something that the study says above its scales."""
+    for key in ("framework", "environment"):
+        for name in set(over.get(key, ())):
+            fault.unless_known(name, study[f"{key}s"], (*where, key), f"there is no {key} '{name}'")
 
 
 def _check_exclude(fault: _Faults, where: Place, run: dict[str, Any]) -> None:
@@ -229,6 +231,9 @@ def _study(values: dict[str, Any], path: Path) -> model.Study:
         "scales": {name: _scale(name, scale) for name, scale in values["scales"].items()},
         "frameworks": {
             name: model.Framework(**_frozen(one)) for name, one in values["frameworks"].items()
+        },
+        "environments": {
+            name: model.Environment(**one) for name, one in values["environments"].items()
         },
         "tables": tuple(model.Table(**table) for table in values["tables"]),
         "original": tuple(model.Original(**_frozen(one)) for one in values["original"]),

@@ -139,6 +139,14 @@ class Framework:
 
 
 @dataclass(frozen=True)
+class Environment:
+    """What surrounds the program in a run of the matrix's `environment`: variables, an image?"""
+
+    variables: Values
+    container: bool
+
+
+@dataclass(frozen=True)
 class Table:
     """Measurements side by side: `value` of each, a column for each value of a key."""
 
@@ -174,6 +182,7 @@ class Study:
     published: tuple[Published, ...]
     scales: Mapping[str, Scale]
     frameworks: Mapping[str, Framework]
+    environments: Mapping[str, Environment]
     tables: tuple[Table, ...]
     original: tuple[Original, ...]
     path: Path

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcdl.jobs import sweep_run
 from hpcdl.jobs.script import Script
-from hpcdl.jobs.spec import JobSpec
+from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import submit
 from hpcdl.jobs.sweep_run import MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
@@ -28,7 +28,7 @@ from hpcdl.system.safe_read import last_text
 from hpcdl.system.scratch import scratch_directory
 from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import DataSet, Run
-from hpcdl.workflows.study.study_plan import Plan, data_folder, library
+from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
 
 Say = Callable[[str], None]
 _POLL_SECONDS = 2.0
@@ -69,11 +69,15 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
         before: tuple[int, ...] = ()
         for part in plan.rounds:
             found = sweep_run.submit(
-                plan.site, part.folder, part.points, modules,
+                plan.site, part.folder, part.points, _modules_of(part, modules),
                 1 if plan.scale.in_turn else None,
                 after=before if plan.scale.in_turn else (),
             )  # fmt: skip
             before += tuple({one.job_id for one in found if one.job_id and one.state == QUEUED})
+
+
+def _modules_of(part: Round, modules: Modules) -> Modules:
+    return dict.fromkeys(modules, Module(())) if part.in_image else modules
 
 
 def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
@@ -182,7 +186,8 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     found, at_once = [], 1 if plan.scale.in_turn else None
     for part in plan.rounds:
         anew = [RunStatus(point, MISSING) for point in part.points if not point.problem]
-        for group, script, _ in sweep_run.preview(plan.site, part.folder, anew, modules, at_once):
+        loaded = _modules_of(part, modules)
+        for group, script, _ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
             partition = group.spec.partition
             found.append(_judge(plan, part.run, len(group.points), partition, script))
     return tuple(found)

@@ -11,12 +11,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
 from hpcdl import examples
 from hpcdl.jobs import sweep
-from hpcdl.jobs.launch import check_trust
+from hpcdl.jobs.launch import check_container, check_trust
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.sweep import JOB_KEYS
 from hpcdl.site import Site
@@ -27,6 +28,7 @@ from hpcdl.system.trust import require_no_stranger
 from hpcdl.workflows.study.model import (
     SYNTHETIC,
     DataSet,
+    Environment,
     Framework,
     Run,
     Scale,
@@ -37,9 +39,11 @@ from hpcdl.workflows.study.model import (
 _MOST_CELLS = 1000
 _MEGA = 1e6
 READS_LIBRARY = "slow_reads.so"
-FRAMEWORK = "framework"
+FRAMEWORK, ENVIRONMENT = "framework", "environment"
 _PYTHON = "{python}"
 _USUAL = Framework("horovod", ("hpcdl", "train"))
+_MODULE = Environment(MappingProxyType({}), container=False)
+_SOME_IMAGE = "image"
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Round:
-    """The jobs of a run that are queued together: one of each cell, in a sweep of their own."""
+    """The jobs of a run that are queued together: one of each cell, in a sweep of their own.
+
+    Those `in_image` load no module, as a container brings its own software.
+    """
 
     run: Run
     folder: Path
     points: tuple[sweep.Point, ...]
+    in_image: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,15 +104,22 @@ class Plan:
     def rounds(self) -> tuple[Round, ...]:
         """All jobs in the order in which they are queued: every run once, then once more."""
         return tuple(
-            Round(run, self.round_folder(run, attempt), tuple(cell.point for cell in cells))
+            Round(run, self.round_folder(run, attempt), points, in_image)
             for attempt in sorted({cell.attempt for cell in self.cells})
             for run in self.scale.runs
-            if (cells := self.cells_of(run, attempt))
+            for in_image in (False, True)
+            if (
+                points := tuple(
+                    cell.point
+                    for cell in self.cells_of(run, attempt)
+                    if bool(cell.point.spec.container) is in_image
+                )
+            )
         )
 
     def round_folder(self, run: Run, attempt: int = 0) -> Path:
         """The directory of a sweep."""
-        return self.folder / (f"{run.name}-{attempt + 1}" if attempt else run.name)
+        return _round_folder(self.folder, run, attempt)
 
     def cells_of(self, run: Run, attempt: int = 0) -> tuple[Cell, ...]:
         """The cells of a run."""
@@ -122,14 +137,18 @@ class Plan:
         return tuple(cell for cell in self.cells if cell.point.problem)
 
 
+def _round_folder(folder: Path, run: Run, attempt: int) -> Path:
+    return folder / (f"{run.name}-{attempt + 1}" if attempt else run.name)
+
+
 def make_plan(
     site: Site, study: Study, scale: Scale, partitions: Sequence[str] = (),
-    pythons: Mapping[str, str] = MappingProxyType({}),
+    pythons: Mapping[str, str] = MappingProxyType({}), image: str = "",
 ) -> Plan:  # fmt: skip
     """The cells of a scale on a site.
 
     `partitions` are used instead of the study's own, in its order; `pythons` are interpreters of
-    frameworks that the jobs' modules do not have.
+    frameworks that the jobs' modules do not have; `image` is that of the cells in a container.
 
     Raises:
         BadInput: the matrix is too large, no cell of it can run on this site, or there are more
@@ -143,7 +162,7 @@ def make_plan(
     cells = tuple(
         cell
         for run in scale.runs
-        for cell in _cells(site, study, scale, _moved(run, partitions), pythons)
+        for cell in _cells(site, study, scale, _moved(run, partitions), pythons, image, folder)
     )
     if all(reasons := [cell.point.problem for cell in cells]):
         raise BadInput(
@@ -192,57 +211,75 @@ def _moved(run: Run, partitions: Sequence[str]) -> Run:
 
 
 def _cells(
-    site: Site, study: Study, scale: Scale, run: Run, pythons: Mapping[str, str]
-) -> Iterator[Cell]:
+    site: Site, study: Study, scale: Scale, run: Run, pythons: Mapping[str, str], image: str,
+    folder: Path,
+) -> Iterator[Cell]:  # fmt: skip
+    ours = [key for key in (FRAMEWORK, ENVIRONMENT) if key in run.over]
     points = [
-        (base, values, point)
-        for name in run.over.get(FRAMEWORK, ("",))
-        for base, values, point in _points(site, study, scale, run, name)
+        one
+        for chosen in product(*(run.over[key] for key in ours))
+        for one in _points(site, study, scale, run, dict(zip(ours, chosen, strict=True)))
     ]
     for attempt in range(run.repeats):
         for base, values, point in points:
             if attempt and run.repeat_up_to and int(values["gpus"]) > run.repeat_up_to:
                 continue
-            environment = _environment(site, scale, run, int(values["gpus"]))
-            made = replace(point, spec=replace(point.spec, environment=environment))
-            # The interpreter is no part of the id: a report finds results without it.
-            job = {key: value for key, value in made.values.items() if key in JOB_KEYS}
-            own = _digest(job, made.spec.program, dict(environment), base.cpus_per_task,
+            around = study.environments.get(values.get(ENVIRONMENT, ""), _MODULE)
+            environment = {**_environment(site, scale, run, int(values["gpus"])),
+                           **around.variables}  # fmt: skip
+            # Neither interpreter nor image is part of the id: a report finds results without them.
+            job = {key: value for key, value in point.values.items() if key in JOB_KEYS}
+            own = _digest(job, point.spec.program, environment, base.cpus_per_task,
+                          *(("container",) if around.container else ()),
                           *((attempt,) if attempt else ()))  # fmt: skip
             python = pythons.get(values.get(FRAMEWORK, ""), "python3")
-            program = tuple(python if one == _PYTHON else one for one in made.spec.program)
-            spec = replace(made.spec, program=program)
-            yield Cell(run, values, replace(made, spec=spec, id=own), attempt)
+            program = tuple(python if one == _PYTHON else one for one in point.spec.program)
+            spec = replace(point.spec, program=program, environment=environment)
+            cell = Cell(run, values, replace(point, spec=spec, id=own), attempt)
+            yield from _contained(site, cell, folder, image) if around.container else (cell,)
+
+
+def _contained(site: Site, cell: Cell, folder: Path, image: str) -> Iterator[Cell]:
+    """The cell in its image; without one only where its result is there already."""
+    spec, problem = replace(cell.point.spec, container=image or _SOME_IMAGE), cell.point.problem
+    own = sweep.point_folder(_round_folder(folder, cell.run, cell.attempt), cell.point)
+    if not image and not (own / "result.json").is_file():
+        return
+    try:
+        check_container(site, spec)
+    except BadInput as fault:
+        problem = fault.message
+    yield replace(cell, point=replace(cell.point, spec=spec, problem=problem))
 
 
 def _points(
-    site: Site, study: Study, scale: Scale, run: Run, name: str
+    site: Site, study: Study, scale: Scale, run: Run, how: Values
 ) -> Iterator[tuple[JobSpec, Values, sweep.Point]]:
-    """The points of one framework, with the values that name them."""
+    """The points of one framework in one environment, with the values that name them."""
     paths = {SYNTHETIC: SYNTHETIC}
     paths |= {key: str(data_folder(site, data)) for key, data in scale.data.items()}
     names = {path: key for key, path in paths.items()}
     matrix = {
         key: [paths[value] for value in asked] if key == "data" else list(asked)
         for key, asked in run.over.items()
-        if key != FRAMEWORK
+        if key not in how
     }
     exclude = [
         {key: paths[value] if key == "data" else value for key, value in pattern.items()
-         if key != FRAMEWORK}
+         if key not in how}
         for pattern in run.exclude
-        if pattern.get(FRAMEWORK, name) == name
+        if all(pattern.get(key, value) == value for key, value in how.items())
     ]  # fmt: skip
     if {} in exclude:
         return
-    base, own = _base(site, study, scale, run, name), {FRAMEWORK: name} if name else {}
+    base = _base(site, study, scale, run, how.get(FRAMEWORK, ""))
     for point in sweep.plan(site, base, matrix, exclude, limit=_MOST_CELLS // run.repeats):
         values = {key: names[v] if key == "data" else v for key, v in point.values.items()}
         try:
             check_trust(site, point.spec)
         except BadInput as fault:
             point = replace(point, problem=fault.message)
-        yield base, {**own, **values}, point
+        yield base, {**how, **values}, point
 
 
 def _base(site: Site, study: Study, scale: Scale, run: Run, name: str) -> JobSpec:
