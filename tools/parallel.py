@@ -73,8 +73,11 @@ def rows() -> list[Row]:
 
 def _planned(row: dict[str, Any]) -> Row:
     whole = {key: int(value) for key, value in row.items() if isinstance(value, float)}
-    shape = Transformer(whole["hidden"], 4 * whole["hidden"], whole["layers"], whole["heads"],
-                        whole["vocabulary"])  # fmt: skip
+    gated = row["gated"] == "true"  # Llama and its kin, which share no table either
+    shape = Transformer(
+        whole["hidden"], whole.get("inner") or 4 * whole["hidden"], whole["layers"], whole["heads"],
+        whole["vocabulary"], gated, whole.get("keys", 0), untied=gated,
+    )  # fmt: skip
     net = transformer(row["id"], shape, whole["tokens"])
     link = network_link("infiniband", row["network_gbps"])
     machine = replace(of_gpu(row["gpu"], "nvlink", 64, 4, link), per_node=whole["per_node"])
@@ -82,9 +85,9 @@ def _planned(row: dict[str, Any]) -> Row:
     plan = Plan(
         whole["tensor"], whole["stages"], whole["interleave"],
         whole["global_batch"] // replicas // whole["micro_batch"], row["sequence"] == "true",
-        whole["zero"], row["checkpointing"], fused=False,
+        whole["zero"], row["checkpointing"], row["fused"] == "true",
     )  # fmt: skip
-    seconds = row.get("seconds") or (_counted(row, net) / row["tflops"] if "tflops" in row else 0)
+    seconds = row.get("seconds") or _seconds(row, net)
     return Row(row["id"], row["source"], _work(machine, net, whole["micro_batch"]), plan,
                whole["gpus"], seconds, row.get("state_gib", 0.0),
                row.get("activation_gib", 0.0), row.get("memory_gb", 0.0))  # fmt: skip
@@ -92,6 +95,16 @@ def _planned(row: dict[str, Any]) -> Row:
 
 def _work(machine: Machine, net: Network, batch: int) -> Work:
     return Work(machine, net, batch, machine.flops[2], HALF_BYTES, FLOAT_BYTES, 1.0)
+
+
+def _seconds(row: dict[str, Any], net: Network) -> float:
+    """Seconds of a step, of a rate told in another way; 0 where none is."""
+    sequences = row["global_batch"] / row["gpus"]
+    if "tokens_per_second" in row:
+        return float(sequences * row["tokens"] / row["tokens_per_second"])
+    if "model_tflops" in row:
+        return float(6 * net.macs * sequences / (row["model_tflops"] * 1e12))
+    return _counted(row, net) / row["tflops"] if "tflops" in row else 0.0
 
 
 def _counted(row: dict[str, Any], net: Network) -> float:

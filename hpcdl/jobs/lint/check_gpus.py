@@ -11,6 +11,7 @@ from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, asks_per_task, at, gpu_requests, nodes, tasks_per_node
 from hpcdl.jobs.lint.options import Options
 from hpcdl.jobs.lint.parse import Assignment
+from hpcdl.jobs.lint.shell import parser
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _LOCAL_RANKS = (
@@ -70,7 +71,7 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     # What a batch script starts itself, or by mpirun, Slurm does not bind; AMD's GPUs lose nothing.
     amd = _AMD.search(job.script.text)
     single = batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
-    alone = amd or single or _without_srun(job)
+    alone = amd or single or parser() is None or _without_srun(job)
     parts = () if alone else job.script.components
     places = [(part, tasks_per_node(part) if batch else None) for part in parts]
     places += [(s.options, job.step_tasks_per_node(s)) for s in job.sruns if not amd]

@@ -11,7 +11,7 @@ from hpcdl.jobs.lint.check_directives import time_minutes
 from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.job import Hit, Job, at
 from hpcdl.jobs.lint.options import Option
-from hpcdl.jobs.lint.shell import Command
+from hpcdl.jobs.lint.shell import Command, parser
 
 _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", re.A)
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
@@ -89,8 +89,8 @@ def warning_signal(job: Job) -> Iterator[Hit]:
     minutes = time_minutes(job.options)
     if minutes and minutes * 60 <= asked.seconds + _EARLY:
         yield at("signal-early", asked.option)
-    if not job.script.is_shell or not job.script.shebang or _execs(job):
-        return
+    if not job.script.is_shell or not job.script.shebang or _execs(job) or parser() is None:
+        return  # no one knows what it traps
     trapped = any(asked.signal in trap.signals for trap in traps(job))
     if asked.batch and not trapped:
         yield at("signal-not-trapped", asked.option)

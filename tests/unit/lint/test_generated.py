@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.lint import lint
+from hpcdl.jobs.lint import check_gpus, check_signals, lint, shell
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.slurm.rules import known_releases
 from tests.unit.conftest import shipped
@@ -26,3 +26,14 @@ def test_a_generated_script_is_clean(version):
             text = render_script(site, JobSpec(partition, **asked), MODULE).text
             found = lint(text, name="x", version=version, partition=site.partition(partition))
             assert [(one.line, one.rule.id) for one in found] == [], (name, partition, asked)
+
+
+def test_without_the_parser_nothing_is_concluded_from_what_a_script_does_not_run(monkeypatch):
+    """Whose traps lie in the release's file, and what no one has read, is not known."""
+    for module in (check_gpus, check_signals, shell):
+        monkeypatch.setattr(module, "parser", lambda: None)
+    functions = MODULE._replace(functions=Path("/apps/job-1.sh"))
+    text = render_script(shipped("embedded"), JobSpec("v100", nodes=2), functions).text
+    asked = "#!/bin/bash\n#SBATCH -n4 --gpus-per-task=1\n"
+    for script in (text, asked + "srun --gres-flags=allow-task-sharing a.out\n"):
+        assert lint(script, name="x", version="22.05") == ()
