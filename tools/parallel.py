@@ -1,17 +1,20 @@
 """How far the model of tensor and pipeline parallelism is off published steps.
 
 `python -m tools.parallel` fits the part of its peak that a GPU's matrices reach, one number per
-family of GPUs, without each source, and shows the errors on that source's rows: those of
-facts/parallel.csv, and of facts/throughput.csv the rows of llm-foundry and torchtitan, whose
-weights are sharded, with what they say of checkpointing. Memory has nothing that is fitted.
+family of GPUs beside fused attention and one beside plain, without each source, and shows the
+errors on that source's rows: those of facts/parallel.csv, and of facts/throughput.csv the rows of
+llm-foundry and torchtitan, whose weights are sharded, with what they say of checkpointing. Memory
+has nothing that is fitted.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hpcdl import facts
@@ -25,7 +28,7 @@ from hpcdl.predict.network import (
     network,
     transformer,
 )
-from hpcdl.predict.parallel import Work, split
+from hpcdl.predict.parallel import Work, family, split
 from hpcdl.predict.records import Record, read_records
 from hpcdl.predict.validate import errors
 from hpcdl.system.text import table
@@ -51,13 +54,33 @@ class Row:
     @property
     def family(self) -> str:
         """The family of its GPUs."""
-        return self.work.machine.gpu.partition("-")[0]
+        return family(self.work.machine.gpu)
 
     @property
     def group(self) -> str:
         """Rows that are told of together: a source's, those of ZeRO-3 in it apart."""
-        kind = " (ZeRO-3)" if self.plan.zero > 2 and not self.plan.fused else ""
-        return f"{self.source}{kind}, {self.family}"
+        kind = " (ZeRO-3)" if self.late else ""
+        plain = "" if self.plan.fused else f", plain attention{kind}"
+        return f"{self.source}, {self.family}{plain}"
+
+    @property
+    def late(self) -> bool:
+        """DeepSpeed's ZeRO-3 of 2021, which hid nothing of its gathering."""
+        return self.plan.zero > 2 and not self.plan.fused
+
+    @cached_property
+    def reached(self) -> float:
+        """The part of the peak at which it is predicted as it was measured."""
+        low, high = 0.05, 2.0
+        for _ in range(30):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.predicted(middle) > self.seconds else (low, middle)
+        return low
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """Rows that share the part of the peak: a family's, with fused attention or without."""
+        return self.family, self.plan.fused
 
     def predicted(self, efficiency: float) -> float:
         """Seconds, where matrices reach so much of the GPU's peak."""
@@ -134,35 +157,47 @@ def fit(known: Sequence[Row]) -> float:
     """The part of the peak that suits best: the median of sources, of their rows' medians."""
     by: dict[str, list[float]] = {}
     for row in known:
-        if row.seconds and "(ZeRO-3)" not in row.group:
-            by.setdefault(row.source, []).append(_best(row))
+        if row.seconds and not row.late:
+            by.setdefault(row.source, []).append(row.reached)
     return statistics.median(statistics.median(found) for found in by.values())
 
 
-def _best(row: Row) -> float:
-    """The part of the peak at which a row is predicted as it was measured."""
-    low, high = 0.05, 2.0
-    for _ in range(30):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if row.predicted(middle) > row.seconds else (low, middle)
-    return low
+def left_out(known: Sequence[Row]) -> list[tuple[Row, float]]:
+    """Every row and its relative error, fitted to the other sources of its kind.
 
-
-def left_out(known: Sequence[Row]) -> dict[str, list[float]]:
-    """Relative errors of the rows of every group, fitted to the family's other sources.
-
-    A family of one source is fitted to all other families.
+    Where there is none, it is fitted to all other sources.
     """
-    found: dict[str, list[float]] = {}
-    for group in sorted({row.group for row in known}):
-        own = [row for row in known if row.group == group and row.seconds]
-        if not own:
-            continue
-        others = [row for row in known if row.source != own[0].source]
-        kin = [row for row in others if row.family == own[0].family]
-        best = fit(kin or others)
-        found[group] = [row.predicted(best) / row.seconds - 1 for row in own]
+    found: list[tuple[Row, float]] = []
+    told = [row for row in known if row.seconds]
+    for source, kind in sorted({(row.source, row.kind) for row in told}):
+        others = [row for row in told if row.source != source]
+        best = fit([row for row in others if row.kind == kind] or others)
+        own = [row for row in told if (row.source, row.kind) == (source, kind)]
+        found += [(row, row.predicted(best) / row.seconds - 1) for row in own]
     return found
+
+
+def grouped(found: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
+    """Errors of all rows with fused attention, of their families, and of every group."""
+    by: dict[str, list[float]] = {}
+    for row, error in found:
+        if row.plan.fused:
+            by.setdefault(" all with fused attention", []).append(error)
+            by.setdefault(f" {row.family} with fused attention", []).append(error)
+        by.setdefault(row.group, []).append(error)
+    return dict(sorted(by.items()))
+
+
+def likely(found: Sequence[tuple[Row, float]]) -> tuple[float, float]:
+    """Factors on a rate between which eight of ten rows lie, each source counting as one."""
+    rows_of = Counter(row.source for row, _ in found)
+    ranked = sorted((1 + error, 1 / rows_of[row.source]) for row, error in found)
+    total, reached, low, high = len(rows_of), 0.0, ranked[0][0], ranked[-1][0]
+    for factor, weight in ranked:
+        low = factor if reached < 0.1 * total else low
+        reached += weight
+        high = factor if reached - weight < 0.9 * total else high
+    return low, high
 
 
 def memory_errors(known: Sequence[Row]) -> dict[str, list[float]]:
@@ -184,11 +219,14 @@ def memory_errors(known: Sequence[Row]) -> dict[str, list[float]]:
 def main() -> None:
     """Print the fit of every family, and the errors."""
     known = rows()
-    for family in sorted({row.family for row in known}):
-        own = [row for row in known if row.family == family]
-        print(f"{family}: matrices reach {fit(own):.3f} of the peak")
-    off = {**left_out(known), **{f"memory, {k}": v for k, v in memory_errors(known).items()}}
-    shown = [(name, errors(found)) for name, found in off.items()]
+    found = left_out(known)
+    for kind in sorted({row.kind for row in known}):
+        own = [row for row in known if row.kind == kind]
+        low, high = likely([one for one in found if one[0].kind == kind and not one[0].late])
+        name = f"{kind[0]}, {'fused' if kind[1] else 'plain'} attention"
+        print(f"{name}: {fit(own):.3f} of the peak, likely {low:.2f} to {high:.2f}")
+    off = {**grouped(found), **{f"memory, {k}": v for k, v in memory_errors(known).items()}}
+    shown = [(name.strip(), errors(one)) for name, one in off.items()]
     print(table(
         [(name, str(e.rows), f"{e.median:.1%}", f"{e.ninetieth:.1%}", f"{e.bias:+.1%}")
          for name, e in shown], ("source left out", "rows", "median", "90 %", "bias"),

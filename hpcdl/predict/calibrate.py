@@ -69,9 +69,10 @@ def from_images_per_second(rate: float, training: Training, peak: float = math.i
 def from_plan(machine: Machine, training: Training) -> Calibration:
     """One GPU's micro-batch of a split transformer, by the part of its peak that GPUs reach."""
     _refuse_unknown(machine, training)
-    work, known = work_of(machine, training), learned(machine.gpu)
+    plan = training.plan or Plan()
+    work, known = work_of(machine, training), learned(machine.gpu, plan)
     return Calibration(
-        work.alone(training.plan or Plan()), training.batch,
+        work.alone(plan), training.batch,
         f"matrices at {work.efficiency:.0%} of the GPU's peak, as in published transformers",
         "doubtful", known["low"], known["high"],
     )  # fmt: skip

@@ -6,7 +6,9 @@
 Of equal stages that is (m + (p - 1) / v) stages, 1F1B with its bubble (Narayanan et al. 2021, arXiv
 2104.04473). Matrices reach a learned part of the GPU's peak; all else moves what a block keeps
 twice, and twice that backwards. Tensor parallelism adds two all-reduces each way, a recomputed
-block two more, sequence parallelism another gathering. Nothing hides them, as in Megatron-LM.
+block two more, sequence parallelism another gathering. Beside plain attention nothing hides them,
+as in Megatron-LM until 2022; software with FlashAttention hides a part of them and of the exchange
+of gradients, and what is hidden slows the computing that hides it.
 """
 
 from __future__ import annotations
@@ -53,10 +55,13 @@ class Work:
         scores = every - kept(net, plan, self.batch, self.element, "selective")
         core = self._seconds(2.0 * net.shape.hidden * net.height**2, scores, plan)
         forward = self._seconds(net.layers[1].macs + net.layers[2].macs, every, plan)
+        if not plan.fused:
+            return forward, {"none": 0.0, "selective": core, "full": forward}[plan.checkpointing]
+        # Of what is kept, selective checkpointing computes a part of all but the matrices again.
+        light = _overlap(plan)["selective"] * self._seconds(0.0, every, plan)
+        again = {"none": 0.0, "selective": light + core, "full": forward}
         # Fused attention computes its scores, half of its core, with every backward pass.
-        usual = core / 2 if plan.fused else 0.0
-        again = {"none": 0.0, "selective": 0.0 if plan.fused else core, "full": forward}
-        return forward + usual / 3, again[plan.checkpointing]
+        return forward + core / 6, again[plan.checkpointing]
 
     def output(self, plan: Plan) -> float:
         """Seconds of the output layer, both passes; its logits are float32."""
@@ -76,7 +81,8 @@ class Work:
             local = min(plan.tensor, machine.per_node)
             links = lines(machine, local, -(-plan.tensor // local))
             times = 4 + 2 * (plan.checkpointing == "full") + plan.sequence
-            reduced = times * min(line.seconds(size) for line in links)
+            shown = 1.0 if plan.tensor > local else 1 - _overlap(plan)["tensor"]
+            reduced = shown * times * min(line.seconds(size) for line in links)
         if plan.stages > 1:
             within = plan.gpus <= machine.per_node
             link, share = (machine.inside, 1) if within else (machine.between, machine.per_node)
@@ -85,10 +91,22 @@ class Work:
         return reduced, sent
 
 
-def learned(gpu: str) -> dict[str, float]:
+def learned(gpu: str, plan: Plan) -> dict[str, float]:
     """The part of its peak that a GPU's matrices reach, and the likely range of a rate."""
-    known: dict[str, dict[str, float]] = facts.load("parallel")["families"]
-    return known.get(gpu.partition("-")[0], known["other"])
+    families: dict[str, dict[str, dict[str, float]]] = facts.load("parallel")["families"]
+    known = families["fused" if plan.fused else "plain"]
+    return known.get(family(gpu), known["other"])
+
+
+def family(gpu: str) -> str:
+    """GPUs that compute alike; an H200 is an H100 with other memory."""
+    return gpu.partition("-")[0].replace("H200", "H100")
+
+
+def _overlap(plan: Plan) -> dict[str, float]:
+    """What is hidden of the exchange inside blocks (`tensor`) and of gradients (`exchange`)."""
+    known: dict[str, dict[str, float]] = facts.load("parallel")["overlap"]
+    return known["fused" if plan.fused else "plain"]
 
 
 def split(work: Work, plan: Plan, gpus: int) -> Split:
@@ -112,9 +130,9 @@ def split(work: Work, plan: Plan, gpus: int) -> Split:
 
 
 def _exchange(work: Work, plan: Plan, replicas: int, forward: float) -> float:
-    """Seconds of exchanging gradients that nothing hides.
+    """Seconds that exchanging gradients, and with FSDP weights, adds to a step.
 
-    Without a pipeline the last backward pass hides it; FSDP hides all but the first block's.
+    A part of the passes over a replica's last micro-batch can hide it, of FSDP every one.
     """
     if replicas < 2:
         return 0.0
@@ -124,8 +142,16 @@ def _exchange(work: Work, plan: Plan, replicas: int, forward: float) -> float:
     groups = max(1, work.machine.per_node // local) if nodes > 1 else 1
     rate = groups * min(line.rate for line in lines(work.machine, local, nodes))
     whole, blocks = rate * stage_parameters(work.net, plan), work.net.shape.blocks
+    overlap, passes = _overlap(plan), 2 * forward / plan.stages
     if plan.zero > 2:
-        one = 1.5 * whole * HALF_BYTES
-        return max(one / blocks, plan.micro_batches * (one - 3 * forward / plan.stages))
-    whole *= work.gradient
-    return whole if plan.stages > 1 else max(whole / blocks, whole - 2 * forward)
+        whole, passes = 1.5 * whole * HALF_BYTES, 1.5 * passes
+        times = plan.micro_batches
+    elif plan.fused and plan.zero:  # gradients are scattered, and weights gathered
+        whole, passes = whole * (work.gradient + HALF_BYTES) / 2, 1.5 * passes
+        times = 1
+    else:
+        whole, times = whole * work.gradient, 1
+    if not plan.fused and plan.zero < 3 and plan.stages > 1:
+        return whole
+    shown = max(whole / blocks, times * (whole - overlap["exchange"] * passes))
+    return shown + overlap["contention"] * times * min(whole, passes)

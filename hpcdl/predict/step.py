@@ -214,9 +214,10 @@ def predict_step(
 
 def work_of(machine: Machine, training: Training) -> Work:
     """What the GPUs of a split training compute and exchange."""
+    known = learned(machine.gpu, training.plan or Plan())
     return Work(
         machine, training.net, training.batch, peak_of(machine, training.precision),
-        training.activation_bytes, training.gradient_bytes, learned(machine.gpu)["efficiency"],
+        training.activation_bytes, training.gradient_bytes, known["efficiency"],
     )  # fmt: skip
 
 
