@@ -195,8 +195,10 @@ def _path(given: str | Path) -> Path:
 
 
 def image_of(given: str | None) -> str | None:
-    """A container's image, which may be a name instead of a path."""
-    return str(_path(given)) if given and given.startswith("~") else given
+    """A container's image, which may be a name instead of a path; jobs work elsewhere than here."""
+    if given and (given[0] in "~." or os.access(given, os.F_OK)):
+        return str(_path(given))
+    return given
 
 
 def pair(option: str, text: str, form: str) -> tuple[str, str]:

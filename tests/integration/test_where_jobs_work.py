@@ -95,7 +95,8 @@ def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
         'echo "ran in $(basename $PWD): $(cat $HPCDL_DATA/shard) $(cat $(dirname $0)/data.txt)"\n'
         "echo kept >kept; ls /usr 2>&1 | head -1\n"
     )
-    words = ("--nodes", "2", "--gpus-per-node", "1", "--container", image,
+    (here / "image").symlink_to(image)
+    words = ("--nodes", "2", "--gpus-per-node", "1", "--container", "image",
              "--data", here / "data", "--job-dir", here / "job", "--", "sh", "run.sh")  # fmt: skip
     ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
     text = str(ended["text"])
