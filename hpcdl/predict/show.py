@@ -27,8 +27,8 @@ def forecast_text(found: Forecast) -> str:
         f"{machine.per_node} per node, {network})"
     )
     rows = [_point_row(found, point) for point in found.points]
-    header = ("GPUs", "nodes", "step ms", "images/s", "likely", "speed-up", "efficiency",
-              *(["TFLOP/s/GPU", "GB/GPU"] if training.plan else []),
+    header = ("GPUs", "nodes", "step ms", _unit(training), "likely", "speed-up", "efficiency",
+              *(["tokens/s/GPU", "TFLOP/s/GPU", "GB/GPU"] if training.plan else []),
               "epoch", "GPU-h/epoch", *(["kWh/epoch"] if found.watts else []),
               *(["cost/epoch"] if found.price is not None else []), "limited by")  # fmt: skip
     parts = [head, "", table(rows, header), "", _choices(found), "", *_grounds(found)]
@@ -46,6 +46,10 @@ def _how(training: Training) -> str:
     )
 
 
+def _unit(training: Training) -> str:
+    return "sequences/s" if training.net.shape.hidden else "images/s"
+
+
 def compared_text(found: list[Forecast]) -> str:
     """The forecasts of several partitions in one table, what each rests on below."""
     rows = [
@@ -58,7 +62,7 @@ def compared_text(found: list[Forecast]) -> str:
         for one in found
         for point in one.points
     ]  # fmt: skip
-    header = ("partition", "GPU", "GPUs", "images/s", "likely", "efficiency", "epoch",
+    header = ("partition", "GPU", "GPUs", _unit(found[0].training), "likely", "efficiency", "epoch",
               "GPU-h/epoch", "kWh/epoch", "cost/epoch", "limited by")  # fmt: skip
     grounds = [
         f"{one.machine.name}, one GPU: {one.calibration.source} [{one.calibration.proof}]"
@@ -91,13 +95,14 @@ def _point_row(found: Forecast, point: Point) -> tuple[str, ...]:
 
 
 def _planned(found: Forecast, point: Point) -> tuple[str, ...]:
-    """Of a split transformer, its useful operations per GPU, as part of the peak, and memory."""
+    """Of a split transformer's GPUs: tokens, operations, also as part of the peak, and memory."""
     if found.training.plan is None:
         return ()
     memory, rate = memory_bytes(found.training, point.gpus), found.operations(point)
     part = rate / peak_of(found.machine, found.training.precision)
     fits = "" if memory <= found.machine.memory else " too much"
-    return f"{rate / 1e12:.0f} ({part:.0%})", f"{memory / 1e9:.0f}{fits}"
+    tokens = point.images_per_second * found.training.net.height / point.gpus
+    return _rate(tokens), f"{rate / 1e12:.0f} ({part:.0%})", f"{memory / 1e9:.0f}{fits}"
 
 
 def hours(seconds: float) -> str:
