@@ -124,7 +124,7 @@ def _files(source: Path) -> Iterator[tuple[Path, int]]:
     Sets are often put together from links; one that leads back above itself is not entered.
     """
     inside: dict[Path, frozenset[tuple[int, int]]] = {}
-    for name, folders, names in os.walk(source, followlinks=True):
+    for name, folders, names in os.walk(source, followlinks=True, onerror=_refuse):
         place = Path(name)
         status = place.stat()
         above, here = inside.get(place.parent, frozenset()), (status.st_dev, status.st_ino)
@@ -135,6 +135,11 @@ def _files(source: Path) -> Iterator[tuple[Path, int]]:
         for path in (place / one for one in names):
             if path.is_file():
                 yield path.relative_to(source), path.stat().st_size
+
+
+def _refuse(fault: OSError) -> None:
+    """A directory that cannot be listed is no empty one."""
+    raise MissingPrerequisite(f"cannot read {fault.filename}: {fault.strerror}") from fault
 
 
 def clean(target: Path) -> None:

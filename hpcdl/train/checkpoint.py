@@ -59,6 +59,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     aside = path.with_suffix(f".{os.getpid()}.part")
     with explain_os_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
+        discard(folder, checkpoint.step + 1)  # of a run that went on from before them
         _drop_old(folder, keep)  # a disk may be full because more were kept before
         try:
             with aside.open("wb", buffering=0) as file:
@@ -95,7 +96,7 @@ def load(path: Path) -> Checkpoint:
         raise DamagedCheckpoint("its checksum is wrong")
     arrays, offset = [], 0
     for entry in header["arrays"]:
-        array = np.frombuffer(body, entry["dtype"], int(np.prod(entry["shape"])), offset)
+        array = np.frombuffer(body, _dtype(entry["dtype"]), int(np.prod(entry["shape"])), offset)
         arrays.append(array.reshape(entry["shape"]))
         offset += array.nbytes
     return Checkpoint(header["step"], header["meta"], tuple(arrays))
@@ -197,12 +198,25 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
         "meta": dict(checkpoint.meta),
         "bytes": sum(array.nbytes for array in arrays),
         "crc32": crc,
-        "arrays": [{"dtype": a.dtype.str, "shape": list(a.shape)} for a in arrays],
+        "arrays": [{"dtype": _dtype_name(a.dtype), "shape": list(a.shape)} for a in arrays],
     }
     text = json.dumps(header).encode()
     _write_all(file, _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text)
     for array in arrays:
         _write_all(file, _bytes(array))
+
+
+def _dtype_name(dtype: Any) -> str:
+    """As numpy reads it again; types that it does not know itself, such as bfloat16, by name."""
+    return str(dtype.name if dtype.kind == "V" else dtype.str)
+
+
+def _dtype(name: str) -> Any:
+    if name in ("bfloat16", "<V2"):  # the latter in files of before
+        import ml_dtypes  # comes with TensorFlow
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
 
 
 def _write_all(file: Any, data: bytes | memoryview) -> None:

@@ -207,7 +207,8 @@ def save(training: Training) -> float:
 def _checkpoint(training: Training) -> checkpoints.Checkpoint:
     found = training.validation.found if training.validation else []
     meta = {**identity_of(training), "last_loss": training.loss, "ranks": training.ranks.size,
-            "streams": training.source.streams, "validations": found}  # fmt: skip
+            "streams": training.source.streams, "validations": found,
+            "order": training.parts.network.order()}  # fmt: skip
     arrays = tuple(variable.numpy() for variable in training.variables)
     return checkpoints.Checkpoint(training.step_number, meta, arrays)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,11 @@ class Network:
         """The loss of the latest forward pass with the network's own part of it."""
         return sum(self.penalties(), loss)
 
+    def order(self) -> list[int]:
+        """The places in `weights` of the trainable variables and the state; -1 of random states."""
+        place = {id(variable): index for index, variable in enumerate(self.weights)}
+        return [place.get(id(variable), -1) for variable in (*self.trainable, *self.state)]
+
     @property
     def parameters(self) -> int:
         """Number of trainable values."""
@@ -133,7 +138,8 @@ def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network
                 values = tf.nn.relu(values)
         return values
 
-    return Network(model, forward, (*weights, *biases), ())
+    ordered = tuple(chain.from_iterable(zip(weights, biases, strict=True)))  # as Keras has them
+    return Network(model, forward, (*weights, *biases), (), weights=ordered)
 
 
 def _keras(

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -144,8 +145,8 @@ def _watch(
     lost = 0
     while (code := ended()) is None or code < 0:
         for (kind, index), process in members.items():
-            if process.poll() is None:
-                continue
+            if process.poll() is None or (kind == "chief" and process.returncode >= 0):
+                continue  # of the chief's own end `ended` tells
             lost += 1
             if lost > _MOST_LOST or process.returncode > 0:
                 raise MissingPrerequisite(
@@ -154,7 +155,7 @@ def _watch(
                 )
             print(f"{kind} {index} was killed by signal {-process.returncode}; it starts again",
                   file=sys.stderr, flush=True)  # fmt: skip
-            members[kind, index] = _start(options, cluster, kind, index)
+            members[kind, index] = _start(replace(options, fresh=False), cluster, kind, index)
         time.sleep(0.1)
     return code
 
@@ -199,6 +200,8 @@ def _follow(
                 said = line.recv(1)
             except BlockingIOError:
                 return None
+            except OSError:
+                said = b""
             return said[0] if said else 1  # rank 0 is gone, and the run with it
 
         return _watch(options, cluster, members, ended)

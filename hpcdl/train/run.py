@@ -27,7 +27,7 @@ from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, count_records
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
-from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
+from hpcdl.train.exporting import check_free, check_outputs, export, export_onnx, load_weights
 from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
@@ -40,7 +40,7 @@ from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import make_step
 from hpcdl.train.stop import StopRequest
-from hpcdl.train.tasks import Evaluator, write_predictions
+from hpcdl.train.tasks import Evaluator, check_scores, chosen_metric, write_predictions
 from hpcdl.train.timeline import write_timeline
 from hpcdl.train.tracing import Tracer, rows_file
 from hpcdl.train.train_report import Reporter
@@ -54,6 +54,8 @@ _EXITS = {
     "requeue": ExitCode.REQUEUE,
     "stopped": ExitCode.STOPPED,
 }
+
+_ENDED = ("completed", "missed-target")
 
 
 class Run:
@@ -89,10 +91,13 @@ class Run:
             training.watchdog.start()
             self.hosts = self.chief.hosts if self.chief else self.ranks.gather_text(self.place.host)
             require_one_decoder(self.ranks.gather_text(training.source.decoder), self.hosts)
-            resume(training)
+            if not (self.options.evaluate and self.options.weights):
+                resume(training)
             self.clock.mark("resume")
             if (code := self._finished(training)) is not None:
                 return code
+            if self.ranks.rank == 0:
+                check_free(self.options)
             self._load_weights(training)
             self._time_first_step(training)
             status = "completed" if self.options.evaluate else train(training)
@@ -104,7 +109,8 @@ class Run:
             clear = self._clear(fault)
             message = clear.message if clear else repr(fault)
             with suppress(Exception):
-                self._write("failed", message, int(clear.exit_code) if clear else 1, {})
+                if not self._is_anothers(fault):
+                    self._write("failed", message, int(clear.exit_code) if clear else 1, {})
             if clear is None or clear is fault:
                 raise
             raise clear from fault
@@ -115,6 +121,15 @@ class Run:
                 self.training.watchdog.close()
                 self.training.reporter.close()
 
+    def _is_anothers(self, fault: BaseException) -> bool:
+        """Whether result.json is of a run that works, or of one that ended and was not resumed."""
+        if isinstance(fault, LockBusy):
+            return True
+        record = RESULT.find(self.options.folder / RESULT.name)
+        status = at(record.values, "outcome", "status") if record else None
+        begun = self.training is not None and len(self.training.samples) > 0
+        return status in _ENDED and not begun
+
     def _finished(self, training: Training) -> int | None:
         """The exit code of the same run that has ended already; None where there is work."""
         code = -1.0
@@ -124,7 +139,7 @@ class Run:
             before = record.values if record else {}
             same = at(before, "options") == json.loads(json.dumps(self._asked()))
             same = same and at(before, "steps", "done") == training.step_number
-            if same and at(before, "outcome", "status") in ("completed", "missed-target"):
+            if same and at(before, "outcome", "status") in _ENDED:
                 code = float(before["outcome"]["exit_code"])
                 training.reporter.say(f"this run has ended; {path} has its result, and --fresh "
                                       "starts over")  # fmt: skip
@@ -217,10 +232,13 @@ class Run:
             parts.task, parts.network, source, self.ranks,
             lambda: watchdog.step(training.step_number),
         )  # fmt: skip
-        metric = options.best or ("auroc" if parts.task.name == "findings" else "accuracy")
+        check_scores(options, parts.task, tested=source.tested)
+        metric = chosen_metric(options.best, parts.task)
         if numbers.validate_every:
-            training.validation = Validation(numbers.validate_every, metric, options.patience,
-                                             self.evaluator.evaluate)  # fmt: skip
+            training.validation = Validation(
+                numbers.validate_every, metric, options.patience, self.evaluator.evaluate,
+                required=bool(options.best or options.patience),
+            )  # fmt: skip
         if options.callback and not silent:
             training.callbacks = make_callbacks(options.callback, options.settings, parts.network)
         if not silent:
@@ -242,7 +260,7 @@ class Run:
         training.step = first
 
     def _load_weights(self, training: Training) -> None:
-        """Begin with the weights that were asked for, where no checkpoint was found.
+        """Take the weights that were asked for: to score, or to begin where no checkpoint is.
 
         Raises:
             BadInput: there is nothing to evaluate.
@@ -258,11 +276,10 @@ class Run:
 
     def _score(self, training: Training) -> dict[str, float]:
         """The metrics of the best weights, or else the last ones, on the test set."""
-        best = training.validation.best_step() if training.validation and self.options.best else 0
-        best = int(self.ranks.sum_on_host(np.array([best if self.ranks.rank == 0 else 0.0]))[0])
+        kept = self._best_weights(training) if self.ranks.rank == 0 else None
+        best = int(self.ranks.sum_on_host(np.array([kept.step if kept else 0.0]))[0])
         if best:
-            folder = training.checkpoint_directory / "best"
-            if self.ranks.rank == 0 and (kept := checkpoint.newest(folder)):
+            if kept:
                 assign(training, kept)
             self.ranks.broadcast(training.variables)
         else:
@@ -280,6 +297,18 @@ class Run:
             last = best or training.step_number
             training.reporter.say(f"test set, weights of step {last}: {scores_line(metrics)}")
         return metrics
+
+    def _best_weights(self, training: Training) -> checkpoint.Checkpoint | None:
+        """The best weights of --best; None where there are none, or they were lost."""
+        best = training.validation.best_step() if training.validation and self.options.best else 0
+        if not best:
+            return None
+        try:
+            return checkpoint.load(checkpoint.path_of(training.checkpoint_directory / "best", best))
+        except (checkpoint.DamagedCheckpoint, OSError) as fault:
+            training.reporter.say(f"the weights of step {best}, the best ones, cannot be read "
+                                  f"({fault}); the last ones count")  # fmt: skip
+            return None
 
     def _export(self, training: Training) -> None:
         """Write the model for others; rank 0."""

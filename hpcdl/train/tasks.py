@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.train.communicate import Communicator, Floats, compiled
 from hpcdl.train.data.dataset import FINDINGS
 from hpcdl.train.data.source import Source
 from hpcdl.train.models import Network
+from hpcdl.train.options import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,28 @@ def make_task(name: str, smoothing: float) -> Task:
         return tf.reduce_mean(losses)
 
     return Task(name, findings if name == "findings" else classes)
+
+
+def chosen_metric(best: str | None, task: Task) -> str:
+    """The metric by which validation chooses."""
+    return best or ("auroc" if task.name == "findings" else "accuracy")
+
+
+def check_scores(options: TrainOptions, task: Task, *, tested: bool) -> None:
+    """Refuse at the start of a run what could only fail once the test set is scored.
+
+    Raises:
+        BadInput: there is no test set, or no such metric.
+    """
+    asked = {"--best": options.best, "--patience": options.patience, "--predict": options.predict}
+    if not tested and (named := next((name for name, value in asked.items() if value), "")):
+        raise BadInput(f"{named} needs a test set, and the data have none",
+                       hint="leave it out, or train on data with a test split")  # fmt: skip
+    known, usual = ["test_loss", *task.metrics], chosen_metric(None, task)
+    area = usual == "auroc" and str(options.best).startswith("auroc/")
+    if options.best and options.best not in (usual, *known) and not area:
+        raise BadInput(f"there is no metric '{options.best}' to choose the best weights by",
+                       hint=f"--best is one of {', '.join((usual, *known))}")  # fmt: skip
 
 
 class Evaluator:

@@ -6,6 +6,7 @@ together; rank 0 decides for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,14 @@ class Validation:
 
     `every` is the number of steps from one validation to the next, 0 for never. The best value of
     `metric` counts, of losses the smallest. `patience` is how many in a row may bring nothing
-    better, 0 for any number.
+    better, 0 for any number. Where the metric is `required`, scores without it are refused.
     """
 
     every: int
     metric: str
     patience: int
     score: Score
+    required: bool = True
     found: list[dict[str, Any]] = field(default_factory=list)
 
     def due(self, step: int) -> bool:
@@ -40,7 +42,7 @@ class Validation:
         Raises:
             BadInput: there is no such metric.
         """
-        if self.metric not in metrics:
+        if self.metric not in metrics and self.required:
             raise BadInput(f"there is no metric '{self.metric}' to choose the best weights by",
                            hint=f"--best is one of {', '.join(metrics) or 'none'}")  # fmt: skip
         self.found.append({"step": step, **metrics})
@@ -58,7 +60,8 @@ class Validation:
     def _best(self) -> int:
         """The place of the best scores among those found; -1 where there are none."""
         sign = -1.0 if "loss" in self.metric else 1.0
-        values = [sign * one[self.metric] for one in self.found]
+        scores = [one.get(self.metric, math.nan) for one in self.found]
+        values = [sign * value if math.isfinite(value) else -math.inf for value in scores]
         return max(range(len(values)), key=lambda i: (values[i], -i), default=-1)
 
 

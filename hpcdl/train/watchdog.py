@@ -82,11 +82,14 @@ class Watchdog:
 
     def _end(self) -> None:
         """Write this rank's stacks, print all ranks' stacks, exit."""
-        self._write()
+        with suppress(OSError):  # a full disk keeps nobody waiting
+            self._write()
         # Ranks notice within a second of each other, for they all wait for the same one.
         time.sleep(_GRACE if self._rank == 0 else 1.5 * _GRACE)
-        print(self._report(), file=sys.stderr, flush=True)
-        os._exit(int(ExitCode.STOPPED))
+        try:
+            print(self._report(), file=sys.stderr, flush=True)
+        finally:
+            os._exit(int(ExitCode.STOPPED))
 
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

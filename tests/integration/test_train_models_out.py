@@ -36,6 +36,11 @@ def network(shape, classes):
         layers.BatchNormalization(), layers.ReLU(), layers.Dropout(0.1), layers.Flatten(),
         layers.Dense(classes, name="last")])
 """
+UNTESTED = """
+def untested(split):
+    import numpy as np
+    return (np.zeros((64, 8, 8, 1)), np.zeros(64, int)) if split == "train" else None
+"""
 
 
 def loaded_by_keras(runs: Runs, folder: Path, images: Any) -> dict[str, Any]:
@@ -104,17 +109,21 @@ def test_the_mlp_is_exported_like_any_other(runs: Runs, digits: Path) -> None:
         (("--freeze=hiden0",), "no layer is named 'hiden0'"),
         (("--freeze=*",), "leaves nothing to train"),
         (("--best=accuracy",), "need validations"),
-        (("--best=acuracy", "--validate-steps=1"), "there is no metric 'acuracy'"),
+        (("--best=acuracy", "--validate-steps=2"), "there is no metric 'acuracy'"),
+        (("--data=synthetic", "--predict=a.csv"), "--predict needs a test set"),
+        (("--data=synthetic", "--best=accuracy", "--validate-steps=2"), "--best needs a test set"),
+        (("--dataset=mine:untested", "--target-accuracy=0.5"), "cannot be evaluated"),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
 def test_what_cannot_be_loaded_or_chosen_is_refused(
     runs: Runs, digits: Path, words: tuple[str, ...], said: str
 ) -> None:
-    (runs.folder / "mine.py").write_text(NORMALIZED)
+    (runs.folder / "mine.py").write_text(NORMALIZED + UNTESTED)
     done = runs.train("--data", str(digits), "--steps=2", *words)
     assert (done.code, said in done.err) == (2, True), done.err
     assert "Traceback" not in done.err
+    assert not done.result.get("steps", {}).get("done"), "before a step is done"
 
 
 def test_weights_of_another_network_are_refused_by_layer(runs: Runs, digits: Path) -> None:
@@ -165,3 +174,53 @@ def test_other_forms_are_written_by_packages_that_a_release_has_not(
     else:
         written = runs.folder / option.partition("=")[2]
         assert (done.code, written.read_bytes()[: len(begins)]) == (0, begins), done.err
+
+
+def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(
+    runs: Runs, digits: Path
+) -> None:
+    words = ("--data", str(digits), "--steps=4", "--export=out")
+    whole = runs.train(*words)
+    again = runs.train(*words)
+    assert (again.code, "this run has ended" in again.out + again.err) == (0, True), again.err
+    assert runs.train("--data", str(digits), "--steps=8", "--lr=0.9").code == 2
+    assert runs.train("--data", str(digits), "--steps=8", "--best=none").code == 2
+    assert whole.result["outcome"]["status"] == "completed"
+    assert len(whole.result["samples"]["seconds"]) == 4
+
+
+def test_weights_are_scored_beside_a_checkpoint_and_loaded_by_name(
+    runs: Runs, digits: Path
+) -> None:
+    words = ("--data", str(digits), "--checkpoint-every=2")
+    first = runs.train(*words, "--steps=2")
+    runs.train(*words, "--steps=20", job="more")
+    given = f"--weights={first.folder}/checkpoints/step-000000002.ckpt"
+    scored = runs.train(*words, "--evaluate", given, job="more")
+    assert scored.result["summary"]["metrics"] == first.result["summary"]["metrics"]
+    tuned = runs.train(*words, "--steps=2", "--freeze=hidden0", given, job="tuned")
+    assert (tuned.code, "weights of" in tuned.out + tuned.err) == (0, True), tuned.err
+
+
+def test_a_run_that_is_resumed_before_its_best_step_finds_the_new_best(
+    runs: Runs, digits: Path
+) -> None:
+    words = ("--data", str(digits), "--validate-steps=2", "--checkpoint-every=4",
+             "--best=test_loss", "--keep-checkpoints=3")  # fmt: skip
+    runs.train(*words, "--steps=8")
+    for path in (runs.folder / "job/checkpoints").glob("step-*8.ckpt"):
+        path.write_bytes(b"")
+    done = runs.train(*words, "--steps=6")
+    found = min(done.result["validations"], key=lambda one: one["test_loss"])
+    assert [one["step"] for one in done.result["validations"]] == [2, 4, 6]
+    assert done.result["summary"]["metrics"]["test_loss"] == pytest.approx(found["test_loss"])
+
+
+def test_a_network_with_bfloat16_variables_is_resumed(runs: Runs, digits: Path) -> None:
+    (runs.folder / "mine.py").write_text(NORMALIZED.replace(
+        "layers.Dense(", "layers.Dense(16, dtype='bfloat16'), layers.Dense("))  # fmt: skip
+    words = ("--data", str(digits), "--model=mine:network", "--checkpoint-every=2",
+             "--optimizer=adam")  # fmt: skip
+    assert runs.train(*words, "--steps=2").code == 0
+    rest = runs.train(*words, "--steps=4")
+    assert (rest.code, "resumed after step 2" in rest.out + rest.err) == (0, True), rest.err

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,22 @@ def test_a_link_inside_the_copy_is_not_followed(data: Path, tmp_path: Path) -> N
 def test_a_data_set_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="not a directory"):
         stage(tmp_path / "none", tmp_path / "node")
+
+
+def test_a_directory_that_cannot_be_listed_is_no_empty_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "more").mkdir()
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("more"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(MissingPrerequisite, match=r"cannot read .*more: Permission denied"):
+        stage(data, data.parent / "node", reserve=0)
 
 
 def test_the_script_removes_only_what_it_staged(site: Site) -> None:

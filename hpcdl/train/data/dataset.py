@@ -162,7 +162,10 @@ def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
         seed=int(values["seed"]),
         source=values["source"],
         splits={
-            split: tuple(Shard(**shard) for shard in part["shards"])
+            split: tuple(
+                Shard(str(s["name"]), int(s["examples"]), int(s["bytes"]), str(s["sha256"]))
+                for s in part["shards"]
+            )
             for split, part in values["splits"].items()
         },
         task=values.get("task", "classes"),

@@ -6,6 +6,7 @@ be had, the shard is walked record by record.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -208,6 +209,9 @@ def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
     return ShardReport(path.name, len(records) - len(faults), size, faults)
 
 
+_COUNT = re.compile(r"\d{1,6}", re.ASCII)
+
+
 def missing(files: Sequence[Path]) -> list[str]:
     """Names that the numbering `-00003-of-00016` promises, and are not there."""
     there = {path.name for path in files}
@@ -216,7 +220,7 @@ def missing(files: Sequence[Path]) -> list[str]:
         stem, of, rest = name.partition("-of-")
         total, dot, suffix = rest.partition(".")
         head, dash, number = stem.rpartition("-")
-        if of and total.isdigit() and number.isdigit() and dash:
+        if of and _COUNT.fullmatch(total) and _COUNT.fullmatch(number) and dash:
             width = len(number)
             promised |= {f"{head}-{n:0{width}d}-of-{total}{dot}{suffix}" for n in range(int(total))}
     return sorted(promised - there)

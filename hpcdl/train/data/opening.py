@@ -31,7 +31,9 @@ def open_source(
     if options.image_size and len(shape) == 3:
         shape = (options.image_size, options.image_size, shape[2])
     if options.dataset:
-        return open_users(options.dataset, share)
+        source = open_users(options.dataset, share)
+        check_target(options, task, int(source.tested))
+        return source
     if options.data == SYNTHETIC:
         check_target(options, task, 0)
         return Synthetic(shape, model["classes"], share, task)

@@ -104,6 +104,7 @@ class Records(Source):
         self.shape: tuple[int, ...] = (*size, 3)
         self.classes = dataset.classes
         self.digest = dataset.digest
+        self.tested = dataset.examples("test") > 0
         self.pixels = f"(red, green, blue from 0 to 255 - {MEAN}) / {DEVIATION}"
         self.limits = -np.array(MEAN) / DEVIATION, (255.0 - np.array(MEAN)) / DEVIATION
         self.steps_per_epoch = steps_in(dataset.examples("train"), share)

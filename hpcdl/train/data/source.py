@@ -71,7 +71,7 @@ class Source:
     `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
     sets it to what it was. `digest` says which data it is, `pixels` how the network is given them,
     `decoder` what decodes images: empty where nothing does. `limits` are the lowest and the highest
-    value of a pixel, as the network is given it.
+    value of a pixel, as the network is given it. `tested` is whether there is a test set.
     """
 
     shape: tuple[int, ...]
@@ -82,6 +82,7 @@ class Source:
     pixels: str
     decoder: str = ""
     limits: tuple[Any, Any] = (0.0, 1.0)
+    tested: bool = False
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """This rank's part of the epoch's batches from number `first` on.
@@ -169,6 +170,7 @@ class InMemory(Source):
     ) -> None:
         self._train = arrays["train"]
         self._test = arrays.get("test", (np.zeros(0), np.zeros(0)))
+        self.tested = len(self._test[1]) > 0
         self.shape: tuple[int, ...] = tuple(self._train[0].shape[1:])
         self.classes = classes
         self.digest = digest

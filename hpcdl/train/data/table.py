@@ -65,11 +65,11 @@ def read_table(images: Path, table: Path) -> list[Row]:
     faults = []
     for number, line in enumerate(lines, 1):
         path = images / line[0].strip() if line else images
-        if not line or (number == 1 and not path.is_file()):
+        if not line or (number == 1 and not _is_file(path)):
             continue
         if len(line) < 2:
             faults.append(f"{table.name}:{number}: no label")
-        elif not path.is_file():
+        elif not _is_file(path):
             faults.append(f"{table.name}:{number}: there is no image {path}")
         elif path in rows:
             faults.append(f"{table.name}:{number}: the image of line {rows[path].line} again")
@@ -82,6 +82,14 @@ def read_table(images: Path, table: Path) -> list[Row]:
     if not are_several(found):
         _refuse(table, [f"{table.name}:{r.line}: no label" for r in found if not r.labels])
     return found
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is one; what cannot be a name, such as a line without commas, is none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _refuse(table: Path, faults: Sequence[str]) -> None:

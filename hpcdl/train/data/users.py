@@ -64,9 +64,9 @@ def _arrays(named: str, split: str, part: Any) -> tuple[Any, Any]:
             raise ValueError(f"{len(images)} inputs, but {len(labels)} labels")
         if labels.dtype.kind not in "iu":
             raise ValueError(f"labels are {labels.dtype}, not integers")
+        inputs = images.astype(np.int64 if images.dtype.kind == "i" else np.float32, copy=False)
     except (TypeError, ValueError) as fault:
         raise BadInput(f"--dataset {named}, '{split}': {fault}", hint=_CONTRACT) from fault
-    inputs = images.astype(np.int64 if images.dtype.kind == "i" else np.float32, copy=False)
     return inputs, labels.astype(np.int64, copy=False)
 
 
@@ -89,6 +89,7 @@ class Pipeline(Source):
         self._parts = parts
         self._share = share
         self.digest = named
+        self.tested = "test" in parts
         try:
             image, label = parts["train"].element_spec
             self.shape: tuple[int, ...] = tuple(map(int, image.shape))
