@@ -201,4 +201,10 @@ def show(
 
 def print_json(value: Any) -> None:
     """A value as JSON on standard output; paths and the like become text."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:  # JSON has neither NaN nor infinity
+        from hpcdl.results.records import finite
+
+        text = json.dumps(finite(value), indent=2, ensure_ascii=False, default=str)
+    print(text)

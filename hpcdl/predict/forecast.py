@@ -270,6 +270,9 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
             raise BadInput(f"{first} GPUs do not fill whole nodes of {per_node}",
                            hint=f"take {down} or {down + per_node}")  # fmt: skip
         found.update(_range(first, last, per_node, every) if match[2] else [first])
+    if not found:
+        raise BadInput(f"no count in '{text[:60]}' fills whole nodes of {per_node}",
+                       hint=f"take a range with {per_node} or {2 * per_node} in it")  # fmt: skip
     return tuple(sorted(found))
 
 

@@ -126,17 +126,27 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
     """What runs of several ranks lost, by their layout; a run of another training is refused."""
     paths = [request.result, *request.repeats] if request.result and not request.plan else []
     groups: dict[tuple[int, int], list[float]] = {}
-    for path in filter(None, paths):
-        result = results.read_result(path)
-        if (result.model, result.batch) != (training.net.name, training.batch):
-            if path != request.result:
-                raise BadInput(f"{path} measured '{result.model}' at batch {result.batch}, and "
-                               f"{request.result} did not",
-                               hint="give runs of the same training, or one run")  # fmt: skip
-            continue
-        if result.ranks > 1:
+    found = [(path, results.read_result(path)) for path in filter(None, paths)]
+    for path, result in found:
+        if _shape(result) != _shape(found[0][1]):
+            what = "model, batch, precision, compression and image size"
+            raise BadInput(f"{path} measured {_told(result)}, and {request.result} did not",
+                           hint=f"give runs of the same {what}, or one run")  # fmt: skip
+        same = (result.model, result.batch) == (training.net.name, training.batch)
+        if same and result.ranks > 1:
             groups.setdefault((result.ranks, result.nodes), []).append(result.step)
     return tuple(Measured(*layout, tuple(steps)) for layout, steps in groups.items())
+
+
+def _shape(result: results.Result) -> tuple[object, ...]:
+    """What repeated runs of one training share."""
+    return result.model, result.batch, result.precision, result.compress, result.size
+
+
+def _told(result: results.Result) -> str:
+    size = f", {result.size} pixels" if result.size else ""
+    compressed = ", compressed" if result.compress else ""
+    return f"'{result.model}' at batch {result.batch}, {result.precision}{compressed}{size}"
 
 
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
@@ -261,8 +271,9 @@ def _training(request: Request, result: results.Result | None, machine: Machine)
         raise BadInput("no model is named", hint="give --model, for example --model resnet50")
     if result and model != result.model:
         raise _other(request, f"'{result.model}', not '{model}'", "model")
-    if result and request.size is not None and request.size != (result.size or request.size):
-        raise _other(request, f"images of {result.size} pixels, not {request.size}", "size")
+    own = (result.size or network(result.model).height) if result else None
+    if own and request.size not in (None, own):
+        raise _other(request, f"images of {own} pixels, not {request.size}", "size")
     net = network(model, request.size or (result.size if result else None))
     if request.plan:
         _check_plan(request.plan, request, net)

@@ -144,7 +144,7 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     if row is not None and value is not None and last is not None:
         level = replace(row, value=float(f"{value:.6g}"), date=given.date,
                         release=last.release or None,
-                        source=f"accepted by {given.by}: {given.because}")  # fmt: skip
+                        source=_source(given))  # fmt: skip
         files.append(_set(site, level))
     return Edits(files, f"{finding.id} {finding.name}: {new.describe()}")
 
@@ -161,8 +161,19 @@ def undo(site: Site, what: str) -> Edits:
         names = [name for one in known for name in (one.id, name_of(one.series))]
         raise BadInput(f"'{what}' is not accepted", hint=did_you_mean(what, names) or _LIST)
     files = [_accepted(site, [one for one in known if one not in gone])]
-    files += [_set(site, reference_of(one.replaced)) for one in gone if one.replaced]
-    return Edits(files, f"undone: {'; '.join(f'{one.id} {name_of(one.series)}' for one in gone)}")
+    said = "; ".join(f"{one.id} {name_of(one.series)}" for one in gone)
+    for one in gone:
+        row = _reference(site, one.series) if one.replaced else None
+        if one.replaced and (row is None or row.source == _source(one)):
+            files.append(_set(site, reference_of(one.replaced)))
+        elif row:
+            said += f"; the reference of {name_of(one.series)} was set anew since, and stays"
+    return Edits(files, f"undone: {said}")
+
+
+def _source(accepted: Acceptance) -> str:
+    """What a reference says that was accepted."""
+    return f"accepted by {accepted.by}: {accepted.because}"
 
 
 _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what can be"

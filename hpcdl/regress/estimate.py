@@ -22,6 +22,8 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist, median
 from typing import NamedTuple
 
+from hpcdl.regress.identity import LARGEST
+
 NARROWEST = 0.003
 """Of a level: no series is taken to scatter less."""
 _MAD_TO_SIGMA = 1.4826
@@ -168,7 +170,7 @@ def noise_of(
         step: the resolution of the values, 0 where they are fine.
     """
     middle = median(past)
-    if not middle > 0:
+    if not 1 / LARGEST < middle < LARGEST:
         return None
     deviations = [*earlier, *[value - middle for value in past]]
     spread = max(spread_of(deviations), NARROWEST * middle, step / 2)

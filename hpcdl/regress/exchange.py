@@ -13,14 +13,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
 from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, Result
-from hpcdl.regress.identity import HIGHER, LOWER
+from hpcdl.regress.identity import HIGHER, LARGEST, LOWER
 from hpcdl.regress.run_directory import began
 from hpcdl.regress.runner import CheckOutcome, as_data
 from hpcdl.results.faults import FaultKind, Status
@@ -60,7 +60,8 @@ class Incoming(Iterable[Result]):
                 first = file.readline(MAX_LINE)
                 file.seek(0)
                 if first.strip() == "{":
-                    yield from of_run(read_run(self.path), _time(self.path))
+                    run = read_run(self.path)
+                    yield from of_run(run, _time(self.path, run))
                 else:
                     yield from (self._csv(file) if first.startswith("run,") else self._json(file))
         except UnicodeDecodeError as fault:
@@ -194,14 +195,32 @@ def of_run(run: Run, time: str) -> Iterator[Result]:
     Raises:
         BadInput: a verdict with numbers that no history holds.
     """
+    if run.get("settings"):  # no night: `check run` remembers it as little
+        return
     name, site = Path(str(run.get("run") or "")).name or time, str(run.get("site") or "")
+    found: list[Result] = []
     for number, verdict in enumerate(run["verdicts"], 1):
         if {fault["kind"] for fault in verdict.get("faults") or ()} == {FaultKind.SELECTION.value}:
             continue  # a name that somebody mistyped says nothing of a night
         try:
-            yield from [_checked(entry) for entry in _entries(verdict, name, time, site)]
+            found += [_checked(entry) for entry in _entries(verdict, name, time, site)]
         except (TypeError, ValueError, OverflowError) as fault:
             raise BadInput(f"run {name}, verdict {number}: no result ({fault})") from fault
+    yield from _without_jobs_joined(found)
+
+
+def _without_jobs_joined(found: Iterable[Result]) -> Iterator[Result]:
+    """Results of which the history keeps one, because they have no job, with all their reasons."""
+    joined: dict[tuple[str, ...], Result] = {}
+    for one in found:
+        if one.job is not None:
+            yield one
+            continue
+        key = one.check_name, one.case_name, one.partition, one.metric, one.environment
+        before = joined.setdefault(key, one)
+        if one.reason not in before.reason.split("; "):
+            joined[key] = replace(before, reason=f"{before.reason}; {one.reason}")
+    yield from joined.values()
 
 
 def _entries(verdict: Mapping[str, Any], run: str, time: str, site: str) -> list[dict[str, Any]]:
@@ -234,10 +253,11 @@ def _entries(verdict: Mapping[str, Any], run: str, time: str, site: str) -> list
     return rows or [common]
 
 
-def _time(path: Path) -> str:
-    """When a run was, in UTC: its directory's name tells it, else its file's age."""
+def _time(path: Path, run: Run) -> str:
+    """When a run was, in UTC: its directory's name tells it, then its own, else its file's age."""
     aged = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
-    return (began(path.resolve().parent.name) or aged).isoformat(timespec="seconds")
+    own = began(Path(str(run.get("run") or "")).name)
+    return (began(path.resolve().parent.name) or own or aged).isoformat(timespec="seconds")
 
 
 def _result(entry: object, path: Path, number: int) -> Result:
@@ -307,6 +327,8 @@ def _finite(name: str, value: Any) -> float | None:
     """A number that can be counted with; None for a failed measurement and an open bound."""
     number = float(value)
     if math.isfinite(number):
+        if name == "value" and number and not 1 / LARGEST <= abs(number) <= LARGEST:
+            raise ValueError(f"{name} is larger or smaller than any measurement")
         return number
     if name == "value" or number == _OPEN.get(name):
         return None

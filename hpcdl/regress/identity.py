@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 HIGHER, LOWER = "higher", "lower"
-_TIMES = frozenset({"s", "ms", "us", "µs", "ns", "min", "h", "sec", "secs", "second", "seconds",
+LARGEST = 1e100
+"""No measurement is larger, nor smaller than one over it: squares of them stay numbers."""
+TIMES = frozenset({"s", "ms", "us", "µs", "ns", "min", "h", "sec", "secs", "second", "seconds",
                     "minutes", "hours"})  # fmt: skip
 
 
@@ -25,7 +27,7 @@ def better_of(unit: str, low: float | None, high: float | None, said: str = "") 
         return HIGHER if high is None else LOWER
     if unit.endswith("/s"):
         return HIGHER
-    return LOWER if unit in _TIMES and high is not None else ""
+    return LOWER if unit in TIMES and high is not None else ""
 
 
 class Series(NamedTuple):

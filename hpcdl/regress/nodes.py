@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from hpcdl.regress.identity import LOWER
+from hpcdl.regress.identity import LOWER, better_of
 from hpcdl.regress.references import WIDEST, spread_of
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
@@ -57,7 +57,8 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> tuple[Sl
     counts at all, as a fraction.
     """
     judged = [verdict for verdict in verdicts if verdict.status in _JUDGED and node_of(verdict)]
-    names = [metric.name for metric in judged[0].metrics if metric.wanted] if judged else []
+    metrics = judged[0].metrics if judged else ()
+    names = [m.name for m in metrics if m.wanted and better_of(m.unit, m.low, m.high, m.better)]
     found: dict[str, SlowNode] = {}
     for name in names:
         each = _values(judged, name)

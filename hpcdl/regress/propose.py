@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcdl.regress.identity import LOWER, TIMES
 from hpcdl.regress.references import (
     MIN_RUNS,
     OWN_DEMAND,
+    WIDEST,
     Edit,
     Key,
     Reference,
@@ -121,7 +123,7 @@ def read_rows(site: Site) -> Iterator[Reference]:
             run = VERDICTS.read(path).values
             good = [one for one in run["verdicts"] if not run["settings"] and _usable(one)]
             found = [*rows_of(good, run.get("machine"), date, source)]
-        except (BadInput, KeyError, TypeError):
+        except (BadInput, KeyError, TypeError, AttributeError, ValueError, OverflowError):
             continue
         yield from found
 
@@ -134,12 +136,14 @@ def rows_of(
         for metric in verdict["metrics"]:
             ruled = metric.get("source") == OWN_DEMAND
             if metric["wanted"] and metric["value"] is not None and not ruled:
+                better = metric.get("better") or (LOWER if metric["unit"] in TIMES else "")
                 yield Reference(
                     check=verdict["check"], case=verdict["case"], partition=verdict["partition"],
                     metric=metric["name"], value=float(metric["value"]), unit=metric["unit"],
                     source=source, proof="run", date=date, release=verdict["release"],
                     driver=verdict.get("driver"), machine=machine,
                     nodes=tuple(expand_hostlist(str(verdict["job"].get("nodes") or ""))),
+                    upper=WIDEST if better == LOWER else None,
                 )  # fmt: skip
 
 

@@ -275,7 +275,7 @@ def lower_bound(spread: float) -> float:
 
 
 def from_runs(row: Reference, values: Sequence[float]) -> Reference:
-    """`row` with value, spread and lower bound from measured values.
+    """`row` with value, spread and bound from measured values: `upper` where it has one.
 
     Raises:
         MissingPrerequisite: too few values.
@@ -287,13 +287,15 @@ def from_runs(row: Reference, values: Sequence[float]) -> Reference:
             hint=f"at least {MIN_RUNS} runs must end well; see their logs",
         )
     spread = spread_of(good)
+    # What else a shared machine does tomorrow is not in the spread of a few runs today.
+    below = -recorded(row.machine).margin or lower_bound(spread)
     return replace(
         row,
         value=float(f"{median(good):.6g}"),
         runs=len(good),
         spread=round(spread, 4),
-        # What else a shared machine does tomorrow is not in the spread of a few runs today.
-        lower=-recorded(row.machine).margin or lower_bound(spread),
+        lower=below if row.upper is None else None,
+        upper=None if row.upper is None else -below,
     )
 
 

@@ -187,7 +187,9 @@ def sweep(site: Site) -> list[int]:
     cancelled: list[int] = []
     for lock in sorted(runs_directory(site).glob("*/lock")):
         with suppress(HpcdlError, FileNotFoundError):
-            if lock.parent.lstat().st_uid == os.getuid() and not is_held(lock):
+            if lock.parent.lstat().st_uid != os.getuid() or is_held(lock):
+                continue
+            with locked(lock, wait_seconds=0.0):  # a run that begins just now waits for this
                 run = RunDirectory(lock.parent)
                 clear_leftovers(run.settings)
                 clear_leftovers(run.verdicts)
@@ -218,7 +220,7 @@ def _active(record: JobRecord | None) -> TypeGuard[JobRecord]:
 def is_held(lock: Path) -> bool:
     """Whether a run lives: it holds its lock, or nobody can tell."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     except OSError:

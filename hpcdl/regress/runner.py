@@ -163,7 +163,7 @@ def _verdicts(
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
     if broken or found:
-        return [*found, *broken, *_partitions_without(request, found),
+        return [*found, *broken, *_partitions_without(site, request, found),
                 *_names_without(request, found), *_nodes_without(site, request, found)]  # fmt: skip
     kind = FaultKind.SELECTION if request.names and session.selected == 0 else FaultKind.RUN
     return [_problem(_why_nothing(run, request, session), kind=kind)]
@@ -203,13 +203,16 @@ def _nodes_without(site: Site, request: CheckRequest, found: Sequence[Verdict]) 
     ]  # fmt: skip
 
 
-def _partitions_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
-    """A partition that was asked for by name and on which nothing ran."""
+def _partitions_without(
+    site: Site, request: CheckRequest, found: Sequence[Verdict]
+) -> list[Verdict]:
+    """A partition that was asked for by name, or a group of its nodes, on which nothing ran."""
     seen = {verdict.partition for verdict in found}
+    asked = site.by_groups(request.partitions) if request.partitions else ()
     return [
-        _problem("no check fits this partition", name)
-        for name in request.partitions
-        if name not in seen
+        _problem("no check fits this partition", part.label)
+        for part in asked
+        if part.label not in seen
     ]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.regress.drift import Analysis, Change, Night
+from hpcdl.regress.identity import LARGEST
 from hpcdl.regress.verdict import number
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular
@@ -22,7 +23,6 @@ _HEADER = ("what", "began", "between", "seen", "ended", "before", "after", "chan
            "changed with it")  # fmt: skip
 _SHOWN_FAULTS = 10
 _MOST_BYTES = 20_000_000
-_LARGEST = 1e100
 
 
 def read_series(path: Path) -> list[Night]:
@@ -131,8 +131,8 @@ def _night(row: Mapping[str | None, str | None]) -> Night:
         raise ValueError(f"value {text[:40]!r} is no number{point}") from None
     if not math.isfinite(value):
         raise ValueError(f"value {text[:40]!r} is not finite")
-    if value > _LARGEST:
-        raise ValueError(f"value {text[:40]!r} is larger than any measurement")
+    if value and not 1 / LARGEST <= abs(value) <= LARGEST:
+        raise ValueError(f"value {text[:40]!r} is larger or smaller than any measurement")
     if value < 0:
         raise ValueError(f"value {text[:40]!r} is negative: more must be better, from 0 up")
     rest = [(row.get(name) or "").strip() for name in COLUMNS[2:]]

@@ -328,7 +328,8 @@ def _too_fast(
                 f"times as good as its reference {number(reference)}; if it is real, measure the "
                 "reference anew"
             )
-            yield Fault(FaultKind.TOO_FAST, text, metric.name, wanted=limit * reference, got=value)
+            wanted = reference * limit if metric.better == HIGHER else reference / limit
+            yield Fault(FaultKind.TOO_FAST, text, metric.name, wanted=wanted, got=value)
 
 
 def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator[Fault]:

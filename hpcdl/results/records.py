@@ -126,7 +126,7 @@ class Format:
         try:
             text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
         except ValueError:
-            text = json.dumps(_finite(data), indent=2, ensure_ascii=False)
+            text = json.dumps(finite(data), indent=2, ensure_ascii=False)
         # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
         write_atomic(path, f"{text}\n".encode(errors="backslashreplace"), sync=sync)
 
@@ -149,12 +149,12 @@ def _units(schema: Values, value: object, place: str = "") -> Iterator[tuple[str
             yield from _units(schema["items"], one, f"{place}[]")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same without NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 

@@ -7,6 +7,7 @@ would become STALE. Pure but for reading: nothing is written, fetched or submitt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -292,13 +293,14 @@ def _what_changes(use: Use, modules: ModulesPlan, changed: Mapping[str, Default]
 
 def _stale(site: Site, changed: Mapping[str, Default]) -> Iterator[StaleReferences]:
     for name, default in changed.items():
-        reference_set = site.partition(name).reference_set
-        counts: dict[str, int] = {}
-        for row in load_references(site, reference_set).values():
-            if row.partition == name and row.release not in {None, default.after.id}:
-                counts[str(row.release)] = counts.get(str(row.release), 0) + 1
-        for release, count in counts.items():
-            yield StaleReferences(name, reference_set, count, release)
+        for part in site.by_groups([name]):
+            counts = Counter(
+                str(row.release)
+                for row in load_references(site, part.reference_set).values()
+                if row.partition == part.label and row.release not in {None, default.after.id}
+            )
+            for release, count in counts.items():
+                yield StaleReferences(part.label, part.reference_set, count, release)
 
 
 def _site_changes(site: Site) -> Iterator[str]:

@@ -629,3 +629,28 @@ def test_the_state_of_the_weights_needs_memory_that_fsdp_shards() -> None:
 
 def test_a_network_that_is_too_large_is_said(p100: Partition) -> None:
     assert any("not likely to fit" in note for note in ask(p100, model="mpt_7b", batch=1).notes)
+
+
+@pytest.mark.parametrize(("key", "value"), [("precision", "bf16"), ("image_size", 64)])
+def test_a_repeat_in_another_precision_or_size_is_none(
+    p100: Partition, tmp_path: Path, key: str, value: object
+) -> None:
+    run, other = (of_several(tmp_path, name, 8, 4, 1600.0) for name in ("a.json", "b.json"))
+    content = json.loads(other.read_text())
+    (content.setdefault("options", {}) if key == "image_size" else content)[key] = value
+    other.write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"b\.json measured 'resnet50' at batch"):
+        answer(Request(p100, result=run, repeats=(other,)))
+
+
+def test_a_run_at_the_network_s_own_size_is_none_of_another(
+    p100: Partition, tmp_path: Path
+) -> None:
+    run = of_several(tmp_path, "a.json", 8, 4, 1600.0)
+    with pytest.raises(BadInput, match="images of 224 pixels, not 448"):
+        answer(Request(p100, result=run, size=448))
+
+
+def test_a_range_that_fills_no_nodes_is_told(p100: Partition) -> None:
+    with pytest.raises(BadInput, match="fills whole nodes of 4"):
+        answer(Request(p100, "resnet50", gpus="5-7"))

@@ -210,3 +210,16 @@ def test_a_broken_file_is_refused_with_its_place(site: Site) -> None:
     accepted_file(site).write_text("schema: 1\naccepted:\n- {id: x, by: y}\n")
     with pytest.raises(BadInput, match="fault"):
         rulings_of(site)
+
+
+def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(site, tmp_path)
+    update_references(site, "embedded", [reference()])
+    assert main(["check", "accept", NAME, *WHO]) == 0
+    update_references(site, "embedded", [reference(value=940.0, source="measured in June")])
+    assert main(["check", "accept", NAME, "--undo"]) == 0
+    assert "was set anew since, and stays" in capsys.readouterr().out
+    (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
+    assert (row.value, row.source) == (940.0, "measured in June")

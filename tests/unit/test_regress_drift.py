@@ -275,7 +275,7 @@ def test_the_command_reads_csv_and_answers_no(
         ("date,value\n2026-01-01,nan", "not finite"),
         ("date,value\n2026-02-30,1", "date '2026-02-30'"),
         ("date,value\n2026-01-01,-5", "is negative"),
-        ("date,value\n2026-01-01,1e308", "larger than any"),
+        ("date,value\n2026-01-01,1e308", "larger or smaller than any"),
         (f"date,value\n2026-01-01,{'9' * 200_000}", "line 2: field larger"),
         ("x" * 200_000, "line 1: field larger"),
         ("date,value\n2026-01-01,", "line 2: no value"),

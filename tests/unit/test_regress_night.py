@@ -12,19 +12,21 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.check_request import CheckRequest
-from hpcdl.regress.exchange import of_run
+from hpcdl.regress.estimate import noise_of
+from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, fault_of, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.reframe_adapter.process import RETRY_ALL, Session, to_argv
 from hpcdl.regress.run_directory import RunDirectory
-from hpcdl.regress.runner import _nodes_without, _verdicts
+from hpcdl.regress.runner import _nodes_without, _partitions_without, _verdicts
 from hpcdl.regress.show import proposals_text
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.parse import JobRecord
+from hpcdl.system.errors import BadInput
 
 NOW = datetime.now(timezone.utc)
 
@@ -177,3 +179,46 @@ def test_a_report_is_of_the_newest_run_that_has_verdicts(
 def test_it_is_said_when_nothing_was_measured_that_could_be_proposed() -> None:
     assert "no night of the release" in proposals_text(Drafts((), (), nights=False))
     assert "has its reference" in proposals_text(Drafts((), ()))
+
+
+def failed(reason: str, **changes: Any) -> dict[str, Any]:
+    return {"check": "(run)", "case": "", "partition": "", "status": "ERROR", "waived": False,
+            "reason": reason, "metrics": [], "faults": [], **changes}  # fmt: skip
+
+
+def test_two_problems_of_a_night_without_a_job_are_both_kept(tmp_path: Path) -> None:
+    verdicts = [
+        failed("a.py: SyntaxError"),
+        failed("b.py: ImportError"),
+        failed("b.py: ImportError"),
+    ]
+    found = [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())]
+    assert [one.reason for one in found] == ["a.py: SyntaxError; b.py: ImportError"]
+
+
+def test_a_run_with_other_settings_is_no_night_when_it_is_imported() -> None:
+    run = {"run": "r", "settings": ["delay_ms=400"], "verdicts": [failed("x")]}
+    assert [*of_run(run, NOW.isoformat())] == []
+
+
+def test_a_copied_verdict_file_is_of_its_own_night(tmp_path: Path) -> None:
+    run = {"schema": 2, "run": "/work/checks/runs/20260601-020000Z-abcd"}
+    (tmp_path / "verdicts.json").write_text("{}")
+    assert _time(tmp_path / "verdicts.json", run) == "2026-06-01T02:00:00+00:00"
+
+
+def test_groups_of_a_partition_s_nodes_are_that_partition(tmp_path: Path) -> None:
+    site = load_site(Path(__file__).parents[1] / "golden/mixed.yaml")
+    name = next(name for name, one in site.partitions.items() if len(one.gpu_groups) > 1)
+    labels = [part.label for part in site.by_groups([name])]
+    found = [Verdict("throughput", "mlp", label, Status.PASS) for label in labels[1:]]
+    told = _partitions_without(site, CheckRequest(partitions=(name,)), found)
+    assert [one.partition for one in told] == labels[:1]
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e300])
+def test_a_value_that_no_measurement_has_is_refused_and_ends_no_gate(value: float) -> None:
+    metric = {"name": "rate", "value": value, "unit": "1/s"}
+    with pytest.raises(BadInput, match="larger or smaller than any measurement"):
+        list(of_run({"run": "r", "verdicts": [failed("", metrics=[metric])]}, NOW.isoformat()))
+    assert noise_of([value] * 30, [], 0.0, 0.0) is None

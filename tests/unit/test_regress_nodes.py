@@ -103,3 +103,11 @@ def test_a_job_for_a_node_that_takes_none_is_known_by_slurms_reason() -> None:
     assert "n2" in str(unavailable(pending, idle))
     assert unavailable(pending._replace(reason="Resources"), idle) is None
     assert unavailable(pending._replace(state="RUNNING"), idle) is None
+
+
+def test_a_metric_of_which_nobody_knows_the_better_side_accuses_no_node() -> None:
+    def warm(node: str, value: float) -> Verdict:
+        metric = MetricVerdict("temperature", value, "C", 50.0, 40.0, 60.0)
+        return Verdict("heat", "", "p100", Status.PASS, metrics=(metric,), job={"nodes": node})
+
+    assert find_slow_nodes([warm(f"n{n}", 50.0 - 5.0 * (n == 5)) for n in range(6)]) == ()

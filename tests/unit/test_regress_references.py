@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
+from hpcdl.regress.propose import rows_of
 from hpcdl.regress.references import (
     Reference,
     from_runs,
@@ -121,3 +122,20 @@ def test_names_become_what_reframe_takes(text: str) -> None:
     import re
 
     assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", reframe_name(text))
+
+
+def test_a_time_is_bounded_above() -> None:
+    row = from_runs(replace(ROW, unit="us", upper=0.4), [9.9, 10.0, 10.1])
+    assert (row.lower, row.upper) == (None, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("unit", "better", "above"),
+    [("us", "", True), ("us", "lower", True), ("score", "lower", True), ("images/s", "", False)],
+)
+def test_a_draft_knows_on_which_side_its_bound_is(unit: str, better: str, above: bool) -> None:
+    metric = {"name": "m", "value": 1.0, "unit": unit, "wanted": True, "better": better}
+    verdict = {"check": "c", "case": "", "partition": "p", "metrics": [metric], "release": "r",
+               "job": {}}  # fmt: skip
+    (row,) = rows_of([verdict], None, "2026-01-01", "a test")
+    assert (row.upper is not None) is above
