@@ -77,8 +77,13 @@ def _measure(args: argparse.Namespace) -> ExitCode:
     found, request = modules(site, args), request_of(args)
     if args.if_missing and covered(site, found, request):
         return _show_references(args)
+    if args.dry_run:
+        what = ", ".join([*request.names, *(f"tag {tag}" for tag in request.tags)]) or "every check"
+        where = ", ".join(part.label for part in site.by_groups(request.partitions))
+        said = f"would run {what} {request.repeat} times on {where}, and write the references"
+        return show(args, {"runs": request.repeat, "files": [], "references": []}, said)
     with StatusLine(quiet=args.json) as status:
-        done = measure(site, found, request, shown(status), write=not args.dry_run)
+        done = measure(site, found, request, shown(status))
     if args.json:
         print_json({"files": done.files, "references": [asdict(row) for row in done.references]})
     else:

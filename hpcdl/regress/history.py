@@ -146,8 +146,8 @@ class History:
 
     def later(self) -> int:
         """How many results are dated in the future; nothing else of them is ever told."""
-        query, until = "SELECT count(*) FROM results WHERE time > ?", (self._until,)
-        return int(self._connection.execute(query, until).fetchone()[0])
+        query = "SELECT count(*) FROM results WHERE time > ? AND ? IN ('', site)"
+        return int(self._connection.execute(query, (self._until, self._site)).fetchone()[0])
 
     def add(self, results: Iterable[Result]) -> int:
         """Add results that are not there yet, all or none; their number.

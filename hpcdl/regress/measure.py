@@ -37,8 +37,6 @@ def measure(
     modules: Modules,
     request: CheckRequest,
     progress: Progress | None = None,
-    *,
-    write: bool = True,
 ) -> Measurement:
     """Run the checks `request.repeat` times and derive references.
 
@@ -66,8 +64,7 @@ def measure(
             "no reference was written, because nothing that ran has a number to be judged",
             hint="`hpcdl check run` says of each check what it holds",
         )
-    sets = by_set(site, rows).items() if write else ()
-    files = tuple(update_references(site, name, new) for name, new in sets)
+    files = tuple(update_references(site, name, new) for name, new in by_set(site, rows).items())
     return Measurement(rows, files)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hpcdl import facts
+from hpcdl.cli import check_references, main
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.measure import derive
 from hpcdl.regress.propose import Drafts, propose
@@ -209,3 +210,15 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r2")
     assert (row.driver, row.machine) == ("580.1", "a box")
     assert row.nodes == ("p100-01", "p100-02")
+
+
+def test_a_dry_run_of_measuring_runs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_references, "modules", lambda *_: {})
+    monkeypatch.setattr("hpcdl.regress.measure.measure", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
+    words = ("--site", "embedded", "--partition", "p100", "--name", "throughput", "--dry-run")
+    assert main(["check", "references", "measure", *words]) == 0
+    said = "would run throughput 5 times on p100, and write the references\n"
+    assert capsys.readouterr().out == said
