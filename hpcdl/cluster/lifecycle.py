@@ -33,6 +33,7 @@ from hpcdl.cluster.query import (
     node_reasons,
     node_states,
     responding,
+    takes_jobs,
 )
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
 from hpcdl.site import Site
@@ -299,7 +300,7 @@ def wait_idle(begun: ClusterState, names: Iterable[str]) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         seen = node_states(begun)
-        waiting = sorted(name for name in wanted if not _takes_jobs(seen.get(name, "")))
+        waiting = sorted(name for name in wanted if not takes_jobs(seen.get(name, "")))
         if not waiting:
             return
         for name in ("slurmctld", *waiting):
@@ -330,10 +331,6 @@ def report_lost(current: ClusterState, names: Iterable[str]) -> None:
     if lost:
         change = ("State=DOWN", "Reason=its processes had ended")
         ask(current, "scontrol", "update", f"NodeName={','.join(lost)}", *change)
-
-
-def _takes_jobs(shown: str) -> bool:
-    return shown in {"idle", "mixed", "allocated", "completing"}
 
 
 def _repair(current: ClusterState, say: Say) -> ClusterState:

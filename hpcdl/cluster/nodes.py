@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hpcdl.cluster import cpu_throttle, daemons, lifecycle, network, processes, state
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, link_name
-from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import shared_lock
 
 
@@ -24,7 +24,10 @@ def change(current: ClusterState, name: str, action: str) -> str:
         What came of it, for people.
     """
     with shared_lock(current.directory / "lock"):
-        now = state.read_state(current.directory) or current
+        now = state.read_state(current.directory)
+        if now is None:
+            raise CheckFailed(f"the cluster '{current.site}' was stopped meanwhile",
+                              hint="`hpcdl cluster up` starts it")  # fmt: skip
         after, said = _ACTIONS[action](now, now.node(name))
         state.write_state(after)
     return said

@@ -97,16 +97,20 @@ def runs(current: ClusterState, name: str) -> bool:
     return process is not None and alive(process)
 
 
-def of_cluster(directory: Path) -> list[ProcessId]:
+def of_cluster(directory: Path, *, by_files: bool = True) -> list[ProcessId]:
     """Every process of the cluster in `directory`, recorded or not.
 
-    This process and its ancestors are left out: `down` may be called from a job.
+    This process and its ancestors are left out: `down` may be called from a job. Without `by_files`
+    only those that say so themselves: whose files lie below a directory that is no cluster's, such
+    as /var, may be anybody's.
     """
     own = _ancestry()
     pids = [
         int(entry.name)
         for entry in _PROC.iterdir()
-        if entry.name.isdigit() and int(entry.name) not in own and _belongs(entry, directory)
+        if entry.name.isdigit()
+        and int(entry.name) not in own
+        and _belongs(entry, directory, by_files)
     ]
     return _with_descendants(pids)
 
@@ -143,7 +147,7 @@ def _on_node(entry: Path, current: ClusterState, node: Node) -> bool:
     return False
 
 
-def _belongs(entry: Path, directory: Path) -> bool:
+def _belongs(entry: Path, directory: Path, by_files: bool) -> bool:
     try:
         environment = (entry / "environ").read_bytes().split(b"\0")
         if os.fsencode(f"{MARK}={directory}") in environment:
@@ -152,7 +156,8 @@ def _belongs(entry: Path, directory: Path) -> bool:
             return True
         # These write their title over their environment: look at what they hold open.
         name = _told(entry / "comm").strip()
-        return name in {"slurmstepd", "slurmscriptd"} and _holds(entry, f"{directory}/")
+        looks = by_files and name in {"slurmstepd", "slurmscriptd"}
+        return looks and _holds(entry, f"{directory}/")
     except OSError:  # gone meanwhile, or another user's
         return False
 

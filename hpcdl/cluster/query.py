@@ -93,3 +93,9 @@ def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:
         timeout=_SECONDS,
     )
     return wanted if wanted in mpi_plugins(answer.stdout + answer.stderr) else "none"
+
+
+def takes_jobs(shown: str) -> bool:
+    """Whether a node of this state is well; `-` is of one that a job is planned for."""
+    well = {"idle", "mixed", "allocated", "completing", "reserved", "planned"}
+    return shown.rstrip("-") in well

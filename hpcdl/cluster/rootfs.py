@@ -25,6 +25,7 @@ from hpcdl.system.files import explain_os_errors, locked, switch_link, write_ato
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
+from hpcdl.system.safe_read import read_regular
 from hpcdl.system.trust import require_private
 
 _RECORD = "hpcdl-root.json"
@@ -261,10 +262,10 @@ def own_site(directory: Path) -> Path:
 def original_site(path: Path) -> Path:
     """The file that a cluster's own site file was written from; any other is its own original."""
     try:
-        with path.open(encoding="utf-8") as file:
-            found = _MADE_FROM.fullmatch(file.readline().rstrip("\n"))
-    except (OSError, ValueError):
-        return path
+        line = read_regular(path).partition(b"\n")[0].decode()
+    except (BadInput, OSError, ValueError):
+        return path  # whoever loads it says what is wrong
+    found = _MADE_FROM.fullmatch(line)
     source = Path(found.group(1)) if found else path
     return source if source.is_file() else path
 
@@ -274,10 +275,17 @@ def write_own(site: Site, laid: Plan) -> None:
     import yaml
 
     assert laid.root is not None
-    said = yaml.safe_load(site.source.read_text(encoding="utf-8"))
-    said["slurm"] |= {"version": laid.slurm_version, "mpi": laid.mpi}
+    # As nodes, not values: YAML would take 24:00:00 and 2.10 for numbers, and write others.
+    said = yaml.compose(site.source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    assert isinstance(said, yaml.MappingNode)
+    slurm = next(value for key, value in said.value if key.value == "slurm")
+    own = {"version": laid.slurm_version, "mpi": laid.mpi}
+    text = "tag:yaml.org,2002:str"
+    slurm.value = [(key, value) for key, value in slurm.value if key.value not in own]
+    slurm.value += [(yaml.ScalarNode(text, key), yaml.ScalarNode(text, value, style='"'))
+                    for key, value in own.items()]  # fmt: skip
     head = f"# {site.source} as of Slurm {laid.slurm_version}. Written by `hpcdl cluster up`.\n"
-    write_atomic(own_site(laid.directory), head + yaml.safe_dump(said, sort_keys=False))
+    write_atomic(own_site(laid.directory), head + yaml.serialize(said))
     for name in programs(laid.root):
         switch_link(laid.directory / "bin" / name, "../etc/client.sh")
 

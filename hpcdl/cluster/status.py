@@ -8,11 +8,10 @@ from typing import Any
 
 from hpcdl.cluster import cpu_throttle, processes
 from hpcdl.cluster.model import ClusterRequest, ClusterState
-from hpcdl.cluster.query import node_states
+from hpcdl.cluster.query import node_states, takes_jobs
 from hpcdl.system.text import duration, table
 
 _DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld")
-_WELL = {"idle", "mixed", "allocated", "completing", "reserved", "planned"}
 
 
 def as_data(current: ClusterState) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def healthy(data: Mapping[str, Any]) -> bool:
     return (
         data["phase"] == "ready"
         and all(daemon["alive"] for daemon in data["daemons"])
-        and all(node["alive"] and node["state"] in _WELL for node in data["nodes"])
+        and all(node["alive"] and takes_jobs(node["state"]) for node in data["nodes"])
     )
 
 

@@ -38,7 +38,7 @@ def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
     directory = directory.absolute()
     if not state.is_ours(directory):  # removed by hand, perhaps while it ran
         network.remove_bridge(directory)
-        return _stop_processes(directory) > 0
+        return _stop_processes(directory, by_files=not directory.exists()) > 0
     require_private(directory)
     with locked(directory / LOCK, wait_seconds=150):
         found = clear(directory, say)
@@ -80,7 +80,7 @@ def clear(directory: Path, say: Say) -> bool:
         _note_jobs(current)
         if current.accounting:
             _close_books(current)
-    stopped = _stop_processes(directory, current)
+    stopped = _stop_processes(directory)
     network.remove_bridge(directory)
     if state.is_ours(directory):
         for name in _PASSING:
@@ -89,12 +89,12 @@ def clear(directory: Path, say: Say) -> bool:
     return bool(current) or stopped > 0
 
 
-def _stop_processes(directory: Path, current: ClusterState | None = None) -> int:
+def _stop_processes(directory: Path, *, by_files: bool = True) -> int:
     """End every process of the cluster; how many there were."""
     count = 0
     # What is found may start others while we look: look again until nothing is left.
     for _ in range(20):
-        found = processes.of_cluster(directory)
+        found = processes.of_cluster(directory, by_files=by_files)
         if not found:
             break
         count += len(found)

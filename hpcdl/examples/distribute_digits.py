@@ -24,6 +24,10 @@ def batches(worker: int, workers: int, epoch: int) -> tf.data.Dataset:
 
 def main(folder: str = ".") -> None:
     """Train the digits on all workers; the chief writes checkpoints and prints the accuracy."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:  # a rank has one, as a replica has its part of the data
+        own = int(os.environ.get("SLURM_LOCALID", "0")) % len(gpus)
+        tf.config.set_visible_devices(gpus[own], "GPU")
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     resolver = strategy.cluster_resolver
     workers = strategy.num_replicas_in_sync

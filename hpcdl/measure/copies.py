@@ -73,8 +73,12 @@ def _between(tf: Any, gpus: int, size: int) -> Iterator[Way]:
 
     def copy(source: str, target: str) -> Callable[[], Any]:
         def act() -> Any:
+            # TensorFlow keeps a tensor's copies, and copies none twice. This one shares the memory
+            # and was copied nowhere yet.
+            with tf.device(source):
+                fresh = tf.identity(values[source])
             with tf.device(target):
-                copied = tf.identity(values[source])
+                copied = tf.identity(fresh)
             tf.test.experimental.sync_devices()
             return copied
 

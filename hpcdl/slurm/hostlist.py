@@ -71,9 +71,14 @@ def _expand(part: str, limit: int) -> list[str]:
     return names
 
 
+_MOST_DIGITS = 18
+
+
 def _numbers(ranges: str, limit: int) -> Iterable[str]:
     for piece in ranges.split(","):
         low, _, high = piece.partition("-")
+        if max(len(low), len(high)) > _MOST_DIGITS:
+            raise _too_many(ranges)
         first, last = int(low), int(high or low)
         if last < first:
             raise BadInput(f"the range {piece[:40]} in a list of nodes runs backwards")

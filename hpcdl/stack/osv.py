@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +70,7 @@ def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Vulnerabili
     try:
         found = [hit for entry in _entries(path, known) for hit in _hits(entry, known)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
-            zipfile.BadZipFile) as fault:  # fmt: skip
+            RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as fault:  # fmt: skip
         raise CheckFailed(
             f"{path} is not a file of OSV: {str(fault)[:200]}",
             hint=f"fetch it again from {ARCHIVE}, or move it away: {path}.broken",

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import cpu_throttle, daemons, processes, state, status, teardown
+from hpcdl.cluster import cpu_throttle, daemons, nodes, processes, query, state, status, teardown
 from hpcdl.cluster.model import Node, ProcessId
+from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import locked
 from tests.strangers import STRANGER, as_root
 from tests.unit.test_cluster_environment import STATE
@@ -235,3 +236,32 @@ def test_munge_keeps_its_own_checks_where_others_reach_it(shared: Path) -> None:
     assert "--force" not in daemons.munged(replace(STATE, directory=shared)).argv
     shared.chmod(0o700)
     assert "--force" in daemons.munged(replace(STATE, directory=shared)).argv
+
+
+def test_down_of_a_directory_that_is_no_cluster_ends_nobody_s_steps(
+    tmp_path: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
+    """Slurm's own steps have files open below /var, and /var is no cluster."""
+    step = tmp_path / "slurmstepd"
+    step.write_bytes(Path("/bin/sleep").read_bytes())
+    step.chmod(0o755)
+    (tmp_path / "top/other").mkdir(parents=True)
+    with (tmp_path / "top/other/log").open("w") as log:
+        started.append(shown(subprocess.Popen([step, "60"], env={"A": "b"}, stdout=log)))
+    assert not teardown.down(tmp_path / "top")
+    assert started[0].poll() is None
+
+
+def test_a_node_of_a_cluster_that_was_stopped_meanwhile_is_none(tmp_path: Path) -> None:
+    gone = replace(STATE, directory=tmp_path / "gone")
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(CheckFailed, match="was stopped meanwhile"):
+        nodes.change(gone, "n1", "kill")
+    assert not (tmp_path / "gone/cluster.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("shown", "well"), [("idle", True), ("planned", True), ("mixed-", True), ("down", False)]
+)
+def test_a_node_that_a_job_is_planned_for_is_well(shown: str, well: bool) -> None:
+    assert query.takes_jobs(shown) is well

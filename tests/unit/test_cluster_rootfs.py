@@ -116,3 +116,21 @@ def test_an_own_site_whose_source_is_gone_stands_for_itself(tmp_path):
     rootfs.write_own(load_site(source), laid)
     source.unlink()
     assert site_of(str(rootfs.own_site(place))).source == rootfs.own_site(place)
+
+
+def test_an_own_site_says_what_its_source_says_to_the_letter(tmp_path):
+    """YAML 1.1 would take 24:00:00 for seconds, and 0123 and 2.10 for other numbers."""
+    source = tmp_path / "site.yaml"
+    text = find_site_file("embedded").read_text()
+    source.write_text(
+        text.replace("    gpu: {model: P100", "    account: 0123\n    gpu: {model: P100")
+    )
+    place = tmp_path / "cluster"
+    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=place)
+    rootfs.write_own(load_site(source), laid)
+    assert load_site(rootfs.own_site(place)).partition("p100").account == "0123"
+
+
+def test_a_pipe_is_no_site_file_and_holds_nothing_up(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert rootfs.original_site(tmp_path / "pipe") == tmp_path / "pipe"

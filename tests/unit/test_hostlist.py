@@ -73,3 +73,8 @@ def test_scontrol_gives_the_same_names(hostlist: str, tmp_path: Path) -> None:
         env={**os.environ, "SLURM_CONF": str(conf)},
     )
     assert asked.stdout.split() == list(expand_hostlist(hostlist))
+
+
+def test_a_number_of_thousands_of_digits_is_too_many_nodes() -> None:
+    with pytest.raises(BadInput):
+        expand_hostlist("a[1-" + "9" * 5000 + "]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from hpcdl import facts
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.preflight import Probe
 from hpcdl.jobs.spec import Module
+from hpcdl.measure import copies
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import bandwidth, nccl_faults, size_name
 from hpcdl.regress.check_request import CheckRequest
@@ -363,3 +365,22 @@ def test_only_a_night_on_one_machine_tries_again_by_itself(
     words = reframe_argv(RunDirectory(tmp_path), request_, retries, serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)
+
+
+def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet() -> None:
+    """TensorFlow keeps a tensor's copies on other devices, and copies none twice."""
+    made: list[object] = []
+
+    def identity(value: object) -> object:
+        made.append(value)
+        return object()
+
+    tf = SimpleNamespace(
+        device=nullcontext, zeros=lambda _: object(), identity=identity,
+        test=SimpleNamespace(experimental=SimpleNamespace(sync_devices=lambda: None)),
+    )  # fmt: skip
+    (_, _, copy), *_ = copies._between(tf, 1, 4)
+    for _ in range(3):
+        copy()
+    copied = made[1::2]
+    assert len({id(value) for value in copied}) == len(copied) == 3

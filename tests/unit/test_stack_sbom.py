@@ -367,3 +367,15 @@ def test_an_expired_waiver_is_no_answer(tmp_path: Path) -> None:
     row = json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"][0]
     assert row["analysis"]["state"] == "in_triage"
     assert "expired" in row["analysis"]["detail"]
+
+
+def test_a_damaged_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "osv.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("PYSEC-1.json", json.dumps(OSV) * 50)
+    data = bytearray(path.read_bytes())
+    start = 30 + len("PYSEC-1.json")
+    data[start : start + 2] = b"\xff\xff"
+    path.write_bytes(data)
+    with pytest.raises(CheckFailed, match="is not a file of OSV"):
+        vulnerabilities(path, ())

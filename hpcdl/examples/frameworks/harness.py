@@ -156,3 +156,10 @@ def seconds_of(act: Callable[[], object]) -> float:
 def host() -> str:
     """The node of this rank, as Slurm names it."""
     return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
+def autotune(backends: object) -> None:
+    """PyTorch's switches of cuDNN and oneDNN, which have no variables: off by HPCDL_AUTOTUNE=0."""
+    tuned = os.environ.get("HPCDL_AUTOTUNE") != "0"
+    backends.cudnn.benchmark = tuned
+    backends.mkldnn.set_flags(tuned)

@@ -58,12 +58,8 @@ class Inception(nn.Module):
 
 def googlenet(classes: int) -> nn.Module:
     """GoogLeNet (arXiv 1409.4842) with batch normalisation, without auxiliary heads."""
-    layers = [
-        conv(3, 64, 7, 2),
-        nn.MaxPool2d(3, 2, ceil_mode=True),
-        conv(64, 64, 1),
-        conv(64, 192, 3),
-    ]
+    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), conv(64, 64, 1)]
+    layers.append(conv(64, 192, 3))
     width = 192
     for blocks in harness.INCEPTIONS:
         layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
@@ -152,13 +148,13 @@ def main() -> None:
     asked = harness.options(__doc__)
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)  # what objects are gathered on, and events recorded
     dist.init_process_group("nccl" if cuda else "gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if not cuda:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tuned = os.environ.get("HPCDL_AUTOTUNE") != "0"  # PyTorch has switches, and no variables
-    torch.backends.cudnn.benchmark = tuned
-    torch.backends.mkldnn.set_flags(tuned)
+    harness.autotune(torch.backends)
     torch.manual_seed(asked.seed)
     batches, clock = harness.Batches(asked, rank, ranks), Clock(device)
     form = torch.contiguous_format if asked.layout == "nchw" else torch.channels_last

@@ -196,7 +196,9 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.script.is_batch or job.tasks == 1:
         return
     for one in job.script.assignments if job.script.steps else ():
-        named = one.name in (*_LOCAL_RANKS, *_GLOBAL_RANKS, "NODE_RANK")
+        named = one.name in (*_LOCAL_RANKS, *_GLOBAL_RANKS) or (
+            one.name == "NODE_RANK" and job.nodes != 1  # of a single node it is 0
+        )
         if named and one.exported and not one.command.scopes and _filled_in(one.raw):
             yield _hit("rank-of-batch-shell", one)
     for step in job.sruns:

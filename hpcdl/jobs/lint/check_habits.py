@@ -17,7 +17,8 @@ _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
 _LOOKS_ELSEWHERE = re.compile(
     r"\b(?:srun|mpi\w*|prun|horovodrun|deepspeed|accelerate|ssh|pdsh|clush|parallel|ray|dask\w*|nextflow|snakemake|julia|"
-    r"SLURM_(?:JOB_)?NODELIST|SLURM_JOB_NUM_NODES|SLURM_NNODES|hostfile|machinefile|nodefile)\b"
+    r"ibrun|charmrun|starccm\+|fluent|abaqus|comsol|spark-submit|hq|"
+    r"SLURM_(?:JOB_)?NODELIST|SLURM_JOB_NUM_NODES|SLURM_NNODES|hostfile|machinefile|nodefile)(?!\w)"
 )
 _AGENT = re.compile(r"torch\.distributed\.(?:run|launch)\Z")
 _RANKS_OF_AGENT = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?\Z")

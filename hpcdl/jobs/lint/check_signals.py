@@ -21,6 +21,7 @@ _SERVES = re.compile(
     r"(?:.*/)?(?:jupyter[\w-]*|dask-(?:scheduler|worker)|rserver|code-server|tensorboard)\Z", re.A
 )
 """A word of a command that serves a user until the job ends, by whatever status."""
+_TRAPS = re.compile(r"trap|signal|requeue|handler|checkpoint", re.IGNORECASE)
 _EARLY = 60
 """Seconds by which Slurm may send --signal early, sbatch(1)."""
 
@@ -92,10 +93,19 @@ def warning_signal(job: Job) -> Iterator[Hit]:
     if not job.script.is_shell or not job.script.shebang or _execs(job) or parser() is None:
         return  # no one knows what it traps
     trapped = any(asked.signal in trap.signals for trap in traps(job))
-    if asked.batch and not trapped:
+    if asked.batch and not trapped and not _trapped_unseen(job):
         yield at("signal-not-trapped", asked.option)
     if not asked.batch and trapped:
         yield at("signal-steps-only", asked.option)
+
+
+def _trapped_unseen(job: Job) -> bool:
+    """Whether a trap names its signal by a variable, or a file is sourced that may set one."""
+    by_name = any("$" in name for trap in traps(job) for name in trap.signals)
+    return by_name or any(
+        command.name in {"source", "."} and any(_TRAPS.search(w.raw) for w in command.words[1:])
+        for command in job.script.commands
+    )
 
 
 def _execs(job: Job) -> bool:
@@ -220,6 +230,9 @@ def bare_waits(job: Job) -> Iterator[Hit]:
         if bisect(served, behind) < bisect(served, command.start):
             continue  # The background serves what ran before this.
         waited = waited if command.scopes else command.start
+        after = [word.value for word in commands[place + 1].words] if command.follow else []
+        if command.follow == "||" and after in (["true"], [":"]):  # nobody asks
+            continue
         if command.follow or any(map(_uses_status, commands[place + 1 : place + 2])):
             yield Hit("wait-status", command.words[0].start, len("wait"))
         elif not careful and command.start in decides:

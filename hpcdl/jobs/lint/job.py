@@ -19,10 +19,12 @@ from hpcdl.site.model import Partition
 from hpcdl.slurm.rules import Release
 
 _NODES = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?\Z", re.A)
+# A type may begin with a digit, as 3090 and 1g.10gb do; digits alone are one before a count only.
+_TYPE = r"[A-Za-z][^,:=]*|\d[^,:=]*(?=[:=]\d)|(?!\d+[kKmM](?:,|\Z))\d+[^\W\d][^,:=]*"
 _GRES_GPU = re.compile(
-    r"(?:^|,)\s*(?:gres[:/])?gpu(?:[:=/]([A-Za-z][^,:=]*))?(?:[:=](\d+[kKmM]?))?(?=,|\Z)"
+    rf"(?:^|,)\s*(?:gres[:/])?gpu(?:[:=/]({_TYPE}))?(?:[:=](\d+[kKmM]?))?(?=,|\Z)"
 )
-_COUNT = re.compile(r"(?:([A-Za-z][^,:=]*)[:=])?(\d+)(?=,|\Z)")
+_COUNT = re.compile(rf"(?:^|,)(?:({_TYPE})[:=])?(\d+)(?=,|\Z)")
 GPU_COUNTS = ("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task")
 
 
@@ -102,7 +104,7 @@ def tasks_per_node(options: Options) -> int | None:
     if not options.has("ntasks"):
         return 1
     tasks, count = options.number("ntasks"), nodes(options)
-    if tasks is None or count is None:
+    if tasks is None or not count:
         return 1 if tasks == 1 else None
     return tasks // count if tasks % count == 0 and (count == 1 or tasks == count) else None
 

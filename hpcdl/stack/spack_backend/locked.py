@@ -154,7 +154,7 @@ def read_lock(environment: Path) -> Lock:
             f"the environment {environment} is not installed: it has no spack.lock",
             hint=f"spack -e {environment} install",
         ) from fault
-    except (OSError, ValueError, KeyError, TypeError) as fault:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise MissingPrerequisite(
             f"the lock file {path} cannot be read",
             details=[f"{type(fault).__name__}: {str(fault)[:200]}"],
