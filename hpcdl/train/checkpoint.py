@@ -198,17 +198,12 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
         "meta": dict(checkpoint.meta),
         "bytes": sum(array.nbytes for array in arrays),
         "crc32": crc,
-        "arrays": [{"dtype": _dtype_name(a.dtype), "shape": list(a.shape)} for a in arrays],
+        "arrays": [{"dtype": a.dtype.name, "shape": list(a.shape)} for a in arrays],
     }
     text = json.dumps(header).encode()
     _write_all(file, _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text)
     for array in arrays:
         _write_all(file, _bytes(array))
-
-
-def _dtype_name(dtype: Any) -> str:
-    """As numpy reads it again; types that it does not know itself, such as bfloat16, by name."""
-    return str(dtype.name if dtype.kind == "V" else dtype.str)
 
 
 def _dtype(name: str) -> Any:

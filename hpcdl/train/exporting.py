@@ -34,24 +34,17 @@ def check_outputs(options: TrainOptions) -> None:
     """Refuse files that could not be written at the end of the run, at its start.
 
     Raises:
+        BadInput: the directory of --export exists.
         MissingPrerequisite: a package is not installed.
     """
+    if options.export and Path(options.export).exists():
+        raise BadInput(f"the directory of --export exists: {options.export}",
+                       hint="remove it, or name another one")  # fmt: skip
     for option, path in (("--export", options.export), ("--predict", options.predict)):
         for package in _NEEDED.get(Path(path or "").suffix, ()):
             if find_spec(package) is None:
                 why = f"{option} {path} needs {package}, which is not installed"
                 raise MissingPrerequisite(why, hint=f"`pip install {package}`")
-
-
-def check_free(options: TrainOptions) -> None:
-    """Refuse to write over a model; one of this very run, which has ended, is none of another.
-
-    Raises:
-        BadInput: the directory of --export exists.
-    """
-    if options.export and Path(options.export).exists():
-        raise BadInput(f"the directory of --export exists: {options.export}",
-                       hint="remove it, or name another one")  # fmt: skip
 
 
 def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
@@ -164,9 +157,7 @@ def _read(network: Network, path: Path) -> Sequence[Any]:
         # Which are trained, and stand first, may have been others: --freeze.
         order = found.meta.get("order") or network.order()
         arrays = dict(zip(order, found.arrays, strict=False))
-        return [
-            array for index, array in sorted(arrays.items(), key=lambda one: one[0]) if index >= 0
-        ]
+        return [arrays[index] for index in sorted(arrays) if index >= 0]
     if path.suffix == ".keras":
         return list(tf.keras.models.load_model(path, compile=False).weights)
     model = network.plain()

@@ -27,7 +27,7 @@ from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, count_records
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
-from hpcdl.train.exporting import check_free, check_outputs, export, export_onnx, load_weights
+from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
 from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
@@ -40,7 +40,7 @@ from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import make_step
 from hpcdl.train.stop import StopRequest
-from hpcdl.train.tasks import Evaluator, check_scores, chosen_metric, write_predictions
+from hpcdl.train.tasks import Evaluator, chosen_metric, write_predictions
 from hpcdl.train.timeline import write_timeline
 from hpcdl.train.tracing import Tracer, rows_file
 from hpcdl.train.train_report import Reporter
@@ -54,7 +54,6 @@ _EXITS = {
     "requeue": ExitCode.REQUEUE,
     "stopped": ExitCode.STOPPED,
 }
-
 _ENDED = ("completed", "missed-target")
 
 
@@ -97,7 +96,7 @@ class Run:
             if (code := self._finished(training)) is not None:
                 return code
             if self.ranks.rank == 0:
-                check_free(self.options)
+                check_outputs(self.options)
             self._load_weights(training)
             self._time_first_step(training)
             status = "completed" if self.options.evaluate else train(training)
@@ -123,12 +122,10 @@ class Run:
 
     def _is_anothers(self, fault: BaseException) -> bool:
         """Whether result.json is of a run that works, or of one that ended and was not resumed."""
-        if isinstance(fault, LockBusy):
-            return True
         record = RESULT.find(self.options.folder / RESULT.name)
-        status = at(record.values, "outcome", "status") if record else None
-        begun = self.training is not None and len(self.training.samples) > 0
-        return status in _ENDED and not begun
+        ended = record and at(record.values, "outcome", "status") in _ENDED
+        begun = self.training and len(self.training.samples)
+        return isinstance(fault, LockBusy) or bool(ended and not begun)
 
     def _finished(self, training: Training) -> int | None:
         """The exit code of the same run that has ended already; None where there is work."""
@@ -198,7 +195,6 @@ class Run:
         options = self.options
         if self.ranks.rank == 0:
             self._take_job_directory()
-            check_outputs(options)
         stop = StopRequest()
         stop.listen()
         batch = run_plan.global_batch(options, self.model, self.ranks.size)
@@ -208,6 +204,8 @@ class Run:
         self.clock.mark("data")
         with self.chief.scope() if self.chief else nullcontext():
             parts = make_parts(options, self.model, source, ranks, keras=self.keras)
+        run_plan.check_target(options, parts.task.name, int(source.tested))
+        metric = chosen_metric(options, parts.task, tested=source.tested)
         numbers = run_plan.make_plan(options, self.model, batch, source.steps_per_epoch)
         if options.lr_schedule not in SCHEDULES:
             given = settings_of(options.settings, "schedule")
@@ -232,13 +230,10 @@ class Run:
             parts.task, parts.network, source, self.ranks,
             lambda: watchdog.step(training.step_number),
         )  # fmt: skip
-        check_scores(options, parts.task, tested=source.tested)
-        metric = chosen_metric(options.best, parts.task)
         if numbers.validate_every:
-            training.validation = Validation(
-                numbers.validate_every, metric, options.patience, self.evaluator.evaluate,
-                required=bool(options.best or options.patience),
-            )  # fmt: skip
+            needed = bool(options.best or options.patience)
+            training.validation = Validation(numbers.validate_every, metric, options.patience,
+                                             self.evaluator.evaluate, needed)  # fmt: skip
         if options.callback and not silent:
             training.callbacks = make_callbacks(options.callback, options.settings, parts.network)
         if not silent:

@@ -58,13 +58,8 @@ def make_task(name: str, smoothing: float) -> Task:
     return Task(name, findings if name == "findings" else classes)
 
 
-def chosen_metric(best: str | None, task: Task) -> str:
-    """The metric by which validation chooses."""
-    return best or ("auroc" if task.name == "findings" else "accuracy")
-
-
-def check_scores(options: TrainOptions, task: Task, *, tested: bool) -> None:
-    """Refuse at the start of a run what could only fail once the test set is scored.
+def chosen_metric(options: TrainOptions, task: Task, *, tested: bool) -> str:
+    """The metric by which validation chooses; what could fail only when it scores fails here.
 
     Raises:
         BadInput: there is no test set, or no such metric.
@@ -73,11 +68,13 @@ def check_scores(options: TrainOptions, task: Task, *, tested: bool) -> None:
     if not tested and (named := next((name for name, value in asked.items() if value), "")):
         raise BadInput(f"{named} needs a test set, and the data have none",
                        hint="leave it out, or train on data with a test split")  # fmt: skip
-    known, usual = ["test_loss", *task.metrics], chosen_metric(None, task)
-    area = usual == "auroc" and str(options.best).startswith("auroc/")
-    if options.best and options.best not in (usual, *known) and not area:
-        raise BadInput(f"there is no metric '{options.best}' to choose the best weights by",
-                       hint=f"--best is one of {', '.join((usual, *known))}")  # fmt: skip
+    areas = task.name == "findings"
+    known = ["auroc" if areas else "accuracy", "test_loss", *task.metrics]
+    best = options.best or known[0]
+    if best not in known and not (areas and best.startswith("auroc/")):
+        raise BadInput(f"there is no metric '{best}' to choose the best weights by",
+                       hint=f"--best is one of {', '.join(known)}")  # fmt: skip
+    return best
 
 
 class Evaluator:

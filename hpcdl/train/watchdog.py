@@ -86,10 +86,9 @@ class Watchdog:
             self._write()
         # Ranks notice within a second of each other, for they all wait for the same one.
         time.sleep(_GRACE if self._rank == 0 else 1.5 * _GRACE)
-        try:
+        with suppress(Exception):
             print(self._report(), file=sys.stderr, flush=True)
-        finally:
-            os._exit(int(ExitCode.STOPPED))
+        os._exit(int(ExitCode.STOPPED))
 
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -209,9 +209,6 @@ def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
     return ShardReport(path.name, len(records) - len(faults), size, faults)
 
 
-_COUNT = re.compile(r"\d{1,6}", re.ASCII)
-
-
 def missing(files: Sequence[Path]) -> list[str]:
     """Names that the numbering `-00003-of-00016` promises, and are not there."""
     there = {path.name for path in files}
@@ -220,7 +217,7 @@ def missing(files: Sequence[Path]) -> list[str]:
         stem, of, rest = name.partition("-of-")
         total, dot, suffix = rest.partition(".")
         head, dash, number = stem.rpartition("-")
-        if of and _COUNT.fullmatch(total) and _COUNT.fullmatch(number) and dash:
+        if of and dash and all(re.fullmatch("[0-9]{1,6}", text) for text in (total, number)):
             width = len(number)
             promised |= {f"{head}-{n:0{width}d}-of-{total}{dot}{suffix}" for n in range(int(total))}
     return sorted(promised - there)

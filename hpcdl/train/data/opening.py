@@ -12,7 +12,6 @@ from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import InMemory, Share, Source, Synthetic, read_raw
 from hpcdl.train.data.users import open_users
 from hpcdl.train.options import SYNTHETIC, TrainOptions
-from hpcdl.train.run_plan import check_target
 
 
 def open_source(
@@ -31,11 +30,8 @@ def open_source(
     if options.image_size and len(shape) == 3:
         shape = (options.image_size, options.image_size, shape[2])
     if options.dataset:
-        source = open_users(options.dataset, share)
-        check_target(options, task, int(source.tested))
-        return source
+        return open_users(options.dataset, share)
     if options.data == SYNTHETIC:
-        check_target(options, task, 0)
         return Synthetic(shape, model["classes"], share, task)
     dataset = read_dataset(Path(options.data))
     if dataset.task != task:
@@ -43,7 +39,6 @@ def open_source(
             f"the model {options.model} is for {task}, the data set's labels are {dataset.task}",
             hint="`hpcdl data make photos --task` makes either",
         )
-    check_target(options, task, dataset.examples("test"))
     if dataset.encoding == "raw":
         if options.image_size and dataset.shape[:2] != shape[:2]:
             raise BadInput(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,9 @@ def read_table(images: Path, table: Path) -> list[Row]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether it is one; what cannot be a name, such as a line without commas, is none."""
-    try:
+    with suppress(OSError):  # what cannot be a name, such as a line without commas, is none
         return path.is_file()
-    except OSError:
-        return False
+    return False
 
 
 def _refuse(table: Path, faults: Sequence[str]) -> None:
