@@ -70,7 +70,9 @@ _MEASURED = """\
 
 **Of what is printed of scripts of repositories that nobody here had seen, {last}
 is right (round 29): the goal of 95 % is not reached.** Of other scripts of known repositories
-{second} is right (round 30, by the rules as round 29 had mended them). A round is some hundred
+{second} is right (round 30, by the rules as round 29 had mended them). Of 40 scripts written for
+the purpose, as users of clusters write them, 21 of 22 errors and warnings were right, and 34 of 38
+findings with advice (round 31; most of the wrong ones are mended since). A round is some hundred
 scripts that nothing had been mended by, each finding judged by hand: is it true of this script, and
 does it matter there? Else it is wrong. What a round showed wrong was mended before the next.
 
