@@ -8,7 +8,6 @@ imported inside the functions, so that a command pays for nothing but itself.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -201,10 +200,6 @@ def show(
 
 def print_json(value: Any) -> None:
     """A value as JSON on standard output; paths and the like become text."""
-    try:
-        text = json.dumps(value, indent=2, ensure_ascii=False, default=str, allow_nan=False)
-    except ValueError:  # JSON has neither NaN nor infinity
-        from hpcdl.results.records import finite
+    from hpcdl.results.records import as_json
 
-        text = json.dumps(finite(value), indent=2, ensure_ascii=False, default=str)
-    print(text)
+    print(as_json(value, default=str))

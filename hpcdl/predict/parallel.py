@@ -14,6 +14,7 @@ of gradients, and what is hidden slows the computing that hides it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from hpcdl import facts
 from hpcdl.predict.allreduce import lines
@@ -55,13 +56,12 @@ class Work:
         scores = every - kept(net, plan, self.batch, self.element, "selective")
         core = self._seconds(2.0 * net.shape.hidden * net.height**2, scores, plan)
         forward = self._seconds(net.layers[1].macs + net.layers[2].macs, every, plan)
-        if not plan.fused:
-            return forward, {"none": 0.0, "selective": core, "full": forward}[plan.checkpointing]
         # Of what is kept, selective checkpointing computes a part of all but the matrices again.
         light = _overlap(plan)["selective"] * self._seconds(0.0, every, plan)
         again = {"none": 0.0, "selective": light + core, "full": forward}
         # Fused attention computes its scores, half of its core, with every backward pass.
-        return forward + core / 6, again[plan.checkpointing]
+        usual = core / 2 if plan.fused else 0.0
+        return forward + usual / 3, again[plan.checkpointing]
 
     def output(self, plan: Plan) -> float:
         """Seconds of the output layer, both passes; its logits are float32."""
@@ -93,8 +93,7 @@ class Work:
 
 def learned(gpu: str, plan: Plan) -> dict[str, float]:
     """The part of its peak that a GPU's matrices reach, and the likely range of a rate."""
-    families: dict[str, dict[str, dict[str, float]]] = facts.load("parallel")["families"]
-    known = families["fused" if plan.fused else "plain"]
+    known: dict[str, dict[str, float]] = _known("families", plan)
     return known.get(family(gpu), known["other"])
 
 
@@ -105,8 +104,13 @@ def family(gpu: str) -> str:
 
 def _overlap(plan: Plan) -> dict[str, float]:
     """What is hidden of the exchange inside blocks (`tensor`) and of gradients (`exchange`)."""
-    known: dict[str, dict[str, float]] = facts.load("parallel")["overlap"]
-    return known["fused" if plan.fused else "plain"]
+    known: dict[str, float] = _known("overlap", plan)
+    return known
+
+
+def _known(what: str, plan: Plan) -> Any:
+    """What is learned of software with the plan's kind of attention."""
+    return facts.load("parallel")[what]["fused" if plan.fused else "plain"]
 
 
 def split(work: Work, plan: Plan, gpus: int) -> Split:
@@ -142,15 +146,13 @@ def _exchange(work: Work, plan: Plan, replicas: int, forward: float) -> float:
     groups = max(1, work.machine.per_node // local) if nodes > 1 else 1
     rate = groups * min(line.rate for line in lines(work.machine, local, nodes))
     whole, blocks = rate * stage_parameters(work.net, plan), work.net.shape.blocks
-    overlap, passes = _overlap(plan), 2 * forward / plan.stages
+    overlap, passes, times = _overlap(plan), 2 * forward / plan.stages, 1
     if plan.zero > 2:
-        whole, passes = 1.5 * whole * HALF_BYTES, 1.5 * passes
-        times = plan.micro_batches
+        whole, passes, times = 1.5 * whole * HALF_BYTES, 1.5 * passes, plan.micro_batches
     elif plan.fused and plan.zero:  # gradients are scattered, and weights gathered
         whole, passes = whole * (work.gradient + HALF_BYTES) / 2, 1.5 * passes
-        times = 1
     else:
-        whole, times = whole * work.gradient, 1
+        whole *= work.gradient
     if not plan.fused and plan.zero < 3 and plan.stages > 1:
         return whole
     shown = max(whole / blocks, times * (whole - overlap["exchange"] * passes))

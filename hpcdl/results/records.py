@@ -9,7 +9,7 @@ nobody needs stops nobody.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -123,10 +123,7 @@ class Format:
             MissingPrerequisite: the file system refuses it.
         """
         data = self.data(values)
-        try:
-            text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-        except ValueError:
-            text = json.dumps(finite(data), indent=2, ensure_ascii=False)
+        text = as_json(data)
         # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
         write_atomic(path, f"{text}\n".encode(errors="backslashreplace"), sync=sync)
 
@@ -149,12 +146,21 @@ def _units(schema: Values, value: object, place: str = "") -> Iterator[tuple[str
             yield from _units(schema["items"], one, f"{place}[]")
 
 
-def finite(value: Any) -> Any:
+def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """A value as JSON, indented; `default` is what stands for what JSON does not know."""
+    how: Values = {"indent": 2, "ensure_ascii": False, "default": default}
+    try:
+        return json.dumps(value, allow_nan=False, **how)
+    except ValueError:
+        return json.dumps(_finite(value), **how)
+
+
+def _finite(value: Any) -> Any:
     """The same without NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [_finite(one) for one in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 

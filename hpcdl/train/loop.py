@@ -205,10 +205,9 @@ def save(training: Training) -> float:
 
 
 def _checkpoint(training: Training) -> checkpoints.Checkpoint:
-    found = training.validation.found if training.validation else []
     meta = {**identity_of(training), "last_loss": training.loss, "ranks": training.ranks.size,
-            "streams": training.source.streams, "validations": found,
-            "order": training.parts.network.order()}  # fmt: skip
+            "streams": training.source.streams, "order": training.parts.network.order(),
+            "validations": training.validation.found if training.validation else []}  # fmt: skip
     arrays = tuple(variable.numpy() for variable in training.variables)
     return checkpoints.Checkpoint(training.step_number, meta, arrays)
 

@@ -58,8 +58,8 @@ class Inception(nn.Module):
 
 def googlenet(classes: int) -> nn.Module:
     """GoogLeNet (arXiv 1409.4842) with batch normalisation, without auxiliary heads."""
-    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), conv(64, 64, 1)]
-    layers.append(conv(64, 192, 3))
+    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), conv(64, 64, 1),
+              conv(64, 192, 3)]  # fmt: skip
     width = 192
     for blocks in harness.INCEPTIONS:
         layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))

@@ -79,15 +79,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Round:
-    """The jobs of a run that are queued together: one of each cell, in a sweep of their own.
-
-    Those `in_image` load no module, as a container brings its own software.
-    """
+    """The jobs of a run that are queued together: one of each cell, in a sweep of their own."""
 
     run: Run
     folder: Path
     points: tuple[sweep.Point, ...]
-    in_image: bool = False
+
+    @property
+    def in_image(self) -> bool:
+        """Whether they run in a container, which brings its own software: no module is loaded."""
+        return any(point.spec.container for point in self.points)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Plan:
     def rounds(self) -> tuple[Round, ...]:
         """All jobs in the order in which they are queued: every run once, then once more."""
         return tuple(
-            Round(run, self.round_folder(run, attempt), points, in_image)
+            Round(run, self.round_folder(run, attempt), points)
             for attempt in sorted({cell.attempt for cell in self.cells})
             for run in self.scale.runs
             for in_image in (False, True)
