@@ -41,7 +41,7 @@ STEPS = (
     Step("a training job on 2 nodes x 2 ranks",
          "The script is derived from the site file; `hpcdl job explain` gives its reasons.",
          "hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits --time 10:00"
-         " --watch -- --model mlp --data {datasets}/digits --epochs 150 --global-batch 128"
+         " --watch -- --model mlp --data {datasets}/digits --epochs 60 --global-batch 128"
          " --target-accuracy 0.95"),
     Step("a reference: throughput of the healthy cluster",
          "Several runs tell how much it scatters; that sets the bound of the nightly check.",
@@ -52,7 +52,7 @@ STEPS = (
          _CHECK),
     Step("the same check with a slowed job: it must fail",
          "Each training step is held up for 60 ms; a check that never fails proves nothing.",
-         f"{_CHECK} --set delay_ms=60 --set steps=100", status=1),
+         f"{_CHECK} --set delay_ms=60 --set steps=60", status=1),
 )  # fmt: skip
 
 
