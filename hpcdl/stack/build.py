@@ -17,13 +17,7 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.horovod import (
-    build_horovod,
-    built_with,
-    find_horovod,
-    horovod_folder,
-    mpi_version,
-)
+from hpcdl.stack.horovod import build_horovod, built_with, find_horovod, horovod_folder, mpi_version
 from hpcdl.stack.install import (
     add_startup,
     compile_bytecode,
@@ -35,14 +29,7 @@ from hpcdl.stack.install import (
 )
 from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.loaded import modules_behind
-from hpcdl.stack.recipe import (
-    Interpreter,
-    Recipe,
-    digest,
-    find_request,
-    interpreter,
-    recipe_of,
-)
+from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.seal import record_release

@@ -234,8 +234,7 @@ def _check_known(name: str, version: str, where: str, names: tuple[str, ...] = C
     book = known()
     if name not in names:
         raise BadInput(
-            f"{where} '{name}', which is no component of a stack",
-            hint=did_you_mean(name, names),
+            f"{where} '{name}', which is no component of a stack", hint=did_you_mean(name, names)
         )
     versions = book.components[name].known()
     if not any(Range(version).allows(known_version) for known_version in versions):

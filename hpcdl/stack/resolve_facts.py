@@ -211,11 +211,7 @@ def _proof_rows(file: Mapping[str, Any]) -> Iterator[ProofRow]:
         for part in row.get("proofs", ()):
             level = part.get("cpu") or part["proof"]
             yield ProofRow(
-                name,
-                conditions(part["when"]),
-                level,
-                _source(part, file["sources"]),
-                "cpu" in part,
+                name, conditions(part["when"]), level, _source(part, file["sources"]), "cpu" in part
             )
 
 

@@ -369,9 +369,7 @@ def test_a_name_means_a_model_and_no_part_of_it(mixed: Site, asked: str, meant: 
     assert matches(l40s.gpu, asked) is meant
 
 
-def test_the_command_line_predicts_one_model_of_several(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_line_predicts_one_model_of_several(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["predict", "--site", str(MIXED), "--partition", "typed", "--model", "resnet50"]
     assert main([*words, "--gpus", "1"]) == ExitCode.USAGE
     assert "--gpu-model L40S (2 nodes x 8)" in capsys.readouterr().err

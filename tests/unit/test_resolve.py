@@ -229,10 +229,7 @@ def test_contradictory_pins_and_unknown_versions_are_bad_input(
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        (
-            {"tensorflow": "2.15", "keras": "3"},
-            "needs Keras 2.15|wheels for Python 3.9",
-        ),
+        ({"tensorflow": "2.15", "keras": "3"}, "needs Keras 2.15|wheels for Python 3.9"),
         ({"tensorflow": "2.81"}, "which nobody here knows"),
         ({"tensorflo": "2.18"}, "no component of a stack"),
     ],

@@ -188,9 +188,7 @@ def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_pa
     legacy = dataclasses.replace(site.stacks["tensorflow"], name="legacy")
     k80 = dataclasses.replace(site.partitions["k80"], stack="legacy")
     both = dataclasses.replace(
-        site,
-        stacks={**site.stacks, "legacy": legacy},
-        partitions={**site.partitions, "k80": k80},
+        site, stacks={**site.stacks, "legacy": legacy}, partitions={**site.partitions, "k80": k80}
     )
     ((beside,), _) = plan_stack(both, "tensorflow", horovod=False)
     assert set(beside.partitions) == set(site.partitions) - {"k80"}
