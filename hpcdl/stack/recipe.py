@@ -20,10 +20,10 @@ from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of, needs_of
 from hpcdl.stack.resolve import resolve_build
-from hpcdl.stack.resolve_answer import Resolution
 from hpcdl.stack.resolve_facts import conditions
 from hpcdl.stack.resolve_groups import computes_of
 from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, one_of

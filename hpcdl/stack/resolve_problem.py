@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hpcdl.stack.resolve_facts import COMPONENTS, OF_GPUS, known
@@ -27,46 +27,43 @@ class Setting:
 
     backend: str
     compute: str | None
-    driver: str | None
-    compilers: tuple[str, ...]
-    pmix: str | None
-    pins: tuple[tuple[str, str], ...]
-    stack: str | None
+    driver: str | None = None
+    compilers: tuple[str, ...] = ()
+    pmix: str | None = None
+    pins: tuple[tuple[str, str], ...] = ()
+    stack: str | None = None
     also: tuple[tuple[str, str | None], ...] = ()
     pythons: tuple[str, ...] = ()
     horovod: bool = True
 
 
-def make_problem(setting: Setting, dropped: set[str] | None = None) -> Problem:
-    """The facts for one setting: domains in order of importance, rules, the site's own rules."""
+def make_problem(setting: Setting, dropped: Collection[str] = ()) -> Problem:
+    """The facts for one setting: domains in order of importance, rules, the site's own rules.
+
+    `dropped` are components of which the site's own rules do not count.
+    """
     book = known()
-    site_rules = [
-        rule for rule in _site_rules(setting) if rule.need.variable not in (dropped or ())
-    ]
-    domains = {
-        name: book.components[name].known()
-        for name in (*COMPONENTS, "driver")
-        if setting.backend in book.components[name].versions
-        or "host" in book.components[name].versions
-    }
-    if setting.compute is None:
-        domains = {name: values for name, values in domains.items() if name not in OF_GPUS}
-    else:
+    parts = {name: book.components[name] for name in (*COMPONENTS, "driver")}
+    left_out = {*(() if setting.compute else OF_GPUS), *(() if setting.horovod else ("horovod",))}
+    ways = {setting.backend, "host"}
+    domains = {name: part.known() for name, part in parts.items()
+               if ways.intersection(part.versions) and name not in left_out}  # fmt: skip
+    if setting.compute is not None:
         domains["gpu"] = (setting.compute,)
-    if not setting.horovod:
-        del domains["horovod"]
     domains["backend"] = (setting.backend,)
     for name, versions in _site_versions(setting, domains).items():
         if name in domains:
             domains[name] = newest_first({*domains[name], *versions})
-    others = []
+    others: list[Rule] = []
     for compute, driver in setting.also:
         names = {"gpu": f"{OTHER_GPU}{compute}", "driver": _other_driver(compute, driver)}
-        own = () if driver is None else (driver,)
         domains[names["gpu"]] = (compute,)
-        domains[names["driver"]] = newest_first({*book.components["driver"].known(), *own})
+        drivers = {*parts["driver"].known(), *([driver] if driver is not None else [])}
+        domains[names["driver"]] = newest_first(drivers)
         others += [_of_other(rule, names) for rule in book.of_gpus]
-    return Problem(domains, (*book.rules, *others, *site_rules, *_pin_rules(setting)))
+    own = (rule for rule in _site_rules(setting)
+           if rule.origin == "pin" or rule.need.variable not in dropped)  # fmt: skip
+    return Problem(domains, (*book.rules, *others, *own))
 
 
 def _other_driver(compute: str, driver: str | None) -> str:
@@ -83,47 +80,32 @@ def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
 
 
 def _site_versions(
-    setting: Setting, domains: Mapping[str, tuple[str, ...]]
+    setting: Setting, domains: Mapping[str, Collection[str]]
 ) -> dict[str, tuple[str, ...]]:
     """Versions the machine has that the facts need not list."""
-    found = {"gcc": setting.compilers}
-    if setting.driver:
-        found["driver"] = (setting.driver,)
-    if setting.pmix:
-        listed = any(Range(setting.pmix).allows(v) for v in domains.get("pmix", ()))
-        found["pmix"] = () if listed else (setting.pmix,)
+    found = {"gcc": setting.compilers, "driver": (setting.driver,) if setting.driver else ()}
+    if setting.pmix and not any(map(Range(setting.pmix).allows, domains.get("pmix", ()))):
+        found["pmix"] = (setting.pmix,)
     return found
 
 
-def _site_rules(setting: Setting) -> list[Rule]:
-    """What the machine has: its driver, its compilers, the PMIx of its Slurm."""
-    found = []
-    if setting.driver:
-        found.append(("driver", setting.driver, "the partition's driver"))
-    if setting.compilers:
-        found.append(("gcc", ",".join(setting.compilers), "the compilers the site offers"))
-    if setting.pmix:
-        found.append(("pmix", setting.pmix, "the PMIx that Slurm was built with"))
-    if setting.pythons:
-        found.append(("python", ",".join(setting.pythons), "the Pythons of this machine"))
-    found += [
-        (_other_driver(compute, driver), driver, "of other nodes that the same build serves")
-        for compute, driver in setting.also
-        if driver
-    ]
-    return [
-        Rule((), Condition(name, Range(text)), why, "site.yaml", "published", "site",
-             _SITE_WEIGHT[name.partition("@")[0]])
-        for name, text, why in found
+def _site_rules(setting: Setting) -> Iterator[Rule]:
+    """What the machine has (its driver, compilers, PMIx of its Slurm), and what the site pins."""
+    found = [
+        ("driver", setting.driver, "the partition's driver"),
+        ("gcc", ",".join(setting.compilers), "the compilers the site offers"),
+        ("pmix", setting.pmix, "the PMIx that Slurm was built with"),
+        ("python", ",".join(setting.pythons), "the Pythons of this machine"),
+        *((_other_driver(compute, driver), driver, "of other nodes that the same build serves")
+          for compute, driver in setting.also),
     ]  # fmt: skip
-
-
-def _pin_rules(setting: Setting) -> list[Rule]:
-    return [
-        Rule((), Condition(name, Range(version)), f"pinned by stack '{setting.stack}'",
-             "site.yaml", "published", "pin", 2)
-        for name, version in setting.pins
-    ]  # fmt: skip
+    for name, text, why in found:
+        if text:
+            yield Rule((), Condition(name, Range(text)), why, "site.yaml", "published", "site",
+                       _SITE_WEIGHT[name.partition("@")[0]])  # fmt: skip
+    for name, text in setting.pins:
+        yield Rule((), Condition(name, Range(text)), f"pinned by stack '{setting.stack}'",
+                   "site.yaml", "published", "pin", 2)  # fmt: skip
 
 
 def fix(name: str, version: str, origin: str, weight: int) -> Rule:

@@ -19,7 +19,7 @@ from hpcdl.stack.publish import Published, shown_after
 from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
 from hpcdl.stack.resolve import why_not
-from hpcdl.stack.resolve_answer import Resolution
+from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_facts import COMPONENTS
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_versions import sort_key

@@ -15,7 +15,7 @@ from hpcdl.stack.build import BuildPlan, plan_build
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, read_release
 from hpcdl.stack.resolve import resolve
-from hpcdl.stack.resolve_answer import Resolution
+from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.spack_backend.spack_build import SpackPlan, plan_spack
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
