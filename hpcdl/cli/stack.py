@@ -164,8 +164,8 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
 
 
 def _list(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.dispatch import read_history
     from hpcdl.stack.publish import overview
-    from hpcdl.stack.publish_history import read_history
 
     rows = overview(site := the_site(args))
     if args.json:

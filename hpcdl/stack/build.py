@@ -27,8 +27,8 @@ from hpcdl.stack.install import (
     require_space,
     unpacked_gb,
 )
-from hpcdl.stack.lmod import SITE_FILE
 from hpcdl.stack.loaded import modules_behind
+from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_groups import groups

@@ -23,9 +23,8 @@ from hpcdl.regress.provenance import epoch
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.stack.dispatch import given_since
+from hpcdl.stack.dispatch import given_since, read_history
 from hpcdl.stack.publish import sound_releases
-from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import release_ids, releases_folder
 from hpcdl.system.errors import MissingPrerequisite

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 
 from hpcdl.regress.references import load_references
 from hpcdl.site import Site, load_site
-from hpcdl.stack.dispatch import Event
-from hpcdl.stack.lmod import SITE_FILE
+from hpcdl.stack.dispatch import Event, read_history
+from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.publish import Published, shown_after
-from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
 from hpcdl.stack.resolve import why_not
-from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_facts import COMPONENTS
 from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.workflows.releases import Use, uses

@@ -16,9 +16,9 @@ from hpcdl.cli import main
 from hpcdl.site import Gpu, Site, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve import newest, resolve, resolve_build, why_not
-from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_facts import known, serves
 from hpcdl.stack.resolve_show import answers_text, as_data, as_text
+from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 

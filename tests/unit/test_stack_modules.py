@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.stack.dispatch import choose
-from hpcdl.stack.lmod import profile_csh, profile_sh
-from hpcdl.stack.modules import lua, render_modules, write_modules
+from hpcdl.stack.modules import lua, profile_csh, profile_sh, render_modules, write_modules
 from hpcdl.stack.release import DISPATCH_FILE
 from tests.small_release import make_release, small_site
 

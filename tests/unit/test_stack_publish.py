@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcdl.site import Site
 from hpcdl.stack import publish as publish_module
-from hpcdl.stack.dispatch import Event, previous
+from hpcdl.stack.dispatch import Event, previous, read_history
 from hpcdl.stack.publish import (
     newest,
     overview,
@@ -22,7 +22,6 @@ from hpcdl.stack.publish import (
     switch_lock,
     verify,
 )
-from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
 from hpcdl.system.errors import BadInput, CheckFailed
