@@ -29,8 +29,7 @@ def _named(site: Site, release_id: str | None) -> Release:
 def run_sbom(args: argparse.Namespace) -> ExitCode:
     """Show what is inside a release, and write its bills of materials."""
     from hpcdl.stack.components import components
-    from hpcdl.stack.findings import findings
-    from hpcdl.stack.osv import ARCHIVE, dated, osv_file
+    from hpcdl.stack.findings import ARCHIVE, dated, findings, osv_file
     from hpcdl.stack.sbom import write_sboms
 
     site = the_site(args)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.recipe import HorovodRecipe, Recipe
+from hpcdl.stack.recipe import Recipe
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_show import sentence
 from hpcdl.stack.resolve_solver import Rule
@@ -71,7 +71,12 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
     """
     horovod = recipe.horovod
     assert horovod is not None
-    require_commands(horovod)
+    missing = [command for command in horovod.commands if shutil.which(command) is None]
+    if missing:
+        raise MissingPrerequisite(
+            f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
+            hint=f"Debian and Ubuntu: {PACKAGES}",
+        )
     base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "venv"}
     nvccs = list(_fitting_nvccs(stack, recipe)) if horovod.computes else [None]
     gccs = [tool for path in _gccs(site) if (tool := _asked(path, "-dumpfullversion", r"(\S+)"))]
@@ -91,20 +96,6 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
     )
 
 
-def require_commands(recipe: HorovodRecipe) -> None:
-    """Compare the machine with what the build needs, all of it at once.
-
-    Raises:
-        MissingPrerequisite: names every missing command.
-    """
-    missing = [command for command in recipe.commands if shutil.which(command) is None]
-    if missing:
-        raise MissingPrerequisite(
-            f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
-            hint=f"Debian and Ubuntu: {PACKAGES}",
-        )
-
-
 def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
     """The facts' rules about one component that these versions break.
 
@@ -122,11 +113,7 @@ def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
 
 
 def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> Iterator[Tool]:
-    """Every nvcc that compiles for the stack's GPUs, of the CUDA of its wheels.
-
-    Raises:
-        MissingPrerequisite: there is none.
-    """
+    """Every nvcc that compiles for the stack's GPUs, of the CUDA of its wheels; at least one."""
     assert recipe.horovod is not None
     computes, cuda = recipe.horovod.computes, recipe.versions["cuda"]
     refused, fits = [], False

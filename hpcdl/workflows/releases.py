@@ -56,8 +56,7 @@ class Use:
 def uses(site: Site) -> tuple[Use, ...]:
     """What every queued or running job uses; the script of an array is read once.
 
-    Raises:
-        MissingPrerequisite: Slurm is away, or shows this user only some of the jobs.
+    MissingPrerequisite where Slurm is away, or shows this user only some of the jobs.
     """
     if not client.sees_all_jobs():
         raise MissingPrerequisite(
@@ -81,9 +80,6 @@ def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
     loads what is current, all that was current since it started; of one that loads nothing, all
     that was current since it was submitted. An interactive job counts as the latter where
     `interactive` is False.
-
-    Raises:
-        MissingPrerequisite: Slurm does not answer, so it is unknown.
     """
     found = uses(site)
     named: dict[str, list[int]] = {}

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hpcdl.regress.references import load_references
 from hpcdl.site import Site, load_site
 from hpcdl.stack.dispatch import Event, read_history
-from hpcdl.stack.modules import SITE_FILE
+from hpcdl.stack.modules import SITE_FILE, render_modules
 from hpcdl.stack.publish import Published, shown_after
 from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
 from hpcdl.stack.resolve import why_not
@@ -133,11 +134,7 @@ class Plan:
 
 
 def plan(site: Site, partition: str | None = None) -> Plan:
-    """What building and publishing every stack would change, or that of one partition.
-
-    Raises:
-        BadInput: an unknown partition, pins that do not fit, a reference file with faults.
-    """
+    """What building and publishing every stack would change, or that of one partition."""
     stacks = tuple(_stack_plan(site, target) for target in targets(site, partition))
     modules = _modules_plan(site, stacks)
     changed = {default.partition: default for default in modules.defaults if default.changes}
@@ -184,11 +181,11 @@ def _version_changes(site: Site, target: Target, before: Release | None) -> Iter
 
 def _contents(release: Release) -> dict[str, str]:
     """Every version in a release: its components, then the packages of its lock."""
-    packages = {entry["name"]: entry["version"] for entry in release.lock}
-    for inside in ("horovod", "tensorflow-cpu"):  # named among the components
-        packages.pop(inside, None)
+    named = ("hpcdl", "horovod", "tensorflow-cpu")  # among the components
+    packages = {entry["name"]: entry["version"] for entry in release.lock
+                if entry["name"] not in named}  # fmt: skip
     own = {"hpcdl": release.hpcdl} if release.hpcdl else {}
-    return {**release.versions, **own, **{k: v for k, v in packages.items() if k != "hpcdl"}}
+    return {**release.versions, **own, **packages}
 
 
 def _reason(site: Site, target: Target, name: str, before: str | None, after: str | None) -> str:
@@ -238,11 +235,10 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
         added=tuple(name for name in then if name not in before),
         moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
         # Where nothing can be built for a partition, what the others have is not for it.
-        defaults=tuple(
-            one for one in defaults if one.before or one.serves or one.partition not in own
-        ),
+        defaults=tuple(one for one in defaults
+                       if one.before or one.serves or one.partition not in own),
         rewritten=not new and _differ(site, after),
-    )
+    )  # fmt: skip
 
 
 def _names(shown: Published | None) -> dict[str, str]:
@@ -254,15 +250,11 @@ def _differ(site: Site, shown: Published) -> bool:
     """Whether the modulefiles on disk are not those that a publish would write now."""
     if current_id(site) is None:
         return False
-    files = shown.files(site)
-    return any(_text(site, name) != text for name, text in files.items())
-
-
-def _text(site: Site, name: str) -> str:
-    try:
-        return (site.paths.prefix / "current" / "modules" / name).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    modules = site.paths.prefix / "current" / "modules"
+    with suppress(OSError):
+        return any((modules / name).read_text(encoding="utf-8") != text
+                   for name, text in render_modules(site, *shown).items())  # fmt: skip
+    return True
 
 
 def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default]) -> JobsPlan:
@@ -306,10 +298,8 @@ def _site_changes(site: Site) -> Iterator[str]:
     """How the site file differs from the one of the last publish, where it decides modules."""
     path = site.paths.prefix / "etc" / SITE_FILE
     try:
-        old = load_site(path).partitions if path.is_file() else None
+        old = load_site(path).partitions if path.is_file() else site.partitions
     except HpcdlError:
-        old = None
-    if old is None:
         return
     for name in dict.fromkeys([*old, *site.partitions]):
         was, now = old.get(name), site.partitions.get(name)

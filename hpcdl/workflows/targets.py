@@ -7,16 +7,16 @@ release, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpcdl.site import Site
-from hpcdl.stack.build import BuildPlan, plan_build
+from hpcdl.stack.build import plan_build
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, read_release
 from hpcdl.stack.resolve import resolve
 from hpcdl.stack.resolve_solution import Resolution
-from hpcdl.stack.spack_backend.spack_build import SpackPlan, plan_spack
+from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 
@@ -45,9 +45,6 @@ def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
     """The target of every stack that serves a partition, or of the one that serves `partition`.
 
     The last one may be of no stack: for partitions that none of the site's stacks serves.
-
-    Raises:
-        BadInput: an unknown partition, or pins that contradict each other or the facts.
     """
     names = [partition] if partition else list(site.partitions)
     groups: dict[tuple[str, str, tuple[object, ...]], list[Resolution]] = {}
@@ -62,14 +59,12 @@ def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
             own = (one.versions.get("tensorflow", ""), one.compute is not None, one.problems)
             key = own if one.backend == "venv" else ()
             groups.setdefault((one.stack or MODULE, one.backend, key), []).append(one)
-    found = tuple(_target(site, *key[:2], group) for key, group in groups.items())
-    return (*found, _unserved(unserved)) if unserved else found
-
-
-def _unserved(group: Sequence[Resolution]) -> Target:
-    note = "none of the site's stacks names them: their jobs load what the others have"
-    names = tuple(one.partition for one in group)
-    return Target("", "", names, group[0], None, built=False, notes=(note,))
+    found = [_target(site, *key[:2], group) for key, group in groups.items()]
+    if unserved:
+        note = "none of the site's stacks names them: their jobs load what the others have"
+        names = tuple(one.partition for one in unserved)
+        found.append(Target("", "", names, unserved[0], None, built=False, notes=(note,)))
+    return tuple(found)
 
 
 def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -> Target:
@@ -81,26 +76,14 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
         release = plan.expected()
         if plan.exists:
             release = read_release(site, release.id)
-        steps, lack = tuple(plan.steps()), _lack(plan)
-        notes = tuple(_notes(site, names, release))
-        return Target(stack, backend, names, one, release, plan.exists, steps, lack, notes)
+        steps, lack = tuple(plan.steps()), ""
     except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as fault:
         return Target(stack, backend, names, one, None, False, blocked=fault.in_one_line())
-
-
-def _lack(plan: BuildPlan | SpackPlan) -> str:
-    """What this machine lacks to build it; empty where nothing."""
     try:
         plan.require_ready(only_look=True)
     except (MissingPrerequisite, BadInput) as fault:
-        return fault.in_one_line()
-    return ""
-
-
-def _notes(site: Site, names: Sequence[str], release: Release) -> Iterator[str]:
-    idle = [name for name in names if site.partition(name).gpu is not None]
-    if idle and "cuda" not in release.versions:
-        yield (
-            f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {', '.join(idle)} "
-            "idle"
-        )
+        lack = fault.in_one_line()
+    idle = ", ".join(name for name in names if site.partition(name).gpu is not None)
+    note = f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {idle} idle"
+    notes = (note,) if idle and "cuda" not in release.versions else ()
+    return Target(stack, backend, names, one, release, plan.exists, steps, lack, notes)

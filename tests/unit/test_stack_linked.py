@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.elf import read_dynamic
+from hpcdl.stack.fatbin import read_dynamic
 from hpcdl.stack.linked import claims_not_held, library_faults, nccl_release
 from hpcdl.stack.release import Release
 from hpcdl.system.run import CommandResult, run

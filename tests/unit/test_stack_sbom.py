@@ -11,10 +11,8 @@ pytest.importorskip("cyclonedx", reason="the extra 'records' is not installed")
 pytest.importorskip("spdx_tools", reason="the extra 'records' is not installed")
 
 from hpcdl.site import Site
-from hpcdl.stack.components import components, spdx_of
-from hpcdl.stack.findings import findings, known_names
-from hpcdl.stack.osv import vulnerabilities
-from hpcdl.stack.purl import purl_of
+from hpcdl.stack.components import components, purl_of, spdx_of
+from hpcdl.stack.findings import findings, known_names, vulnerabilities
 from hpcdl.stack.records import Waiver, waive
 from hpcdl.stack.release import Release
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms, write_sboms

@@ -15,13 +15,15 @@ from hpcdl import facts
 from hpcdl.stack.horovod import fetch_sdist, find_horovod, horovod_folder
 from hpcdl.stack.recipe import Interpreter, Recipe, find_request, recipe_of, running_interpreter
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.wheel_lock import digest_of, pins, setuptools_for
 from hpcdl.stack.wheelhouse import (
     Wheel,
     Wheelhouse,
+    digest_of,
     fetch,
     find_wheelhouse,
+    pins,
     record_digest,
+    setuptools_for,
     sha256,
     tools,
     wheelhouse_folder,

@@ -44,8 +44,7 @@ from hpcdl.stack.spack_backend.view import (
     require_readable,
 )
 from hpcdl.stack.trees import build_slot, new_tree
-from hpcdl.stack.wheel_lock import setuptools_for
-from hpcdl.stack.wheelhouse import Say, new_log, tools
+from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.python import module_argv
