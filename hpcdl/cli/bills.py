@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import print_json, show, the_site
+from hpcdl.cli.framework import Command, option, print_json, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import table
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-    from hpcdl.stack.findings import Finding
     from hpcdl.stack.release import Release
 
 
@@ -26,8 +25,7 @@ def _named(site: Site, release_id: str | None) -> Release:
     return read_release(site, named)
 
 
-def run_sbom(args: argparse.Namespace) -> ExitCode:
-    """Show what is inside a release, and write its bills of materials."""
+def _sbom(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.components import components
     from hpcdl.stack.findings import ARCHIVE, dated, findings, osv_file
     from hpcdl.stack.sbom import write_sboms
@@ -46,7 +44,9 @@ def run_sbom(args: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
     print(table(cells, ["package", "version", "licence"]))
-    _print_findings(found)
+    for one in found:
+        print(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
+        print(f"  {one.describe()}")
     told = f"{source} of {dated(source)}" if source else (
         f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")  # fmt: skip
     print(f"\nknown vulnerabilities: hpcdl's own list, and {told}")
@@ -55,20 +55,12 @@ def run_sbom(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _print_findings(found: list[Finding]) -> None:
-    for one in found:
-        print(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
-        print(f"  {one.describe()}")
-
-
-def accept_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `accept-eula`."""
+def _accept_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("agreement", help="licence agreement, such as cuda or cudnn")
     parser.add_argument("--by", required=True, metavar="NAME", help="who accepts it")
 
 
-def run_accept(args: argparse.Namespace) -> ExitCode:
-    """Record that somebody accepted an agreement."""
+def _accept(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.records import accept
 
     accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
@@ -81,16 +73,14 @@ def _recorded(args: argparse.Namespace, values: dict[str, str], said: str) -> Ex
     return show(args, {"schema": 1, "dry_run": args.dry_run, **values}, f"{would}: {said}")
 
 
-def waive_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `waive`."""
+def _waive_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("vulnerability", metavar="CVE", help="such as CVE-2024-10190")
     parser.add_argument("--because", required=True, metavar="TEXT", help="why not exploitable")
     parser.add_argument("--owner", required=True, metavar="NAME", help="who is responsible")
     parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="last valid day")
 
 
-def run_waive(args: argparse.Namespace) -> ExitCode:
-    """Record why a vulnerability cannot be exploited."""
+def _waive(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.findings import known_names
     from hpcdl.stack.records import Waiver, waive
 
@@ -101,16 +91,14 @@ def run_waive(args: argparse.Namespace) -> ExitCode:
     return _recorded(args, vars(waiver), said)
 
 
-def kernel_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `kernel`."""
+def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("release", nargs="?", help="release id (default: whatever is published)")
     parser.add_argument("--prefix", metavar="DIR",
                         help="for all users of the Jupyter installed there, such as /opt/jupyter; "
                         "else only for you")  # fmt: skip
 
 
-def run_kernel(args: argparse.Namespace) -> ExitCode:
-    """Install a Jupyter kernel of a release."""
+def _kernel(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.kernel import install_kernel, plan_kernel
 
     site = the_site(args)
@@ -122,3 +110,21 @@ def run_kernel(args: argparse.Namespace) -> ExitCode:
     said = f"{'would write' if args.dry_run else 'wrote'} {kernel.file}\n"
     said += f"Jupyter shows it as '{kernel.content['display_name']}'"
     return show(args, {**kernel.as_data(), "dry_run": args.dry_run}, said)
+
+
+COMMANDS = (
+    Command("sbom", "List a release's packages and licences; write SPDX and CycloneDX files.",
+            "hpcdl stack sbom", _sbom,
+            option("release", nargs="?", help="release id (default: the current one)"),
+            changes=True),
+    Command("accept-eula", "Record that a licence agreement, which publishing needs, was accepted.",
+            "hpcdl stack accept-eula cuda --by 'Ada Lovelace'", _accept, _accept_arguments,
+            changes=True),
+    Command("waive",
+            "Record why a known vulnerability cannot be exploited here, with owner and last day.",
+            "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
+            "--owner 'Ada Lovelace' --until 2027-06-30",
+            _waive, _waive_arguments, changes=True),
+    Command("kernel", "Install a Jupyter kernel that works without a loaded module.",
+            "hpcdl stack kernel --prefix /opt/jupyter", _kernel, _kernel_arguments, changes=True),
+)  # fmt: skip

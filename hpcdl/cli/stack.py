@@ -61,9 +61,8 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
     _gate_arguments(parser)
-    parser.add_argument(
-        "--verify-again", action="store_true", help="run the gate even if its evidence is stored"
-    )
+    parser.add_argument("--verify-again", action="store_true",
+                        help="run the gate even if its evidence is stored")  # fmt: skip
 
 
 def _publish(args: argparse.Namespace) -> ExitCode:
@@ -90,14 +89,13 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _verify_integrity(args: argparse.Namespace) -> ExitCode:
+def _verify_integrity(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.publish import newest
     from hpcdl.stack.release import read_release
     from hpcdl.stack.seal import check_integrity
 
     if args.local or args.partition:
         raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
-    site = the_site(args)
     found = check_integrity(read_release(site, args.release or newest(site)))
     lines = [f"{found.release}: {found.describe()} ({duration(found.seconds)})",
              *(f"  {line}" for line in found.faults())]  # fmt: skip
@@ -105,13 +103,13 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
 
 
 def _verify(args: argparse.Namespace) -> ExitCode:
-    if args.integrity:
-        return _verify_integrity(args)
     from hpcdl.stack.publish import newest, verify
     from hpcdl.stack.release import read_release
     from hpcdl.workflows.gate import choose_gate
 
     site = the_site(args)
+    if args.integrity:
+        return _verify_integrity(site, args)
     release = read_release(site, args.release or newest(site))
     gate, _ = choose_gate(site, release, building.progress_teller(), local=args.local,
                           partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
@@ -173,11 +171,9 @@ def _list(args: argparse.Namespace) -> ExitCode:
     elif not rows:
         print("no releases yet; `hpcdl stack build` makes one")
     else:
-        cells = [
-            ["*" if row["current"] else "", row["id"], row["module"], row["created"],
-             row["state"], row["proof"]]
-            for row in rows
-        ]  # fmt: skip
+        cells = [["*" if row["current"] else "",
+                  *(row[key] for key in ("id", "module", "created", "state", "proof"))]
+                 for row in rows]  # fmt: skip
         print(table(cells, ["", "release", "module", "created", "state", "evidence"]))
     broken = [str(row["state"]) for row in rows if not row["created"]]
     if broken:
@@ -237,21 +233,7 @@ GROUP = Group(
                 "Show what would be built and published, and what changes for users and checks.",
                 "hpcdl stack plan --partition p100", _plan,
                 option("--partition", metavar="NAME", help="only the stack of this partition")),
-        Command("concretize", "Render Spack environments and concretize them, with a time limit.",
-                "hpcdl stack concretize p100", building.run_concretize,
-                building.concretize_arguments, changes=True),
-        Command("build",
-                "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, "
-                "hpcdl.",
-                "hpcdl stack build --site embedded", building.run_build, building.build_arguments,
-                changes=True),
-        Command("adopt", "Make a release of an environment that Spack has installed.",
-                "hpcdl stack adopt spack/environments/p100 --name pascal", building.run_adopt,
-                building.adopt_arguments, changes=True),
-        Command("mirror",
-                "Download every source that Spack builds need, for sites without internet.",
-                "hpcdl stack mirror p100 --directory /data/spack-mirror", building.run_mirror,
-                building.mirror_arguments, changes=True),
+        *building.COMMANDS,
         Command("verify",
                 "Run the gate: test a release in jobs through its module, and store the evidence.",
                 "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100", _verify,
@@ -266,22 +248,6 @@ GROUP = Group(
                        help="release id (default: the one published before)"), changes=True),
         Command("gc", "Remove releases that are not current, not recent and not used by any job.",
                 "hpcdl stack gc --dry-run", _gc, _gc_arguments, changes=True),
-        Command("sbom", "List a release's packages and licences; write SPDX and CycloneDX files.",
-                "hpcdl stack sbom", bills.run_sbom,
-                option("release", nargs="?", help="release id (default: the current one)"),
-                changes=True),
-        Command("accept-eula",
-                "Record that a licence agreement, which publishing needs, was accepted.",
-                "hpcdl stack accept-eula cuda --by 'Ada Lovelace'", bills.run_accept,
-                bills.accept_arguments, changes=True),
-        Command("waive",
-                "Record why a known vulnerability cannot be exploited here, with owner and last "
-                "day.",
-                "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
-                "--owner 'Ada Lovelace' --until 2027-06-30",
-                bills.run_waive, bills.waive_arguments, changes=True),
-        Command("kernel", "Install a Jupyter kernel that works without a loaded module.",
-                "hpcdl stack kernel --prefix /opt/jupyter", bills.run_kernel,
-                bills.kernel_arguments, changes=True),
+        *bills.COMMANDS,
     ),
 )  # fmt: skip
