@@ -180,16 +180,11 @@ def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
         entry, stop = place + header, min(place + header + size, end)
         while entry + _ENTRY.size <= stop:
             kind, _, own, length, *_, sm = _ENTRY.unpack_from(data, entry)
-            if kind == _PTX or (kind == _MACHINE and _size(data, entry, own, length) >= _EMPTY):
+            compressed = own >= _PLAIN_SIZE_AT + _PLAIN_SIZE.size
+            plain = _PLAIN_SIZE.unpack_from(data, entry + _PLAIN_SIZE_AT)[0] if compressed else 0
+            if kind == _PTX or (kind == _MACHINE and (plain or length) >= _EMPTY):
                 yield DeviceCode(sm, kind == _MACHINE)
             if own + length == 0:
                 break
             entry += own + length
         place = max(stop, place + 1)
-
-
-def _size(data: mmap.mmap, entry: int, header: int, length: int) -> int:
-    """The bytes of an entry's code, before it was compressed."""
-    if header < _PLAIN_SIZE_AT + _PLAIN_SIZE.size:
-        return length
-    return int(_PLAIN_SIZE.unpack_from(data, entry + _PLAIN_SIZE_AT)[0]) or length

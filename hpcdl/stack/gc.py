@@ -12,7 +12,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack import publish
@@ -72,7 +71,10 @@ def collect(
             if not dry_run and doomed:
                 # First nobody is led there any more, then it goes.
                 publish.refresh_modules(site, without={tree.name for tree in doomed})
-                doomed = [_to_trash(tree) for tree in doomed]
+                with explain_os_errors(releases_folder(site)):
+                    for tree in doomed:
+                        shutil.rmtree(tree.with_name(f"{TRASH}{tree.name}"), ignore_errors=True)
+                    doomed = [tree.rename(f"{tree.parent}/{TRASH}{tree.name}") for tree in doomed]
         sizes = {tree.name.removeprefix(TRASH): size_of(tree) for tree in doomed}
         for tree in doomed if not dry_run else ():
             shutil.rmtree(tree, ignore_errors=True)
@@ -101,14 +103,6 @@ def _reasons(site: Site, pinned: Mapping[str, str], keep: int, unpublished: bool
     kept |= {name: f"serves {', '.join(partitions)}" for name, partitions in serving.items()}
     kept |= {str(current_id(site)): "is current"}
     return {name: kept[name] for name in existing if name in kept}
-
-
-def _to_trash(tree: Path) -> Path:
-    trash = tree.with_name(f"{TRASH}{tree.name}")
-    with explain_os_errors(tree):
-        shutil.rmtree(trash, ignore_errors=True)
-        tree.rename(trash)
-    return trash
 
 
 def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
-from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, Tried, known
+from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
 from hpcdl.stack.resolve_groups import setting
 from hpcdl.stack.resolve_problem import Setting, fix, make_problem
 from hpcdl.stack.resolve_show import chain_lines
@@ -116,6 +116,10 @@ def _resolve(
         _refuse_pins(f"partition '{part.name}'", model, stack, solution.problems)
     versions = {one.component: one.version for one in solution.choices}
     wheels = _no_wheels(part.gpu, backend)
+    # The build from wheels that was tried as a whole, with every GPU that it serves.
+    served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
+    rows = known().tried if backend == "venv" and not wheels else ()
+    tried = next((row for row in rows if row.holds(versions, served)), None)
     notes = (*solution.notes, *driver_notes(part.driver, versions.get("cuda", "")),
              *_own_notes(site, part, stack, backend))  # fmt: skip
     return Resolution(
@@ -130,16 +134,8 @@ def _resolve(
         choices=solution.choices,
         problems=(*solution.problems, *wheels),
         notes=notes,
-        tried=None if wheels else _tried(decided, versions),
+        tried=tried,
     )
-
-
-def _tried(decided: Setting, versions: dict[str, str]) -> Tried | None:
-    """The row of facts on this build from wheels as a whole, with every GPU that it serves."""
-    served = (decided.compute, *(compute for compute, _ in decided.also))
-    computes = [one for one in served if one is not None]
-    rows = known().tried if decided.backend == "venv" else ()
-    return next((row for row in rows if row.holds(versions, computes)), None)
 
 
 def _own_notes(

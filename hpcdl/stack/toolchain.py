@@ -135,22 +135,19 @@ def _no_nvcc(computes: Sequence[str], cuda: str, refused: list[str]) -> MissingP
     gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in computes)
     major = cuda.split(".")[0]
     release = ".".join(cuda.split(".")[:2]) if major == "11" else f"{major}.x"
+    # The distributions whose own nvcc would fit.
+    rows = [row for row in facts.load("distributions")["distributions"]
+            if not _broken_by(str(row["cuda"]), computes, cuda)]  # fmt: skip
+    names = " and ".join(f"{row['name']} ({row['cuda']})" for row in rows)
+    packaged = f"apt install nvidia-cuda-toolkit on {names}, non-free; elsewhere " if rows else ""
     return MissingPrerequisite(
         f"Horovod for {gpus} is compiled by nvcc of CUDA {release}, and "
         + ("none that is here fits" if refused else "there is none here"),
         details=refused,
         hint=f"load a CUDA {release} module, set CUDA_HOME or the stack's `cuda_home` "
-        f"({_packaged(computes, cuda)}developer.nvidia.com/cuda-toolkit-archive); or build without "
+        f"({packaged}developer.nvidia.com/cuda-toolkit-archive); or build without "
         "Horovod, for tf.distribute: --without-horovod",
     )
-
-
-def _packaged(computes: Sequence[str], cuda: str) -> str:
-    """The distributions whose own nvcc would fit."""
-    rows = [row for row in facts.load("distributions")["distributions"]
-            if not _broken_by(str(row["cuda"]), computes, cuda)]  # fmt: skip
-    names = " and ".join(f"{row['name']} ({row['cuda']})" for row in rows)
-    return f"apt install nvidia-cuda-toolkit on {names}, non-free; elsewhere " if rows else ""
 
 
 def _broken_by(nvcc: str, computes: Sequence[str], cuda: str) -> list[Rule]:

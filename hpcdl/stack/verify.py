@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.site import Gpu, Partition, Site
+from hpcdl.site import Partition, Site
 from hpcdl.stack.dispatch import has_code_for
 from hpcdl.stack.fatbin import runs_on, survey
 from hpcdl.stack.linked import claims_not_held, code_faults, library_faults
@@ -324,7 +324,10 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
     served = names or release.partitions or site.partitions
     with_gpus = [one for one in site.partitions.values() if one.gpu and one.name in served]
     for partition in with_gpus:
-        gpus = _gpus_served(release, partition)
+        gpus = [(group.label, group.gpu) for group in partition.gpu_groups if group.gpu]
+        coded = [one for one in gpus if has_code_for(release, one[1])]
+        # All, if it is for none of them and does not name the partition.
+        gpus = coded if coded or partition.name in release.partitions else gpus
         faults += [] if gpus else [f"{partition.name}: the release is for none of its GPUs"]
         for label, gpu in gpus:
             where = f"{label} ({gpu.compute})"
@@ -336,13 +339,6 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
             notes.append(f"{where}: {note} of {len(objects)} files")
     sound = "; ".join(notes) or "no partition that it serves has GPUs"
     return _of_faults(name, faults, sound, start)
-
-
-def _gpus_served(release: Release, partition: Partition) -> list[tuple[str, Gpu]]:
-    """The GPUs of a partition that a release is for; all, if it is for none and names it not."""
-    gpus = [(group.label, group.gpu) for group in partition.gpu_groups if group.gpu]
-    coded = [one for one in gpus if has_code_for(release, one[1])]
-    return coded if coded or partition.name in release.partitions else gpus
 
 
 def check_content(release: Release) -> Check:

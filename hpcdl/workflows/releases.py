@@ -137,24 +137,17 @@ class _Loaded:
             for partition in self.partitions:  # whatever machine its user loaded it on before
                 yield from self._since(use.job.submitted, partition)
         for load in use.loads:
-            if "/" in load:
-                yield from (name for name, full in self.modules.items() if _means(load, full))
+            if "/" in load:  # the module's name, or the part of it that Lmod completes
+                means = re.compile(rf"{re.escape(load)}(?![0-9A-Za-z])")
+                yield from (name for name, full in self.modules.items() if means.match(full))
             elif use.job.state != "PENDING":  # one that waits will get what is current then
                 yield from self._since(use.job.started, use.job.partition)
 
     def _since(self, local: str, partition: str) -> list[str]:
-        return sorted(self.given(partition, bisect_left(self.times, _in_utc(local))))
-
-
-def _means(load: str, module: str) -> bool:
-    """Whether that is the module's name, or the part of it that Lmod completes."""
-    return re.match(rf"{re.escape(load)}(?![0-9A-Za-z])", module) is not None
-
-
-def _in_utc(local: str) -> str:
-    """Slurm's time as the history has it; the beginning of all times where there is none."""
-    seconds = epoch(local)
-    return "" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+        """What a load at a time of Slurm's may have given; ever, where it says none."""
+        at = epoch(local)
+        utc = "" if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+        return sorted(self.given(partition, bisect_left(self.times, utc)))
 
 
 def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:

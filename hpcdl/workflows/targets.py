@@ -62,8 +62,8 @@ def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
     found = [_target(site, *key[:2], group) for key, group in groups.items()]
     if unserved:
         note = "none of the site's stacks names them: their jobs load what the others have"
-        names = tuple(one.partition for one in unserved)
-        found.append(Target("", "", names, unserved[0], None, built=False, notes=(note,)))
+        left = tuple(one.partition for one in unserved)
+        found.append(Target("", "", left, unserved[0], None, built=False, notes=(note,)))
     return tuple(found)
 
 
@@ -81,7 +81,7 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
         return Target(stack, backend, names, one, None, False, blocked=fault.in_one_line())
     try:
         plan.require_ready(only_look=True)
-    except (MissingPrerequisite, BadInput) as fault:
+    except (MissingPrerequisite, BadInput, CommandFailed) as fault:
         lack = fault.in_one_line()
     idle = ", ".join(name for name in names if site.partition(name).gpu is not None)
     note = f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {idle} idle"
