@@ -39,7 +39,7 @@ def publish_it(site: Site, name: str) -> None:
     publish(site, name, passing, say=silent)
 
 
-def test_a_release_without_ipykernel_is_refused_with_the_way(site: Site, tmp_path: Path) -> None:
+def test_a_release_without_ipykernel_is_refused_with_the_way(site, tmp_path):
     bare = make_release(site, "bare")
     with pytest.raises(BadInput, match="ipykernel") as caught:
         plan_kernel(site, bare, follow=False, prefix=tmp_path)
@@ -48,7 +48,7 @@ def test_a_release_without_ipykernel_is_refused_with_the_way(site: Site, tmp_pat
 
 @pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
 @pytest.mark.parametrize("follow", [True, False])
-def test_it_starts_without_a_loaded_module(site: Site, tmp_path: Path, follow: bool) -> None:
+def test_it_starts_without_a_loaded_module(site, tmp_path, follow):
     from hpcdl.stack.release import read_release
 
     release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
@@ -63,9 +63,7 @@ def test_it_starts_without_a_loaded_module(site: Site, tmp_path: Path, follow: b
     assert done.stdout.strip() == f"{release.id} [] {words}"
 
 
-def test_without_a_prefix_it_is_the_user_s_own(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_prefix_it_is_the_user_s_own(site, tmp_path, monkeypatch):
     from hpcdl.stack.release import read_release
 
     release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
@@ -75,7 +73,7 @@ def test_without_a_prefix_it_is_the_user_s_own(
     assert kernel.file == tmp_path / "data/jupyter/kernels/hpcdl-tensorflow/kernel.json"
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_error(site: Site, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_one_clear_error(site, tmp_path):
     from hpcdl.stack.release import read_release
 
     (tmp_path / "file").touch()

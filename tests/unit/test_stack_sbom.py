@@ -49,17 +49,17 @@ def release(tmp_path: Path) -> Release:
      ("BSD-3-Clause AND PCRE2-exception", None), ("BSD", None),
      ("Copyright (c) 2001, others.", None), ("MIT AND", None)],
 )  # fmt: skip
-def test_words_become_spdx_only_where_that_is_certain(words: str, spdx: str | None) -> None:
+def test_words_become_spdx_only_where_that_is_certain(words, spdx):
     assert spdx_of(words) == spdx
 
 
-def test_licences_come_from_the_lock_or_the_installed_metadata(release: Release) -> None:
+def test_licences_come_from_the_lock_or_the_installed_metadata(release):
     found = {component.name: component.licence for component in components(release)}
     assert found == {"horovod": "Apache-2.0", "numpy": "BSD-3-Clause AND Zlib", "odd": None,
                      **BENEATH}  # fmt: skip
 
 
-def test_the_spdx_file_is_valid_and_whole(release: Release) -> None:
+def test_the_spdx_file_is_valid_and_whole(release):
     from spdx_tools.spdx.parser.parse_anything import parse_file
     from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
@@ -73,7 +73,7 @@ def test_the_spdx_file_is_valid_and_whole(release: Release) -> None:
     assert names["odd"].license_comment == "do what you like (c) 2001"
 
 
-def test_a_waiver_is_the_analysis_of_a_vulnerability(release: Release) -> None:
+def test_a_waiver_is_the_analysis_of_a_vulnerability(release):
     data = json.loads((release.root / CYCLONEDX_FILE).read_text())
     weakness, server = sorted(data["vulnerabilities"], key=lambda one: one["id"])
     assert server["id"] == "TF-GRPC-NO-AUTH"
@@ -83,7 +83,7 @@ def test_a_waiver_is_the_analysis_of_a_vulnerability(release: Release) -> None:
 
 
 @pytest.mark.parametrize("name", ["horovod", "py-horovod", "py-horovod-wheels"])
-def test_a_waiver_names_the_package_however_it_was_built(tmp_path: Path, name: str) -> None:
+def test_a_waiver_names_the_package_however_it_was_built(tmp_path, name):
     lock = ({"name": name, "version": "0.28.1", "hash": "abc"},)
     release = make_release(small_site(tmp_path), "spack", backend="spack", lock=lock)
     write(small_site(tmp_path), release)
@@ -91,13 +91,13 @@ def test_a_waiver_names_the_package_however_it_was_built(tmp_path: Path, name: s
     assert weakness["affects"] == [{"ref": f"pkg:generic/{name}@0.28.1"}]
 
 
-def test_writing_them_again_gives_the_same_bytes(tmp_path: Path, release: Release) -> None:
+def test_writing_them_again_gives_the_same_bytes(tmp_path, release):
     before = [(release.root / name).read_bytes() for name in (SPDX_FILE, CYCLONEDX_FILE)]
     write(small_site(tmp_path), release)
     assert [(release.root / n).read_bytes() for n in (SPDX_FILE, CYCLONEDX_FILE)] == before
 
 
-def test_what_spack_built_is_valid_too(tmp_path: Path) -> None:
+def test_what_spack_built_is_valid_too(tmp_path):
     """Names with signs, one package in two builds, and a wheel that a recipe installed."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
@@ -165,9 +165,7 @@ GNU = "https://ftpmirror.gnu.org/bash/bash-5.3.tar.gz"
          f"pkg:generic/odd@1?download_url={GITHUB}/only-an-owner"),
     ],
 )  # fmt: skip
-def test_a_package_url_says_where_a_package_comes_from(
-    name: str, version: str, more: dict[str, str], purl: str
-) -> None:
+def test_a_package_url_says_where_a_package_comes_from(name, version, more, purl):
     from packageurl import PackageURL
 
     found = purl_of({"name": name, "version": version, "hash": "abc", **more})
@@ -188,7 +186,7 @@ OSV = {
 }  # fmt: skip
 
 
-def test_nvidia_s_licence_is_named_and_its_text_is_in_the_document(tmp_path: Path) -> None:
+def test_nvidia_s_licence_is_named_and_its_text_is_in_the_document(tmp_path):
     from spdx_tools.spdx.parser.parse_anything import parse_file
     from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
@@ -208,9 +206,7 @@ def test_nvidia_s_licence_is_named_and_its_text_is_in_the_document(tmp_path: Pat
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(
-    tmp_path: Path, packed: bool
-) -> None:
+def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(tmp_path, packed):
     site = small_site(tmp_path)
     release = make_release(site, "tensorflow-2.21.0-cpu-00000001", lock=LOCK)
     if packed:
@@ -295,9 +291,7 @@ MALICIOUS = {
 }  # fmt: skip
 
 
-def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(
-    tmp_path: Path,
-) -> None:
+def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(tmp_path):
     """A file per entry in all.zip; both databases of PyPI have most vulnerabilities."""
     with zipfile.ZipFile(tmp_path / "osv.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for entry in (PYTHON_S, MALICIOUS, GITHUB):
@@ -328,9 +322,7 @@ def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(
         ([], ["2.4.60"], False),
     ],
 )
-def test_a_version_lies_in_a_range_as_osv_says(
-    tmp_path: Path, events: list[dict[str, str]], versions: list[str], inside: bool
-) -> None:
+def test_a_version_lies_in_a_range_as_osv_says(tmp_path, events, versions, inside):
     ranges = [{"type": "ECOSYSTEM", "events": events}] if events else []
     entry = {**OSV, "affected": [{"package": {"ecosystem": "PyPI", "name": "numpy"},
                                   "ranges": ranges, "versions": versions}]}  # fmt: skip
@@ -341,9 +333,7 @@ def test_a_version_lies_in_a_range_as_osv_says(
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"[" * 100_000, b'{"affected": 1}', b"\xff"])
 @pytest.mark.parametrize("name", ["osv.json", "osv.zip"])
-def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(
-    tmp_path: Path, name: str, text: bytes
-) -> None:
+def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(tmp_path, name, text):
     site = small_site(tmp_path)
     release = make_release(site, "r", lock=LOCK)
     (tmp_path / name).write_bytes(text)
@@ -356,7 +346,7 @@ def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(
     assert name in said[0]
 
 
-def test_an_expired_waiver_is_no_answer(tmp_path: Path) -> None:
+def test_an_expired_waiver_is_no_answer(tmp_path):
     site = small_site(tmp_path)
     release = make_release(site, "r", lock=LOCK)
     day = datetime.date(2026, 1, 1)
@@ -367,7 +357,7 @@ def test_an_expired_waiver_is_no_answer(tmp_path: Path) -> None:
     assert "expired" in row["analysis"]["detail"]
 
 
-def test_a_damaged_database_is_named(tmp_path: Path) -> None:
+def test_a_damaged_database_is_named(tmp_path):
     path = tmp_path / "osv.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("PYSEC-1.json", json.dumps(OSV) * 50)
