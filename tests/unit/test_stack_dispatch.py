@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.stack.dispatch import Event, choose, publish_history
+from hpcdl.stack.dispatch import choose
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import DISPATCH_FILE, release_for
@@ -126,11 +126,6 @@ def test_a_publish_says_which_partitions_get_it(site):
     assert publish(site, new.id, passing, say=silent).as_data()["partitions"] == {
         "k80": {"before": "k", "after": "new"}
     }
-
-
-def test_a_rollback_takes_off_what_lies_above():
-    events = [Event("publish", name, "") for name in "abc"]
-    assert publish_history([*events, Event("rollback", "a", "", ("b", "c"))]) == ["a"]
 
 
 def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(tmp_path):

@@ -49,8 +49,6 @@ def test_everybody_reads_and_nobody_else_writes(tmp_path):
 
 
 def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path):
-    import sys
-
     trees = [tmp_path / "first", tmp_path / "second"]
     for tree in trees:
         (tree / "package").mkdir(parents=True)
@@ -73,9 +71,6 @@ def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path):
 
 def test_no_python_writes_bytecode_beside_the_start_file(tmp_path):
     """Root's Pythons of other versions read it too, while the module is loaded."""
-    import subprocess
-    import sys
-
     add_startup(tmp_path)
     where = tmp_path / "share" / "hpcdl" / "python"
     before = sorted(tmp_path.rglob("*"))
@@ -93,9 +88,6 @@ def test_no_python_writes_bytecode_beside_the_start_file(tmp_path):
      (["-c", "'pip'", "install"], False)],
 )  # fmt: skip
 def test_pip_in_a_release_meets_a_clear_word_first(tmp_path, argv, told):
-    import subprocess
-    import sys
-
     stack, mine = tmp_path / "stack", tmp_path / "mine"
     for where in (stack, mine):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True)

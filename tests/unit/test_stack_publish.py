@@ -145,12 +145,6 @@ def test_rolling_back_twice_goes_back_twice(site):
     assert current_id(site) == "a"
 
 
-def test_rollback_to_a_named_release(site):
-    go(site, "a", "b", "c")
-    assert rollback(site, "a").before == "c"
-    assert current_id(site) == "a"
-
-
 def test_rollback_refuses_what_was_never_proven(site):
     go(site, "a")
     with pytest.raises(CheckFailed, match="never published"):

@@ -89,15 +89,6 @@ def test_a_current_that_leads_nowhere_says_so(tmp_path):
         current_release(small_site(tmp_path))
 
 
-def test_the_record_is_plain_json_with_a_schema(tmp_path):
-    made = make_release(small_site(tmp_path), "one")
-    assert json.loads((made.root / "release.json").read_text())["schema"] == 1
-
-
-def test_a_module_can_be_named_before_any_release(tmp_path):
-    assert planned_module(small_site(tmp_path)).startswith("tensorflow/2.")
-
-
 def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi):
     assert planned_module(pi, "k80") == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
     assert planned_module(pi, "cpu").endswith("-cpu")

@@ -1,6 +1,7 @@
 """Bills of materials that other tools accept, and that say so where nobody knows a licence."""
 
 import datetime
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -238,39 +239,27 @@ def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(tmp_path, pack
 
 def as_published(name: str, events: list[dict[str, str]], versions: list[str]) -> dict[str, object]:
     """One package of an entry as OSV publishes it: it lists the versions of each range."""
-    home = f"https://github.com/github/advisory-database/blob/main/{name}.json"
     return {"package": {"ecosystem": "PyPI", "name": name, "purl": f"pkg:pypi/{name}"},
             "ranges": [{"type": "ECOSYSTEM", "events": events}], "versions": versions,
-            "database_specific": {"source": home}}  # fmt: skip
+            "database_specific": {"source": "https://github.com/"}}  # fmt: skip
 
 
-GITHUB = {
-    "id": "GHSA-w7xq-3c9m-p4r2",
+OF_GITHUB = {
+    "id": "GHSA-w7xq-3c9m-p4r2", "schema_version": "1.7.3", "modified": "2099-03-27T22:03:05Z",
     "summary": "numpy reads beyond the end of an array in a made-up function",
     "details": "### Impact\nAnybody who may name an axis.\n\n```python\nnumpy.none(axis=-1)\n```\n",
-    "aliases": ["CVE-2099-1234", "PYSEC-2099-17"],
-    "modified": "2099-03-27T22:03:05Z",
-    "published": "2099-03-24T21:57:01Z",
-    "related": ["CGA-2222-3333-4444"],
-    "database_specific": {"cwe_ids": ["CWE-125"], "severity": "HIGH", "github_reviewed": True,
-                          "github_reviewed_at": "2099-03-24T21:57:01Z", "nvd_published_at": None},
-    "references": [{"type": "ADVISORY", "url": "https://nvd.nist.gov/vuln/detail/CVE-2099-1234"},
-                   {"type": "PACKAGE", "url": "https://github.com/numpy/numpy"}],
+    "aliases": ["CVE-2099-1234", "PYSEC-2099-17"], "related": ["CGA-2222-3333-4444"],
+    "database_specific": {"cwe_ids": ["CWE-125"], "severity": "HIGH", "nvd_published_at": None},
+    "references": [{"type": "PACKAGE", "url": "https://github.com/numpy/numpy"}],
     "affected": [
         as_published("numpy", [{"introduced": "0"}, {"fixed": "1.26.5"}], ["1.26.4", "1.26.4rc1"]),
         as_published("numpy", [{"introduced": "2.0.0"}, {"fixed": "2.4.7"}], ["2.4.5", "2.4.6"]),
         as_published("numpy-quaddtype", [{"introduced": "0"}], ["0.1"]),
     ],
-    "schema_version": "1.7.3",
-    "severity": [{"type": "CVSS_V3", "score": "CVSS:3.1/AV:N/AC:L/PR:N/UI:N/S:U/C:H/I:H/A:H"}],
 }  # fmt: skip
-PYTHON_S = {
-    "id": "PYSEC-2099-17",
+OF_PYTHON = {
+    "id": "PYSEC-2099-17", "aliases": ["CVE-2099-1234", "GHSA-w7xq-3c9m-p4r2"],
     "details": "numpy is the array package. A made-up function reads too far.",
-    "aliases": ["CVE-2099-1234", "GHSA-w7xq-3c9m-p4r2"],
-    "modified": "2099-11-08T04:11:57.321Z",
-    "published": "2099-03-25T00:15:00Z",
-    "references": [{"type": "FIX", "url": "https://github.com/numpy/numpy/commit/6841e522"}],
     "affected": [{
         "package": {"name": "numpy", "ecosystem": "PyPI", "purl": "pkg:pypi/numpy"},
         "ranges": [
@@ -279,34 +268,30 @@ PYTHON_S = {
             {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.4.7"}]},
         ],
         "versions": ["2.4.5", "2.4.6"],
-        "ecosystem_specific": {"imports": [{"attribute": "none", "modules": ["numpy"]}]},
     }],
-    "schema_version": "1.7.3",
 }  # fmt: skip
 MALICIOUS = {
-    "id": "MAL-2099-4711", "modified": "2099-01-01T00:00:00Z", "schema_version": "1.7.3",
-    "summary": "Malicious code in numpyy (PyPI)", "details": "---\n_-= made-up =-_\n",
+    "id": "MAL-2099-4711", "summary": "Malicious code in numpyy (PyPI)",
     "affected": [as_published("numpyy", [{"introduced": "0"}], ["2.4.6"])],
-    "database_specific": {"malicious-packages-origins": []},
 }  # fmt: skip
 
 
 def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(tmp_path):
     """A file per entry in all.zip; both databases of PyPI have most vulnerabilities."""
     with zipfile.ZipFile(tmp_path / "osv.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for entry in (PYTHON_S, MALICIOUS, GITHUB):
+        for entry in (OF_PYTHON, MALICIOUS, OF_GITHUB):
             archive.writestr(f"{entry['id']}.json", json.dumps(entry))
     release = make_release(small_site(tmp_path), "r", lock=LOCK)
     (one,) = vulnerabilities(tmp_path / "osv.zip", components(release))
-    assert (one.id, one.package, one.version) == ("GHSA-w7xq-3c9m-p4r2", "numpy", "2.4.6")
+    assert (one.id, one.purls) == ("GHSA-w7xq-3c9m-p4r2", ("pkg:pypi/numpy@2.4.6",))
     assert one.aliases == ("CVE-2099-1234", "PYSEC-2099-17")
-    assert one.summary == "numpy reads beyond the end of an array in a made-up function"
+    assert one.what.startswith("numpy reads beyond the end of an array in a made-up function (CVE")
     assert one.fixed == "2.4.7"
 
     (tmp_path / "osv.zip").unlink()
-    (tmp_path / "osv.json").write_text(json.dumps(PYTHON_S))
+    (tmp_path / "osv.json").write_text(json.dumps(OF_PYTHON))
     (one,) = vulnerabilities(tmp_path / "osv.json", components(release))
-    assert one.summary == "numpy is the array package. A made-up function reads too far."
+    assert one.what.startswith("numpy is the array package. A made-up function reads too far.")
 
 
 @pytest.mark.parametrize(
@@ -331,7 +316,20 @@ def test_a_version_lies_in_a_range_as_osv_says(tmp_path, events, versions, insid
     assert bool(vulnerabilities(tmp_path / "osv.json", components(release))) is inside
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"[" * 100_000, b'{"affected": 1}', b"\xff"])
+def damaged_member() -> bytes:
+    """An archive one of whose members cannot be unpacked."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("PYSEC-1.json", json.dumps(OSV) * 50)
+    start = 30 + len("PYSEC-1.json")
+    return packed.getvalue()[:start] + b"\xff\xff" + packed.getvalue()[start + 2 :]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[1]", b"[" * 100_000, b'{"affected": 1}', b"\xff", damaged_member()],
+    ids=range(7),
+)
 @pytest.mark.parametrize("name", ["osv.json", "osv.zip"])
 def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(tmp_path, name, text):
     site = small_site(tmp_path)
@@ -355,15 +353,3 @@ def test_an_expired_waiver_is_no_answer(tmp_path):
     row = json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"][0]
     assert row["analysis"]["state"] == "in_triage"
     assert "expired" in row["analysis"]["detail"]
-
-
-def test_a_damaged_database_is_named(tmp_path):
-    path = tmp_path / "osv.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("PYSEC-1.json", json.dumps(OSV) * 50)
-    data = bytearray(path.read_bytes())
-    start = 30 + len("PYSEC-1.json")
-    data[start : start + 2] = b"\xff\xff"
-    path.write_bytes(data)
-    with pytest.raises(CheckFailed, match="is not a file of OSV"):
-        vulnerabilities(path, ())
