@@ -125,7 +125,6 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 def _lack(plan: Plan, *, only_look: bool = False) -> HpcdlError | None:
-    """What this machine lacks for a build."""
     try:
         plan.require_ready(only_look=only_look)
     except (MissingPrerequisite, BadInput) as fault:

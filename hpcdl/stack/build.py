@@ -274,7 +274,6 @@ def build(plan: BuildPlan, say: Say) -> Release:
 
 
 def _build(plan: BuildPlan, say: Say) -> Release:
-    """Build a plan whose wheels are there."""
     release_id = plan.release_id
     assert release_id is not None
     if plan.exists:
@@ -290,7 +289,6 @@ def _build(plan: BuildPlan, say: Say) -> Release:
 
 
 def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
-    """Make the virtual environment of a release."""
     house, recipe = plan.wheelhouse, plan.recipe
     assert house is not None
     stack, log = root / "stack", new_log(root.name)

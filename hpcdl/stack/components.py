@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -49,12 +49,20 @@ def components(release: Release) -> tuple[Component, ...]:
     spdx_licensing()  # where it is missing, so are the others
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
     installed = {normal_name(found.name): found for found in distributions(path=folders)}
-    found = (
-        _component(entry, installed.get(normal_name(entry["name"])))
-        for entry in sorted([*release.lock, *_beneath(release)],
-                            key=lambda entry: (entry["name"], entry["version"]))
-    )  # fmt: skip
-    return tuple({one.purl: one for one in found}.values())
+    found: dict[str, Component] = {}
+    for entry in sorted([*release.lock, *_beneath(release)],
+                        key=lambda entry: (entry["name"], entry["version"])):  # fmt: skip
+        name = normal_name(entry["name"])
+        words = [entry["licence"]] if "licence" in entry else []
+        if not words and name in installed:
+            words = licence_words(installed[name].metadata)
+        licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
+        # Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit.
+        url, commit, purl = entry.get("url", ""), entry.get("commit"), purl_of(entry)
+        found[purl] = Component(name, entry["version"], entry.get("sha256"), licence,
+                                words[0] if words else "", purl,
+                                f"git+{url}@{commit}" if url and commit else url)  # fmt: skip
+    return tuple(found.values())
 
 
 def _beneath(release: Release) -> list[Mapping[str, str]]:
@@ -71,18 +79,6 @@ def _beneath(release: Release) -> list[Mapping[str, str]]:
         for name, version in versions.items()
         if name and version and not {name, f"py-{name}"} & locked
     ]
-
-
-def _component(entry: Mapping[str, str], installed: Distribution | None) -> Component:
-    words = [entry["licence"]] if "licence" in entry else []
-    if installed and not words:
-        words = licence_words(installed.metadata)
-    licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
-    # Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit.
-    url, commit = entry.get("url", ""), entry.get("commit")
-    address = f"git+{url}@{commit}" if url and commit else url
-    return Component(normal_name(entry["name"]), entry["version"], entry.get("sha256"), licence,
-                     words[0] if words else "", purl_of(entry), address)  # fmt: skip
 
 
 def licence_words(metadata: Any) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.components import Component, components, normal_name
-from hpcdl.stack.records import Records, Waiver, concerns, read_records, today, waiver_of
+from hpcdl.stack.records import Waiver, concerns, read_records, today, waiver_of
 from hpcdl.stack.release import BrokenRelease, Release, read_release, release_ids
 from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.system.errors import CheckFailed
@@ -85,16 +85,12 @@ def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[
     known = {one.id for one in own}
     told = vulnerabilities(path, inside) if path else []
     found = [*own, *(one for one in told if known.isdisjoint(one.names))]
-    return [_answered(one, records) for one in found]
-
-
-def _answered(found: Finding, records: Records) -> Finding:
-    """The same with the waiver of the site, by whichever of its names."""
-    waiver = next((w for name in found.names if (w := waiver_of(name, records))), None)
-    if waiver is None:
-        return found
-    state = "expired" if waiver.expired(today()) else "waived"
-    return replace(found, state=state, waiver=waiver)
+    for number, one in enumerate(found):
+        waiver = next((w for name in one.names if (w := waiver_of(name, records))), None)
+        if waiver is not None:
+            state = "expired" if waiver.expired(today()) else "waived"
+            found[number] = replace(one, state=state, waiver=waiver)
+    return found
 
 
 def known_names(site: Site) -> set[str]:

@@ -83,7 +83,6 @@ def collect(
 
 
 def _reasons(site: Site, pinned: Mapping[str, str], keep: int, unpublished: bool) -> dict[str, str]:
-    """Why each release that stays, stays."""
     existing, events = release_ids(site), read_history(site)
     # Rolled back or not: a rollback may be taken back.
     latest_first = dict.fromkeys(event.release for event in reversed(events))

@@ -134,7 +134,6 @@ def _build(
     recipe: HorovodRecipe, programs: Path, packages: Path, folder: Path, compilers: Toolchain,
     say: Say,
 ) -> None:  # fmt: skip
-    """From the sdist to a wheel in `folder`."""
     log = new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = fetch_sdist(recipe, pip, folder, log, say)

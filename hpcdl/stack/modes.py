@@ -88,19 +88,13 @@ def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) ->
             found = list(_fault(f"{root}/{name}", status, owner))
             yield from found
             sound |= set() if found else {kind}
-    directories = [str(root)]
-    while directories:
-        directory = directories.pop()
-        yield from _fault(directory, os.lstat(directory), owner)
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                if entry.name in seen and directory == str(root):
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    directories.append(entry.path)
-                elif not stat.S_ISLNK(status.st_mode):
-                    yield from _fault(entry.path, status, owner)
+    for where, folders, files in os.walk(root):
+        if where == str(root):
+            folders[:] = [name for name in folders if name not in seen]
+        for path in (where, *(f"{where}/{name}" for name in files)):
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode):
+                yield from _fault(path, status, owner)
 
 
 def _fault(path: str, status: os.stat_result, owner: int) -> Iterator[str]:

@@ -119,7 +119,6 @@ def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> di
 
 
 def _file(name: str, data: Mapping[str, object], code: str) -> str:
-    """A data table in front of static code."""
     parts = [(folder("modulefiles") / part).read_text("utf-8") for part in ("gpu.lua", code)]
     return "\n".join([f"local {name} = {lua(data)}\n", *parts])
 

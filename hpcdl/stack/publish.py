@@ -253,24 +253,19 @@ def newest(site: Site) -> str:
 
 def overview(site: Site) -> list[dict[str, Any]]:
     """One row per release, oldest first: id, module, created, state, evidence, current."""
-    current = current_id(site)
-    rows = [_row(site, release_id, current) for release_id in release_ids(site)]
+    current, rows = current_id(site), []
+    for name in release_ids(site):
+        row = {"id": name, "module": "", "created": "", "current": name == current, "proof": ""}
+        try:
+            release = read_release(site, name)
+            row |= {"module": release.module, "created": release.created, "state": "built"}
+            if (proof := read_proof(release)) is not None:
+                state = "proven" if proof.passed else "failed the gate"
+                row |= {"state": state, "proof": proof.describe()}
+        except BrokenRelease as broken:
+            row["state"] = f"broken: {broken.message}"
+        rows.append(row)
     return sorted(rows, key=lambda row: (row["created"], row["id"]))
-
-
-def _row(site: Site, release_id: str, current: str | None) -> dict[str, Any]:
-    row = {"id": release_id, "module": "", "created": "", "current": release_id == current,
-           "proof": ""}  # fmt: skip
-    try:
-        release = read_release(site, release_id)
-    except BrokenRelease as broken:
-        return {**row, "state": f"broken: {broken.message}"}
-    row |= {"module": release.module, "created": release.created, "state": "built"}
-    proof = read_proof(release)
-    if proof is not None:
-        state = "proven" if proof.passed else "failed the gate"
-        row |= {"state": state, "proof": proof.describe()}
-    return row
 
 
 def plan_rollback(site: Site, release_id: str | None = None) -> PublishResult:

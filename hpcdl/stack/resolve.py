@@ -1,8 +1,7 @@
 """`hpcdl stack resolve`: the newest working set of versions per partition, and why not newer.
 
-A partition, a backend and the site's pins become a setting; resolve_problem makes a `Problem` of
-the facts (resolve_facts) of it, resolve_solver answers that, and resolve_solution says what limits
-each version. Everything is pure: from a `Site` to frozen values.
+A partition, a backend and the site's pins become a setting; resolve_solution makes a `Problem` of
+the facts (resolve_facts) of it, resolve_solver answers that. Pure: from a `Site` to frozen values.
 """
 
 from __future__ import annotations
@@ -14,9 +13,16 @@ from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
 from hpcdl.stack.resolve_groups import setting
-from hpcdl.stack.resolve_problem import Setting, fix, make_problem
 from hpcdl.stack.resolve_show import chain_lines
-from hpcdl.stack.resolve_solution import Answer, Resolution, driver_notes, solve
+from hpcdl.stack.resolve_solution import (
+    Answer,
+    Resolution,
+    Setting,
+    driver_notes,
+    fix,
+    make_problem,
+    solve,
+)
 from hpcdl.stack.resolve_solver import Condition, Rule, Solver
 from hpcdl.stack.resolve_versions import Range, sort_key
 from hpcdl.stack.spack_backend.from_wheels import choose

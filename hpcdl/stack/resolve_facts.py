@@ -7,7 +7,7 @@ derived here: which GPUs the machine code of a wheel serves, and what a backend 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -87,7 +87,12 @@ class Facts:
 def known() -> Facts:
     """The facts of this installation."""
     files = [facts.load(name) for name in FILES]
-    components = {one.name: one for file in files for one in _components(file)}
+    components = {
+        name: Component(name, row["title"],
+                        {way: newest_first(set(row[way])) for way in (*BACKENDS, "host")
+                         if way in row}, row["proof"], _source(row, file))
+        for file in files for name, row in file["components"].items()
+    }  # fmt: skip
     offers = [rule for component in components.values() for rule in _offers(component)]
     rules = (*(rule for file in files for rule in _rules(file)), *offers)
     about_gpus = (rule for rule in rules
@@ -98,7 +103,7 @@ def known() -> Facts:
         components=components,
         rules=rules,
         of_gpus=tuple(about_gpus),
-        proofs=(*(row for file in files for row in _proof_rows(file)), *_solved_rows()),
+        proofs=tuple(_proofs(files)),
         notes=tuple((conditions(row["when"]), f"{row['note']} [{row['proof']}]") for row in notes),
         own_driver={name: text for name, text in own.items() if name[0].isdigit()},
         tried=tuple(Tried(conditions(row["when"]), frozenset(row.get("compute", ())), row["proof"],
@@ -127,13 +132,6 @@ def serves(code: list[str], compute: str) -> bool:
     parts = (name.split("_") for name in code)
     compiled = [(kind, (int(number[:-1]), int(number[-1]))) for kind, number in parts]
     return any(of <= here and (kind == "compute" or of[0] == here[0]) for kind, of in compiled)
-
-
-def _components(file: Mapping[str, Any]) -> Iterator[Component]:
-    for name, row in file["components"].items():
-        ways = (way for way in (*BACKENDS, "host") if way in row)
-        versions = {way: newest_first(set(row[way])) for way in ways}
-        yield Component(name, row["title"], versions, row["proof"], _source(row, file))
 
 
 def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
@@ -165,15 +163,13 @@ def _offers(component: Component) -> Iterator[Rule]:
             )
 
 
-def _proof_rows(file: Mapping[str, Any]) -> Iterator[ProofRow]:
-    for name, row in file["components"].items():
-        for part in row.get("proofs", ()):
-            level, source = part.get("cpu") or part["proof"], _source(part, file)
-            yield ProofRow(name, conditions(part["when"]), level, source, "cpu" in part)
-
-
-def _solved_rows() -> Iterator[ProofRow]:
-    """Versions that Spack has solved for a GPU; nothing was solved for CPUs."""
+def _proofs(files: Sequence[Mapping[str, Any]]) -> Iterator[ProofRow]:
+    rows = ((name, part, file) for file in files for name, row in file["components"].items()
+            for part in row.get("proofs", ()))  # fmt: skip
+    for name, part, file in rows:
+        level = part.get("cpu") or part["proof"]
+        yield ProofRow(name, conditions(part["when"]), level, _source(part, file), "cpu" in part)
+    # Versions that Spack has solved for a GPU; nothing was solved for CPUs.
     book = facts.load("spack")
     by = book["locked_with"]
     for name, versions in book["solved"].items():

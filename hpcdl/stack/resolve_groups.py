@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.pythons import pythons, that_start
-from hpcdl.stack.resolve_problem import Setting
-from hpcdl.stack.resolve_solution import solve
+from hpcdl.stack.resolve_solution import Setting, solve
 from hpcdl.stack.resolve_versions import sort_key
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hpcdl.stack.resolve_facts import computes, known
-from hpcdl.stack.resolve_problem import OTHER_DRIVER, OTHER_GPU
-from hpcdl.stack.resolve_solution import Answer, Choice, Resolution
+from hpcdl.stack.resolve_solution import OTHER_DRIVER, OTHER_GPU, Answer, Choice, Resolution
 from hpcdl.stack.resolve_solver import Condition, Rule
 from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.system.text import paint

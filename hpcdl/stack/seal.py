@@ -153,8 +153,12 @@ def check_integrity(
     start = time.monotonic()
     entries = look(release) if entries is None else entries
     size = sum(entry.status.st_size for entry in entries.values() if entry.is_file)
-    if not full and _noted(release) == _fingerprint(release, entries):
-        return Integrity(release.id, len(entries), size, time.monotonic() - start, full=False)
+    if not full:
+        with suppress(OSError, ValueError):  # no note of a full check
+            noted = (release.root / CHECKED_FILE).read_text(encoding="ascii").strip()
+            if noted == _fingerprint(release, entries):
+                took = time.monotonic() - start
+                return Integrity(release.id, len(entries), size, took, full=False)
     known: Mapping[str, object] = json.loads(_read_content(release))["entries"]
     with explain_os_errors(release.root):
         found = _rows(entries)
@@ -288,13 +292,6 @@ def _fingerprint(release: Release, entries: Mapping[str, Entry]) -> str:
             for name, (_, one, link) in entries.items())  # fmt: skip
     text = "\n".join([release.content, *map(repr, rows)])
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _noted(release: Release) -> str:
-    """The fingerprint at the last full check; empty where there is none."""
-    with suppress(OSError, ValueError):
-        return (release.root / CHECKED_FILE).read_text(encoding="ascii").strip()
-    return ""
 
 
 def _note_checked(release: Release, entries: Mapping[str, Entry]) -> None:

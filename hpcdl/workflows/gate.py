@@ -263,7 +263,10 @@ def _outcome(
     release: Release, partition: Partition, job: Submission, last: Snapshot
 ) -> tuple[list[Check], GateRun]:
     """What came of a job: its checks, and where it ran."""
-    seen = _seen(job, last)
+    # A file system that nodes share may show what the program wrote a little later.
+    end = time.monotonic() + (_LATE_SECONDS if last.ok else 0)
+    while (seen := read_seen(job.folder / _OUT)) is None and time.monotonic() < end:
+        time.sleep(_POLL_SECONDS)
     samples = verify.samples_of(seen) if seen else {}
     one = GateRun(partition.name, job.job_id, last.nodes, utc_now(), str(job.log), samples)
     if not last.ok or seen is None:
@@ -272,14 +275,6 @@ def _outcome(
     ranks = 1 if partition.gpus_per_node == partition.nodes == 1 else RANKS
     judged = judge(release, seen, partition, ranks)
     return [replace(check, partition=partition.name) for check in judged], one
-
-
-def _seen(job: Submission, last: Snapshot) -> dict[str, object] | None:
-    """What the program wrote; a file system that nodes share may show it a little later."""
-    end = time.monotonic() + (_LATE_SECONDS if last.ok else 0)
-    while (seen := read_seen(job.folder / _OUT)) is None and time.monotonic() < end:
-        time.sleep(_POLL_SECONDS)
-    return seen
 
 
 def _why(job: Submission, last: Snapshot) -> str:

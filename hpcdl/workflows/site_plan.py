@@ -1,8 +1,8 @@
 """`hpcdl stack plan`: what would be built, published and loaded, before anything is done.
 
-The targets of all stacks (targets) are compared with what is published: versions with the reason
-of each change, modules and what a plain load gives where, jobs that wait or run, references that
-would become STALE. Pure but for reading: nothing is written, fetched or submitted.
+What every stack of a site is to be (a `Target`, planned as `stack build` plans it) is compared with
+what is published: versions with the reason of each change, modules and what a plain load gives
+where, jobs that wait or run, references that would become STALE. Nothing is written.
 """
 
 from __future__ import annotations
@@ -14,18 +14,89 @@ from dataclasses import dataclass
 
 from hpcdl.regress.references import load_references
 from hpcdl.site import Site, load_site
+from hpcdl.stack.build import plan_build
 from hpcdl.stack.dispatch import Event, read_history
 from hpcdl.stack.modules import SITE_FILE, render_modules
 from hpcdl.stack.publish import Published, shown_after
-from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
-from hpcdl.stack.resolve import why_not
+from hpcdl.stack.recipe import MODULE
+from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_for
+from hpcdl.stack.resolve import resolve, why_not
 from hpcdl.stack.resolve_facts import COMPONENTS
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_versions import sort_key
-from hpcdl.system.errors import HpcdlError, MissingPrerequisite
+from hpcdl.stack.spack_backend.spack_build import plan_spack
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.releases import Use, uses
-from hpcdl.workflows.targets import Target, targets
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the stack of some partitions is to be.
+
+    `blocked` says why it cannot be built here. `release` is None where nothing fits at all, or
+    where no stack serves the partitions, and `stack` is empty. `steps` are what is left to do
+    before it can be published, `notes` what a user should know of it.
+    """
+
+    stack: str
+    backend: str
+    partitions: tuple[str, ...]
+    resolution: Resolution
+    release: Release | None
+    built: bool
+    steps: tuple[str, ...] = ()
+    blocked: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
+    """The target of every stack that serves a partition, or of the one that serves `partition`.
+
+    The last one may be of no stack: for partitions that none of the site's stacks serves.
+    """
+    names = [partition] if partition else list(site.partitions)
+    groups: dict[tuple[str, str, tuple[object, ...]], list[Resolution]] = {}
+    unserved: list[Resolution] = []
+    for name in names:
+        one = resolve(site, name)[0]
+        if one.stack is None and site.stacks:
+            unserved.append(one)
+        else:
+            # From wheels, each TensorFlow is a build of its own, with GPUs or without; what fits
+            # none is told for itself.
+            own = (one.versions.get("tensorflow", ""), one.compute is not None, one.problems)
+            key = own if one.backend == "venv" else ()
+            groups.setdefault((one.stack or MODULE, one.backend, key), []).append(one)
+    found = [_target(site, *key[:2], group) for key, group in groups.items()]
+    if unserved:
+        note = "none of the site's stacks names them: their jobs load what the others have"
+        left = tuple(one.partition for one in unserved)
+        found.append(Target("", "", left, unserved[0], None, built=False, notes=(note,)))
+    return tuple(found)
+
+
+def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -> Target:
+    names, one = tuple(one.partition for one in group), group[0]
+    name = one.stack  # None where the site file names no stacks
+    try:
+        venv = backend == "venv"
+        plan = plan_build(site, name, names[0]) if venv else plan_spack(site, name)
+        release = plan.expected()
+        if plan.exists:
+            release = read_release(site, release.id)
+        steps, lack = tuple(plan.steps()), ""
+    except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as fault:
+        return Target(stack, backend, names, one, None, False, blocked=fault.in_one_line())
+    try:
+        plan.require_ready(only_look=True)
+    except (MissingPrerequisite, BadInput, CommandFailed) as fault:
+        lack = fault.in_one_line()
+    idle = ", ".join(name for name in names if site.partition(name).gpu is not None)
+    note = f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {idle} idle"
+    notes = (note,) if idle and "cuda" not in release.versions else ()
+    return Target(stack, backend, names, one, release, plan.exists, steps, lack, notes)
 
 
 @dataclass(frozen=True)
@@ -237,7 +308,7 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
         # Where nothing can be built for a partition, what the others have is not for it.
         defaults=tuple(one for one in defaults
                        if one.before or one.serves or one.partition not in own),
-        rewritten=not new and _differ(site, after),
+        rewritten=not new and current_id(site) is not None and _differ(site, after),
     )  # fmt: skip
 
 
@@ -248,8 +319,6 @@ def _names(shown: Published | None) -> dict[str, str]:
 
 def _differ(site: Site, shown: Published) -> bool:
     """Whether the modulefiles on disk are not those that a publish would write now."""
-    if current_id(site) is None:
-        return False
     modules = site.paths.prefix / "current" / "modules"
     with suppress(OSError):
         return any((modules / name).read_text(encoding="utf-8") != text

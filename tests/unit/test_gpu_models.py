@@ -34,7 +34,7 @@ from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.workflows.expectation import expect, why_none
-from hpcdl.workflows.targets import targets
+from hpcdl.workflows.site_plan import targets
 
 MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
 OWN = "gpus:\n  X1: {compute: 8.9, memory_gb: 16}\n"

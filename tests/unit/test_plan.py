@@ -18,9 +18,8 @@ from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import Plan
+from hpcdl.workflows.site_plan import Plan, Target, targets
 from hpcdl.workflows.site_plan_show import as_data, as_text
-from hpcdl.workflows.targets import Target, targets
 from tests.small_release import make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
@@ -314,7 +313,7 @@ def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
     def fails(*_: object) -> None:
         run(["false"])
 
-    monkeypatch.setattr("hpcdl.workflows.targets.plan_build", fails)
+    monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", fails)
     assert "false failed with exit code 1" in targets(site)[0].blocked
 
 
