@@ -150,17 +150,11 @@ def _build(
     try:
         run(
             [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources],
-            env={
-                **recipe.environment,
-                **compilers.environment(),
-                **nccl,
-                "PATH": f"{programs}:{os.environ['PATH']}",
-                "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
-            },
-            log=log,
-            timeout=_BUILD_SECONDS,
-            tied=True,
-        )
+            env={**recipe.environment, **compilers.environment(), **nccl,
+                 "PATH": f"{programs}:{os.environ['PATH']}",
+                 "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}"},
+            log=log, timeout=_BUILD_SECONDS, tied=True,
+        )  # fmt: skip
     except CommandFailed as fault:
         said = first_complaint(log)
         raise CommandFailed(fault.result, hint=f"first error: {said}" if said else "") from fault

@@ -52,20 +52,19 @@ def lua(value: object, indent: str = "") -> str:
     return "{\n" + "".join(f"{inner}{row},\n" for row in rows) + indent + "}" if rows else "{}"
 
 
-def module_data(release: Release) -> dict[str, object]:
-    """What the modulefile of this release differs in."""
-    return {
-        "id": release.id,
-        "version": release.module_version,
-        "stack": str(release.prefix),
-        "summary": summary(release),
-        "needs": dict(release.needs),
-        "environment": dict(release.environment),
-        "proc": "/proc",
-    }
+def _module_data(release: Release) -> dict[str, object]:
+    """What the modulefile of this release differs in; a line of it for `module whatis`."""
+    versions = release.versions
+    titles = {"TensorFlow": "tensorflow", "Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn",
+              "NCCL": "nccl", "Python": "python"}  # fmt: skip
+    inside = [f"{title} {versions[name]}" for title, name in titles.items() if name in versions]
+    inside += [versions["mpi"]] if "mpi" in versions else []
+    return {"id": release.id, "version": release.module_version, "stack": str(release.prefix),
+            "summary": ", ".join(inside), "needs": dict(release.needs),
+            "environment": dict(release.environment), "proc": "/proc"}  # fmt: skip
 
 
-def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
+def _dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
     """The table of modulerc.lua: versions by partition, by GPU, and the default.
 
     A partition of several GPU models has a list of its own, `models`: the GPU found decides.
@@ -81,27 +80,13 @@ def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
             if partition.gpu is not None and name in versions}  # fmt: skip
     for by_model in models.values():
         gpus |= by_model
-    return {
-        "default": chosen.default.module_version,
-        "partitions": versions,
-        "models": {name: _rows(by_model) for name, by_model in models.items()},
-        "gpus": _rows(gpus),
-        "proc": "/proc",
-    }
 
+    def rows(versions: Mapping[str, str]) -> list[dict[str, str]]:
+        return [{"model": model, "version": version} for model, version in versions.items()]
 
-def _rows(versions: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"model": model, "version": version} for model, version in versions.items()]
-
-
-def summary(release: Release) -> str:
-    """One line for `module whatis` and `module spider`."""
-    versions = release.versions
-    parts = {"Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn", "NCCL": "nccl",
-             "Python": "python"}  # fmt: skip
-    rest = [f"{title} {versions[name]}" for title, name in parts.items() if name in versions]
-    mpi = [versions["mpi"]] if "mpi" in versions else []
-    return ", ".join([f"TensorFlow {versions['tensorflow']}", *rest, *mpi])
+    return {"default": chosen.default.module_version, "partitions": versions,
+            "models": {name: rows(by_model) for name, by_model in models.items()},
+            "gpus": rows(gpus), "proc": "/proc"}  # fmt: skip
 
 
 def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:
@@ -111,9 +96,9 @@ def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> di
     load tensorflow` gives where.
     """
     return {
-        **{f"{one.module}.lua": _file("release", module_data(one), "tensorflow.lua")
+        **{f"{one.module}.lua": _file("release", _module_data(one), "tensorflow.lua")
            for one in shown},
-        f"{MODULE}/.modulerc.lua": _file("dispatch", dispatch_data(site, chosen), "modulerc.lua"),
+        f"{MODULE}/.modulerc.lua": _file("dispatch", _dispatch_data(site, chosen), "modulerc.lua"),
         DISPATCH_FILE: json.dumps(chosen.as_data(), indent=2) + "\n",
     }  # fmt: skip
 

@@ -103,9 +103,8 @@ def setuptools_for(python: str) -> str:
 def digest_of(file: str) -> str | None:
     """The SHA-256 that a wheel's file must have; None where the facts have none."""
     name, version, tags = file.removesuffix(".whl").split("-", 2)
-    wheels = facts.load("wheel_lock")["wheels"].get(f"{normal_name(name)} {version}", {})
-    found: str | None = wheels.get(tags)
-    return found
+    wheels: dict[str, dict[str, str]] = facts.load("wheel_lock")["wheels"]
+    return wheels.get(f"{normal_name(name)} {version}", {}).get(tags)
 
 
 def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:

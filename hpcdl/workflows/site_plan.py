@@ -294,7 +294,7 @@ def _ruled_out(site: Site, one: Resolution, name: str, version: str) -> str:
 def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     history = read_history(site)
     new = [one.target.release for one in stacks if one.publishes and one.target.release]
-    events = [*history, *(Event("publish", release.id, "") for release in new)]
+    events = [*history, *(Event("publish", release.id) for release in new)]
     after = shown_after(site, events, expected=new)
     if after is None:
         return ModulesPlan((), (), (), rewritten=False)
@@ -375,10 +375,9 @@ def _site_changes(site: Site) -> Iterator[str]:
         if was is None or now is None:
             yield f"partition {name} is {'new' if was is None else 'gone'}"
             continue
-        for what in ("driver", "stack", "target"):
-            before, after = getattr(was, what), getattr(now, what)
-            if before != after:
-                yield f"{name}: {what} {before or 'not given'} -> {after or 'not given'}"
-        if was.gpu_models != now.gpu_models:
-            models = [" and ".join(one.gpu_models) or "none" for one in (was, now)]
-            yield f"{name}: GPU {models[0]} -> {models[1]}"
+        said = [{"driver": one.driver or "not given", "stack": one.stack or "not given",
+                 "target": one.target or "not given",
+                 "GPU": " and ".join(one.gpu_models) or "none"} for one in (was, now)]  # fmt: skip
+        for what, before in said[0].items():
+            if before != said[1][what]:
+                yield f"{name}: {what} {before} -> {said[1][what]}"
