@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -83,9 +83,9 @@ def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
     """
     found = uses(site)
     named: dict[str, list[int]] = {}
-    loaded = _Loaded.of(site)
+    loaded = _loaded_by(site)
     for use in found:
-        for release in dict.fromkeys([*use.releases, *loaded.by(use)]):
+        for release in dict.fromkeys([*use.releases, *loaded(use)]):
             named.setdefault(release, []).append(use.job.id)
     kept: dict[str, str] = {}
     for jobs, why in (
@@ -110,44 +110,32 @@ def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(dict.fromkeys(releases)), tuple(dict.fromkeys(loads))
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """Tells which releases a job may have loaded by name."""
+def _loaded_by(site: Site) -> Callable[[Use], Iterator[str]]:
+    """Tells which releases the loads of a job mean, or meant when they ran."""
+    known, events = sound_releases(site), read_history(site)
+    times = sorted(event.at for event in events)
 
-    modules: Mapping[str, str]
-    given: Callable[[str, int], set[str]]
-    times: Sequence[str]
-    partitions: Iterable[str]
+    @cache  # thousands of jobs started between the same two events
+    def given(partition: str, first: int) -> list[str]:
+        return sorted(given_since(site, events, known, partition, first))
 
-    @classmethod
-    def of(cls, site: Site) -> _Loaded:
-        """Read the releases and the history once, for all jobs."""
-        known, events = sound_releases(site), read_history(site)
+    def since(local: str, partition: str) -> list[str]:
+        at = epoch(local)  # Slurm's time, as the history has it; ever, where it says none
+        utc = "" if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+        return given(partition, bisect_left(times, utc))
 
-        @cache  # thousands of jobs started between the same two events
-        def given(partition: str, first: int) -> set[str]:
-            return given_since(site, events, known, partition, first)
-
-        modules = {name: release.module for name, release in known.items()}
-        return cls(modules, given, sorted(event.at for event in events), site.partitions)
-
-    def by(self, use: Use) -> Iterator[str]:
-        """The releases that the job's loads mean, or meant when they ran."""
+    def loaded(use: Use) -> Iterator[str]:
         if use.known and not use.releases and not use.loads:
-            for partition in self.partitions:  # whatever machine its user loaded it on before
-                yield from self._since(use.job.submitted, partition)
+            for partition in site.partitions:  # whatever machine its user loaded it on before
+                yield from since(use.job.submitted, partition)
         for load in use.loads:
             if "/" in load:  # the module's name, or the part of it that Lmod completes
                 means = re.compile(rf"{re.escape(load)}(?![0-9A-Za-z])")
-                yield from (name for name, full in self.modules.items() if means.match(full))
+                yield from (name for name, one in known.items() if means.match(one.module))
             elif use.job.state != "PENDING":  # one that waits will get what is current then
-                yield from self._since(use.job.started, use.job.partition)
+                yield from since(use.job.started, use.job.partition)
 
-    def _since(self, local: str, partition: str) -> list[str]:
-        """What a load at a time of Slurm's may have given; ever, where it says none."""
-        at = epoch(local)
-        utc = "" if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-        return sorted(self.given(partition, bisect_left(self.times, utc)))
+    return loaded
 
 
 def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:

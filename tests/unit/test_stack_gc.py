@@ -7,7 +7,7 @@ import pytest
 from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.release import current_id, release_ids
+from hpcdl.stack.release import release_ids
 from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import locked
@@ -38,24 +38,17 @@ def test_what_was_rolled_back_and_what_was_published_twice_count_once(site):
     assert {"c", "d", "e"} <= set(collect(site, dict, keep=3).kept)
 
 
-def test_what_a_job_has_pinned_stays(site):
-    found = collect(site, lambda: {"a": "job 7 names it"}, keep=1)
-    assert "a" not in found.removed
-    assert found.kept["a"] == "job 7 names it"
-
-
-def test_what_is_current_stays_even_after_a_rollback(site):
-    rollback(site, "a")
-    collect(site, dict, keep=1)
-    assert current_id(site) == "a"
-    assert "a" in release_ids(site)
-
-
-def test_what_serves_a_partition_stays(site):
+def test_each_that_stays_has_its_reason(site):
     make_release(site, "kepler", version="2.14.1", stack="other", partitions=("k80",))
     publish(site, "kepler", passing, say=silent)
-    found = collect(site, dict, keep=1)
+    (site.paths.prefix / "releases/b/release.json").write_text("{}")
+    found = collect(site, lambda: {"a": "job 7 names it"}, keep=1)
+    assert found.kept["a"] == "job 7 names it"
+    assert "its record is broken" in found.kept["b"]
     assert "p100" in found.kept["e"]
+    assert found.kept["kepler"] == "is current"
+    rollback(site, "a")
+    assert collect(site, dict, keep=1).kept["a"] == "is current"
 
 
 def test_unpublished_ones_go_only_when_asked(site):
@@ -70,11 +63,6 @@ def test_a_dry_run_changes_nothing(site):
     before = files()
     assert set(collect(site, dict, keep=1, dry_run=True).removed) == {"a", "b", "c", "d"}
     assert files() == before
-
-
-def test_a_broken_release_is_left_for_a_person(site):
-    (site.paths.prefix / "releases/a/release.json").write_text("{}")
-    assert "broken" in collect(site, dict, keep=1).kept["a"]
 
 
 def test_a_damaged_history_costs_nobody_a_release(site):
