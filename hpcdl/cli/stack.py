@@ -136,18 +136,16 @@ def _rollback(args: argparse.Namespace) -> ExitCode:
 
 
 def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCode:
-    """What was published, or would be; what it had to leave out is said as well."""
     from hpcdl.stack.publish import overview
 
     for row in overview(site):
-        if not row["created"]:
+        if not row["created"]:  # what it had to leave out is said as well
             print(f"no partition gets {row['id']}, which is {row['state']}", file=sys.stderr)
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
         return ExitCode.OK
     if switch.proof:
         print("\n".join(_checks(switch.proof)))
-    modules = site.paths.prefix / "current" / "modules"
     would = "would become" if args.dry_run else "is"
     was = f" (was {switch.before})" if switch.changes and switch.before else ""
     print(f"current {would} {switch.after}{was}")
@@ -159,8 +157,12 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
     if switch.changes and not groups:
         print("  every partition keeps the release that it has")
     if not args.dry_run:
-        print(f"users: module use {modules} && module load tensorflow")
+        print(f"users: module use {site.paths.prefix}/current/modules && module load tensorflow")
     return ExitCode.OK
+
+
+_COLUMNS = {"id": "release", "module": "module", "created": "created", "state": "state",
+            "proof": "evidence"}  # fmt: skip
 
 
 def _list(args: argparse.Namespace) -> ExitCode:
@@ -173,10 +175,8 @@ def _list(args: argparse.Namespace) -> ExitCode:
     elif not rows:
         print("no releases yet; `hpcdl stack build` makes one")
     else:
-        cells = [["*" if row["current"] else "",
-                  *(row[key] for key in ("id", "module", "created", "state", "proof"))]
-                 for row in rows]  # fmt: skip
-        print(table(cells, ["", "release", "module", "created", "state", "evidence"]))
+        cells = [["*" if row["current"] else "", *(row[key] for key in _COLUMNS)] for row in rows]
+        print(table(cells, ["", *_COLUMNS.values()]))
     broken = [str(row["state"]) for row in rows if not row["created"]]
     if broken:
         raise CheckFailed(

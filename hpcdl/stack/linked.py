@@ -62,13 +62,12 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     found = _by_loader(objects, told.stdout)
     faults = [f"the loader said nothing of {path.name}" for path in objects if path not in found]
     loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
-    faults += [line for path in objects
-               for line in _of_object(inside, path, found.get(path, {}), loaded)]  # fmt: skip
+    for path in objects:
+        faults += _of_object(inside, path, found.get(path, {}), loaded)
     for name, place in opened.items():
         if place is None:
-            faults.append(
-                f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
-            )
+            said = f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
+            faults.append(said)
         elif not inside.has(place):
             faults.append(f"TensorFlow takes {name} from {place}, not from the release")
     if "nccl" in release.versions and "horovod" in release.versions:

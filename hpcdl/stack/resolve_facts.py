@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from hpcdl import facts
@@ -93,8 +94,10 @@ def known() -> Facts:
                          if way in row}, row["proof"], _source(row, file))
         for file in files for name, row in file["components"].items()
     }  # fmt: skip
-    offers = [rule for component in components.values() for rule in _offers(component)]
-    rules = (*(rule for file in files for rule in _rules(file)), *offers)
+    rules = (
+        *chain.from_iterable(map(_rules, files)),
+        *chain.from_iterable(map(_offers, components.values())),
+    )
     about_gpus = (rule for rule in rules
                   if any(one.variable in _WEIGHTS for one in (*rule.when, rule.need)))  # fmt: skip
     notes = [row for file in files for row in file.get("notes", ())]

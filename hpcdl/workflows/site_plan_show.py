@@ -49,8 +49,7 @@ def _stack(one: StackPlan) -> Iterator[str]:
     was = one.before.id if one.before else "nothing"
     known = after.id if target.built or after.lock else f"{after.id}-..."
     yield f"  release {was} -> {known}; evidence: {after.proof}"
-    for step in target.steps or (f"nothing to build: {after.id} is built",):
-        yield f"  {step}"
+    yield from (f"  {step}" for step in target.steps or [f"nothing to build: {after.id} is built"])
     yield from (f"  note: {note}" for note in target.notes)
     rows = [[f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}", row.reason]
             for row in one.versions]  # fmt: skip
