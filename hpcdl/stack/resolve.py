@@ -185,10 +185,8 @@ def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answ
     solver = Solver(make_problem(setting(site, part, stack, resolution.backend)))
     title = known().components[name].title
     if name not in solver.problem.domains:
-        raise BadInput(
-            f"{title} is no part of a stack for partition '{part.name}' with backend "
-            f"'{resolution.backend}'"
-        )
+        where = f"partition '{part.name}' with backend '{resolution.backend}'"
+        raise BadInput(f"{title} is no part of a stack for {where}")
     question = [fix(name, version, "question", -10)]
     never = _no_wheels(part.gpu, resolution.backend)
     values = None if never else solver.solve(question)
