@@ -3,10 +3,8 @@
 The dynamic section (System V's ELF-64, little-endian; elf(5)) names the libraries and where they
 lie. nvcc puts device code into the section `.nv_fatbin`: containers, each a header and entries of
 machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or newer
-ones). Only the headers are read, so a library of gigabytes takes milliseconds. The format is
-not documented by NVIDIA; it is as the Cricket project describes it
-(github.com/RWTH-ACS/cricket); the tests compare it with cuobjdump, on what nvcc writes and on a
-library of NVIDIA's.
+ones). Only the headers are read. NVIDIA does not document the format; it is as the Cricket project
+describes it (github.com/RWTH-ACS/cricket), and the tests compare it with cuobjdump.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Horovod's wheel: built once from its sdist by the recipe, then kept in the cache.
 
-The sdist is checked against the recipe's digest, the recipe's edits are made (one whose text is
-not found is an error, never skipped), and the build runs in the environment of the stack itself:
-it compiles against exactly the TensorFlow it will run with, and for GPUs it is linked with the
-NCCL of the stack's own wheels. Its key holds everything that shapes the result: Python,
-TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its GPUs; the compilers are noted beside it.
+The build runs in the environment of the stack itself: it compiles against exactly the TensorFlow
+it will run with, and for GPUs it is linked with the NCCL of the stack's own wheels. Its key holds
+everything that shapes the result: Python, TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its
+GPUs; the compilers are noted beside it.
 """
 
 from __future__ import annotations

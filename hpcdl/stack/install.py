@@ -2,10 +2,9 @@
 
 uv copies files from its cache (which shares their blocks where the file system can: XFS, Btrfs);
 without uv, pip runs out of its own wheel. Nothing is hard-linked: a `chown` or `chmod` of one tree
-would reach every other tree, and the cache.
-Bytecode is compiled once per set of wheels and copied into later trees: readers of an
-immutable release cannot write it themselves, and TensorFlow without it takes twice as long
-to import. It is marked as never to be checked against the sources, for these never change.
+would reach every other tree, and the cache. Bytecode is compiled once per set of wheels and copied
+into later trees: readers of a release cannot write it, and without it TensorFlow takes twice as
+long to import. It is marked as never to be checked against the sources, for these never change.
 """
 
 from __future__ import annotations

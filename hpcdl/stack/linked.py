@@ -2,10 +2,9 @@
 
 What a shared object needs is read from the file, where it is found is asked of the loader itself
 (`ldd`, in the environment of the release's module). From outside may come what every Linux has,
-NVIDIA's driver and the site's MPI (facts/wheels.yaml, `outside`). TensorFlow opens CUDA's
-libraries later, by the module's LD_LIBRARY_PATH or its own RUNPATH: those must lead into the
-release, too. A release made by Spack is a view: the packages that its environment runs with count
-as inside, and so do the directories of what it declares as external. No GPU is needed.
+NVIDIA's driver and the site's MPI (facts/wheels.yaml, `outside`). What TensorFlow opens later, by
+the module's LD_LIBRARY_PATH or its own RUNPATH, must lie in the release, too. Of a release made by
+Spack, the packages that its environment runs with and what it declares as external are inside.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 A wheelhouse is a directory that appears by one rename when it is complete. pip fetches, so a
 site's pip.conf (mirrors, proxies, certificates) counts; afterwards nothing needs the network.
-Before every use each file is compared with the lock, and the lock with what PyPI serves: the rows
-of facts/wheel_lock.yaml come with hpcdl, so neither the index, nor a mirror, nor a cache can say
-what a wheel is. Without a row are machines that are no x86_64, and what `packages:` of a site
-asks for: of these, what is fetched first counts.
+Before every use each file is compared with the lock, and the lock with facts/wheel_lock.yaml, so
+neither the index, nor a mirror, nor a cache can say what a wheel is. Without a row there are
+machines that are no x86_64, and what `packages:` asks for: there, what is fetched first counts.
 """
 
 from __future__ import annotations
