@@ -213,7 +213,8 @@ def _parse(root: Path) -> Release:
         record = json.loads(path.read_text(encoding="utf-8"))
         matches = isinstance(record, dict) and record.get("seal") == seal(record)
     except (OSError, ValueError, RecursionError) as fault:
-        raise _broken(path, f"is damaged: {str(fault)[:200]}") from fault
+        why = "nested too deep" if isinstance(fault, RecursionError) else str(fault)[:200]
+        raise _broken(path, f"is damaged: {why}") from fault
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise _broken(path, f"is not a release record of schema {SCHEMA}")
     if not matches:

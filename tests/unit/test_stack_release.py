@@ -47,7 +47,7 @@ def sealed(record: dict[str, object]) -> str:
         (lambda text: "[]", "not a release record"),
         (lambda text: text.replace('"schema": 1', '"schema": 2'), "not a release record"),
         (lambda text: "\udcff", "is damaged"),
-        (lambda text: "[" * 100_000, "is damaged: maximum recursion"),
+        (lambda text: "[" * 100_000, "is damaged: nested too deep"),
         (lambda text: sealed({"schema": 1, "id": "tensorflow-2.21.0-cpu-00000001"}), "describe"),
         (lambda text: sealed({**json.loads(text), "versions": 1}), "does not match the format"),
     ],
