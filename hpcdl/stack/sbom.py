@@ -12,7 +12,7 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
@@ -22,11 +22,6 @@ from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.scratch import scratch_directory
-
-if TYPE_CHECKING:
-    from cyclonedx.model.component import Component as CycloneComponent
-    from cyclonedx.model.vulnerability import Vulnerability
-    from spdx_tools.spdx.model import Package
 
 SPDX_FILE = "sbom.spdx.json"
 CYCLONEDX_FILE = "sbom.cdx.json"
@@ -105,7 +100,7 @@ def _cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Fi
     return text + "\n"
 
 
-def _cyclone_component(component: Component) -> CycloneComponent:
+def _cyclone_component(component: Component) -> Any:
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
@@ -126,7 +121,7 @@ def _cyclone_component(component: Component) -> CycloneComponent:
     )
 
 
-def _cyclone_finding(finding: Finding) -> Vulnerability:
+def _cyclone_finding(finding: Finding) -> Any:
     """A vulnerability: not reachable under a valid waiver, else still to be looked at."""
     from cyclonedx.model import impact_analysis as impact
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
@@ -178,7 +173,7 @@ def _spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding
         return json.dumps(json.loads(path.read_text("utf-8")), indent=2) + "\n"
 
 
-def _spdx_package(component: Component, found: Sequence[Finding]) -> Package:
+def _spdx_package(component: Component, found: Sequence[Finding]) -> Any:
     from spdx_tools.spdx import model
 
     unknown, kinds = model.SpdxNoAssertion(), model.ExternalPackageRefCategory
