@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
     from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.references import Reference
-    from hpcdl.stack.resolve_answer import Resolution
+    from hpcdl.stack.resolve_solution import Resolution
 
 __all__ = [
     "Fault",

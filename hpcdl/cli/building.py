@@ -1,4 +1,7 @@
-"""`hpcdl stack concretize`, `build` and `mirror`: the commands that run for long."""
+"""`hpcdl stack concretize`, `build`, `adopt` and `mirror`: the commands that run for long.
+
+SIGTERM ends them as Ctrl-C does: what they run ends, half-made trees are removed.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import print_json, show, the_site
+from hpcdl.cli.framework import Command, print_json, show, the_site
 from hpcdl.system.amounts import positive, seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from hpcdl.stack.release import Release
     from hpcdl.stack.spack_backend.adopt import Adoption
     from hpcdl.stack.spack_backend.spack_build import SpackPlan
+
+    Plan = BuildPlan | SpackPlan | Adoption
 
 
 def progress_teller() -> Callable[[str], None]:
@@ -35,19 +39,7 @@ def progress_teller() -> Callable[[str], None]:
     return say
 
 
-def in_order(act: Callable[[argparse.Namespace], ExitCode]) -> Callable[..., ExitCode]:
-    """SIGTERM ends the command as Ctrl-C does: what it runs ends, half-made trees are removed."""
-
-    @wraps(act)
-    def ended_in_order(args: argparse.Namespace) -> ExitCode:
-        with terminable():
-            return act(args)
-
-    return ended_in_order
-
-
-def concretize_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `concretize`."""
+def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
     parser.add_argument("--partition", metavar="NAME", help="instead: a partition of the site")
     parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
@@ -57,9 +49,8 @@ def concretize_arguments(parser: argparse.ArgumentParser) -> None:
                         help="time limit of each environment (400, more under load)")  # fmt: skip
 
 
-@in_order
-def run_concretize(args: argparse.Namespace) -> ExitCode:
-    """Render Spack's environments and solve them."""
+@terminable()
+def _concretize(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.concretize import concretize, plan, render_work
     from hpcdl.stack.spack_backend.show import plan_text, solved_data, solved_text
 
@@ -77,8 +68,7 @@ def run_concretize(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if not any(one.differences for one in found) else ExitCode.NO
 
 
-def build_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `build`."""
+def _build_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--name", metavar="STACK", help="stack of the site (default: the first)")
     add("--backend", choices=["venv", "spack"], help="build method (default: the site file's)")
@@ -95,9 +85,8 @@ def build_arguments(parser: argparse.ArgumentParser) -> None:
                        help="time limit of the solver (400, more under load)")  # fmt: skip
 
 
-@in_order
-def run_build(args: argparse.Namespace) -> ExitCode:
-    """Build a stack, with the backend that it asks for."""
+@terminable()
+def _build(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.recipe import find_request
 
     site = the_site(args)
@@ -115,13 +104,14 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
     )
     if args.dry_run:
         return _would_build(plans, args, none)
-    ready, blocked = [], list(none)
-    for plan in plans:
-        lack = _lack(plan)
-        blocked += [Blocked(plan.partitions or tuple(site.partitions), lack)] if lack else []
-        ready += [] if lack else [plan]
+    lacks = [_lack(plan) for plan in plans]
+    ready = [plan for plan, lack in zip(plans, lacks, strict=True) if lack is None]
+    blocked = [*none, *(Blocked(plan.partitions or tuple(site.partitions), lack)
+                        for plan, lack in zip(plans, lacks, strict=True) if lack)]  # fmt: skip
     if not ready:
-        raise _nothing(blocked)
+        first, *others = blocked
+        details = [*first.fault.details, *map(str, others)]
+        raise type(first.fault)(first.fault.message, details=details, hint=first.fault.hint)
     say, existed = progress_teller(), [plan.exists for plan in ready]
     _built([build(plan, say) for plan in ready], existed, args)
     if blocked:
@@ -134,21 +124,12 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _lack(plan: BuildPlan | SpackPlan | Adoption, *, only_look: bool = False) -> HpcdlError | None:
-    """What this machine lacks for a build."""
+def _lack(plan: Plan, *, only_look: bool = False) -> HpcdlError | None:
     try:
         plan.require_ready(only_look=only_look)
     except (MissingPrerequisite, BadInput) as fault:
         return fault
     return None
-
-
-def _nothing(blocked: Sequence[Blocked]) -> HpcdlError:
-    """The error where nothing can be built: the first, and whom else it is about."""
-    first, *others = blocked
-    fault = first.fault
-    more = [str(one) for one in others]
-    return type(fault)(fault.message, details=[*fault.details, *more], hint=fault.hint)
 
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
@@ -169,9 +150,7 @@ def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 def _would_build(
-    plans: Sequence[BuildPlan | SpackPlan | Adoption],
-    args: argparse.Namespace,
-    blocked: Sequence[Blocked] = (),
+    plans: Sequence[Plan], args: argparse.Namespace, blocked: Sequence[Blocked] = ()
 ) -> ExitCode:
     """What would be built; exits as the build would, where this machine lacks something."""
     lacks = [_lack(plan, only_look=True) for plan in plans]
@@ -183,7 +162,8 @@ def _would_build(
         print_json(data[0] if len(data) == 1 else {"schema": 1, "builds": data})
     else:
         for plan, lack in zip(plans, lacks, strict=True):
-            where = f" for {', '.join(_partitions(plan))}" if len(plans) + len(blocked) > 1 else ""
+            names = ", ".join(plan.expected().partitions)
+            where = f" for {names}" if len(plans) + len(blocked) > 1 else ""
             steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
             stop = [f"not on this machine: {lack.in_one_line()}"] if lack else []
             print("\n".join([f"would do{where}:", *(f"  {step}" for step in [*steps, *stop])]))
@@ -193,10 +173,6 @@ def _would_build(
     if not faults:
         return ExitCode.OK
     return ExitCode.PARTLY if None in lacks else faults[0].exit_code
-
-
-def _partitions(plan: BuildPlan | SpackPlan | Adoption) -> Sequence[str]:
-    return plan.expected().partitions
 
 
 def _built(
@@ -216,16 +192,14 @@ def _built(
     return ExitCode.OK
 
 
-def adopt_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `adopt`."""
+def _adopt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environment", metavar="ENV",
                         help="its directory, or the name of one that Spack manages")  # fmt: skip
     parser.add_argument("--name", metavar="STACK", help="for which of the site's stacks; the first")
 
 
-@in_order
-def run_adopt(args: argparse.Namespace) -> ExitCode:
-    """Make a release of an installed Spack environment."""
+@terminable()
+def _adopt(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
 
     plan = plan_adoption(the_site(args), args.environment, args.name)
@@ -235,8 +209,7 @@ def run_adopt(args: argparse.Namespace) -> ExitCode:
     return _built([adopt_installed(plan, progress_teller())], [existed], args)
 
 
-def mirror_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `mirror`."""
+def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
     parser.add_argument("--name", metavar="STACK", help="instead: a stack of the site")
     parser.add_argument("--directory", metavar="DIR", required=True, help="of the mirror")
@@ -244,9 +217,8 @@ def mirror_arguments(parser: argparse.ArgumentParser) -> None:
                         help="bazel downloads to add (default: HPCDL_BAZEL_CACHE)")  # fmt: skip
 
 
-@in_order
-def run_mirror(args: argparse.Namespace) -> ExitCode:
-    """Fetch the sources of Spack's builds."""
+@terminable()
+def _mirror(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.mirror import choose_environments, make_mirror, plan_mirror
     from hpcdl.stack.spack_backend.show import mirror_text
 
@@ -263,3 +235,18 @@ def run_mirror(args: argparse.Namespace) -> ExitCode:
         print(f"note: {note}")
     print(f'site file of the offline site: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')
     return ExitCode.OK
+
+
+COMMANDS = (
+    Command("concretize", "Render Spack environments and concretize them, with a time limit.",
+            "hpcdl stack concretize p100", _concretize, _concretize_arguments, changes=True),
+    Command("build",
+            "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl.",
+            "hpcdl stack build --site embedded", _build, _build_arguments, changes=True),
+    Command("adopt", "Make a release of an environment that Spack has installed.",
+            "hpcdl stack adopt spack/environments/p100 --name pascal", _adopt, _adopt_arguments,
+            changes=True),
+    Command("mirror", "Download every source that Spack builds need, for sites without internet.",
+            "hpcdl stack mirror p100 --directory /data/spack-mirror", _mirror, _mirror_arguments,
+            changes=True),
+)  # fmt: skip

@@ -6,10 +6,10 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.building import in_order
 from hpcdl.cli.framework import Command, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
+from hpcdl.system.signals import terminable
 from hpcdl.system.text import table
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
                         help="of each kind so much stays (default: likewise)")  # fmt: skip
 
 
-@in_order
+@terminable()
 def _clean(args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.clean import clean
 

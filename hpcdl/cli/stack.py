@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import bills, building
+from hpcdl.cli import building
 from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.system.amounts import amount
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
@@ -15,6 +16,7 @@ from hpcdl.system.text import duration, table
 if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.stack.publish import PublishResult
+    from hpcdl.stack.release import Release
     from hpcdl.stack.verify import Proof
 
 
@@ -61,9 +63,8 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
     _gate_arguments(parser)
-    parser.add_argument(
-        "--verify-again", action="store_true", help="run the gate even if its evidence is stored"
-    )
+    parser.add_argument("--verify-again", action="store_true",
+                        help="run the gate even if its evidence is stored")  # fmt: skip
 
 
 def _publish(args: argparse.Namespace) -> ExitCode:
@@ -90,14 +91,13 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _verify_integrity(args: argparse.Namespace) -> ExitCode:
+def _verify_integrity(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.publish import newest
     from hpcdl.stack.release import read_release
     from hpcdl.stack.seal import check_integrity
 
     if args.local or args.partition:
         raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
-    site = the_site(args)
     found = check_integrity(read_release(site, args.release or newest(site)))
     lines = [f"{found.release}: {found.describe()} ({duration(found.seconds)})",
              *(f"  {line}" for line in found.faults())]  # fmt: skip
@@ -105,13 +105,13 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
 
 
 def _verify(args: argparse.Namespace) -> ExitCode:
-    if args.integrity:
-        return _verify_integrity(args)
     from hpcdl.stack.publish import newest, verify
     from hpcdl.stack.release import read_release
     from hpcdl.workflows.gate import choose_gate
 
     site = the_site(args)
+    if args.integrity:
+        return _verify_integrity(site, args)
     release = read_release(site, args.release or newest(site))
     gate, _ = choose_gate(site, release, building.progress_teller(), local=args.local,
                           partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
@@ -136,18 +136,16 @@ def _rollback(args: argparse.Namespace) -> ExitCode:
 
 
 def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCode:
-    """What was published, or would be; what it had to leave out is said as well."""
     from hpcdl.stack.publish import overview
 
     for row in overview(site):
-        if not row["created"]:
+        if not row["created"]:  # what it had to leave out is said as well
             print(f"no partition gets {row['id']}, which is {row['state']}", file=sys.stderr)
     if args.json:
         print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
         return ExitCode.OK
     if switch.proof:
         print("\n".join(_checks(switch.proof)))
-    modules = site.paths.prefix / "current" / "modules"
     would = "would become" if args.dry_run else "is"
     was = f" (was {switch.before})" if switch.changes and switch.before else ""
     print(f"current {would} {switch.after}{was}")
@@ -159,13 +157,17 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
     if switch.changes and not groups:
         print("  every partition keeps the release that it has")
     if not args.dry_run:
-        print(f"users: module use {modules} && module load tensorflow")
+        print(f"users: module use {site.paths.prefix}/current/modules && module load tensorflow")
     return ExitCode.OK
 
 
+_COLUMNS = {"id": "release", "module": "module", "created": "created", "state": "state",
+            "proof": "evidence"}  # fmt: skip
+
+
 def _list(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.dispatch import read_history
     from hpcdl.stack.publish import overview
-    from hpcdl.stack.publish_history import read_history
 
     rows = overview(site := the_site(args))
     if args.json:
@@ -173,12 +175,8 @@ def _list(args: argparse.Namespace) -> ExitCode:
     elif not rows:
         print("no releases yet; `hpcdl stack build` makes one")
     else:
-        cells = [
-            ["*" if row["current"] else "", row["id"], row["module"], row["created"],
-             row["state"], row["proof"]]
-            for row in rows
-        ]  # fmt: skip
-        print(table(cells, ["", "release", "module", "created", "state", "evidence"]))
+        cells = [["*" if row["current"] else "", *(row[key] for key in _COLUMNS)] for row in rows]
+        print(table(cells, ["", *_COLUMNS.values()]))
     broken = [str(row["state"]) for row in rows if not row["created"]]
     if broken:
         raise CheckFailed(
@@ -225,6 +223,102 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _named(site: Site, release_id: str | None) -> Release:
+    from hpcdl.stack.release import current_id, read_release
+
+    named = release_id or current_id(site)
+    if named is None:
+        raise BadInput("nothing is published", hint="name a release; `hpcdl stack list` shows them")
+    return read_release(site, named)
+
+
+def _sbom(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.components import components
+    from hpcdl.stack.findings import ARCHIVE, dated, findings, osv_file
+    from hpcdl.stack.sbom import write_sboms
+
+    site = the_site(args)
+    release = _named(site, args.release)
+    inside = components(release)
+    found = findings(site, release, inside)
+    source = osv_file(site)
+    files = [] if args.dry_run else list(write_sboms(release, found))
+    if args.json:
+        rows = [vars(component) for component in inside]
+        print_json({"schema": 1, "release": release.id, "files": files, "components": rows,
+                    "vulnerabilities": [one.as_data() for one in found],
+                    "osv": dated(source) if source else None})  # fmt: skip
+        return ExitCode.OK
+    cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
+    print(table(cells, ["package", "version", "licence"]))
+    for one in found:
+        print(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
+        print(f"  {one.describe()}")
+    told = f"{source} of {dated(source)}" if source else (
+        f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")  # fmt: skip
+    print(f"\nknown vulnerabilities: hpcdl's own list, and {told}")
+    for path in files:
+        print(f"wrote {path}")
+    return ExitCode.OK
+
+
+def _accept_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("agreement", help="licence agreement, such as cuda or cudnn")
+    parser.add_argument("--by", required=True, metavar="NAME", help="who accepts it")
+
+
+def _accept(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.records import accept
+
+    accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
+    said = f"{accepted.by} accepted '{accepted.agreement}' at {accepted.at}"
+    return _recorded(args, vars(accepted), said)
+
+
+def _recorded(args: argparse.Namespace, values: dict[str, str], said: str) -> ExitCode:
+    would = "would be recorded" if args.dry_run else "recorded"
+    return show(args, {"schema": 1, "dry_run": args.dry_run, **values}, f"{would}: {said}")
+
+
+def _waive_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("vulnerability", metavar="CVE", help="such as CVE-2024-10190")
+    parser.add_argument("--because", required=True, metavar="TEXT", help="why not exploitable")
+    parser.add_argument("--owner", required=True, metavar="NAME", help="who is responsible")
+    parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="last valid day")
+
+
+def _waive(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.findings import known_names
+    from hpcdl.stack.records import Waiver, waive
+
+    waiver = Waiver(args.vulnerability, args.because, args.owner, args.until)
+    site = the_site(args)
+    waive(site, waiver, known_here=known_names(site), dry_run=args.dry_run)
+    said = f"{waiver.weakness} is waived until {waiver.until} by {waiver.owner}"
+    return _recorded(args, vars(waiver), said)
+
+
+def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", nargs="?", help="release id (default: whatever is published)")
+    parser.add_argument("--prefix", metavar="DIR",
+                        help="for all users of the Jupyter installed there, such as /opt/jupyter; "
+                        "else only for you")  # fmt: skip
+
+
+def _kernel(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.stack.kernel import install_kernel, plan_kernel
+
+    site = the_site(args)
+    prefix = Path(args.prefix).absolute() if args.prefix else None
+    release = _named(site, args.release)
+    kernel = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
+    if not args.dry_run:
+        install_kernel(kernel)
+    said = f"{'would write' if args.dry_run else 'wrote'} {kernel.file}\n"
+    said += f"Jupyter shows it as '{kernel.content['display_name']}'"
+    return show(args, {**kernel.as_data(), "dry_run": args.dry_run}, said)
+
+
 GROUP = Group(
     "stack",
     "the software stack: build, verify, publish and roll back releases",
@@ -237,21 +331,7 @@ GROUP = Group(
                 "Show what would be built and published, and what changes for users and checks.",
                 "hpcdl stack plan --partition p100", _plan,
                 option("--partition", metavar="NAME", help="only the stack of this partition")),
-        Command("concretize", "Render Spack environments and concretize them, with a time limit.",
-                "hpcdl stack concretize p100", building.run_concretize,
-                building.concretize_arguments, changes=True),
-        Command("build",
-                "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, "
-                "hpcdl.",
-                "hpcdl stack build --site embedded", building.run_build, building.build_arguments,
-                changes=True),
-        Command("adopt", "Make a release of an environment that Spack has installed.",
-                "hpcdl stack adopt spack/environments/p100 --name pascal", building.run_adopt,
-                building.adopt_arguments, changes=True),
-        Command("mirror",
-                "Download every source that Spack builds need, for sites without internet.",
-                "hpcdl stack mirror p100 --directory /data/spack-mirror", building.run_mirror,
-                building.mirror_arguments, changes=True),
+        *building.COMMANDS,
         Command("verify",
                 "Run the gate: test a release in jobs through its module, and store the evidence.",
                 "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100", _verify,
@@ -267,21 +347,21 @@ GROUP = Group(
         Command("gc", "Remove releases that are not current, not recent and not used by any job.",
                 "hpcdl stack gc --dry-run", _gc, _gc_arguments, changes=True),
         Command("sbom", "List a release's packages and licences; write SPDX and CycloneDX files.",
-                "hpcdl stack sbom", bills.run_sbom,
+                "hpcdl stack sbom", _sbom,
                 option("release", nargs="?", help="release id (default: the current one)"),
                 changes=True),
         Command("accept-eula",
                 "Record that a licence agreement, which publishing needs, was accepted.",
-                "hpcdl stack accept-eula cuda --by 'Ada Lovelace'", bills.run_accept,
-                bills.accept_arguments, changes=True),
+                "hpcdl stack accept-eula cuda --by 'Ada Lovelace'", _accept, _accept_arguments,
+                changes=True),
         Command("waive",
                 "Record why a known vulnerability cannot be exploited here, with owner and last "
                 "day.",
                 "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
                 "--owner 'Ada Lovelace' --until 2027-06-30",
-                bills.run_waive, bills.waive_arguments, changes=True),
+                _waive, _waive_arguments, changes=True),
         Command("kernel", "Install a Jupyter kernel that works without a loaded module.",
-                "hpcdl stack kernel --prefix /opt/jupyter", bills.run_kernel,
-                bills.kernel_arguments, changes=True),
+                "hpcdl stack kernel --prefix /opt/jupyter", _kernel, _kernel_arguments,
+                changes=True),
     ),
 )  # fmt: skip

@@ -17,32 +17,18 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
+from hpcdl.stack import install
 from hpcdl.stack.horovod import (
     build_horovod,
     built_with,
     find_horovod,
     horovod_folder,
+    modules_behind,
     mpi_version,
 )
-from hpcdl.stack.install import (
-    add_startup,
-    compile_bytecode,
-    find_uv,
-    install,
-    open_to_readers,
-    require_space,
-    unpacked_gb,
-)
-from hpcdl.stack.lmod import SITE_FILE
-from hpcdl.stack.loaded import modules_behind
-from hpcdl.stack.recipe import (
-    Interpreter,
-    Recipe,
-    digest,
-    find_request,
-    interpreter,
-    recipe_of,
-)
+from hpcdl.stack.install import require_space
+from hpcdl.stack.modules import SITE_FILE
+from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.seal import record_release
@@ -88,16 +74,16 @@ class BuildPlan:
         """Content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
         if self.wheelhouse is None:
             return None
-        lock = [wheel.as_lock() for wheel in self.wheelhouse.wheels]
-        key = digest(SCHEMA, lock, self.horovod_key, self.python.version, self.own,
-                     self.partitions, self.modules)  # fmt: skip
+        key = digest(SCHEMA, self.wheelhouse.lock(), self.horovod_key, self.python.version,
+                     self.own, self.partitions, self.modules)  # fmt: skip
         return f"{self.request.name}-{self.recipe.tensorflow}-{self.recipe.variant}-{key}"
 
     @property
     def horovod_key(self) -> str:
         """What names the build of Horovod in the cache; empty without Horovod."""
-        with_it = self.recipe.horovod is not None
-        return horovod_folder(self.recipe, self.python, self.mpi).name if with_it else ""
+        if self.recipe.horovod is None:
+            return ""
+        return horovod_folder(self.recipe, self.python, self.mpi).name
 
     @property
     def needs_compilers(self) -> bool:
@@ -118,28 +104,23 @@ class BuildPlan:
         """What is left to do, in words; empty where the release exists."""
         if self.exists:
             return []
-        recipe, fetched = self.recipe, self.wheelhouse is not None
+        recipe, steps = self.recipe, []
+        if self.wheelhouse is None:
+            steps = [f"fetch {recipe.package} {recipe.tensorflow} and what it needs (about "
+                     f"{recipe.fetch_gb:.1f} GB)"]  # fmt: skip
+        if recipe.horovod is None:
+            steps.append("leave Horovod out: the stack is for tf.distribute")
+        elif self.needs_compilers:
+            gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in recipe.horovod.computes)
+            what = f"build Horovod {recipe.horovod.version} with {self.mpi}"
+            what += f", NCCL {recipe.versions['nccl']}, for {gpus}" if gpus else ""
+            with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
+                what += f", by {self.toolchain()}"
+            steps.append(what)
         place = releases_folder(self.site) / (self.release_id or "ID")
         what = "them, Horovod" if recipe.horovod else "them"
-        return [
-            *([] if fetched else [f"fetch {recipe.package} {recipe.tensorflow} and what it needs "
-                                  f"(about {recipe.fetch_gb:.1f} GB)"]),
-            *self._compile_step(),
-            *([] if recipe.horovod else ["leave Horovod out: the stack is for tf.distribute"]),
-            f"install {what} and hpcdl {__version__} in {place}/stack "
-            f"(Python {self.python.version})",
-        ]  # fmt: skip
-
-    def _compile_step(self) -> list[str]:
-        """How Horovod will be compiled, where it has to be."""
-        if not self.needs_compilers or self.recipe.horovod is None:
-            return []
-        gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in self.recipe.horovod.computes)
-        what = f"build Horovod {self.recipe.horovod.version} with {self.mpi}"
-        what += f", NCCL {self.recipe.versions['nccl']}, for {gpus}" if gpus else ""
-        with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
-            what += f", by {self.toolchain()}"
-        return [what]
+        own = f"hpcdl {__version__} in {place}/stack (Python {self.python.version})"
+        return [*steps, f"install {what} and {own}"]
 
     def require_ready(self, *, only_look: bool = False) -> None:
         """Look for compilers and space, before gigabytes are fetched for nothing.
@@ -152,7 +133,15 @@ class BuildPlan:
             return
         if self.needs_compilers:
             self.toolchain()
-        require_space(_space_of(self), only_look=only_look)
+        recipe, house = self.recipe, self.wheelhouse
+        needs = {releases_folder(self.site): recipe.tree_gb}
+        if house is not None:
+            wheels = [house.folder / wheel.file for wheel in house.wheels]
+            needs = {releases_folder(self.site): install.unpacked_gb(wheels)}
+        else:  # uv unpacks them to copy them
+            unpacked = recipe.tree_gb if install.find_uv() else 0.0
+            needs = {wheels_cache(): recipe.fetch_gb + unpacked, **needs}
+        require_space(needs, only_look=only_look)
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -178,7 +167,6 @@ class BuildPlan:
         # Without a digest, it still differs from those of the stack's other builds.
         recipe = self.recipe
         name = self.release_id or f"{self.request.name}-{recipe.tensorflow}-{recipe.variant}"
-        wheels = self.wheelhouse.wheels if self.wheelhouse else ()
         root = releases_folder(self.site) / name
         packages = root / "stack" / "lib" / f"python{self.python.minor}" / "site-packages"
         return Release(
@@ -193,7 +181,7 @@ class BuildPlan:
             created="",
             hpcdl=f"{__version__}+{self.own}",
             needs={**recipe.needs, **({"modules": list(self.modules)} if self.modules else {})},
-            lock=tuple(wheel.as_lock() for wheel in wheels),
+            lock=tuple(self.wheelhouse.lock()) if self.wheelhouse else (),
             environment={key: text.format(packages=packages)
                          for key, text in recipe.environment.items()},
         )  # fmt: skip
@@ -207,9 +195,9 @@ class BuildPlan:
             **({"mpi": self.mpi} if self.mpi else {}),
             "hpcdl": __version__,
         }
-        if self.wheelhouse is not None:
-            names = {"keras", "numpy", "scikit-learn"}
-            known |= {w.name: w.version for w in self.wheelhouse.wheels if w.name in names}
+        for wheel in self.wheelhouse.wheels if self.wheelhouse else ():
+            if wheel.name in {"keras", "numpy", "scikit-learn"}:
+                known[wheel.name] = wheel.version
         return MappingProxyType(known)
 
 
@@ -230,10 +218,6 @@ def plan_stack(
     """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
 
     `partition` asks for its build only; `horovod` False leaves that out, whatever the site says.
-
-    Raises:
-        BadInput: there is no such stack or partition.
-        MissingPrerequisite: there is no MPI.
     """
     request = replace(find_request(site, name), backend="venv")
     request = replace(request, horovod=request.horovod and horovod)
@@ -261,11 +245,9 @@ def plan_stack(
 
 
 def plan_build(site: Site, name: str | None = None, partition: str | None = None) -> BuildPlan:
-    """The one build of a stack, or of one of its partitions; see `plan_stack`.
+    """The one build of a stack, or of one of its partitions; BadInput where it needs several.
 
-    Raises:
-        BadInput: as there, or its partitions need several.
-        HpcdlError: what keeps a partition without one.
+    What keeps a partition without one is raised.
     """
     found, blocked = plan_stack(site, name, partition=partition)
     for one in blocked:
@@ -280,10 +262,10 @@ def plan_build(site: Site, name: str | None = None, partition: str | None = None
 
 
 def build(plan: BuildPlan, say: Say) -> Release:
-    """Build the planned release, or return it where it exists.
+    """Build the planned release, or return it where it exists; a failure leaves nothing.
 
     Raises:
-        CommandFailed: a step failed; its log is named and nothing is left of the tree.
+        CommandFailed: a step failed; its log is named.
         MissingPrerequisite: no space left, no permission, no compiler, another build at work.
     """
     plan.require_ready()
@@ -291,18 +273,7 @@ def build(plan: BuildPlan, say: Say) -> Release:
     return with_own(plan.own, lambda own: _build(replace(plan, wheelhouse=house, own=own), say))
 
 
-def _space_of(plan: BuildPlan) -> dict[Path, float]:
-    """GB by directory: the tree, the wheels, and those that uv unpacks to copy them."""
-    recipe, house = plan.recipe, plan.wheelhouse
-    if house is not None:
-        wheels = [house.folder / wheel.file for wheel in house.wheels]
-        return {releases_folder(plan.site): unpacked_gb(wheels)}
-    unpacked = recipe.tree_gb if find_uv() else 0.0
-    return {wheels_cache(): recipe.fetch_gb + unpacked, releases_folder(plan.site): recipe.tree_gb}
-
-
 def _build(plan: BuildPlan, say: Say) -> Release:
-    """Build a plan whose wheels are there."""
     release_id = plan.release_id
     assert release_id is not None
     if plan.exists:
@@ -311,60 +282,45 @@ def _build(plan: BuildPlan, say: Say) -> Release:
         if not plan.exists:
             with new_tree(releases_folder(plan.site) / release_id) as root:
                 _fill(plan, root, say)
-                _record(plan)
+                expected = plan.expected()
+                lock = (*expected.lock, *([_lock_of_horovod(plan)] if plan.recipe.horovod else ()))
+                record_release(replace(expected, created=utc_now(), lock=lock))
     return read_release(plan.site, release_id)
 
 
 def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
-    """Make the virtual environment of a release."""
     house, recipe = plan.wheelhouse, plan.recipe
     assert house is not None
     stack, log = root / "stack", new_log(root.name)
     say("checking the wheels against their lock")
     wheels = house.paths()
-    require_space({root: unpacked_gb(wheels)})
+    require_space({root: install.unpacked_gb(wheels)})
     say(f"installing {len(wheels)} wheels in {stack}")
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
-    install(python, wheels, pip, log)
+    install.install(python, wheels, pip, log)
     own = own_wheel(python, plan.own)
     added = [own]
     if recipe.horovod is not None:
         added = [build_horovod(recipe, plan.python, plan.mpi, stack, plan.toolchain, say), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
-    install(python, added, pip, log)
+    install.install(python, added, pip, log)
     for name in recipe.horovod.leave_out if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
     # The module's hpcdl knows its site without being told: a publish writes the file.
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
-    add_startup(stack)
+    install.add_startup(stack)
     say("compiling bytecode, setting permissions")
-    store = cache("compiled") / f"{house.folder.name}-{plan.horovod_key}-{_lock_key(house)}"
-    compile_bytecode(python, packages, store, log)
-    open_to_readers(root)
-
-
-def _lock_key(house: Wheelhouse) -> str:
-    return digest([wheel.as_lock() for wheel in house.wheels])
-
-
-def _record(plan: BuildPlan) -> None:
-    """Seal the tree and write release.json, which makes it a release."""
-    own = [_lock_of_horovod(plan)] if plan.recipe.horovod else []
-    expected = plan.expected()
-    record_release(replace(expected, created=utc_now(), lock=(*expected.lock, *own)))
+    store = cache("compiled") / f"{house.folder.name}-{plan.horovod_key}-{digest(house.lock())}"
+    install.compile_bytecode(python, packages, store, log)
+    install.open_to_readers(root)
 
 
 def _lock_of_horovod(plan: BuildPlan) -> dict[str, str]:
     wheel = find_horovod(plan.recipe, plan.python, plan.mpi)
     assert wheel is not None
-    return {
-        "name": "horovod",
-        "version": plan.recipe.versions["horovod"],
-        "file": wheel.name,
-        "sha256": sha256(wheel),
-        "built": wheel.parent.name,
-        "compilers": built_with(wheel),
-    }
+    return {"name": "horovod", "version": plan.recipe.versions["horovod"], "file": wheel.name,
+            "sha256": sha256(wheel), "built": wheel.parent.name,
+            "compilers": built_with(wheel)}  # fmt: skip

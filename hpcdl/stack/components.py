@@ -7,17 +7,21 @@ in the facts; what nobody knows is said to be unknown, never guessed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from hpcdl import facts
-from hpcdl.stack.purl import normal_name, purl_of
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import MissingPrerequisite
 
+_PYPI = {"files.pythonhosted.org", "pypi.io", "pypi.org", "pypi.python.org"}
+_SUFFIX = re.compile(r"\.(tar\.\w+|tgz|zip|whl)\Z")
+_TAG = re.compile(r"/(?:archive/refs/tags|archive|releases/download)/([^/]+)")
 RECORDS_HINT = "pip install 'hpcdl[records]'"
 
 
@@ -41,19 +45,24 @@ def components(release: Release) -> tuple[Component, ...]:
     """Every package of a release's lock, by name; one that is there twice is named once.
 
     hpcdl, Python and the MPI are among them, also where the lock has only wheels.
-
-    Raises:
-        MissingPrerequisite: the libraries of the extra 'records' are not installed.
     """
     spdx_licensing()  # where it is missing, so are the others
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
     installed = {normal_name(found.name): found for found in distributions(path=folders)}
-    found = (
-        _component(entry, installed.get(normal_name(entry["name"])))
-        for entry in sorted([*release.lock, *_beneath(release)],
-                            key=lambda entry: (entry["name"], entry["version"]))
-    )  # fmt: skip
-    return tuple({one.purl: one for one in found}.values())
+    found: dict[str, Component] = {}
+    for entry in sorted([*release.lock, *_beneath(release)],
+                        key=lambda entry: (entry["name"], entry["version"])):  # fmt: skip
+        name = normal_name(entry["name"])
+        words = [entry["licence"]] if "licence" in entry else []
+        if not words and name in installed:
+            words = licence_words(installed[name].metadata)
+        licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
+        # Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit.
+        url, commit, purl = entry.get("url", ""), entry.get("commit"), purl_of(entry)
+        found[purl] = Component(name, entry["version"], entry.get("sha256"), licence,
+                                words[0] if words else "", purl,
+                                f"git+{url}@{commit}" if url and commit else url)  # fmt: skip
+    return tuple(found.values())
 
 
 def _beneath(release: Release) -> list[Mapping[str, str]]:
@@ -72,34 +81,12 @@ def _beneath(release: Release) -> list[Mapping[str, str]]:
     ]
 
 
-def _component(entry: Mapping[str, str], installed: Distribution | None) -> Component:
-    words = (
-        [entry["licence"]]
-        if "licence" in entry
-        else licence_words(installed.metadata)
-        if installed
-        else []
-    )
-    licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
-    name, version = normal_name(entry["name"]), entry["version"]
-    said = words[0] if words else ""
-    return Component(
-        name, version, entry.get("sha256"), licence, said, purl_of(entry), _address(entry)
-    )
-
-
-def _address(entry: Mapping[str, str]) -> str:
-    """Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit."""
-    url, commit = entry.get("url", ""), entry.get("commit")
-    return f"git+{url}@{commit}" if url and commit else url
-
-
 def licence_words(metadata: Any) -> list[str]:
     """What a package's metadata says of its licence, surest first; a line of 200 characters each.
 
     `metadata` are headers, as `importlib.metadata` and `email.parser` give them.
     """
-    said = [metadata["License-Expression"] or "", (metadata["License"] or "")]
+    said = [metadata["License-Expression"] or "", metadata["License"] or ""]
     said += [text.split(" :: ")[-1] for text in metadata.get_all("Classifier") or []
              if text.startswith("License ::")]  # fmt: skip
     return [line for text in said if (line := text.strip().split("\n")[0][:200])]
@@ -107,11 +94,7 @@ def licence_words(metadata: Any) -> list[str]:
 
 @cache
 def spdx_licensing() -> Any:
-    """The library's index of SPDX identifiers, which takes a while to make.
-
-    Raises:
-        MissingPrerequisite: the libraries of the extra 'records' are not installed.
-    """
+    """The library's index of SPDX identifiers; MissingPrerequisite without the extra 'records'."""
     try:
         import packageurl  # noqa: F401 - of the same extra
         from license_expression import get_spdx_licensing
@@ -123,11 +106,7 @@ def spdx_licensing() -> Any:
 
 
 def spdx_of(words: str) -> str | None:
-    """The SPDX expression that these words are or stand for.
-
-    Raises:
-        MissingPrerequisite: the library that knows SPDX expressions is not installed.
-    """
+    """The SPDX expression that these words are or stand for."""
     licensing = spdx_licensing()
     from license_expression import ExpressionError
 
@@ -139,3 +118,48 @@ def spdx_of(words: str) -> str | None:
         return str(licensing.parse(known or words, validate=True, strict=True))
     except ExpressionError:
         return None
+
+
+def purl_of(entry: Mapping[str, str]) -> str:
+    """The package URL of a lock's entry: where the package really comes from.
+
+    Wheels, and what Spack built from PyPI's archives, are `pkg:pypi`; what comes from GitHub is
+    `pkg:github` with its tag or commit; anything else is `pkg:generic` with the archive's address
+    and digest. The names are those of the archives, not Spack's (github.com/package-url/purl-spec).
+    Entries from Spack have a `hash`, and `url`, `sha256`, `commit` of their archives.
+    """
+    from packageurl import PackageURL
+
+    name, version = entry["name"], entry["version"]
+    if "hash" not in entry:
+        return str(PackageURL("pypi", None, normal_name(name), version))
+    url = entry.get("url", "")
+    host, path = urlsplit(url).hostname, urlsplit(url).path
+    if host in _PYPI:
+        file = _SUFFIX.sub("", path.rpartition("/")[2])
+        project = file.partition(f"-{version}" if f"-{version}" in file else "-")[0]
+        return str(PackageURL("pypi", None, normal_name(project), version))
+    known = _on_github(path, entry) if host == "github.com" else None
+    if known:
+        owner, repository, revision = known
+        return str(PackageURL("github", owner.lower(), repository.lower(), revision))
+    digest = f"sha256:{entry['sha256']}" if "sha256" in entry else ""
+    found = {"download_url": url, "checksum": digest if url else ""}
+    qualifiers = {key: value for key, value in found.items() if value}
+    return str(PackageURL("generic", None, name, version, qualifiers))
+
+
+def normal_name(name: str) -> str:
+    """A project's name as PyPI compares it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _on_github(path: str, entry: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Owner, repository, and the tag or commit; None where the address names none."""
+    parts = path.strip("/").split("/")
+    if len(parts) < 2:
+        return None
+    repository = parts[1].removesuffix(".git")
+    found = _TAG.search(path)
+    revision = entry.get("commit") or (unquote(_SUFFIX.sub("", found.group(1))) if found else "")
+    return (parts[0], repository, revision) if revision else None

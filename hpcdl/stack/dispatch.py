@@ -1,19 +1,30 @@
-"""Which release serves which partition: pure rules over what was published.
+"""What was published, and which release serves which partition by it.
 
-The publish history is what was published and not rolled back, newest last. A partition gets the
-newest of it that serves it and is of its stack, else the newest that serves it, else the newest of
-all. Versions of older releases stay visible: a shell that loaded one can still unload it, and a
-script that names one still runs.
+PREFIX/history.json has what was current and when, for `rollback` and for `gc`. An event is written
+before its switch, so that a killed publish can be told from one that happened. A damaged file is an
+error: to count it as empty would take every way back, and let `gc` remove what a rollback may want.
+
+The rest are pure rules. The publish history is what was published and not rolled back, newest last.
+A partition gets the newest of it that serves it and is of its stack, else the newest that serves
+it, else the newest of all. Versions of older releases stay visible: a shell that loaded one can
+still unload it, and a script that names one still runs.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Gpu, Site
-from hpcdl.stack.release import Release
+from hpcdl.stack.release import Release, current_id
+from hpcdl.system.errors import CheckFailed
+from hpcdl.system.files import clear_leftovers, write_json
+from hpcdl.system.text import utc_now
+
+_KEPT = 1000
 
 
 @dataclass(frozen=True)
@@ -25,17 +36,45 @@ class Event:
 
     action: str
     release: str
-    at: str
+    at: str = ""
     off: tuple[str, ...] = ()
 
-    def as_data(self) -> dict[str, Any]:
-        """For the history file."""
-        return asdict(self)
 
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Event:
-        """From the history file."""
-        return cls(**{**data, "off": tuple(data["off"])})
+def read_history(site: Site) -> list[Event]:
+    """What was current, oldest first; without a file what is current now.
+
+    The last event of a killed command may not have come to pass: where `current` is not what it
+    says, it is left out.
+
+    Raises:
+        CheckFailed: the file is damaged; says how to continue.
+    """
+    path, current = _path(site), current_id(site)
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["events"]
+        events = [Event(**{**row, "off": tuple(row["off"])}) for row in rows]
+    except FileNotFoundError:
+        return [Event("publish", current)] if current else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        raise CheckFailed(
+            f"{path} is damaged, so nobody knows what was published: {str(fault)[:200]}",
+            hint=f"restore it from a backup; without one `mv {path} {path}.broken`: then only "
+            f"{current or 'what is published next'} counts as published, and `hpcdl stack rollback "
+            "ID` still leads to any release that passed the gate",
+        ) from fault
+    happened = not events or events[-1].release == current
+    return events if happened else events[:-1]
+
+
+def add_event(site: Site, event: Event) -> None:
+    """Note what is going to happen now; under the lock of publishes."""
+    events = [*read_history(site), replace(event, at=utc_now())][-_KEPT:]
+    clear_leftovers(_path(site))
+    write_json(_path(site), {"schema": 1, "events": [asdict(one) for one in events]})
+
+
+def _path(site: Site) -> Path:
+    return site.paths.prefix / "history.json"
 
 
 @dataclass(frozen=True)
@@ -56,12 +95,13 @@ class Dispatch:
 
     def as_data(self) -> dict[str, Any]:
         """What `release_for` reads: release ids."""
-        served = {name: release.id for name, release in self.partitions.items()}
-        by_model = {
-            name: {model: release.id for model, release in models.items()}
-            for name, models in self.models.items()
-        }
-        return {"schema": 1, "default": self.default.id, "partitions": served, "models": by_model}
+        return {
+            "schema": 1,
+            "default": self.default.id,
+            "partitions": {name: release.id for name, release in self.partitions.items()},
+            "models": {name: {model: release.id for model, release in models.items()}
+                       for name, models in self.models.items()},
+        }  # fmt: skip
 
 
 def publish_history(events: Iterable[Event]) -> list[str]:
@@ -83,10 +123,9 @@ def taken_off(
     target: str,
     undone: str | None = None,
 ) -> tuple[str, ...]:
-    """What a rollback to `target` takes off: later releases for the same partitions.
+    """What a rollback to `target` takes off `published`: later releases for the same partitions.
 
-    `published` is what counts, newest last. `undone` goes in any case: the current one, where
-    nobody named a target.
+    `undone` goes in any case: the current one, where nobody named a target.
     """
     if target not in published:
         return ()
@@ -112,23 +151,19 @@ def previous(events: Sequence[Event], current: str | None, existing: set[str]) -
     published = publish_history(events)
     if current in published:
         del published[_last(published, str(current)) :]
-    candidates = [name for name in published if name in existing and name != current]
-    return candidates[-1] if candidates else None
+    candidates = (name for name in reversed(published) if name in existing and name != current)
+    return next(candidates, None)
 
 
 def given_since(
     site: Site, events: Sequence[Event], known: Mapping[str, Release], partition: str, first: int
 ) -> set[str]:
-    """The releases that a plain load gave on a partition after the first events, and ever since.
-
-    `first` is the number of events before the load.
-    """
-    given: set[str] = set()
-    for end in range(first, len(events) + 1):
-        published = [known[name] for name in publish_history(events[:end]) if name in known]
-        if published:
-            given |= choose(site, published).given(partition)
-    return given
+    """The releases that a plain load gave on a partition after the `first` events, and since."""
+    ends = range(first, len(events) + 1)
+    found = ([known[name] for name in publish_history(events[:end]) if name in known]
+             for end in ends)  # fmt: skip
+    return {one for published in found if published
+            for one in choose(site, published).given(partition)}  # fmt: skip
 
 
 def _last(published: list[str], name: str) -> int:
@@ -136,20 +171,14 @@ def _last(published: list[str], name: str) -> int:
 
 
 def choose(site: Site, published: Sequence[Release]) -> Dispatch:
-    """The release of every partition of the site.
-
-    `published` is what counts: at least one release, newest last.
-    """
+    """The release of every partition by what counts: at least one release, newest last."""
     chosen = {name: _for_partition(name, site, published) for name in site.partitions}
     models = {
-        name: {
-            group.gpu.model: _for_partition(name, site, published, group.gpu)
-            for group in part.node_groups
-            if group.gpu
-        }
+        name: {group.gpu.model: _for_partition(name, site, published, group.gpu)
+               for group in part.node_groups if group.gpu}
         for name, part in site.partitions.items()
         if len(part.gpu_models) > 1
-    }
+    }  # fmt: skip
     return Dispatch(chosen, chosen[site.default_partition], models)
 
 

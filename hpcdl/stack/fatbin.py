@@ -1,11 +1,10 @@
-"""Reads which GPUs a shared object has code for, without CUDA on the machine.
+"""Reads shared objects without binutils or CUDA: what they load, and which GPUs they have code for.
 
-nvcc puts device code into the ELF section `.nv_fatbin`: containers, each a header and entries of
+The dynamic section (System V's ELF-64, little-endian; elf(5)) names the libraries and where they
+lie. nvcc puts device code into the section `.nv_fatbin`: containers, each a header and entries of
 machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or newer
-ones). Only the headers are read, so a library of gigabytes takes milliseconds. The format is
-not documented by NVIDIA; it is as the Cricket project describes it
-(github.com/RWTH-ACS/cricket); the tests compare it with cuobjdump, on what nvcc writes and on a
-library of NVIDIA's.
+ones). Only the headers are read. NVIDIA does not document the format; it is as the Cricket project
+describes it (github.com/RWTH-ACS/cricket), and the tests compare it with cuobjdump.
 """
 
 from __future__ import annotations
@@ -14,13 +13,17 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.stack.elf import HEADER, opened
 from hpcdl.stack.resolve_facts import serves
 
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_TAG = struct.Struct("<qQ")
+_LOAD, _DYNAMIC = 1, 2
+_NEEDED, _STRINGS, _SONAME, _RPATH, _RUNPATH = 1, 5, 14, 15, 29
 _MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 """magic, version, size of this header, size of the entries."""
@@ -66,18 +69,62 @@ def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
     return "ptx" if serves([str(code) for code in codes if not code.machine], compute) else "no"
 
 
+@dataclass(frozen=True)
+class Dynamic:
+    """Names of needed libraries, the object's own name, and the directories where it looks."""
+
+    needed: tuple[str, ...] = ()
+    soname: str = ""
+    folders: tuple[Path, ...] = ()
+
+
+def read_dynamic(path: Path) -> Dynamic:
+    """The dynamic section of a file; an empty one of what is no 64-bit ELF file."""
+    with _opened(path) as data, suppress(struct.error):  # cut off in the middle
+        if data is not None:
+            return _read(data, path)
+    return Dynamic()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[mmap.mmap | None]:
+    """The bytes of a 64-bit ELF file; None of any other."""
+    if path.stat().st_size < _HEADER.size:
+        yield None
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data if data[:6] == b"\x7fELF\x02\x01" else None
+
+
+def _read(data: mmap.mmap, path: Path) -> Dynamic:
+    header = _HEADER.unpack_from(data)
+    table, width, count = header[5], header[9], header[10]
+    segments = [_SEGMENT.unpack_from(data, table + index * width) for index in range(count)]
+    sections = (data[one[2] : one[2] + one[5]] for one in segments if one[0] == _DYNAMIC)
+    entries = [entry for section in sections for entry in _TAG.iter_unpack(section)]
+    address = next((value for tag, value in entries if tag == _STRINGS), 0)
+    loaded = (one for one in segments if one[0] == _LOAD and one[3] <= address < one[3] + one[5])
+    strings = next((address - one[3] + one[2] for one in loaded), 0)
+
+    def texts(*tags: int) -> list[str]:
+        starts = [strings + value for tag, value in entries if tag in tags]
+        return [data[start : data.find(b"\0", start)].decode() for start in starts]
+
+    origin = str(path.absolute().parent)  # of a link not what it leads to: so does the loader
+    folders = ":".join(texts(_RPATH, _RUNPATH)).replace("${ORIGIN}", origin)
+    found = (Path(one).resolve() for one in folders.replace("$ORIGIN", origin).split(":") if one)
+    soname = (*texts(_SONAME), "")[0]
+    return Dynamic(tuple(texts(_NEEDED)), soname, tuple(dict.fromkeys(found)))
+
+
 def survey(*roots: Path) -> list[SharedObject]:
     """Every shared object below the roots that has device code, each file once.
 
     Links are followed, to directories too: Spack's view of a release has nothing else.
     """
     seen: set[Path] = set()
-    found = []
-    for path in (path for root in roots for path in shared_objects(root, seen)):
-        codes = read_device_code(path)
-        if codes:
-            found.append(SharedObject(path, codes))
-    return found
+    paths = (path for root in roots for path in shared_objects(root, seen))
+    return [SharedObject(path, codes) for path in paths if (codes := read_device_code(path))]
 
 
 def shared_objects(root: Path, seen: set[Path]) -> Iterator[Path]:
@@ -101,7 +148,7 @@ def _is_new(path: Path, seen: set[Path]) -> bool:
 def read_device_code(path: Path) -> tuple[DeviceCode, ...]:
     """The device code in a file, without doubles; none in what is no 64-bit ELF file."""
     found: set[DeviceCode] = set()
-    with opened(path) as data, suppress(struct.error):  # cut off: what was found still counts
+    with _opened(path) as data, suppress(struct.error):  # cut off: what was found still counts
         if data is not None:
             for start, size in _fat_sections(data):
                 found |= set(_codes(data, start, start + size))
@@ -110,7 +157,7 @@ def read_device_code(path: Path) -> tuple[DeviceCode, ...]:
 
 def _fat_sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
     """Place and size of the sections that hold device code."""
-    header = HEADER.unpack_from(data)
+    header = _HEADER.unpack_from(data)
     table, width, count, names_index = header[6], header[11], header[12], header[13]
     if table == 0:
         return
@@ -131,16 +178,11 @@ def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
         entry, stop = place + header, min(place + header + size, end)
         while entry + _ENTRY.size <= stop:
             kind, _, own, length, *_, sm = _ENTRY.unpack_from(data, entry)
-            if kind == _PTX or (kind == _MACHINE and _size(data, entry, own, length) >= _EMPTY):
+            compressed = own >= _PLAIN_SIZE_AT + _PLAIN_SIZE.size
+            plain = _PLAIN_SIZE.unpack_from(data, entry + _PLAIN_SIZE_AT)[0] if compressed else 0
+            if kind == _PTX or (kind == _MACHINE and (plain or length) >= _EMPTY):
                 yield DeviceCode(sm, kind == _MACHINE)
             if own + length == 0:
                 break
             entry += own + length
         place = max(stop, place + 1)
-
-
-def _size(data: mmap.mmap, entry: int, header: int, length: int) -> int:
-    """The bytes of an entry's code, before it was compressed."""
-    if header < _PLAIN_SIZE_AT + _PLAIN_SIZE.size:
-        return length
-    return int(_PLAIN_SIZE.unpack_from(data, entry + _PLAIN_SIZE_AT)[0]) or length

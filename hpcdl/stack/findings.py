@@ -1,23 +1,37 @@
 """What is known to be wrong with a release's packages, and what the site says of it.
 
-Vulnerabilities come from hpcdl's own facts, which stop a publish until they are waived, and from
-OSV's file (hpcdl.stack.osv), which only informs. A waiver answers either by any of its names.
+Vulnerabilities come from hpcdl's own facts, which stop a publish until they are waived, and from a
+file in OSV's format that an admin refreshes, which only informs. PREFIX/osv.zip is OSV's own
+archive of PyPI (https://osv.dev, "data dumps"), PREFIX/osv.json one entry or a list of them;
+nothing is fetched, and the file's date is told. An entry concerns a package where it lists the
+version, or a range of versions holds it. A waiver answers a vulnerability by any of its names.
 """
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Sequence
+import json
+import time
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.components import Component, components
-from hpcdl.stack.osv import osv_file, vulnerabilities
-from hpcdl.stack.records import Records, Waiver, concerns, read_records, today, waiver_of
+from hpcdl.stack.components import Component, components, normal_name
+from hpcdl.stack.records import Waiver, concerns, read_records, today, waiver_of
 from hpcdl.stack.release import BrokenRelease, Release, read_release, release_ids
+from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.system.errors import CheckFailed
+
+ARCHIVE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
+_NAMES = ("osv.zip", "osv.json")
+_LARGEST = 20_000_000
+_MOST = 200_000
 
 
 @dataclass(frozen=True)
@@ -32,9 +46,14 @@ class Finding:
     what: str
     packages: tuple[str, ...]
     purls: tuple[str, ...]
-    fixed: str
-    state: str
+    fixed: str = ""
+    state: str = "open"
     waiver: Waiver | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that it is called, its CVE among them."""
+        return (self.id, *self.aliases)
 
     def as_data(self) -> dict[str, object]:
         """For machines."""
@@ -56,20 +75,22 @@ def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[
     Raises:
         CheckFailed: OSV's file or the site's records are damaged.
     """
-    records, day = read_records(site), today()
-    rows = facts.load("records")["weaknesses"]
-    own = [_own(name, row, inside, records, day) for name, row in rows.items()
-           if concerns(release, row)]  # fmt: skip
-    path = osv_file(site)
-    known = {name for one in own for name in (one.id, *one.aliases)}
-    found = []
-    for one in vulnerabilities(path, inside) if path else ():
-        if known.isdisjoint(one.names):
-            waiver = next((w for name in one.names if (w := waiver_of(name, records))), None)
-            what = f"{one.summary or 'no summary'} ({', '.join(one.aliases) or one.id})"
-            found.append(Finding(one.id, one.aliases, what, (one.package,), (one.purl,), one.fixed,
-                                 _state(waiver, day), waiver))  # fmt: skip
-    return [*own, *found]
+    records, path = read_records(site), osv_file(site)
+    own = []
+    for name, row in facts.load("records")["weaknesses"].items():
+        if concerns(release, row):
+            hit = [one for one in inside if any(fnmatchcase(one.name, p) for p in row["packages"])]
+            own.append(Finding(name, (), row["what"], tuple(one.name for one in hit),
+                               tuple(one.purl for one in hit)))  # fmt: skip
+    known = {one.id for one in own}
+    told = vulnerabilities(path, inside) if path else []
+    found = [*own, *(one for one in told if known.isdisjoint(one.names))]
+    for number, one in enumerate(found):
+        waiver = next((w for name in one.names if (w := waiver_of(name, records))), None)
+        if waiver is not None:
+            state = "expired" if waiver.expired(today()) else "waived"
+            found[number] = replace(one, state=state, waiver=waiver)
+    return found
 
 
 def known_names(site: Site) -> set[str]:
@@ -85,27 +106,109 @@ def known_names(site: Site) -> set[str]:
     inside: dict[str, Component] = {}
     for release_id in release_ids(site):
         with suppress(BrokenRelease):
-            found = components(read_release(site, release_id))
-            inside |= {one.purl: one for one in found}
-    return {name for one in vulnerabilities(path, list(inside.values()))
-            for name in one.names}  # fmt: skip
+            inside |= {one.purl: one for one in components(read_release(site, release_id))}
+    return {name for one in vulnerabilities(path, list(inside.values())) for name in one.names}
 
 
-def _own(
-    name: str,
-    row: dict[str, list[str]],
-    inside: Sequence[Component],
-    records: Records,
-    day: datetime.date,
-) -> Finding:
-    touched = [one for one in inside if any(fnmatchcase(one.name, p) for p in row["packages"])]
-    waiver = waiver_of(name, records)
-    packages, purls = tuple(one.name for one in touched), tuple(one.purl for one in touched)
-    what = str(row["what"])
-    return Finding(name, (), what, packages, purls, "", _state(waiver, day), waiver)
+def osv_file(site: Site) -> Path | None:
+    """The file of vulnerabilities of a prefix, the newest where there are two; None without one."""
+    found = [path for name in _NAMES if (path := site.paths.prefix / name).is_file()]
+    return max(found, key=lambda path: path.stat().st_mtime) if found else None
 
 
-def _state(waiver: Waiver | None, day: datetime.date) -> str:
-    if waiver is None:
-        return "open"
-    return "expired" if waiver.expired(day) else "waived"
+def dated(path: Path) -> str:
+    """The day of a file, in UTC."""
+    return time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
+
+
+def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Finding]:
+    """What is known of the packages that come from PyPI.
+
+    Raises:
+        CheckFailed: the file is damaged or is not in OSV's format.
+    """
+    known: dict[str, list[Component]] = {}
+    for one in inside:
+        if one.purl.startswith("pkg:pypi/"):
+            known.setdefault(normal_name(one.name), []).append(one)
+    try:
+        found = [hit for entry in _entries(path, known) for hit in _hits(entry, known)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
+            RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as fault:  # fmt: skip
+        raise CheckFailed(
+            f"{path} is not a file of OSV: {str(fault)[:200]}",
+            hint=f"fetch it again from {ARCHIVE}, or move it away: {path}.broken",
+        ) from fault
+    return _without_doubles(sorted(found, key=lambda one: (one.packages, one.id)))
+
+
+def _without_doubles(found: Sequence[Finding]) -> list[Finding]:
+    """What several databases (GHSA, PYSEC) say of one vulnerability of a package, as one."""
+    kept: list[Finding] = []
+    for one in found:
+        same = next((other for other in kept if other.purls == one.purls
+                     and not set(other.names).isdisjoint(one.names)), None)  # fmt: skip
+        if same is None:
+            kept.append(one)
+        else:
+            names = tuple(dict.fromkeys(n for n in (*same.names, *one.names) if n != same.id))
+            kept[kept.index(same)] = replace(same, aliases=names, fixed=same.fixed or one.fixed)
+    return [replace(one, what=f"{one.what} ({', '.join(one.aliases) or one.id})") for one in kept]
+
+
+def _entries(path: Path, known: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    if path.suffix == ".json":
+        if path.stat().st_size > _LARGEST:
+            raise ValueError(f"larger than {_LARGEST // 1_000_000} MB")
+        data = json.loads(path.read_bytes())
+        yield from data if isinstance(data, list) else [data]
+        return
+    wanted = [json.dumps(name).encode() for name in known]
+    with zipfile.ZipFile(path) as archive:
+        members = [one for one in archive.infolist() if one.filename.endswith(".json")]
+        for member in members[:_MOST]:
+            if member.file_size > _LARGEST:
+                raise ValueError(f"{member.filename} is larger than {_LARGEST // 1_000_000} MB")
+            text = archive.read(member)
+            # Twenty thousand entries, of which a dozen matter: names first, then the format.
+            low = text.lower().replace(b"_", b"-").replace(b".", b"-")
+            if any(name in low for name in wanted):
+                yield json.loads(text)
+
+
+def _hits(entry: Mapping[str, Any], known: Mapping[str, Sequence[Component]]) -> Iterator[Finding]:
+    text = str(entry.get("summary") or entry.get("details") or "").strip().split("\n")[0]
+    said = "".join(character for character in text if character.isprintable())[:200]
+    for affected in () if entry.get("withdrawn") else entry.get("affected", ()):
+        package = affected.get("package") or {}
+        if package.get("ecosystem") != "PyPI":
+            continue
+        ranges = [one for one in affected.get("ranges", ()) if one.get("type") != "GIT"]
+        for component in known.get(normal_name(str(package["name"])), ()):
+            version = component.version
+            # OSV's rule (schema, "evaluation"): a version that is listed, or lies in a range.
+            listed = version in affected.get("versions", ())
+            if listed or any(_in_range(one["events"], version) for one in ranges):
+                aliases = tuple(map(str, entry.get("aliases", ())))
+                yield Finding(str(entry["id"]), aliases, said or "no summary", (component.name,),
+                              (component.purl,), _fixed(ranges, version))  # fmt: skip
+
+
+def _in_range(events: Sequence[Mapping[str, str]], version: str) -> bool:
+    """Walk the events in the order of their versions; the last one at or before it decides."""
+    inside, here = False, sort_key(version)
+    rows = [(kind, text) for event in events for kind, text in event.items()]
+    for kind, text in sorted(rows, key=lambda row: sort_key(row[1])):
+        at = sort_key("0" if text == "0" else text)
+        if kind == "introduced" and (text == "0" or here >= at):
+            inside = True
+        elif (kind == "fixed" and here >= at) or (kind == "last_affected" and here > at):
+            inside = False
+    return inside
+
+
+def _fixed(ranges: Sequence[Mapping[str, Any]], version: str) -> str:
+    """The first version after this one that is said to be without it."""
+    told = (event.get("fixed", "") for one in ranges for event in one["events"])
+    return min((text for text in told if sort_key(text) > sort_key(version)), key=sort_key,
+               default="")  # fmt: skip

@@ -10,21 +10,14 @@ the packages in Spack's install tree that no release is left for.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from hpcdl.site import Site
-from hpcdl.stack.dispatch import Event
-from hpcdl.stack.publish import publish_lock, refresh_modules, shown_after, switch_lock
-from hpcdl.stack.publish_history import read_history
-from hpcdl.stack.release import (
-    BrokenRelease,
-    current_id,
-    read_release,
-    release_ids,
-    releases_folder,
-)
+from hpcdl.stack import publish
+from hpcdl.stack.dispatch import read_history
+from hpcdl.stack.publish import shown_after, sound_releases
+from hpcdl.stack.release import current_id, release_ids, releases_folder
 from hpcdl.stack.trees import TRASH, build_lock, unfinished
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, size_of, umask
@@ -66,22 +59,22 @@ def collect(
     `pinned` gives the releases that queued and running jobs need, each with the reason; it is asked
     under the lock. `keep` is how many of the last published ones stay, the current one among them;
     with `unpublished` those that were never published go, too.
-
-    Raises:
-        MissingPrerequisite: no permission, or a publish is at work for too long.
     """
-    with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
+    with shared_lock(publish.publish_lock(site), wait_seconds=_WAIT_SECONDS):
         needed = pinned()
         # Unfinished trees first: on a full disk their space is wanted for new modulefiles.
         leftovers = _leftovers(site, dry_run)
-        with switch_lock(site, _WAIT_SECONDS):  # a rollback may have come in between
-            kept = reasons(site, needed, keep=keep, unpublished=unpublished)
+        with publish.switch_lock(site, _WAIT_SECONDS):  # a rollback may have come in between
+            kept = _reasons(site, needed, keep, unpublished)
             doomed = [releases_folder(site) / name for name in release_ids(site)
                       if name not in kept]  # fmt: skip
             if not dry_run and doomed:
                 # First nobody is led there any more, then it goes.
-                refresh_modules(site, without={tree.name for tree in doomed})
-                doomed = [_to_trash(tree) for tree in doomed]
+                publish.refresh_modules(site, without={tree.name for tree in doomed})
+                with explain_os_errors(releases_folder(site)):
+                    for tree in doomed:
+                        shutil.rmtree(tree.with_name(f"{TRASH}{tree.name}"), ignore_errors=True)
+                    doomed = [tree.rename(f"{tree.parent}/{TRASH}{tree.name}") for tree in doomed]
         sizes = {tree.name.removeprefix(TRASH): size_of(tree) for tree in doomed}
         for tree in doomed if not dry_run else ():
             shutil.rmtree(tree, ignore_errors=True)
@@ -89,57 +82,26 @@ def collect(
     return Garbage(sizes, leftovers, kept, packages, note)
 
 
-def reasons(
-    site: Site, pinned: Mapping[str, str], *, keep: int, unpublished: bool
-) -> dict[str, str]:
-    """Why each release that stays, stays."""
+def _reasons(site: Site, pinned: Mapping[str, str], keep: int, unpublished: bool) -> dict[str, str]:
     existing, events = release_ids(site), read_history(site)
     # Rolled back or not: a rollback may be taken back.
     latest_first = dict.fromkeys(event.release for event in reversed(events))
     published = [name for name in latest_first if name in existing]
-    serving = _serving(site, events)
-    current = current_id(site)
-    kept: dict[str, str] = {}
-    for name in existing:
-        why = (
-            ("is current" if name == current else "")
-            or (f"serves {serving[name]}" if name in serving else "")
-            or pinned.get(name, "")
-            or (f"is one of the last {keep} published" if name in published[:keep] else "")
-            or ("was never published" if name not in published and not unpublished else "")
-            or _broken(site, name)
-        )
-        if why:
-            kept[name] = why
-    return kept
-
-
-def _serving(site: Site, events: Sequence[Event]) -> dict[str, str]:
-    """The partitions that a release serves, by its id."""
-    served: dict[str, list[str]] = {}
-    shown = shown_after(site, events)
-    if shown is None:
-        return {}
-    for partition in site.partitions:
-        for name in shown.chosen.given(partition):
-            served.setdefault(name, []).append(partition)
-    return {name: ", ".join(partitions) for name, partitions in served.items()}
-
-
-def _broken(site: Site, name: str) -> str:
-    try:
-        read_release(site, name)
-    except BrokenRelease:
-        return "its record is broken: look at it, then remove it by hand"
-    return ""
-
-
-def _to_trash(tree: Path) -> Path:
-    trash = tree.with_name(f"{TRASH}{tree.name}")
-    with explain_os_errors(tree):
-        shutil.rmtree(trash, ignore_errors=True)
-        tree.rename(trash)
-    return trash
+    serving: dict[str, list[str]] = {}
+    if (shown := shown_after(site, events)) is not None:
+        for partition in site.partitions:
+            for name in shown.chosen.given(partition):
+                serving.setdefault(name, []).append(partition)
+    # Weak reasons first: a stronger one takes their place.
+    broken = set(existing) - set(sound_releases(site))
+    kept = dict.fromkeys(broken, "its record is broken: look at it, then remove it by hand")
+    if not unpublished:
+        kept |= dict.fromkeys(set(existing) - set(published), "was never published")
+    kept |= dict.fromkeys(published[:keep], f"is one of the last {keep} published")
+    kept |= pinned
+    kept |= {name: f"serves {', '.join(partitions)}" for name, partitions in serving.items()}
+    kept |= {str(current_id(site)): "is current"}
+    return {name: kept[name] for name in existing if name in kept}
 
 
 def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:

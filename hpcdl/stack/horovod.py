@@ -1,10 +1,9 @@
 """Horovod's wheel: built once from its sdist by the recipe, then kept in the cache.
 
-The sdist is checked against the recipe's digest, the recipe's edits are made (one whose text is
-not found is an error, never skipped), and the build runs in the environment of the stack itself:
-it compiles against exactly the TensorFlow it will run with, and for GPUs it is linked with the
-NCCL of the stack's own wheels. Its key holds everything that shapes the result: Python,
-TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its GPUs; the compilers are noted beside it.
+The build runs in the environment of the stack itself: it compiles against exactly the TensorFlow
+it will run with, and for GPUs it is linked with the NCCL of the stack's own wheels. Its key holds
+everything that shapes the result: Python, TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its
+GPUs; the compilers are noted beside it.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
+from hpcdl.stack.recipe import MODULE, Edit, HorovodRecipe, Interpreter, Recipe, digest
 from hpcdl.stack.toolchain import PACKAGES, Toolchain
 from hpcdl.stack.wheelhouse import (
     Say,
@@ -28,9 +28,11 @@ from hpcdl.stack.wheelhouse import (
 )
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
+from hpcdl.system.packages import find_program
 from hpcdl.system.python import module_argv
 from hpcdl.system.run import CommandFailed, run
 
+_SYSTEM = frozenset({Path("/"), Path("/usr"), Path("/usr/local")})
 _BUILD_SECONDS = 3600
 _COMPILERS = "compilers.txt"
 _COMPLAINT = re.compile(
@@ -41,14 +43,36 @@ _COMPLAINT = re.compile(
 
 
 def mpi_version() -> str:
-    """What the machine's MPI calls itself, such as `Open MPI 4.1.4`.
-
-    Raises:
-        MissingPrerequisite: there is no mpirun.
-    """
+    """What the machine's MPI calls itself, such as `Open MPI 4.1.4`."""
     first = run(["mpirun", "--version"], hint=f"Debian and Ubuntu: {PACKAGES}").stdout
     words = first.splitlines()[0] if first else "unknown MPI"
     return words.removeprefix("mpirun ").replace("(", "").replace(")", "").strip()
+
+
+def modules_behind(program: str) -> list[dict[str, str]]:
+    """The loaded modules that name the installation of a program, in the order of loading.
+
+    A release must bring along those of its MPI, for jobs start from no modules at all: its own
+    module depends on them (`name`), from the entry of MODULEPATH where they were found
+    (`directory`), which users need not have in theirs. Without Lmod in the environment, or with the
+    system's own MPI, there are none.
+    """
+    found, lmod = find_program(program), os.environ.get("LMOD_CMD")
+    if found is None or not lmod:
+        return []
+    prefixes = {path.parent.parent for path in (found, found.resolve())} - _SYSTEM
+    names, files = (os.environ.get(key, "").split(":") for key in ("LOADEDMODULES", "_LMFILES_"))
+
+    def brings(name: str) -> bool:
+        shown = run([lmod, "bash", "show", name], check=False, timeout=30)
+        return any(f"{prefix}/" in shown.stderr for prefix in prefixes)
+
+    # A modulefile lies as deep below the entry of MODULEPATH as its name has parts.
+    return [
+        {"name": name, "directory": str(Path(file).parents[name.count("/")])}
+        for name, file in zip(names, files, strict=False)
+        if name and name.partition("/")[0] != MODULE and brings(name)
+    ]
 
 
 def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str) -> Path:
@@ -60,11 +84,7 @@ def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str) -> Path:
 
 
 def find_horovod(recipe: Recipe, python: Interpreter, mpi: str) -> Path | None:
-    """The wheel, where it has been built and is what the record of that says.
-
-    Raises:
-        MissingPrerequisite: it is another one, or somebody else can change it.
-    """
+    """The wheel, where it has been built; see `require_as_built`."""
     built = horovod_folder(recipe, python, mpi).glob("horovod-*.whl")
     return next((require_as_built(wheel) for wheel in sorted(built) if is_recorded(wheel)), None)
 
@@ -86,12 +106,8 @@ def build_horovod(
     """The wheel, built now where it is not there.
 
     `environment` is a virtual environment that has TensorFlow, NCCL and setuptools; `toolchain` is
-    asked only where there is something to build.
-
-    Raises:
-        MissingPrerequisite: a compiler or MPI is missing, or the sources are not those of the
-            recipe.
-        CommandFailed: the build failed; the compiler's first complaint and the log are named.
+    asked only where there is something to build. CommandFailed names the compiler's first complaint
+    and the log.
     """
     found = find_horovod(recipe, python, mpi)
     if found is not None:
@@ -117,13 +133,15 @@ def _build(
     recipe: HorovodRecipe, programs: Path, packages: Path, folder: Path, compilers: Toolchain,
     say: Say,
 ) -> None:  # fmt: skip
-    """From the sdist to a wheel in `folder`."""
     log = new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = fetch_sdist(recipe, pip, folder, log, say)
     say(f"building Horovod {recipe.version} with {compilers} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:
-        _extract(archive, folder / "sources")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder / "sources", filter="data")
+        else:
+            archive.extractall(folder / "sources")  # noqa: S202 - its digest was checked
     sources = folder / "sources" / sdist.name.removesuffix(".tar.gz")
     for edit in recipe.edits:
         apply_edit(sources, edit)
@@ -131,17 +149,11 @@ def _build(
     try:
         run(
             [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources],
-            env={
-                **recipe.environment,
-                **compilers.environment(),
-                **nccl,
-                "PATH": f"{programs}:{os.environ['PATH']}",
-                "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
-            },
-            log=log,
-            timeout=_BUILD_SECONDS,
-            tied=True,
-        )
+            env={**recipe.environment, **compilers.environment(), **nccl,
+                 "PATH": f"{programs}:{os.environ['PATH']}",
+                 "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}"},
+            log=log, timeout=_BUILD_SECONDS, tied=True,
+        )  # fmt: skip
     except CommandFailed as fault:
         said = first_complaint(log)
         raise CommandFailed(fault.result, hint=f"first error: {said}" if said else "") from fault
@@ -162,12 +174,11 @@ def _nccl(packages: Path, sources: Path) -> Path:
 
 def first_complaint(log: Path) -> str:
     """The first error in a compiler's log, with its file; empty where there is none."""
-    try:
+    with suppress(OSError):
         text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    match = _COMPLAINT.search(re.sub(r"(?m)^\s+", "", text))
-    return match.group(0)[:400] if match else ""
+        match = _COMPLAINT.search(re.sub(r"(?m)^\s+", "", text))
+        return match.group(0)[:400] if match else ""
+    return ""
 
 
 def fetch_sdist(
@@ -189,20 +200,8 @@ def fetch_sdist(
     return folder / recipe.sdist
 
 
-def _extract(archive: tarfile.TarFile, folder: Path) -> None:
-    """Unpack; its digest is known, so its paths are trusted where Python cannot filter them."""
-    if hasattr(tarfile, "data_filter"):
-        archive.extractall(folder, filter="data")
-    else:
-        archive.extractall(folder)  # noqa: S202 - the digest was checked
-
-
 def apply_edit(sources: Path, edit: Edit) -> None:
-    """Put a text in the place of another in a source file.
-
-    Raises:
-        MissingPrerequisite: it is not there exactly once, so the edit is not for these sources.
-    """
+    """Put a text in the place of another, which must stand exactly once in a source file."""
     path = sources / edit.file
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text.count(edit.find) != 1:

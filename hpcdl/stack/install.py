@@ -2,10 +2,9 @@
 
 uv copies files from its cache (which shares their blocks where the file system can: XFS, Btrfs);
 without uv, pip runs out of its own wheel. Nothing is hard-linked: a `chown` or `chmod` of one tree
-would reach every other tree, and the cache.
-Bytecode is compiled once per set of wheels and copied into later trees: readers of an
-immutable release cannot write it themselves, and TensorFlow without it takes twice as long
-to import. It is marked as never to be checked against the sources, for these never change.
+would reach every other tree, and the cache. Bytecode is compiled once per set of wheels and copied
+into later trees: readers of a release cannot write it, and without it TensorFlow takes twice as
+long to import. It is marked as never to be checked against the sources, for these never change.
 """
 
 from __future__ import annotations
@@ -43,28 +42,16 @@ def find_uv() -> str | None:
 
 
 def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) -> None:
-    """Install exactly these wheels into the environment of `python`; nothing is fetched.
-
-    Raises:
-        CommandFailed: uv or pip failed; the log is named.
-    """
+    """Install exactly these wheels into the environment of `python`; nothing is fetched."""
     uv = find_uv()
+    argv: list[str | Path] = [python, pip_wheel / "pip", "--disable-pip-version-check", "install",
+                              "--no-compile", "--no-cache-dir"]  # fmt: skip
     if uv is not None:
-        run(
-            [uv, "pip", "install", "--offline", "--no-index", "--no-deps", "--no-progress",
-             "--link-mode", "copy", "--python", python, *wheels],
-            env={"UV_CACHE_DIR": str(cache("uv")), "UV_NO_CONFIG": "1",
-                 "UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1"},
-            log=log,
-            tied=True,
-        )  # fmt: skip
-        return
-    run(
-        [python, pip_wheel / "pip", "--disable-pip-version-check", "install", "--no-index",
-         "--no-deps", "--no-compile", "--no-cache-dir", *wheels],
-        log=log,
-        tied=True,
-    )  # fmt: skip
+        argv = [uv, "pip", "install", "--offline", "--no-progress", "--link-mode", "copy",
+                "--python", python]  # fmt: skip
+    env = {"UV_CACHE_DIR": str(cache("uv")), "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never",
+           "NO_COLOR": "1"}  # fmt: skip
+    run([*argv, "--no-index", "--no-deps", *wheels], env=env, log=log, tied=True)
 
 
 def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) -> None:
@@ -92,13 +79,8 @@ def compile_folders(python: Path, folders: Sequence[Path], log: Path) -> None:
     """Compile all modules below some directories; what is no valid Python is left."""
     # By force: what a build imported has bytecode already, marked with the times of its sources;
     # beside later copies of these it is stale, and root's Python would write it anew.
-    run(
-        [*module_argv(python, "compileall"), "-q", "-f", "-j", "0",
-         "--invalidation-mode", "unchecked-hash", *folders],
-        log=log,
-        check=False,
-        tied=True,
-    )  # fmt: skip
+    argv = [*module_argv(python, "compileall"), "-q", "-f", "-j", "0"]
+    run([*argv, "--invalidation-mode", "unchecked-hash", *folders], log=log, check=False, tied=True)
 
 
 def _copy_bytecode(source: Path, target: Path) -> None:
@@ -130,30 +112,19 @@ def add_startup(stack: Path) -> None:
 def open_to_readers(root: Path) -> None:
     """Everybody may read the tree and enter its directories, nobody but the owner may write."""
     for where, _, files in os.walk(root):
-        _allow(where, _READ | _ENTER)
-        for name in files:
-            _allow(os.path.join(where, name), _READ)  # noqa: PTH118 - thirty thousand of them
-
-
-def _allow(path: str, bits: int) -> None:
-    mode = os.lstat(path).st_mode
-    if stat.S_ISLNK(mode):
-        return
-    wanted = (stat.S_IMODE(mode) | bits) & ~_WRITE_OTHERS
-    if mode & stat.S_IXUSR:
-        wanted |= _ENTER
-    if wanted != stat.S_IMODE(mode):
-        os.chmod(path, wanted)  # noqa: PTH101 - see above
+        for path in (where, *(f"{where}/{name}" for name in files)):
+            mode = os.lstat(path).st_mode
+            enter = _ENTER if stat.S_ISDIR(mode) or mode & stat.S_IXUSR else 0
+            wanted = (stat.S_IMODE(mode) | _READ | enter) & ~_WRITE_OTHERS
+            if not stat.S_ISLNK(mode) and wanted != stat.S_IMODE(mode):
+                os.chmod(path, wanted)  # noqa: PTH101 - thirty thousand of them
 
 
 def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> None:
-    """Refuse before anything is fetched or written where it will not fit.
+    """MissingPrerequisite, before anything is fetched or written, where it will not fit.
 
     `needs` are GB by directory; what lies in one file system is added up. With `only_look` no
     directory is made, to see whether that can be done.
-
-    Raises:
-        MissingPrerequisite: says where, how much is needed and how much is there, in GB.
     """
     wanted: dict[int, float] = {}
     for place, gigabytes in needs.items():
@@ -173,9 +144,8 @@ def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> No
 
 def unpacked_gb(wheels: Sequence[Path]) -> float:
     """How large a tree of these wheels gets, in GB."""
-    return (_SPARE_BYTES + sum(map(_unpacked, wheels))) / 1e9
-
-
-def _unpacked(wheel: Path) -> int:
-    with zipfile.ZipFile(wheel) as archive:
-        return sum(member.file_size for member in archive.infolist())
+    size = _SPARE_BYTES
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            size += sum(member.file_size for member in archive.infolist())
+    return size / 1e9

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Site
-from hpcdl.stack.lmod import users_path
+from hpcdl.stack.modules import users_path
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import BadInput
@@ -45,13 +45,10 @@ class Kernel:
 
 
 def plan_kernel(site: Site, release: Release, *, follow: bool, prefix: Path | None) -> Kernel:
-    """The kernel spec of a release.
+    """The kernel spec of a release; BadInput where that has no ipykernel.
 
     `follow` says whether later publishes change what it starts; `prefix` is where Jupyter is
     installed for all its users, else it is for this user.
-
-    Raises:
-        BadInput: the release has no ipykernel.
     """
     if not list(release.prefix.glob("lib/python3*/site-packages/ipykernel")):
         raise BadInput(
@@ -66,24 +63,15 @@ def plan_kernel(site: Site, release: Release, *, follow: bool, prefix: Path | No
     title = "TensorFlow" if follow else release.module.replace("/", " ")
     content = {"argv": argv, "display_name": f"{title} ({site.name})", "language": "python",
                "metadata": {"debugger": True}}  # fmt: skip
-    data = prefix / "share" / "jupyter" if prefix else _users_data()
+    # Where Jupyter looks for the user's own kernels (jupyter_core.paths).
+    shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    own = os.environ.get("JUPYTER_DATA_DIR") or Path(shared).expanduser() / "jupyter"
+    data = prefix / "share" / "jupyter" if prefix else Path(own)
     return Kernel(name, data / "kernels" / name, content)
 
 
-def _users_data() -> Path:
-    """Where Jupyter looks for the user's own kernels (jupyter_core.paths)."""
-    if os.environ.get("JUPYTER_DATA_DIR"):
-        return Path(os.environ["JUPYTER_DATA_DIR"])
-    shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(shared).expanduser() / "jupyter"
-
-
 def install_kernel(kernel: Kernel) -> None:
-    """Write the kernel spec; the directories are for everybody where the prefix is.
-
-    Raises:
-        MissingPrerequisite: it cannot be written there.
-    """
+    """Write the kernel spec; the directories are for everybody where the prefix is."""
     with explain_os_errors(kernel.file):
         kernel.directory.mkdir(parents=True, exist_ok=True)
         kernel.directory.chmod(0o755)

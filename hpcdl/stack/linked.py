@@ -2,10 +2,9 @@
 
 What a shared object needs is read from the file, where it is found is asked of the loader itself
 (`ldd`, in the environment of the release's module). From outside may come what every Linux has,
-NVIDIA's driver and the site's MPI (facts/wheels.yaml, `outside`). TensorFlow opens CUDA's
-libraries later, by the module's LD_LIBRARY_PATH or its own RUNPATH: those must lead into the
-release, too. A release made by Spack is a view: the packages that its environment runs with count
-as inside, and so do the directories of what it declares as external. No GPU is needed.
+NVIDIA's driver and the site's MPI (facts/wheels.yaml, `outside`). What TensorFlow opens later, by
+the module's LD_LIBRARY_PATH or its own RUNPATH, must lie in the release, too. Of a release made by
+Spack, the packages that its environment runs with and what it declares as external are inside.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.stack.elf import read_dynamic
-from hpcdl.stack.fatbin import shared_objects, survey
+from hpcdl.stack.fatbin import read_dynamic, shared_objects, survey
 from hpcdl.stack.release import Release
 from hpcdl.stack.spack_backend.locked import read_lock
 from hpcdl.system.run import CommandResult
@@ -63,16 +61,21 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     found = _by_loader(objects, told.stdout)
     faults = [f"the loader said nothing of {path.name}" for path in objects if path not in found]
     loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
-    faults += [line for path in objects
-               for line in _of_object(inside, path, found.get(path, {}), loaded)]  # fmt: skip
-    faults += _not_opened(inside, opened)
+    for path in objects:
+        faults += _of_object(inside, path, found.get(path, {}), loaded)
+    for name, place in opened.items():
+        if place is None:
+            said = f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
+            faults.append(said)
+        elif not inside.has(place):
+            faults.append(f"TensorFlow takes {name} from {place}, not from the release")
     if "nccl" in release.versions and "horovod" in release.versions:
         faults += _other_nccl(packages, opened.get(_NCCL), found)
     return list(dict.fromkeys(faults)), len(objects)
 
 
 def code_faults(release: Release) -> tuple[list[str], str]:
-    """What is wrong with the machine code of Horovod, which is for the release's GPUs exactly."""
+    """What is wrong with Horovod's machine code (for exactly its GPUs), else what it is."""
     folders = release.prefix.glob("lib/python3*/site-packages/horovod")
     codes = {code for found in survey(*folders) for code in found.codes if code.machine}
     have = ", ".join(sorted(map(str, codes))) or "none"
@@ -125,10 +128,10 @@ def _package(folder: Path) -> str | None:
 def _objects(packages: Path, more: Iterable[Path]) -> list[Path]:
     """The shared objects of TensorFlow, Horovod and NVIDIA, each file once; `more` are others."""
     seen: set[Path] = set()
-    found = _of_tensorflow(packages)
-    found += [path for name in ("horovod", "nvidia")
-              for path in shared_objects(packages / name, seen)]  # fmt: skip
-    return sorted({path.resolve(): path for path in (*more, *found)}.values())
+    found = (path for name in ("horovod", "nvidia")
+             for path in shared_objects(packages / name, seen))  # fmt: skip
+    every = (*more, *_of_tensorflow(packages), *found)
+    return sorted({path.resolve(): path for path in every}.values())
 
 
 def _of_tensorflow(packages: Path) -> list[Path]:
@@ -141,10 +144,9 @@ def _by_loader(objects: Sequence[Path], told: str) -> dict[Path, dict[str, str]]
     An object that it said nothing of is not there.
     """
     found: dict[Path, dict[str, str]] = {}
-    lines = told.splitlines()
     # A single object is told without its name.
-    here = found.setdefault(objects[0], {}) if len(objects) == 1 and lines else {}
-    for line in lines:
+    here = found.setdefault(objects[0], {}) if len(objects) == 1 and told else {}
+    for line in told.splitlines():
         match = _LINE.match(line)
         if match:
             here[match.group(1)] = "" if match.group(2) == "not found" else match.group(2)
@@ -161,17 +163,15 @@ def _of_object(
     `loaded` are TensorFlow's own: who needs them imports it first.
     """
     needed = read_dynamic(path).needed
-    for name, place in found.items():
-        if not place and name not in loaded and not _may_be_outside(name):
-            yield f"{path.name} does not find {name}"
-        own = not place or name not in needed or inside.has(place)
-        if not own and not _may_be_outside(name):
-            yield f"{path.name} takes {name} from {place}, not from the release"
-
-
-def _may_be_outside(name: str) -> bool:
     rows = facts.load("wheels")["outside"]
-    return any(fnmatchcase(name, pattern) for row in rows for pattern in row["names"])
+    outside = [pattern for row in rows for pattern in row["names"]]
+    for name, place in found.items():
+        if any(fnmatchcase(name, pattern) for pattern in outside):
+            continue
+        if not place and name not in loaded:
+            yield f"{path.name} does not find {name}"
+        if place and name in needed and not inside.has(place):
+            yield f"{path.name} takes {name} from {place}, not from the release"
 
 
 def _opened(release: Release, packages: Path) -> Iterator[tuple[str, Path | None]]:
@@ -182,14 +182,6 @@ def _opened(release: Release, packages: Path) -> Iterator[tuple[str, Path | None
         places = (path for folder in dict.fromkeys([*module, *own])
                   for path in sorted(folder.glob(f"{name}*")))  # fmt: skip
         yield name, next(places, None)
-
-
-def _not_opened(inside: _Inside, opened: Mapping[str, Path | None]) -> Iterator[str]:
-    for name, place in opened.items():
-        if place is None:
-            yield f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
-        elif not inside.has(place):
-            yield f"TensorFlow takes {name} from {place}, not from the release"
 
 
 def _other_nccl(

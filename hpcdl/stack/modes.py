@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
+from hpcdl.stack.seal import shortened
 from hpcdl.system.errors import CheckFailed
 
-_SHOWN = 10
 _ROOT = 0
 _BELONGS = "belongs to user"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -23,28 +23,23 @@ _SPECIAL = stat.S_ISUID | stat.S_ISGID
 
 
 def require_safe_modes(release: Release, seen: Mapping[str, os.stat_result]) -> None:
-    """Hold every file of a release against the rule; `seen` as for `mode_faults`.
-
-    Raises:
-        CheckFailed: names the first files that break it, and how many there are.
-    """
+    """CheckFailed where a file of a release breaks the rule; `seen` as for `mode_faults`."""
     faults = list(mode_faults(release.root, seen))
     if faults:
-        more = [f"... and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
+        strange = sum(_BELONGS in fault for fault in faults)
+        cures = [f"chown -R {os.lstat(release.root).st_uid} {release.root}"] if strange else []
+        cures += [f"chmod -R u=rwX,go=rX {release.root}"] if strange < len(faults) else []
         raise CheckFailed(
             f"{release.id} has files with wrong permissions and is not published",
-            details=[*faults[:_SHOWN], *more],
-            hint=" && ".join(_cures(release.root, faults)),
+            details=shortened(faults),
+            hint=" && ".join(cures),
         )
 
 
 def require_readers(site: Site, release: Release, say: Callable[[str], None]) -> None:
-    """Hold what lies around a release against the rule: directories above it, and its Python.
+    """CheckFailed where users cannot reach a release, or cannot run the Python it is built on.
 
     Of a private site `say` is told of each fault, and that is all.
-
-    Raises:
-        CheckFailed: users cannot reach the release, or cannot run the Python it is built on.
     """
     faults = list(dict.fromkeys(_reach_faults(release)))
     if faults and not site.private:
@@ -79,14 +74,6 @@ def _reach_faults(release: Release) -> Iterator[str]:
         yield f"users cannot execute its Python {real}"
 
 
-def _cures(root: Path, faults: list[str]) -> Iterator[str]:
-    strangers = [fault for fault in faults if _BELONGS in fault]
-    if strangers:
-        yield f"chown -R {os.lstat(root).st_uid} {root}"
-    if len(faults) > len(strangers):
-        yield f"chmod -R u=rwX,go=rX {root}"
-
-
 def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) -> Iterator[str]:
     """What is wrong with the tree's owners and permissions, one line each.
 
@@ -94,28 +81,20 @@ def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) ->
     that is known: those are not read again.
     """
     owner, seen = os.lstat(root).st_uid, seen or {}
-    sound = set()  # tens of thousands of files have a handful of modes
+    sound: set[tuple[int, int]] = set()  # tens of thousands of files have a handful of modes
     for name, status in seen.items():
         kind = (status.st_mode, status.st_uid)
-        if kind in sound or stat.S_ISLNK(status.st_mode):
-            continue
-        found = list(_fault(f"{root}/{name}", status, owner))
-        yield from found
-        if not found:
-            sound.add(kind)
-    directories = [str(root)]
-    while directories:
-        directory = directories.pop()
-        yield from _fault(directory, os.lstat(directory), owner)
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                if entry.name in seen and directory == str(root):
-                    continue
-                if stat.S_ISDIR(status.st_mode):
-                    directories.append(entry.path)
-                elif not stat.S_ISLNK(status.st_mode):
-                    yield from _fault(entry.path, status, owner)
+        if kind not in sound and not stat.S_ISLNK(status.st_mode):
+            found = list(_fault(f"{root}/{name}", status, owner))
+            yield from found
+            sound |= set() if found else {kind}
+    for where, folders, files in os.walk(root):
+        if where == str(root):
+            folders[:] = [name for name in folders if name not in seen]
+        for path in (where, *(f"{where}/{name}" for name in files)):
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode):
+                yield from _fault(path, status, owner)
 
 
 def _fault(path: str, status: os.stat_result, owner: int) -> Iterator[str]:

@@ -1,13 +1,19 @@
-"""The modulefiles of a release: a small data table in front of static, tested Lua.
+"""The modulefiles of a release, and what makes Lmod quick and easy to switch on for a whole site.
 
-Pure but for `write_modules`, which puts them in place by one rename.
+A modulefile is a small data table in front of static, tested Lua. Each set carries the list that
+Lmod's own `spider` makes of it, written for the path that users have (PREFIX/current/modules), so
+one rename switches both; without `spider`, Lmod reads the modulefiles themselves. PREFIX/etc holds
+the file that tells Lmod of the list, profiles for /etc/profile.d, and the site file that the
+module's own hpcdl finds.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +23,12 @@ from hpcdl.stack.recipe import MODULE, digest
 from hpcdl.stack.release import DISPATCH_FILE, Release
 from hpcdl.system.files import explain_os_errors, switch_link, write_atomic
 from hpcdl.system.resources import folder
+from hpcdl.system.run import run
+
+SITE_FILE = "site.yaml"
+"""In PREFIX/etc: the site as it was at the last publish."""
+_CACHE = ".lmod"
+_PROFILE = "# For /etc/profile.d: shows everybody the published modules.\n"
 
 
 def lua(value: object, indent: str = "") -> str:
@@ -26,7 +38,10 @@ def lua(value: object, indent: str = "") -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        return _lua_text(value)
+        # Everything but printable ASCII becomes decimal escapes.
+        plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(
+            f"\\{byte:03d}" for byte in c.encode()) for c in value)  # fmt: skip
+        return f'"{"".join(plain)}"'
     inner = indent + "  "
     if isinstance(value, Mapping):
         rows = [f"[{lua(key)}] = {lua(item, inner)}" for key, item in value.items()]
@@ -37,71 +52,41 @@ def lua(value: object, indent: str = "") -> str:
     return "{\n" + "".join(f"{inner}{row},\n" for row in rows) + indent + "}" if rows else "{}"
 
 
-def _lua_text(text: str) -> str:
-    """A quoted Lua string; everything but printable ASCII becomes decimal escapes."""
-    escaped = "".join(
-        character if " " <= character <= "~" and character not in '"\\'
-        else "".join(f"\\{byte:03d}" for byte in character.encode())
-        for character in text
-    )  # fmt: skip
-    return f'"{escaped}"'
+def _module_data(release: Release) -> dict[str, object]:
+    """What the modulefile of this release differs in; a line of it for `module whatis`."""
+    versions = release.versions
+    titles = {"TensorFlow": "tensorflow", "Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn",
+              "NCCL": "nccl", "Python": "python"}  # fmt: skip
+    inside = [f"{title} {versions[name]}" for title, name in titles.items() if name in versions]
+    inside += [versions["mpi"]] if "mpi" in versions else []
+    return {"id": release.id, "version": release.module_version, "stack": str(release.prefix),
+            "summary": ", ".join(inside), "needs": dict(release.needs),
+            "environment": dict(release.environment), "proc": "/proc"}  # fmt: skip
 
 
-def module_data(release: Release) -> dict[str, object]:
-    """What the modulefile of this release differs in."""
-    return {
-        "id": release.id,
-        "version": release.module_version,
-        "stack": str(release.prefix),
-        "summary": summary(release),
-        "needs": dict(release.needs),
-        "environment": dict(release.environment),
-        "proc": "/proc",
-    }
-
-
-def dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
+def _dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
     """The table of modulerc.lua: versions by partition, by GPU, and the default.
 
     A partition of several GPU models has a list of its own, `models`: the GPU found decides.
     """
     versions = {name: release.module_version for name, release in chosen.partitions.items()}
     models = {
-        name: {
-            group.gpu.driver_name: by_model[group.gpu.model].module_version
-            for group in site.partitions[name].node_groups
-            if group.gpu
-        }
+        name: {group.gpu.driver_name: by_model[group.gpu.model].module_version
+               for group in site.partitions[name].node_groups if group.gpu}
         for name, by_model in chosen.models.items()
-    }
-    gpus = {
-        partition.gpu.driver_name: versions[name]
-        for name, partition in site.partitions.items()
-        if partition.gpu is not None and name in versions
-    }
+    }  # fmt: skip
+    gpus = {partition.gpu.driver_name: versions[name]
+            for name, partition in site.partitions.items()
+            if partition.gpu is not None and name in versions}  # fmt: skip
     for by_model in models.values():
         gpus |= by_model
-    return {
-        "default": chosen.default.module_version,
-        "partitions": versions,
-        "models": {name: _rows(by_model) for name, by_model in models.items()},
-        "gpus": _rows(gpus),
-        "proc": "/proc",
-    }
 
+    def rows(versions: Mapping[str, str]) -> list[dict[str, str]]:
+        return [{"model": model, "version": version} for model, version in versions.items()]
 
-def _rows(versions: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"model": model, "version": version} for model, version in versions.items()]
-
-
-def summary(release: Release) -> str:
-    """One line for `module whatis` and `module spider`."""
-    versions = release.versions
-    parts = {"Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn", "NCCL": "nccl",
-             "Python": "python"}  # fmt: skip
-    rest = [f"{title} {versions[name]}" for title, name in parts.items() if name in versions]
-    mpi = [versions["mpi"]] if "mpi" in versions else []
-    return ", ".join([f"TensorFlow {versions['tensorflow']}", *rest, *mpi])
+    return {"default": chosen.default.module_version, "partitions": versions,
+            "models": {name: rows(by_model) for name, by_model in models.items()},
+            "gpus": rows(gpus), "proc": "/proc"}  # fmt: skip
 
 
 def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:
@@ -110,18 +95,15 @@ def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> di
     A later one of the `shown` releases takes a version's name; `chosen` is what a plain `module
     load tensorflow` gives where.
     """
-    files = {
-        f"{release.module}.lua": _file("release", module_data(release), "tensorflow.lua")
-        for release in shown
-    }
-    choose = _file("dispatch", dispatch_data(site, chosen), "modulerc.lua")
-    files[f"{MODULE}/.modulerc.lua"] = choose
-    files[DISPATCH_FILE] = json.dumps(chosen.as_data(), indent=2) + "\n"
-    return files
+    return {
+        **{f"{one.module}.lua": _file("release", _module_data(one), "tensorflow.lua")
+           for one in shown},
+        f"{MODULE}/.modulerc.lua": _file("dispatch", _dispatch_data(site, chosen), "modulerc.lua"),
+        DISPATCH_FILE: json.dumps(chosen.as_data(), indent=2) + "\n",
+    }  # fmt: skip
 
 
 def _file(name: str, data: Mapping[str, object], code: str) -> str:
-    """A data table in front of static code."""
     parts = [(folder("modulefiles") / part).read_text("utf-8") for part in ("gpu.lua", code)]
     return "\n".join([f"local {name} = {lua(data)}\n", *parts])
 
@@ -154,3 +136,63 @@ def write_modules(
         # The set before this one stays: a load may be between its listing and its file.
         if old.name not in {target.name, before}:
             shutil.rmtree(old, ignore_errors=True)
+
+
+def users_path(site: Site) -> Path:
+    """The MODULEPATH of people: it leads to whatever is published."""
+    return site.paths.prefix / "current" / "modules"
+
+
+def write_cache(site: Site, modules: Path) -> None:
+    """Put Lmod's list of the set in `modules`, not in place yet, beside it as users will see it."""
+    spider = site.paths.lmod_init.parents[1] / "libexec" / "spider"
+    if not spider.is_file():
+        return
+    # An environment of its own: the caller's Lmod must not colour the list.
+    clean = ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/nonexistent", "LANG=C.UTF-8"]
+    listed = run([*clean, spider, "-o", "spiderT", modules], check=False, timeout=60)
+    if listed.ok and "spiderT" in listed.stdout:
+        # Lmod trusts a list that is not older than its timestamp, for ever.
+        write_atomic(modules / _CACHE / "timestamp", f"{time.strftime('%Y-%m-%dT%H:%M:%S')}\n")
+        text = listed.stdout.replace(str(modules), str(users_path(site)))
+        write_atomic(modules / _CACHE / "spiderT.lua", text)
+
+
+def write_site_files(site: Site) -> None:
+    """Write PREFIX/etc: a profile for all users, and the site file for the module's hpcdl."""
+    etc = site.paths.prefix / "etc"
+    cache = users_path(site) / _CACHE
+    described = {"dir": str(cache), "timestamp": str(cache / "timestamp")}
+    shown = {"MODULEPATH": str(users_path(site)), "LMOD_RC": str(etc / "lmodrc.lua")}
+    files = {
+        "lmodrc.lua": f"scDescriptT = {lua([described])}\n",
+        "profile.sh": profile_sh(shown),
+        "profile.csh": profile_csh(shown),
+        SITE_FILE: site.source.read_text(encoding="utf-8"),
+    }
+    for name, text in files.items():
+        path = etc / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write_atomic(path, text)
+
+
+def profile_sh(shown: Mapping[str, str]) -> str:
+    """For bash, zsh and other sh: puts each path behind its variable, once; safe with `set -u`."""
+    return _PROFILE + "".join(
+        f'case ":${{{name}:-}}:" in *:{quoted}:*) ;;\n'
+        f'*) export {name}="${{{name}:+${name}:}}"{quoted} ;; esac\n'
+        for name, path in shown.items()
+        for quoted in (shlex.quote(path),)
+    )
+
+
+def profile_csh(shown: Mapping[str, str]) -> str:
+    """The same for csh and tcsh, where an unset variable is an error by itself."""
+    return _PROFILE + "".join(
+        f"if (! $?{name}) setenv {name} ''\n"
+        f'if (":${{{name}}}:" !~ *:{quoted}:*) then\n'
+        f'  if ("${name}" == "") then\n    setenv {name} {quoted}\n'
+        f'  else\n    setenv {name} "${{{name}}}:"{quoted}\n  endif\nendif\n'
+        for name, path in shown.items()
+        for quoted in (shlex.quote(path),)
+    )

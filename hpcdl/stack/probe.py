@@ -43,11 +43,10 @@ def look() -> dict[str, Any]:
 
 def _horovod() -> dict[str, Any]:
     try:
+        import horovod
         import horovod.tensorflow as hvd
     except ImportError:
         return {"horovod": None}
-    import horovod
-
     return {"horovod": horovod.__version__, "mpi": hvd.mpi_built(), "nccl": int(hvd.nccl_built()),
             "horovod_cuda": bool(hvd.cuda_built())}  # fmt: skip
 
@@ -57,22 +56,17 @@ def kernel() -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    device = "/GPU:0" if tf.config.get_visible_devices("GPU") else "/CPU:0"
+    gpus = tf.config.get_visible_devices("GPU")
+    device = "/GPU:0" if gpus else "/CPU:0"
     left, right = np.random.default_rng(1).random((2, 64, 64), dtype=np.float32)
     with tf.device(device):
         product = tf.matmul(left, right)
         image, ones = tf.ones([1, 8, 8, 2]), tf.ones([3, 3, 2, 4])
         folded = tf.nn.conv2d(image, ones, strides=1, padding="VALID")
     wrong = max(float(np.abs(product - left @ right).max()), float(np.abs(folded - 18.0).max()))
-    return {"device": product.device.rpartition("/")[2], "wrong": wrong, "model": _model()}
-
-
-def _model() -> str | None:
-    import tensorflow as tf
-
-    gpus = tf.config.get_visible_devices("GPU")
     details = tf.config.experimental.get_device_details(gpus[0]) if gpus else {}
-    return str(details["device_name"]) if "device_name" in details else None
+    return {"device": product.device.rpartition("/")[2], "wrong": wrong,
+            "model": details.get("device_name")}  # fmt: skip
 
 
 def ranks() -> dict[str, Any]:
@@ -99,8 +93,7 @@ def ranks() -> dict[str, Any]:
             "seconds": seconds, "differ": float(hvd.allreduce(apart, op=hvd.Sum))}  # fmt: skip
 
 
-def timed(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a step saw, with the seconds it took."""
+def _timed(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     start = time.monotonic()
     return {**step(), "took": round(time.monotonic() - start, 2)}
 
@@ -108,9 +101,9 @@ def timed(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def main(out: Path) -> None:
     """Run every step; rank 0 writes the file at once, so that nobody reads half of it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    seen = {"import": timed(look), "kernel": timed(kernel)}
+    seen = {"import": _timed(look), "kernel": _timed(kernel)}
     if seen["import"]["horovod"]:
-        seen["ranks"] = timed(ranks)
+        seen["ranks"] = _timed(ranks)
     if seen.get("ranks", {}).get("rank", 0) == 0:
         aside = out.with_name(f"{out.name}.new")
         aside.write_text(json.dumps(seen))

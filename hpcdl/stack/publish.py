@@ -2,8 +2,7 @@
 
 PREFIX/current is the whole truth: one rename moves it, so a killed publish leaves the old
 state or the new one. Before it moves, the release's modulefiles are in place and the gate has
-proven it through them. PREFIX/history.json remembers what was current, for `rollback`; an entry
-is written before its switch and left out again where the switch did not come to pass.
+proven it through them. PREFIX/history.json remembers what was current, for `rollback`.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdl.site import Site
-from hpcdl.stack.dispatch import Dispatch, Event, choose, previous, publish_history, taken_off
-from hpcdl.stack.lmod import write_cache, write_site_files
+from hpcdl.stack import dispatch
+from hpcdl.stack.dispatch import Dispatch, Event, choose, publish_history, read_history
 from hpcdl.stack.modes import require_readers, require_safe_modes
-from hpcdl.stack.modules import render_modules, write_modules
-from hpcdl.stack.publish_history import add_event, read_history
+from hpcdl.stack.modules import render_modules, write_cache, write_modules, write_site_files
 from hpcdl.stack.records import require_answers
 from hpcdl.stack.release import (
     BrokenRelease,
@@ -62,9 +60,9 @@ class PublishResult:
 
     def as_data(self) -> dict[str, Any]:
         """For machines."""
-        proof = self.proof.as_data() if self.proof else None
         moves = {name: {"before": had or None, "after": gets}
                  for name, (had, gets) in self.moves.items()}  # fmt: skip
+        proof = self.proof.as_data() if self.proof else None
         return {"before": self.before, "after": self.after, "proof": proof, "partitions": moves}
 
 
@@ -79,10 +77,10 @@ def publish(
 ) -> PublishResult:
     """Prove a release and make it current.
 
-    Stored evidence that passed is taken, for releases do not change. While the gate is at work,
-    which may wait for nodes, nothing is locked; while the files are compared with the seal, no
-    rollback waits for that: it takes another lock, which is held for seconds only. `enough` says
-    whether stored evidence that passed will do; with `verify_again` the gate is asked all the same.
+    Stored evidence that passed is taken, for releases do not change: where `enough` says that it
+    will do, and without `verify_again`. While the gate is at work, which may wait for nodes,
+    nothing is locked; while the files are compared with the seal, no rollback waits for that: it
+    takes another lock, which is held for seconds only.
 
     Raises:
         BadInput: there is no such release.
@@ -97,7 +95,12 @@ def publish(
     if verify_again or proof is None or not proof.passed or not enough(proof):
         say(f"verifying {release_id} through its module")
         proof = verify(site, release_id, gate)
-        _require_passed(release, proof)
+    if not proof.passed:
+        raise CheckFailed(
+            f"{release.id} did not pass the gate and is not published",
+            details=[check.describe() for check in proof.checks if not check.ok],
+            hint=f"all evidence is in {release.root / PROOF_FILE}",
+        )
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         # Read again: the gate took its time.
         return _publish(site, read_release(site, release_id), proof, say)
@@ -105,7 +108,7 @@ def publish(
 
 def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishResult:
     """Make a proven release current, under the lock of publishes."""
-    event = Event("publish", release.id, "")
+    event = Event("publish", release.id)
     for name in _WRITTEN:
         clear_leftovers(release.root / name)
     with switch_lock(site, _WAIT_SECONDS):
@@ -125,11 +128,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
 
 
 def _require_gpus_served(site: Site, release: Release) -> None:
-    """A build for CPUs serves GPUs only where the site asks for that.
-
-    Raises:
-        CheckFailed: it is for CPUs, and partitions that it serves have GPUs.
-    """
+    """A build for CPUs serves GPUs only where the site asks for that."""
     stack = site.stacks.get(release.stack)
     meant = stack is None or stack.variant == "cpu" or "cuda" in release.versions
     names = release.partitions or tuple(site.partitions)
@@ -147,13 +146,10 @@ def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
 
     Stored evidence by jobs on more partitions is worth more than another that passed on fewer,
     and stays.
-
-    Raises:
-        BadInput: there is no such release.
     """
     release = read_release(site, release_id)
     with switch_lock(site, _WAIT_SECONDS):
-        _show_modules(site, release, Event("publish", release.id, ""))
+        _show_modules(site, release, Event("publish", release.id))
     proof = gate(site, release)
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         known = read_proof(release)
@@ -164,13 +160,12 @@ def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
 
 def serves(site: Site, release: Release) -> tuple[str, ...]:
     """The partitions that a publish of this release would give it to."""
-    shown = shown_after(site, [*read_history(site), Event("publish", release.id, "")])
+    shown = shown_after(site, [*read_history(site), Event("publish", release.id)])
     given = shown.chosen.partitions.items() if shown else ()
     return tuple(name for name, chosen in given if chosen.id == release.id)
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """What users see: the releases whose modules can be loaded, and which one is given where.
 
     A later release takes the name of an earlier one with the same version.
@@ -178,10 +173,6 @@ class Published:
 
     releases: tuple[Release, ...]
     chosen: Dispatch
-
-    def files(self, site: Site) -> dict[str, str]:
-        """The modulefiles, by their path in a `modules` directory."""
-        return render_modules(site, self.releases, self.chosen)
 
 
 def shown_after(
@@ -194,12 +185,9 @@ def shown_after(
     """What users see once `events`, the whole history, have happened.
 
     `without` are ids of releases that count as gone, `expected` releases that are not built yet.
-
-    Returns:
-        None where none of what was published is there and sound.
+    None where none of what was published is there and sound.
     """
-    known = sound_releases(site, without)
-    known |= {release.id: release for release in expected}
+    known = sound_releases(site, without) | {release.id: release for release in expected}
     published = [known[name] for name in publish_history(events) if name in known]
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
@@ -213,8 +201,8 @@ def _show_modules(
     """Write a release's modulefiles as they are to be once `event` has made it current."""
     events = [*read_history(site), *([event] if event else ())]
     shown = shown_after(site, events, without=without)
-    files = (shown or Published((release,), choose(site, [release]))).files(site)
-    write_modules(release.root, files, lambda folder: write_cache(site, folder))
+    shown = shown or Published((release,), choose(site, [release]))
+    write_modules(release.root, render_modules(site, *shown), lambda made: write_cache(site, made))
 
 
 def refresh_modules(site: Site, without: set[str]) -> None:
@@ -234,23 +222,10 @@ def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Relea
     return found
 
 
-def _require_passed(release: Release, proof: Proof) -> None:
-    if not proof.passed:
-        raise CheckFailed(
-            f"{release.id} did not pass the gate and is not published",
-            details=[check.describe() for check in proof.checks if not check.ok],
-            hint=f"all evidence is in {release.root / PROOF_FILE}",
-        )
-
-
 def plan_publish(site: Site, release_id: str) -> PublishResult:
-    """What `publish` would switch; its evidence is the stored one.
-
-    Raises:
-        BadInput: there is no such release.
-    """
+    """What `publish` would switch; its evidence is the stored one."""
     release = read_release(site, release_id)
-    moves = _moves(site, Event("publish", release.id, ""))
+    moves = _moves(site, Event("publish", release.id))
     return PublishResult(current_id(site), release.id, read_proof(release), moves)
 
 
@@ -263,66 +238,61 @@ def newest(site: Site) -> str:
     """
     known = overview(site)
     rows = [row for row in known if row["created"]]
-    broken = [str(row["state"]) for row in known if not row["created"]]
-    if broken and not rows:
+    if known and not rows:
         raise CheckFailed(
             f"no release in {site.paths.prefix} can be read",
-            details=broken,
+            details=[row["state"] for row in known],
             hint="`hpcdl stack build` makes a release again, once the broken one is moved away",
         )
     if not rows:
         raise BadInput(
             f"there is no release in {site.paths.prefix}", hint="`hpcdl stack build` makes one"
         )
-    return str(max(rows, key=lambda row: str(row["created"]))["id"])
+    return str(max(rows, key=lambda row: row["created"])["id"])
 
 
 def overview(site: Site) -> list[dict[str, Any]]:
     """One row per release, oldest first: id, module, created, state, evidence, current."""
-    current = current_id(site)
-    rows = [_row(site, release_id, current) for release_id in release_ids(site)]
+    current, rows = current_id(site), []
+    for name in release_ids(site):
+        row = {"id": name, "module": "", "created": "", "current": name == current, "proof": ""}
+        try:
+            release = read_release(site, name)
+            row |= {"module": release.module, "created": release.created, "state": "built"}
+            if (proof := read_proof(release)) is not None:
+                state = "proven" if proof.passed else "failed the gate"
+                row |= {"state": state, "proof": proof.describe()}
+        except BrokenRelease as broken:
+            row["state"] = f"broken: {broken.message}"
+        rows.append(row)
     return sorted(rows, key=lambda row: (row["created"], row["id"]))
 
 
-def _row(site: Site, release_id: str, current: str | None) -> dict[str, Any]:
-    row = {"id": release_id, "module": "", "created": "", "current": release_id == current,
-           "proof": ""}  # fmt: skip
-    try:
-        release = read_release(site, release_id)
-    except BrokenRelease as broken:
-        return {**row, "state": f"broken: {broken.message}"}
-    proof = read_proof(release)
-    state = "built" if proof is None else "proven" if proof.passed else "failed the gate"
-    proven = proof.describe() if proof is not None else ""
-    about = {"module": release.module, "created": release.created}
-    return {**row, **about, "state": state, "proof": proven}
-
-
 def plan_rollback(site: Site, release_id: str | None = None) -> PublishResult:
-    """What `rollback` would switch.
-
-    Raises:
-        BadInput: there is none to go back to, or no such release.
-        CheckFailed: the named one was never published.
-    """
+    """What `rollback` would switch."""
     return _plan_rollback(site, release_id)[0]
 
 
 def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, Event]:
-    release = read_release(site, release_id or rollback_target(site))
+    history, current = read_history(site), current_id(site)
+    target = release_id or dispatch.previous(history, current, set(release_ids(site)))
+    if target is None:
+        hint = "`hpcdl stack list` shows what is there"
+        raise BadInput("there is no earlier release to go back to", hint=hint)
+    release = read_release(site, target)
     proof = read_proof(release)
     # A later gate that failed, perhaps for want of nodes, is no reason to refuse a way back.
-    published = any(event.release == release.id for event in read_history(site))
+    published = any(event.release == release.id for event in history)
     proven = published or (proof is not None and proof.passed)
     if not proven or not release.modules.is_dir():
         raise CheckFailed(
             f"{release.id} was never published",
             hint=f"`hpcdl stack publish {release.id}` proves it first",
         )
-    history, current = publish_history(read_history(site)), current_id(site)
     undone = current if release_id is None else None
-    off = taken_off(site, history, sound_releases(site), release.id, undone)
-    event = Event("rollback", release.id, "", off)
+    known = sound_releases(site)
+    off = dispatch.taken_off(site, publish_history(history), known, release.id, undone)
+    event = Event("rollback", release.id, off=off)
     return PublishResult(current, release.id, proof, _moves(site, event)), event
 
 
@@ -353,24 +323,11 @@ def rollback(site: Site, release_id: str | None = None) -> PublishResult:
     return planned
 
 
-def rollback_target(site: Site) -> str:
-    """The release that a plain rollback leads to.
-
-    Raises:
-        BadInput: nothing was published before the current one.
-    """
-    target = previous(read_history(site), current_id(site), set(release_ids(site)))
-    if target is None:
-        hint = "`hpcdl stack list` shows what is there"
-        raise BadInput("there is no earlier release to go back to", hint=hint)
-    return target
-
-
 def _switch(site: Site, event: Event, before: str | None) -> None:
     """Note what is going to happen, then move `current`."""
     if before == event.release:
         return
-    add_event(site, event)
+    dispatch.add_event(site, event)
     for left in site.paths.prefix.glob(".current.*"):  # of a killed one
         left.unlink(missing_ok=True)
     switch_link(site.paths.prefix / "current", f"releases/{event.release}")

@@ -20,7 +20,6 @@ from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of, needs_of
 from hpcdl.stack.resolve import resolve_build
-from hpcdl.stack.resolve_answer import Resolution
 from hpcdl.stack.resolve_facts import conditions
 from hpcdl.stack.resolve_groups import computes_of
 from hpcdl.stack.resolve_show import chain_lines
@@ -68,10 +67,9 @@ class Recipe:
 
     `variant` is `cpu` or such as `cuda12.9-sm60-sm70`; `python` such as `3.11`; `versions` are
     those of Horovod, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None in a stack
-    for tf.distribute. `environment` is what the module sets;
-    `{packages}` stands for Python's site-packages. `packages` are those of the requirements that
-    the site adds. `fetch_gb` and `tree_gb` say how much
-    is fetched and how large the tree gets.
+    for tf.distribute. `environment` is what the module sets (`{packages}` stands for Python's
+    site-packages); `packages` are requirements that the site adds; `fetch_gb` and `tree_gb` say how
+    much is fetched and how large the tree gets.
     """
 
     tensorflow: str
@@ -133,11 +131,7 @@ def running_interpreter() -> Interpreter:
 
 
 def find_request(site: Site, name: str | None = None) -> StackRequest:
-    """The stack `name` of the site; its only or first one where none is named.
-
-    Raises:
-        BadInput: there is no such stack.
-    """
+    """The stack `name` of the site; its only or first one where none is named."""
     stacks = dict(site.stacks) or {MODULE: StackRequest(MODULE, "venv", (), {})}
     if name is None:
         return next(iter(stacks.values()))
@@ -149,22 +143,14 @@ def find_request(site: Site, name: str | None = None) -> StackRequest:
 
 
 def interpreter(minor: str) -> Interpreter:
-    """The Python of a release such as `3.11`: the running one's base, else one of PATH.
-
-    Raises:
-        MissingPrerequisite: there is none, or it does not run.
-    """
+    """The Python of a release such as `3.11`: the running one's base, else one of PATH."""
     own = running_interpreter()
     if own.minor == minor:
         return own
     ask = "import platform, sys; print(sys._base_executable, platform.python_version())"
-    said = run(
-        [f"python{minor}", "-c", ask],
-        directory=Path("/"),
-        timeout=60,
-        hint=f"is Python {minor} whole?",
-    ).stdout
-    path, version = said.split()
+    said = run([f"python{minor}", "-c", ask], directory=Path("/"), timeout=60,
+               hint=f"is Python {minor} whole?")  # fmt: skip
+    path, version = said.stdout.split()
     return Interpreter(Path(path).resolve(), version)
 
 
@@ -177,7 +163,13 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     """
     found = resolve_build(site, request, names)
     if not found.fits:
-        raise _nothing_fits(found)
+        named = f"stack '{found.stack}'" if found.stack else "the stack"
+        raise MissingPrerequisite(
+            f"no wheels fit {named} on partition '{found.partition}'",
+            details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
+            hint="change the stack's pins or the partition's driver in site.yaml, put another "
+            "Python on PATH, or name the other partitions in the stack's `partitions`",
+        )
     computes, own = computes_of(site, request, names), gpus_of(site, names)
     versions, table = found.versions, facts.load("wheels")
     kind = "cuda" if computes else "cpu"
@@ -204,20 +196,6 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     )  # fmt: skip
 
 
-def _nothing_fits(found: Resolution) -> MissingPrerequisite:
-    named = f"stack '{found.stack}'" if found.stack else "the stack"
-    return MissingPrerequisite(
-        f"no wheels fit {named} on partition '{found.partition}'",
-        details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
-        hint="change the stack's pins or the partition's driver in site.yaml, put another Python "
-        "on PATH, or name the other partitions in the stack's `partitions`",
-    )
-
-
-def _holds(when: Mapping[str, str], versions: Mapping[str, str]) -> bool:
-    return all(condition.holds(versions) for condition in conditions(when))
-
-
 def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
     """NVIDIA's wheels of a CUDA release, cuDNN and NCCL, each at one version."""
     cuda = versions["cuda"]
@@ -240,9 +218,10 @@ def _horovod(
     codes = ",".join(one.replace(".", "") for one in computes)
     gpus = {**built["gpu_environment"], "HOROVOD_BUILD_CUDA_CC_LIST": codes} if computes else {}
     wanted = [
-        _edit(name, row)
+        Edit(name, row["file"], row["find"], row["replace"], " ".join(row["why"].split()))
         for name, row in built["edits"].items()
-        if row.get("variant", kind) == kind and _holds(row.get("when", {}), versions)
+        if row.get("variant", kind) == kind
+        and all(condition.holds(versions) for condition in conditions(row.get("when", {})))
     ]
     return HorovodRecipe(
         version=versions["horovod"],
@@ -256,18 +235,11 @@ def _horovod(
     )
 
 
-def _edit(name: str, row: Mapping[str, str]) -> Edit:
-    why = " ".join(row["why"].split())
-    return Edit(name, row["file"], row["find"], row["replace"], why)
-
-
 def digest(*parts: object) -> str:
     """Eight hex digits that stand for values; the same values always give the same digits."""
-    text = json.dumps(parts, sort_keys=True, default=_plain)
+
+    def plain(value: object) -> object:
+        return dict(value) if isinstance(value, Mapping) else getattr(value, "__dict__", str(value))
+
+    text = json.dumps(parts, sort_keys=True, default=plain)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return getattr(value, "__dict__", str(value))

@@ -59,11 +59,7 @@ class Records:
 
 
 def read_records(site: Site) -> Records:
-    """The site's answers; none where there is no file.
-
-    Raises:
-        CheckFailed: the file is damaged, so nobody knows what was accepted.
-    """
+    """The site's answers; none where there is no file, CheckFailed where it is damaged."""
     path = _path(site)
     if not path.exists():
         return Records()
@@ -84,11 +80,7 @@ def read_records(site: Site) -> Records:
 
 
 def require_answers(site: Site, release: Release) -> None:
-    """Compare a release with the agreements and the vulnerabilities.
-
-    Raises:
-        CheckFailed: an agreement is not accepted, a vulnerability has no waiver or an expired one.
-    """
+    """CheckFailed where an agreement is not accepted, or a vulnerability has no valid waiver."""
     missing = list(open_questions(release, read_records(site), today()))
     if missing:
         raise CheckFailed(
@@ -104,19 +96,14 @@ def open_questions(release: Release, records: Records, day: datetime.date) -> It
     accepted = {acceptance.agreement for acceptance in records.acceptances}
     for name, row in table["agreements"].items():
         if name not in accepted and _holds(release, row["packages"]):
-            yield (
-                f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula "
-                f"{name} --by NAME`"
-            )
+            yield (f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula "
+                   f"{name} --by NAME`")  # fmt: skip
     for name, row in table["weaknesses"].items():
-        if concerns(release, row):
-            waiver = waiver_of(name, records)
-            if waiver is None or waiver.expired(day):
-                state = f"its waiver expired on {waiver.until}" if waiver else "there is no waiver"
-                yield (
-                    f"{name} ({row['what']}): {state}; `hpcdl stack waive {name} "
-                    "--because ... --owner ... --until YEAR-MONTH-DAY`"
-                )
+        waiver = waiver_of(name, records)
+        if concerns(release, row) and (waiver is None or waiver.expired(day)):
+            state = f"its waiver expired on {waiver.until}" if waiver else "there is no waiver"
+            yield (f"{name} ({row['what']}): {state}; `hpcdl stack waive {name} "
+                   "--because ... --owner ... --until YEAR-MONTH-DAY`")  # fmt: skip
 
 
 def concerns(release: Release, row: Mapping[str, Any]) -> bool:
@@ -147,11 +134,7 @@ def _holds(release: Release, patterns: list[str], versions: list[str] | None = N
 
 
 def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acceptance:
-    """Note that `by` accepted an agreement, now.
-
-    Raises:
-        BadInput: no such agreement, or nobody is named.
-    """
+    """Note that `by` accepted an agreement, now."""
     known = facts.load("records")["agreements"]
     if agreement not in known:
         raise BadInput(f"there is no agreement '{agreement}'", hint=did_you_mean(agreement, known))
@@ -209,14 +192,8 @@ def _require_text(option: str, text: str, least: int) -> None:
 
 def _add(site: Site, kind: str, entry: Mapping[str, str]) -> None:
     with shared_lock(site.paths.prefix / ".records.lock"):
-        records = read_records(site)
-        data: dict[str, Any] = {
-            "schema": 1,
-            "acceptances": [asdict(one) for one in records.acceptances],
-            "waivers": [asdict(one) for one in records.waivers],
-        }
-        data[kind].append(dict(entry))
-        write_json(_path(site), data)
+        data: dict[str, Any] = {"schema": 1, **asdict(read_records(site))}
+        write_json(_path(site), {**data, kind: [*data[kind], entry]})
 
 
 def today() -> datetime.date:

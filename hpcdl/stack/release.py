@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ _DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "
              "toolchain", "nvidia_wheels")  # fmt: skip
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof", "content")
+_TABLES = ("versions", "needs", "environment")
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,7 @@ def read_release(site: Site, release_id: str) -> Release:
 
 
 def current_release(site: Site) -> Release | None:
-    """The published release, or None where nothing has been published.
-
-    Raises:
-        BrokenRelease: PREFIX/current leads to something that is no release.
-    """
+    """The published release, None where there is none; BrokenRelease where it cannot be read."""
     release_id = current_id(site)
     if release_id is None:
         return None
@@ -149,9 +146,6 @@ def release_for(site: Site, partition: str, model: str | None = None) -> Release
     """The published release that serves a partition, or None where nothing is published.
 
     `model` is one of the partition's GPU models, where it has several.
-
-    Raises:
-        BrokenRelease: what is published is damaged.
     """
     current = current_release(site)
     if current is None:
@@ -175,11 +169,8 @@ def current_id(site: Site) -> str | None:
 def planned_module(site: Site, partition: str | None = None) -> str:
     """The module that a build would give now, for scripts rendered before any release exists.
 
-    For the site's default partition, where none is named.
-
-    Raises:
-        MissingPrerequisite: no row of the wheels' table fits this Python and the site's pins.
-        BadInput: the partition's stack cannot be built as the site has it.
+    For the site's default partition, where none is named; MissingPrerequisite or BadInput where
+    its stack cannot be built.
     """
     where = partition or site.default_partition
     asked = repr((where, site, pythons(), os.uname().machine)).encode()
@@ -209,13 +200,10 @@ def seal(record: Mapping[str, Any]) -> str:
 
 def as_record(release: Release) -> dict[str, Any]:
     """The content of release.json, sealed."""
-    plain = {one.name: getattr(release, one.name) for one in fields(release) if one.name != "root"}
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        **{key: dict(one) if isinstance(one, Mapping) else one for key, one in plain.items()},
-        "partitions": list(release.partitions),
-        "lock": [dict(entry) for entry in release.lock],
-    }
+    record = {key: dict(one) if isinstance(one, Mapping) else one
+              for key, one in vars(release).items() if key != "root"}  # fmt: skip
+    record |= {"schema": SCHEMA, "partitions": list(release.partitions),
+               "lock": [dict(entry) for entry in release.lock]}  # fmt: skip
     return {**record, "seal": seal(record)}
 
 
@@ -224,10 +212,9 @@ def _parse(root: Path) -> Release:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         matches = isinstance(record, dict) and record.get("seal") == seal(record)
-    except RecursionError as fault:
-        raise _broken(path, "is damaged: nested too deep") from fault
-    except (OSError, ValueError) as fault:
-        raise _broken(path, f"is damaged: {str(fault)[:200]}") from fault
+    except (OSError, ValueError, RecursionError) as fault:
+        why = "nested too deep" if isinstance(fault, RecursionError) else str(fault)[:200]
+        raise _broken(path, f"is damaged: {why}") from fault
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise _broken(path, f"is not a release record of schema {SCHEMA}")
     if not matches:
@@ -235,21 +222,12 @@ def _parse(root: Path) -> Release:
     if record.get("id") != root.name or not all(isinstance(record.get(k), str) for k in _TEXTS):
         raise _broken(path, "does not describe the directory it lies in")
     try:
-        return _release(root, record)
+        parts: dict[str, Any] = {key: MappingProxyType(dict(record[key])) for key in _TABLES}
+        parts |= {key: record[key] for key in _TEXTS}
+        lock = tuple(MappingProxyType(dict(entry)) for entry in record["lock"])
+        return Release(root=root, partitions=tuple(record["partitions"]), lock=lock, **parts)
     except (KeyError, TypeError, ValueError) as fault:
         raise _broken(path, f"does not match the format: {str(fault)[:200]}") from fault
-
-
-def _release(root: Path, record: Mapping[str, Any]) -> Release:
-    return Release(
-        root=root,
-        versions=MappingProxyType(dict(record["versions"])),
-        partitions=tuple(record["partitions"]),
-        needs=MappingProxyType(dict(record["needs"])),
-        environment=MappingProxyType(dict(record.get("environment", {}))),
-        lock=tuple(MappingProxyType(dict(entry)) for entry in record["lock"]),
-        **{key: record[key] for key in _TEXTS},
-    )
 
 
 def _broken(path: Path, what: str) -> BrokenRelease:

@@ -7,9 +7,10 @@ derived here: which GPUs the machine code of a wheel serves, and what a backend 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
+from itertools import chain
 from typing import Any
 
 from hpcdl import facts
@@ -23,6 +24,7 @@ COMPONENTS = ("tensorflow", "horovod", "cuda", "cudnn", "nccl", "python", "keras
 OF_GPUS = frozenset({"cuda", "cudnn", "nccl", "driver", "gpu"})
 """Variables that only a partition with GPUs has."""
 _WEIGHTS = {"gpu": 30, "driver": 20}
+"""How much the variables that speak of GPUs weigh in an explanation."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class ProofRow:
     when: tuple[Condition, ...]
     proof: str
     source: str
-    cpu_only: bool
+    cpu_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,43 +64,24 @@ class Tried:
 
     def holds(self, versions: Mapping[str, str], computes: Collection[str]) -> bool:
         """Whether a stack of these versions, for these GPUs, is this one or a part of it."""
-        same_kind = bool(computes) == bool(self.computes)
-        return (
-            same_kind
-            and self.computes.issuperset(computes)
-            and all(condition.holds(versions) for condition in self.when)
-        )
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something to know about a set that fits."""
-
-    when: tuple[Condition, ...]
-    text: str
-    proof: str
-    source: str
+        mine = bool(computes) == bool(self.computes) and self.computes.issuperset(computes)
+        return mine and all(condition.holds(versions) for condition in self.when)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that `resolve` knows."""
+    """All that `resolve` knows; `of_gpus` are the rules that speak of the GPU or its driver.
+
+    `notes` are texts about sets that fit; `own_driver` are versions by CUDA release.
+    """
 
     components: Mapping[str, Component]
     rules: tuple[Rule, ...]
+    of_gpus: tuple[Rule, ...]
     proofs: tuple[ProofRow, ...]
-    notes: tuple[Note, ...]
+    notes: tuple[tuple[tuple[Condition, ...], str], ...]
     own_driver: Mapping[str, str]
     tried: tuple[Tried, ...]
-
-    @cached_property
-    def of_gpus(self) -> tuple[Rule, ...]:
-        """The rules that speak of the GPU or its driver."""
-        return tuple(
-            rule
-            for rule in self.rules
-            if {"gpu", "driver"} & {one.variable for one in (*rule.when, rule.need)}
-        )
 
 
 @cache
@@ -106,30 +89,29 @@ def known() -> Facts:
     """The facts of this installation."""
     files = [facts.load(name) for name in FILES]
     components = {
-        name: _component(name, row, file["sources"])
-        for file in files
-        for name, row in file["components"].items()
-    }
-    rules = [rule for file in files for row in file["rules"] for rule in _rules(row, file)]
-    wheels = [_wheel_rule(row, file) for file in files for row in file.get("wheels", ())]
-    offers = [rule for component in components.values() for rule in _offers(component)]
-    own = facts.load("cuda")["own_driver"]
+        name: Component(name, row["title"],
+                        {way: newest_first(set(row[way])) for way in (*BACKENDS, "host")
+                         if way in row}, row["proof"], _source(row, file))
+        for file in files for name, row in file["components"].items()
+    }  # fmt: skip
+    rules = (
+        *chain.from_iterable(map(_rules, files)),
+        *chain.from_iterable(map(_offers, components.values())),
+    )
+    about_gpus = (rule for rule in rules
+                  if any(one.variable in _WEIGHTS for one in (*rule.when, rule.need)))  # fmt: skip
+    notes = [row for file in files for row in file.get("notes", ())]
+    own, tried = facts.load("cuda")["own_driver"], facts.load("wheels")["tried"]
     return Facts(
         components=components,
-        rules=(*rules, *wheels, *offers),
-        proofs=(*(row for file in files for row in _proof_rows(file)), *_solved_rows()),
-        notes=tuple(_note(row, file) for file in files for row in file.get("notes", ())),
+        rules=rules,
+        of_gpus=tuple(about_gpus),
+        proofs=tuple(_proofs(files)),
+        notes=tuple((conditions(row["when"]), f"{row['note']} [{row['proof']}]") for row in notes),
         own_driver={name: text for name, text in own.items() if name[0].isdigit()},
-        tried=tuple(
-            Tried(
-                conditions(row["when"]),
-                frozenset(row.get("compute", ())),
-                row["proof"],
-                row["source"],
-            )
-            for row in facts.load("wheels")["tried"]
-        ),
-    )
+        tried=tuple(Tried(conditions(row["when"]), frozenset(row.get("compute", ())), row["proof"],
+                          row["source"]) for row in tried),
+    )  # fmt: skip
 
 
 def conditions(row: Mapping[str, str]) -> tuple[Condition, ...]:
@@ -149,89 +131,55 @@ def serves(code: list[str], compute: str) -> bool:
 
     Source: CUDA C++ Programming Guide, binary and PTX compatibility.
     """
-    major, minor = (int(part) for part in compute.split("."))
-    for name in code:
-        kind, number = name.split("_")
-        of_major, of_minor = int(number[:-1]), int(number[-1])
-        if kind == "sm" and of_major == major and of_minor <= minor:
-            return True
-        if kind == "compute" and (of_major, of_minor) <= (major, minor):
-            return True
-    return False
+    here = tuple(int(part) for part in compute.split("."))
+    parts = (name.split("_") for name in code)
+    compiled = [(kind, (int(number[:-1]), int(number[-1]))) for kind, number in parts]
+    return any(of <= here and (kind == "compute" or of[0] == here[0]) for kind, of in compiled)
 
 
-def _component(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> Component:
-    versions = {
-        backend: newest_first(set(row[backend]))
-        for backend in (*BACKENDS, "host")
-        if backend in row
-    }
-    return Component(name, row["title"], versions, row["proof"], _source(row, sources))
-
-
-def _rules(row: Mapping[str, Any], file: Mapping[str, Any]) -> Iterator[Rule]:
-    when = conditions(row["when"])
-    weight = sum(_WEIGHTS.get(condition.variable, 0) for condition in when)
-    for need in conditions(row["needs"]):
-        yield Rule(
-            when, need, row["why"], _source(row, file["sources"]), row["proof"], weight=weight
-        )
-
-
-def _wheel_rule(row: Mapping[str, Any], file: Mapping[str, Any]) -> Rule:
-    served = [compute for compute in computes() if serves(row["code"], compute)]
-    return Rule(
-        conditions({"tensorflow": row["tensorflow"], "backend": "venv"}),
-        Condition("gpu", Range(",".join(served))),
-        f"machine code in its wheels: {', '.join(row['code'])}",
-        _source(row, file["sources"]),
-        row["proof"],
-        weight=10,
-    )
+def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
+    """The rules of a file, and what the machine code in TensorFlow's wheels serves."""
+    for row in file["rules"]:
+        when = conditions(row["when"])
+        weight = sum(_WEIGHTS.get(condition.variable, 0) for condition in when)
+        for need in conditions(row["needs"]):
+            yield Rule(when, need, row["why"], _source(row, file), row["proof"], weight=weight)
+    for row in file.get("wheels", ()):
+        served = [compute for compute in computes() if serves(row["code"], compute)]
+        when = conditions({"tensorflow": row["tensorflow"], "backend": "venv"})
+        need, why = Condition("gpu", Range(",".join(served))), ", ".join(row["code"])
+        yield Rule(when, need, f"machine code in its wheels: {why}", _source(row, file),
+                   row["proof"], weight=10)  # fmt: skip
 
 
 def _offers(component: Component) -> Iterator[Rule]:
     """What a backend can install: its list of versions, as a rule."""
+    sellers = {"venv": ("PyPI", "PyPI, wheels for Linux on x86_64"),
+               "spack": ("the recipe", component.source)}  # fmt: skip
     for backend, versions in component.versions.items():
-        if backend in BACKENDS and set(component.known()) != set(versions):
-            spack = backend == "spack"
+        if backend in sellers and set(component.known()) != set(versions):
+            who, source = sellers[backend]
+            need = Condition(component.name, Range(",".join(versions)))
+            why = f"{who} does not have it (newest: {versions[0]})"
             yield Rule(
-                conditions({"backend": backend}),
-                Condition(component.name, Range(",".join(versions))),
-                f"{'the recipe' if spack else 'PyPI'} does not have it (newest: {versions[0]})",
-                component.source if spack else "PyPI, wheels for Linux on x86_64",
-                "published",
-                origin="offer",
-                weight=-1,
+                conditions({"backend": backend}), need, why, source, "published", "offer", -1
             )
 
 
-def _proof_rows(file: Mapping[str, Any]) -> Iterator[ProofRow]:
-    for name, row in file["components"].items():
-        for part in row.get("proofs", ()):
-            level = part.get("cpu") or part["proof"]
-            yield ProofRow(
-                name,
-                conditions(part["when"]),
-                level,
-                _source(part, file["sources"]),
-                "cpu" in part,
-            )
-
-
-def _solved_rows() -> Iterator[ProofRow]:
-    """Versions that Spack has solved for a GPU; nothing was solved for CPUs."""
+def _proofs(files: Sequence[Mapping[str, Any]]) -> Iterator[ProofRow]:
+    rows = ((name, part, file) for file in files for name, row in file["components"].items()
+            for part in row.get("proofs", ()))  # fmt: skip
+    for name, part, file in rows:
+        level = part.get("cpu") or part["proof"]
+        yield ProofRow(name, conditions(part["when"]), level, _source(part, file), "cpu" in part)
+    # Versions that Spack has solved for a GPU; nothing was solved for CPUs.
     book = facts.load("spack")
-    source = book["locked_with"]["source"]
+    by = book["locked_with"]
     for name, versions in book["solved"].items():
         when = conditions({name: ",".join(versions), "backend": "spack", "gpu": "3:"})
-        yield ProofRow(name, when, book["locked_with"]["proof"], source, cpu_only=False)
+        yield ProofRow(name, when, by["proof"], by["source"])
 
 
-def _note(row: Mapping[str, Any], file: Mapping[str, Any]) -> Note:
-    return Note(conditions(row["when"]), row["note"], row["proof"], _source(row, file["sources"]))
-
-
-def _source(row: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+def _source(row: Mapping[str, Any], file: Mapping[str, Any]) -> str:
     """A row's source, where it names one of its file's list in full."""
-    return sources.get(row["source"], row["source"])
+    return str(file["sources"].get(row["source"], row["source"]))

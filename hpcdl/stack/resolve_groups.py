@@ -12,16 +12,14 @@ from dataclasses import replace
 
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.pythons import pythons, that_start
-from hpcdl.stack.resolve_problem import Setting
-from hpcdl.stack.resolve_solution import solve
+from hpcdl.stack.resolve_solution import Setting, solve
 from hpcdl.stack.resolve_versions import sort_key
 
 
 def members(site: Site, stack: StackRequest) -> tuple[str, ...]:
     """The partitions that get a stack; where none does, those that it names."""
     named = stack.partitions or tuple(site.partitions)
-    served = tuple(name for name in named if site.stack_for(name) in (None, stack))
-    return served or named
+    return tuple(name for name in named if site.stack_for(name) in (None, stack)) or named
 
 
 def serving(site: Site, stack: StackRequest) -> StackRequest:
@@ -40,16 +38,15 @@ def groups(site: Site, stack: StackRequest) -> tuple[tuple[str, ...], ...]:
     for name in with_gpus:
         home = next((one for one in found if _share(site, stack, [*one, name])), None)
         if home is None:
-            found.append([name])
-        else:
-            home.append(name)
+            found.append(home := [])
+        home.append(name)
     return (*((rest,) if rest else ()), *map(tuple, found))
 
 
 def computes_of(site: Site, stack: StackRequest, names: Sequence[str]) -> tuple[str, ...]:
     """The compute capabilities that a build for these partitions serves; none for CPUs."""
-    parts = [site.partition(name) for name in names]
-    return tuple(sorted(_computes(parts, stack), key=sort_key))
+    nodes = _nodes([site.partition(name) for name in names], stack)
+    return tuple(sorted({compute for compute, _ in nodes}, key=sort_key))
 
 
 def setting(site: Site, part: Partition, stack: StackRequest | None, backend: str) -> Setting:
@@ -64,16 +61,10 @@ def setting(site: Site, part: Partition, stack: StackRequest | None, backend: st
     return _with_python(_setting(site, [part, *others], stack, backend))
 
 
-def _computes(parts: Sequence[Partition], stack: StackRequest | None) -> list[str]:
-    """The compute capabilities of partitions, each once, those of mixed ones too."""
-    return list(dict.fromkeys(compute for compute, _ in _nodes(parts, stack)))
-
-
 def _nodes(parts: Sequence[Partition], stack: StackRequest | None) -> list[tuple[str, str | None]]:
     """Compute capability and driver of the nodes with GPUs, those of mixed partitions too."""
-    nodes = [one for part in parts if _wants_gpus(part, stack) for one in part.gpu_groups]
-    found = [(one.gpu.compute, one.driver) for one in nodes if one.gpu is not None]
-    return list(dict.fromkeys(found))
+    nodes = (one for part in parts if _wants_gpus(part, stack) for one in part.gpu_groups)
+    return list(dict.fromkeys((one.gpu.compute, one.driver) for one in nodes if one.gpu))
 
 
 def _wants_gpus(part: Partition, stack: StackRequest | None) -> bool:
@@ -113,12 +104,12 @@ def _setting(
 ) -> Setting:
     """The setting of partitions that share a build; the first one's GPU is spoken of."""
     nodes = _nodes(parts, stack)
-    first = nodes[0] if nodes else (None, None)
+    compute, driver = nodes[0] if nodes else (None, None)
     spack = backend == "spack"
     return Setting(
         backend=backend,
-        compute=first[0],
-        driver=first[1],
+        compute=compute,
+        driver=driver,
         compilers=site.spack.compilers if spack else (),
         pmix=site.slurm.pmix if spack else None,
         pins=tuple(sorted(stack.pins.items())) if stack else (),

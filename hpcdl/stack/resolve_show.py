@@ -9,87 +9,73 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcdl.stack.resolve_answer import Answer, Resolution
 from hpcdl.stack.resolve_facts import computes, known
-from hpcdl.stack.resolve_problem import OTHER_DRIVER, OTHER_GPU
-from hpcdl.stack.resolve_solution import Choice
+from hpcdl.stack.resolve_solution import OTHER_DRIVER, OTHER_GPU, Answer, Choice, Resolution
 from hpcdl.stack.resolve_solver import Condition, Rule
 from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.system.text import paint
 
-_SCHEMA = 1
 _WIDTH = 116
 _BACKENDS = {"venv": "wheels", "spack": "Spack"}
 
 
-class Sources:
+class Sources(dict[str, int]):
     """Numbers for sources, in the order in which they are first named."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
 
     def number(self, source: str) -> str:
         """`[3]` for a source, nothing for none."""
-        return f"[{self._numbers.setdefault(source, len(self._numbers) + 1)}]" if source else ""
+        return f"[{self.setdefault(source, len(self) + 1)}]" if source else ""
 
-    def lines(self) -> list[str]:
-        """The list for the foot of a page."""
-        return [f"[{number}] {source}" for source, number in self._numbers.items()]
+    def page(self, text: str) -> str:
+        """A text with the list of its sources at the foot."""
+        foot = [f"[{number}] {source}" for source, number in self.items()]
+        return "\n".join([text, *(["", "sources", *foot] if foot else [])])
 
 
 def as_text(resolutions: Sequence[Resolution]) -> str:
     """All resolutions as a page: the wanted ones in full, the other backend in one line."""
-    sources = Sources()
-    blocks: list[str] = []
-    mixed = {one.partition for one in resolutions
-             if any(one.partition == other.partition and one.gpu != other.gpu
-                    for other in resolutions)}  # fmt: skip
-    for names, resolution in _grouped(resolutions):
-        full = resolution.wanted or len(resolutions) == 1
-        if not full and resolution.partition in mixed:
-            names = f"{names} ({resolution.gpu})"
-        lines = _full(names, resolution, sources) if full else _brief(names, resolution)
-        blocks.append("\n".join(lines))
-    return "\n".join(["\n\n".join(blocks), *_foot(sources)])
+    sources, blocks = Sources(), []
+    models = {(one.partition, one.gpu) for one in resolutions}
+    named = [partition for partition, _ in models]
+    for names, one in _grouped(resolutions):
+        if one.wanted or len(resolutions) == 1:
+            blocks.append("\n".join(_full(names, one, sources)))
+        else:
+            mixed = named.count(one.partition) > 1
+            blocks.append(_brief(f"{names} ({one.gpu})" if mixed else names, one))
+    return sources.page("\n\n".join(blocks))
 
 
 def as_data(resolutions: Sequence[Resolution]) -> dict[str, Any]:
     """All resolutions for machines."""
-    return {"schema": _SCHEMA, "resolutions": [_data(resolution) for resolution in resolutions]}
+    return {"schema": 1, "resolutions": [_data(resolution) for resolution in resolutions]}
 
 
 def answers_text(answers: Sequence[Answer]) -> str:
     """Answers to `--why-not` as a page."""
-    sources = Sources()
-    blocks = []
+    sources, lines = Sources(), []
     for answer in answers:
         where = f"{answer.partition} ({answer.backend})"
         if answer.fits:
-            rest = ", ".join(f"{_title(name)} {v}" for name, v in answer.versions.items())
             newer = f"; {answer.newest} is newer and fits too" if answer.newest else ""
-            blocks.append(f"{where}: {answer.question} fits{newer}\n  {rest}")
+            lines.append(f"{where}: {answer.question} fits{newer}")
+            rest = ", ".join(f"{_title(name)} {v}" for name, v in answer.versions.items())
+            lines.append(f"  {rest}")
         else:
-            lines = chain_lines(answer.chain, answer.gpu, sources)
-            blocks.append("\n".join([f"{where}: no {answer.question}", *(f"  {x}" for x in lines)]))
-    return "\n".join(["\n".join(blocks), *_foot(sources)])
+            lines.append(f"{where}: no {answer.question}")
+            lines += [f"  {one}" for one in chain_lines(answer.chain, answer.gpu, sources)]
+    return sources.page("\n".join(lines))
 
 
 def answers_data(answers: Sequence[Answer]) -> dict[str, Any]:
     """Answers to `--why-not` for machines."""
-    return {
-        "schema": _SCHEMA,
-        "answers": [
-            {
-                **{
-                    name: getattr(answer, name)
-                    for name in ("question", "partition", "backend", "fits")
-                },
-                "versions": dict(answer.versions),
-                "chain": _chain_data(answer.chain, answer.gpu),
-            }
-            for answer in answers
-        ],
-    }
+    rows = [
+        {"question": one.question, "partition": one.partition, "backend": one.backend,
+         "fits": one.fits, "versions": dict(one.versions),
+         "chain": _chain_data(one.chain, one.gpu)}
+        for one in answers
+    ]  # fmt: skip
+    return {"schema": 1, "answers": rows}
 
 
 def chain_lines(
@@ -97,10 +83,11 @@ def chain_lines(
 ) -> list[str]:
     """A chain of rules as sentences, one per line, with the numbers of their sources."""
     return [
-        f"{sentence(rule, gpu)}{' ' + sources.number(rule.source) if sources else ''}".rstrip()
+        f"{sentence(rule, gpu)}{' ' + sources.number(rule.source) if sources is not None else ''}"
+        .rstrip()
         for rule in chain
         if rule.origin != "choice"
-    ]
+    ]  # fmt: skip
 
 
 def sentence(rule: Rule, gpu: str | None = None) -> str:
@@ -108,15 +95,12 @@ def sentence(rule: Rule, gpu: str | None = None) -> str:
 
     `gpu` is the model to name where a rule speaks of GPUs.
     """
-    need = f"{_title(rule.need.variable)} {_range(rule.need)}"
-    doubt = ", doubtful" if rule.proof == "doubtful" else ""
-    why = f"({rule.why}{doubt})"
-    subject = " by ".join(_subject(condition, gpu) for condition in rule.when)
     if rule.origin == "offer":
         return rule.why
-    if not rule.when:
-        return f"{need} {why}"
-    return f"{subject} needs {need} {why}"
+    doubt = ", doubtful" if rule.proof == "doubtful" else ""
+    subject = " by ".join(_subject(condition, gpu) for condition in rule.when)
+    needs = f"{subject} needs " if subject else ""
+    return f"{needs}{_title(rule.need.variable)} {_range(rule.need)} ({rule.why}{doubt})"
 
 
 def _grouped(resolutions: Sequence[Resolution]) -> list[tuple[str, Resolution]]:
@@ -140,17 +124,14 @@ def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
         lines.append("  without that:")
     if not resolution.choices:
         lines.append("  no set of versions fits")
-    widths = [max(map(len, column)) for column in zip(*_cells(resolution), strict=True)]
-    for choice, cells in zip(resolution.choices, _cells(resolution), strict=True):
-        left = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    rows = [(choice.title, choice.version, choice.proof) for choice in resolution.choices]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for choice, row in zip(resolution.choices, rows, strict=True):
+        left = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines += _wrapped(f"  {left}  ", _why(choice, resolution, sources))
     for note in resolution.notes:
         lines += _wrapped("  note: ", [note])
     return lines
-
-
-def _cells(resolution: Resolution) -> list[tuple[str, str, str]]:
-    return [(choice.title, choice.version, choice.proof) for choice in resolution.choices]
 
 
 def _why(choice: Choice, resolution: Resolution, sources: Sources) -> list[str]:
@@ -171,16 +152,12 @@ def _wrapped(left: str, entries: Iterable[str]) -> list[str]:
     return [(indent if number else left) + line for number, line in enumerate(lines)]
 
 
-def _brief(names: str, resolution: Resolution) -> list[str]:
+def _brief(names: str, resolution: Resolution) -> str:
     versions = resolution.versions
     shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
     text = ", ".join(f"{_title(name)} {versions[name]}" for name in shown)
-    against = [chain[-1].why for chain in resolution.problems]
-    return [f"{names} by {_BACKENDS[resolution.backend]} instead: {'; '.join(against) or text}"]
-
-
-def _foot(sources: Sources) -> list[str]:
-    return ["", "sources", *sources.lines()] if sources.lines() else []
+    against = "; ".join(chain[-1].why for chain in resolution.problems)
+    return f"{names} by {_BACKENDS[resolution.backend]} instead: {against or text}"
 
 
 def _head(names: str, resolution: Resolution) -> str:
@@ -192,31 +169,24 @@ def _head(names: str, resolution: Resolution) -> str:
     return f"{names}: {gpu}; {stack}{resolution.backend}; evidence: {resolution.proof}"
 
 
-def _data(resolution: Resolution) -> dict[str, Any]:
+def _data(one: Resolution) -> dict[str, Any]:
     told = ("partition", "stack", "backend", "wanted", "gpu", "compute", "driver", "proof")
+    rows = []
+    for choice in one.choices:
+        limit = choice.limit
+        because = (
+            {"not": limit.newer, "because": _chain_data(limit.chain, one.gpu)} if limit else None
+        )
+        rows.append({"component": choice.component, "version": choice.version,
+                     "proof": choice.proof, "source": choice.source, "limit": because})  # fmt: skip
     return {
-        **{name: getattr(resolution, name) for name in told},
-        "tried": resolution.tried.source if resolution.tried else None,
-        "pins": dict(resolution.pins),
-        "versions": resolution.versions,
-        "components": [
-            {
-                **{
-                    name: getattr(choice, name)
-                    for name in ("component", "version", "proof", "source")
-                },
-                "limit": choice.limit
-                and {
-                    "not": choice.limit.newer,
-                    "because": _chain_data(choice.limit.chain, resolution.gpu),
-                },
-            }
-            for choice in resolution.choices
-        ],
-        "problems": [
-            [_rule_data(rule, resolution.gpu) for rule in chain] for chain in resolution.problems
-        ],
-        "notes": list(resolution.notes),
+        **{name: getattr(one, name) for name in told},
+        "tried": one.tried.source if one.tried else None,
+        "pins": dict(one.pins),
+        "versions": one.versions,
+        "components": rows,
+        "problems": [[_rule_data(rule, one.gpu) for rule in chain] for chain in one.problems],
+        "notes": list(one.notes),
     }
 
 
@@ -225,14 +195,9 @@ def _chain_data(chain: Iterable[Rule], gpu: str | None) -> list[dict[str, Any]]:
 
 
 def _rule_data(rule: Rule, gpu: str | None) -> dict[str, Any]:
-    return {
-        "text": sentence(rule, gpu),
-        "component": rule.need.variable,
-        "allowed": rule.need.range.text,
-        "source": rule.source,
-        "proof": rule.proof,
-        "origin": rule.origin,
-    }
+    return {"text": sentence(rule, gpu), "component": rule.need.variable,
+            "allowed": rule.need.range.text, "source": rule.source, "proof": rule.proof,
+            "origin": rule.origin}  # fmt: skip
 
 
 def _subject(condition: Condition, gpu: str | None) -> str:
@@ -246,22 +211,17 @@ def _subject(condition: Condition, gpu: str | None) -> str:
 
 
 def _range(condition: Condition) -> str:
-    if condition.variable.partition("@")[0] == "gpu":
-        return _gpus(condition.range.text.split(","))
-    return condition.range.describe()
-
-
-def _gpus(named: Sequence[str]) -> str:
-    """Compute capabilities, those beside each other as one: `sm_35 or sm_50 to sm_90`."""
-    runs: list[list[str]] = []
+    """The range in words; of compute capabilities `sm_35 or sm_50 to sm_90`."""
+    if condition.variable.partition("@")[0] != "gpu":
+        return condition.range.describe()
+    named = condition.range.text.split(",")
+    runs: list[list[str]] = [[]]
     for one in sorted({*computes(), *named}, key=sort_key):
-        if one not in named:
-            runs.append([])
-        else:
-            runs = runs or [[]]
+        if one in named:
             runs[-1].append(f"sm_{one.replace('.', '')}")
-    found = (run[:1] if len(run) == 1 else [f"{run[0]} to {run[-1]}"] for run in runs if run)
-    return " or ".join(part for parts in found for part in parts)
+        else:
+            runs.append([])
+    return " or ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs if run)
 
 
 def _title(name: str) -> str:
@@ -270,4 +230,4 @@ def _title(name: str) -> str:
     if name.startswith(OTHER_DRIVER):
         return "driver"
     component = known().components.get(name)
-    return component.title if component else {"gpu": "GPU", "backend": "backend"}.get(name, name)
+    return component.title if component else {"gpu": "GPU"}.get(name, name)

@@ -1,19 +1,116 @@
-"""From a setting to the newest set that fits: versions, how sure each is, and what limits it. Pure.
+"""From a setting (a backend, a GPU, what the machine has, pins) to the newest set that fits. Pure.
 
-Each component's limit is the explanation why its next newer version does not fit: by itself, or
-beside what matters more.
+The facts for a setting make a `Problem`; its solution has versions, how sure each is, and what
+limits it: the explanation why the next newer version does not fit, by itself or beside what matters
+more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from hpcdl.stack.resolve_facts import COMPONENTS, known
-from hpcdl.stack.resolve_problem import Setting, fix, make_problem
-from hpcdl.stack.resolve_solver import Rule, Solver
-from hpcdl.stack.resolve_versions import Range
+from hpcdl import facts
+from hpcdl.stack.resolve_facts import COMPONENTS, OF_GPUS, Tried, known
+from hpcdl.stack.resolve_solver import Condition, Problem, Rule, Solver
+from hpcdl.stack.resolve_versions import Range, newest_first
+
+_SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4, "python": 4}
+OTHER_GPU = "gpu@"
+"""What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
+OTHER_DRIVER = "driver@"
+"""The same for the drivers of their nodes; `driver@7.0@535.104.05`."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides a resolution: equal settings have equal answers.
+
+    `also` are compute capabilities that the same build serves, and the drivers of their nodes;
+    `pythons` the Pythons that the machine has, none meaning any; without `horovod` it plays no
+    part.
+    """
+
+    backend: str
+    compute: str | None
+    driver: str | None = None
+    compilers: tuple[str, ...] = ()
+    pmix: str | None = None
+    pins: tuple[tuple[str, str], ...] = ()
+    stack: str | None = None
+    also: tuple[tuple[str, str | None], ...] = ()
+    pythons: tuple[str, ...] = ()
+    horovod: bool = True
+
+
+def make_problem(setting: Setting, dropped: Collection[str] = ()) -> Problem:
+    """The facts for one setting: domains in order of importance, rules, the site's own rules.
+
+    `dropped` are components of which the site's own rules do not count.
+    """
+    book = known()
+    parts = {name: book.components[name] for name in (*COMPONENTS, "driver")}
+    left_out = {*(() if setting.compute else OF_GPUS), *(() if setting.horovod else ("horovod",))}
+    ways = {setting.backend, "host"}
+    domains = {name: part.known() for name, part in parts.items()
+               if ways.intersection(part.versions) and name not in left_out}  # fmt: skip
+    if setting.compute is not None:
+        domains["gpu"] = (setting.compute,)
+    domains["backend"] = (setting.backend,)
+    # The machine has versions that the facts need not list.
+    more = {"gcc": setting.compilers, "driver": (setting.driver,) if setting.driver else ()}
+    if setting.pmix and not any(map(Range(setting.pmix).allows, domains.get("pmix", ()))):
+        more["pmix"] = (setting.pmix,)
+    for name in more.keys() & domains.keys():
+        domains[name] = newest_first({*domains[name], *more[name]})
+    others: list[Rule] = []
+    for compute, driver in setting.also:
+        names = {"gpu": f"{OTHER_GPU}{compute}", "driver": _other_driver(compute, driver)}
+        domains[names["gpu"]] = (compute,)
+        drivers = {*parts["driver"].known(), *([driver] if driver is not None else [])}
+        domains[names["driver"]] = newest_first(drivers)
+        others += [_of_other(rule, names) for rule in book.of_gpus]
+    own = (rule for rule in _site_rules(setting)
+           if rule.origin == "pin" or rule.need.variable not in dropped)  # fmt: skip
+    return Problem(domains, (*book.rules, *others, *own))
+
+
+def _other_driver(compute: str, driver: str | None) -> str:
+    return f"{OTHER_DRIVER}{compute}@{driver or ''}"
+
+
+def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
+    """A rule about GPUs or drivers, said of other nodes that the build serves."""
+
+    def renamed(condition: Condition) -> Condition:
+        return replace(condition, variable=names.get(condition.variable, condition.variable))
+
+    return replace(rule, when=tuple(map(renamed, rule.when)), need=renamed(rule.need))
+
+
+def _site_rules(setting: Setting) -> Iterator[Rule]:
+    """What the machine has (its driver, compilers, PMIx of its Slurm), and what the site pins."""
+    found = [
+        ("driver", setting.driver, "the partition's driver"),
+        ("gcc", ",".join(setting.compilers), "the compilers the site offers"),
+        ("pmix", setting.pmix, "the PMIx that Slurm was built with"),
+        ("python", ",".join(setting.pythons), "the Pythons of this machine"),
+        *((_other_driver(compute, driver), driver, "of other nodes that the same build serves")
+          for compute, driver in setting.also),
+    ]  # fmt: skip
+    for name, text, why in found:
+        if text:
+            yield Rule((), Condition(name, Range(text)), why, "site.yaml", "published", "site",
+                       _SITE_WEIGHT[name.partition("@")[0]])  # fmt: skip
+    for name, text in setting.pins:
+        yield Rule((), Condition(name, Range(text)), f"pinned by stack '{setting.stack}'",
+                   "site.yaml", "published", "pin", 2)  # fmt: skip
+
+
+def fix(name: str, version: str, origin: str, weight: int) -> Rule:
+    """The rule that a component has a version, as a question or as a choice of ours."""
+    return Rule((), Condition(name, Range(version)), "", "", "published", origin, weight)
 
 
 @dataclass(frozen=True)
@@ -45,6 +142,69 @@ class Solution:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Resolution:
+    """The newest working set for one partition and one backend.
+
+    `choices` is empty where nothing fits. `problems` are contradictions with what the site has
+    (a driver that is too old or too new): each a chain of rules; `choices` then holds what
+    would fit without that. `wanted` says whether the site's stacks ask for this backend here.
+    `tried` is the build of these versions for these GPUs that was made and loaded, if one was.
+    """
+
+    partition: str
+    stack: str | None
+    backend: str
+    wanted: bool
+    gpu: str | None
+    compute: str | None
+    driver: str | None
+    pins: Mapping[str, str]
+    choices: tuple[Choice, ...]
+    problems: tuple[tuple[Rule, ...], ...]
+    notes: tuple[str, ...]
+    tried: Tried | None = None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Chosen versions by component; empty where nothing fits."""
+        return {choice.component: choice.version for choice in self.choices}
+
+    @property
+    def fits(self) -> bool:
+        """Whether a set fits what the site has, its driver included."""
+        return bool(self.choices) and not self.problems
+
+    @property
+    def proof(self) -> str:
+        """How sure the set is: as it was tried as a whole, else its weakest version."""
+        if self.tried is not None:
+            return self.tried.proof
+        levels = [choice.proof for choice in self.choices] or ["doubtful"]
+        return max(levels, key=facts.PROOFS.index)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to `--why-not`: the chain of limits, or the set that results.
+
+    `newest` is a newer version that fits too; empty where there is none.
+    """
+
+    question: str
+    partition: str
+    backend: str
+    gpu: str | None
+    chain: tuple[Rule, ...]
+    versions: Mapping[str, str]
+    newest: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the version works here after all."""
+        return bool(self.versions)
+
+
 @lru_cache(maxsize=256)
 def solve(setting: Setting) -> Solution:
     """Solve; say so and continue where the site's driver, compilers or PMIx contradict all."""
@@ -54,7 +214,8 @@ def solve(setting: Setting) -> Solution:
         solver = Solver(make_problem(setting, dropped))
         values = solver.solve()
         if values is not None:
-            return Solution(_choices(setting, solver, values), tuple(problems), _notes(values))
+            notes = (text for when, text in known().notes if all(one.holds(values) for one in when))
+            return Solution(_choices(setting, solver, values), tuple(problems), tuple(notes))
         chain = solver.explain() or ()
         problems.append(chain)
         blamed = next((r.need.variable for r in chain if r.origin == "site"), None)
@@ -66,15 +227,12 @@ def solve(setting: Setting) -> Solution:
 def _choices(setting: Setting, solver: Solver, values: Mapping[str, str]) -> tuple[Choice, ...]:
     book = known()
     names = [name for name in (*COMPONENTS, "driver") if name in values]
-    choices = []
-    for name in names:
-        if name == "driver" and setting.driver:
-            continue
-        component = book.components[name]
-        proof, source = _proof(name, setting, values)
-        limit = _limit(solver, values, name, names)
-        choices.append(Choice(name, component.title, values[name], proof, source, limit))
-    return tuple(choices)
+    return tuple(
+        Choice(name, book.components[name].title, values[name], *_proof(name, setting, values),
+               _limit(solver, values, name, names))
+        for name in names
+        if name != "driver" or not setting.driver
+    )  # fmt: skip
 
 
 def _limit(solver: Solver, values: Mapping[str, str], name: str, names: list[str]) -> Limit | None:
@@ -86,48 +244,33 @@ def _limit(solver: Solver, values: Mapping[str, str], name: str, names: list[str
     newer = domain[place - 1]
     question = fix(name, newer, "question", -10)
     choices = [fix(other, values[other], "choice", -5) for other in names[: names.index(name)]]
-    alone = solver.explain([question])
-    beside = solver.explain([question, *choices]) if choices else None
-    chains = [chain for chain in (alone, beside) if chain is not None]
-    best = min(chains, key=_cost)
+    chains = (
+        solver.explain([question, *beside]) for beside in (([], choices) if choices else ([],))
+    )
+    # Shorter explanations are better; a choice of ours explains less than a fact.
+    best = min(filter(None, chains), key=lambda chain: sum(
+        2 if rule.origin == "choice" else 3 for rule in chain))  # fmt: skip
     return Limit(newer, tuple(rule for rule in best if rule.origin != "question"))
 
 
-def _cost(chain: tuple[Rule, ...]) -> int:
-    """Shorter explanations are better; a choice of ours explains less than a fact."""
-    return sum(2 if rule.origin == "choice" else 3 for rule in chain)
-
-
 def _proof(name: str, setting: Setting, values: Mapping[str, str]) -> tuple[str, str]:
-    book = known()
+    """The evidence level of a version, and its source."""
     cpu = setting.compute is None
-    for row in book.proofs:
+    for row in known().proofs:
         fits = all(condition.holds(values) for condition in row.when)
         if row.component == name and fits and (cpu or not row.cpu_only):
             return row.proof, row.source
-    component = book.components[name]
+    component = known().components[name]
     keys = (f"{setting.backend}-cpu" if cpu else "", setting.backend, "host")
     return next(component.proof[key] for key in keys if key in component.proof), component.source
 
 
-def _notes(values: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        f"{note.text} [{note.proof}]"
-        for note in known().notes
-        if all(condition.holds(values) for condition in note.when)
-    )
-
-
 def driver_notes(driver: str | None, cuda: str) -> tuple[str, ...]:
     """What a partition's own driver does not do with a CUDA: a build may serve older ones, too."""
-    own = _own_driver(cuda)
+    own = known().own_driver.get(".".join(cuda.split(".")[:2]))
     if not driver or not own or Range(f"{own}:").allows(driver):
         return ()
     return (
         f"driver {driver} is older than CUDA {cuda}'s own ({own}): machine code for this GPU runs, "
         f"PTX of CUDA {cuda} is not translated",
     )
-
-
-def _own_driver(cuda: str) -> str | None:
-    return known().own_driver.get(".".join(cuda.split(".")[:2]))

@@ -92,50 +92,36 @@ class Solver:
     def explain(self, extra: Sequence[Rule] = ()) -> tuple[Rule, ...] | None:
         """A minimal set of rules that contradict each other, or None where a solution exists.
 
-        The rules come in the order in which the reasoning goes: what is known first.
+        The rules come in the order in which the reasoning goes: the heaviest first, then as they
+        were written.
         """
         rules = [*self.problem.rules, *extra]
         clauses = [*self._clauses, *self._compile(extra, len(self.problem.rules))]
-        involved = _trace(clauses, list(self._full))
-        if involved is None:
+        core = _trace(clauses, list(self._full))
+        if core is None:
             if _search(clauses, list(self._full)) is not None:
                 return None
-            involved = {clause.rule for clause in clauses}
-        core = self._minimal(clauses, involved, rules)
-        return tuple(rules[number] for number in self._in_order(clauses, core, rules))
+            core = {clause.rule for clause in clauses}
+        # Drop every rule whose absence leaves the contradiction; light ones first.
+        for number in sorted(core, key=lambda one: (rules[one].weight, -one)):
+            kept = [one for one in clauses if one.rule in core and one.rule != number]
+            if _search(kept, list(self._full)) is None:
+                core.remove(number)
+        return tuple(rules[one] for one in sorted(core, key=lambda one: (-rules[one].weight, one)))
 
     def _compile(self, rules: Sequence[Rule], first: int = 0) -> list[_Clause]:
-        compiled = (self._clause(rule, first + number) for number, rule in enumerate(rules))
-        return [clause for clause in compiled if clause is not None]
+        """Clauses of the rules whose variables the problem has, numbered from `first`."""
+        return [
+            _Clause(number, (*(self._literal(one, negated=True) for one in rule.when),
+                             self._literal(rule.need)))
+            for number, rule in enumerate(rules, first)
+            if all(one.variable in self._index for one in (*rule.when, rule.need))
+        ]  # fmt: skip
 
-    def _clause(self, rule: Rule, number: int) -> _Clause | None:
-        conditions = (*rule.when, rule.need)
-        if any(condition.variable not in self._index for condition in conditions):
-            return None
-        literals = [self._literal(condition, negated=True) for condition in rule.when]
-        return _Clause(number, (*literals, self._literal(rule.need, negated=False)))
-
-    def _literal(self, condition: Condition, *, negated: bool) -> tuple[int, int]:
+    def _literal(self, condition: Condition, *, negated: bool = False) -> tuple[int, int]:
         index = self._index[condition.variable]
         mask = _mask(self.problem.domains[condition.variable], condition.range)
         return index, (self._full[index] & ~mask) if negated else mask
-
-    def _minimal(
-        self, clauses: list[_Clause], involved: set[int], rules: Sequence[Rule]
-    ) -> set[int]:
-        """Drop every rule whose absence leaves the contradiction; light ones first."""
-        core = set(involved)
-        for number in sorted(involved, key=lambda rule: (rules[rule].weight, -rule)):
-            rest = core - {number}
-            kept = [clause for clause in clauses if clause.rule in rest]
-            if _search(kept, list(self._full)) is None:
-                core = rest
-        return core
-
-    def _in_order(self, clauses: list[_Clause], core: set[int], rules: Sequence[Rule]) -> list[int]:
-        """The core's rules: heaviest first, then as they were written."""
-        numbers = {clause.rule for clause in clauses if clause.rule in core}
-        return sorted(numbers, key=lambda number: (-rules[number].weight, number))
 
 
 @lru_cache(maxsize=8192)
@@ -161,21 +147,27 @@ def _search(clauses: list[_Clause], masks: Masks) -> Masks | None:
     return masks
 
 
-def _propagate(clauses: Iterable[_Clause], masks: Masks) -> _Clause | None:
-    """Narrow the masks until nothing changes; the clause that cannot hold, if one cannot."""
-    waiting = list(clauses)
-    changed = True
+def _propagate(
+    clauses: Iterable[_Clause], masks: Masks, causes: dict[int, list[_Clause]] | None = None
+) -> _Clause | None:
+    """Narrow the masks until nothing changes; the clause that cannot hold, if one cannot.
+
+    `causes` gets the clauses that narrowed each variable.
+    """
+    waiting, changed = list(clauses), True
     while changed:
-        changed = False
-        open_clauses = []
+        changed, still_open = False, []
         for clause in waiting:
             state = _step(clause, masks)
             if state == _FALSE:
                 return clause
             if state == _OPEN:
-                open_clauses.append(clause)
-            changed = changed or state >= 0
-        waiting = open_clauses
+                still_open.append(clause)
+            if state >= 0:
+                changed = True
+                if causes is not None:
+                    causes.setdefault(state, []).append(clause)
+        waiting = still_open
     return None
 
 
@@ -198,27 +190,15 @@ def _step(clause: _Clause, masks: Masks) -> int:
 
 def _trace(clauses: Sequence[_Clause], masks: Masks) -> set[int] | None:
     """The rules behind a contradiction that propagation alone finds, or None."""
-    narrowed: dict[int, list[_Clause]] = {}
-    changed = True
-    failed: _Clause | None = None
-    while changed and failed is None:
-        changed = False
-        for clause in clauses:
-            state = _step(clause, masks)
-            if state == _FALSE:
-                failed = clause
-                break
-            if state >= 0:
-                narrowed.setdefault(state, []).append(clause)
-                changed = True
+    causes: dict[int, list[_Clause]] = {}
+    failed = _propagate(clauses, masks, causes)
     if failed is None:
         return None
     rules: set[int] = set()
     waiting = [failed]
     while waiting:
         clause = waiting.pop()
-        if clause.rule in rules:
-            continue
-        rules.add(clause.rule)
-        waiting += [cause for index, _ in clause.literals for cause in narrowed.get(index, ())]
+        if clause.rule not in rules:
+            rules.add(clause.rule)
+            waiting += [cause for index, _ in clause.literals for cause in causes.get(index, ())]
     return rules

@@ -11,19 +11,18 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-Key = tuple[int | str, ...]
 _PART = re.compile(r"\d+|[a-z]+", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
-def key(version: str) -> Key:
-    """What a version compares by: `2.18.1` is (2, 18, 1); words come before all numbers."""
-    return tuple(int(part) if part.isdigit() else part for part in _PART.findall(version))
-
-
 def sort_key(version: str) -> tuple[tuple[bool, int | str], ...]:
-    """A key that sorts any two versions, words below numbers."""
-    return tuple((isinstance(part, int), part) for part in key(version))
+    """What any version compares by: 2, 18, 1 for `2.18.1`; words come before all numbers."""
+    return tuple((p.isdigit(), int(p) if p.isdigit() else p) for p in _PART.findall(version))
+
+
+def newest_first(versions: set[str]) -> tuple[str, ...]:
+    """Versions in the order in which they are tried."""
+    return tuple(sorted(versions, key=sort_key, reverse=True))
 
 
 @dataclass(frozen=True)
@@ -41,33 +40,18 @@ class Range:
         return " or ".join(_words(part) for part in self.text.split(","))
 
 
-def newest_first(versions: set[str]) -> tuple[str, ...]:
-    """Versions in the order in which they are tried."""
-    return tuple(sorted(versions, key=sort_key, reverse=True))
-
-
 @lru_cache(maxsize=65536)
 def _within(part: str, version: str) -> bool:
     low, colon, high = part.partition(":")
+    value, bottom, top = sort_key(version), sort_key(low), sort_key(high)
     if not colon:
-        return key(version)[: len(key(low))] == key(low)
-    value = key(version)
-    if low and not _at_least(value, key(low)):
-        return False
-    return not high or _at_least(key(high), value[: len(key(high))])
-
-
-def _at_least(left: Key, right: Key) -> bool:
-    return tuple((isinstance(part, int), part) for part in left) >= tuple(
-        (isinstance(part, int), part) for part in right
-    )
+        return value[: len(bottom)] == bottom
+    return value >= bottom and (not high or value[: len(top)] <= top)
 
 
 def _words(part: str) -> str:
     low, colon, high = part.partition(":")
-    if not colon:
-        return low
     top = f"{high}.x" if high.isdigit() else high
     if not low:
         return f"<= {top}"
-    return f"{low} to {top}" if high else f">= {low}"
+    return f"{low} to {top}" if high else f">= {low}" if colon else low

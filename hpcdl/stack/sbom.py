@@ -12,22 +12,16 @@ import json
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.components import RECORDS_HINT, Component, components, spdx_licensing
-from hpcdl.stack.findings import Finding, findings
-from hpcdl.stack.osv import osv_file
+from hpcdl.stack.findings import Finding, findings, osv_file
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.scratch import scratch_directory
-
-if TYPE_CHECKING:
-    from cyclonedx.model.component import Component as CycloneComponent
-    from cyclonedx.model.vulnerability import Vulnerability
-    from spdx_tools.spdx.model import ExtractedLicensingInfo, Package
 
 SPDX_FILE = "sbom.spdx.json"
 CYCLONEDX_FILE = "sbom.cdx.json"
@@ -37,24 +31,18 @@ _ADVISORIES = "https://osv.dev/vulnerability/"
 
 
 def write_sboms(release: Release, found: Sequence[Finding]) -> tuple[Path, Path]:
-    """Write both bills of materials into the release, with what is known of its vulnerabilities.
-
-    Raises:
-        MissingPrerequisite: the libraries are not installed.
-    """
+    """Write both bills of materials into the release, with what is known of its vulnerabilities."""
     inside = components(release)
     try:
-        files = {
-            SPDX_FILE: spdx(release, inside, found),
-            CYCLONEDX_FILE: cyclonedx(release, inside, found),
-        }
+        texts = _spdx(release, inside, found), _cyclonedx(release, inside, found)
     except ImportError as fault:
         raise MissingPrerequisite(
             "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
         ) from fault
-    for name, text in files.items():
-        write_atomic(release.root / name, text)
-    return release.root / SPDX_FILE, release.root / CYCLONEDX_FILE
+    files = release.root / SPDX_FILE, release.root / CYCLONEDX_FILE
+    for path, text in zip(files, texts, strict=True):
+        write_atomic(path, text)
+    return files
 
 
 def refresh_sboms(site: Site, release: Release, say: Callable[[str], None]) -> None:
@@ -91,8 +79,7 @@ def _created(release: Release) -> datetime.datetime:
     )
 
 
-def cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
-    """The CycloneDX document."""
+def _cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.output.json import JsonV1Dot6
@@ -113,7 +100,7 @@ def cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Fin
     return text + "\n"
 
 
-def _cyclone_component(component: Component) -> CycloneComponent:
+def _cyclone_component(component: Component) -> Any:
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
@@ -134,7 +121,7 @@ def _cyclone_component(component: Component) -> CycloneComponent:
     )
 
 
-def _cyclone_finding(finding: Finding) -> Vulnerability:
+def _cyclone_finding(finding: Finding) -> Any:
     """A vulnerability: not reachable under a valid waiver, else still to be looked at."""
     from cyclonedx.model import impact_analysis as impact
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
@@ -154,8 +141,7 @@ def _cyclone_finding(finding: Finding) -> Vulnerability:
     )
 
 
-def spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
-    """The SPDX document."""
+def _spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
     from spdx_tools.spdx import model
     from spdx_tools.spdx.writer.json.json_writer import write_document_to_file
 
@@ -175,24 +161,19 @@ def spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]
         model.Relationship("SPDXRef-DOCUMENT", kinds.DESCRIBES, whole.spdx_id),
         *(model.Relationship(whole.spdx_id, kinds.CONTAINS, p.spdx_id) for p in packages),
     ]
+    # The licences that are not on SPDX's list, which a document must describe itself.
+    used = {one.licence for one in inside}
+    own = facts.load("records")["own_licences"]
+    described = [model.ExtractedLicensingInfo(name, **own[name]) for name in own if name in used]
     document = model.Document(info, packages=[whole, *packages], relationships=relations,
-                        extracted_licensing_info=_own_licences(inside))  # fmt: skip
+                              extracted_licensing_info=described)  # fmt: skip
     with scratch_directory() as scratch:
         path = scratch / SPDX_FILE
         write_document_to_file(document, str(path), validate=True)
         return json.dumps(json.loads(path.read_text("utf-8")), indent=2) + "\n"
 
 
-def _own_licences(inside: Sequence[Component]) -> list[ExtractedLicensingInfo]:
-    """The licences that are not on SPDX's list, which a document must describe itself."""
-    from spdx_tools.spdx.model import ExtractedLicensingInfo
-
-    used = {one.licence for one in inside}
-    rows = facts.load("records")["own_licences"].items()
-    return [ExtractedLicensingInfo(name, **row) for name, row in rows if name in used]
-
-
-def _spdx_package(component: Component, found: Sequence[Finding]) -> Package:
+def _spdx_package(component: Component, found: Sequence[Finding]) -> Any:
     from spdx_tools.spdx import model
 
     unknown, kinds = model.SpdxNoAssertion(), model.ExternalPackageRefCategory
@@ -201,10 +182,9 @@ def _spdx_package(component: Component, found: Sequence[Finding]) -> Package:
     origin = component.purl.partition(":")[2].partition("/")[0]
     name = f"{origin}-{component.name}-{component.version}"
     safe = "".join(c if (c.isascii() and c.isalnum()) or c in ".-" else "-" for c in name)
-    about = [
-        model.ExternalPackageRef(
-            kinds.SECURITY, "advisory", f"{_ADVISORIES}{one.id}", one.describe()
-        )
+    about = [model.ExternalPackageRef(kinds.PACKAGE_MANAGER, "purl", component.purl)]
+    about += [
+        model.ExternalPackageRef(kinds.SECURITY, "advisory", _ADVISORIES + one.id, one.describe())
         for one in found
         if component.purl in one.purls
     ]
@@ -217,8 +197,5 @@ def _spdx_package(component: Component, found: Sequence[Finding]) -> Package:
         checksums=[model.Checksum(model.ChecksumAlgorithm.SHA256, text) for text in digests],
         license_declared=declared,
         license_comment=None if component.licence else component.words or None,
-        external_references=[
-            model.ExternalPackageRef(kinds.PACKAGE_MANAGER, "purl", component.purl),
-            *about,
-        ],
+        external_references=about,
     )

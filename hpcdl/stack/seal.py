@@ -3,10 +3,9 @@
 The seal is made when the build ends, as `content.json` beside release.json, which holds its digest:
 so neither can be exchanged alone. It says whether a release still is what was built and tested; it
 does not say who built it. What publishes write (modules, evidence, bills of materials) is outside.
-
-A full check reads every byte, in threads, for hashing and reading release Python's lock. A publish
-asks more cheaply: nothing has changed where no file's size, inode and times (ctime, which a program
-cannot set) differ from those at the last full check, whose digest is kept in `.content-checked`.
+A full check reads every byte. A publish asks more cheaply: nothing has changed where no file's
+size, inode and times (ctime, which a program cannot set) differ from those at the last full check,
+whose digest is kept in `.content-checked`.
 """
 
 from __future__ import annotations
@@ -63,10 +62,8 @@ class Integrity:
 
     def faults(self) -> list[str]:
         """One line per path, the first ones and how many more."""
-        kinds = {"changed": self.changed, "missing": self.missing, "added": self.added}
-        lines = [f"{kind}: {path}" for kind, paths in kinds.items() for path in paths]
-        more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        return [*lines[:_SHOWN], *more]
+        return shortened([f"{kind}: {path}" for kind in ("changed", "missing", "added")
+                          for path in getattr(self, kind)])  # fmt: skip
 
     def describe(self) -> str:
         """One line for people."""
@@ -84,6 +81,12 @@ class Integrity:
                 "added": list(self.added)}  # fmt: skip
 
 
+def shortened(lines: Sequence[str]) -> list[str]:
+    """The first lines, and how many more there are."""
+    more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return [*lines[:_SHOWN], *more]
+
+
 class Entry(NamedTuple):
     """What lies at a path: its `lstat`, or of a link into a store that of its target.
 
@@ -94,11 +97,10 @@ class Entry(NamedTuple):
     status: os.stat_result
     link: str | None = None
 
-    def fingerprint(self) -> str:
-        """What the file system records of it: who changes a file changes its ctime."""
-        one = self.status
-        return (f"{one.st_mode:o} {one.st_size} {one.st_ino} {one.st_mtime_ns} {one.st_ctime_ns} "
-                f"{self.link}")  # fmt: skip
+    @property
+    def is_file(self) -> bool:
+        """Whether it has content of its own."""
+        return stat.S_ISREG(self.status.st_mode)
 
     def about(self) -> list[object]:
         """Kind and mode; of a link its target."""
@@ -113,10 +115,7 @@ def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
     """Seal a finished tree and write release.json, which makes it a release.
 
     Nothing may be written to its `root` afterwards. `stores` are directories outside of it, never
-    changed either, whose files its links lead to.
-
-    Returns:
-        the release with the digest of its seal.
+    changed either, whose files its links lead to. What comes back has the digest of its seal.
     """
     entries = dict(_entries(release.root, stores))
     rows = _rows(entries)
@@ -146,19 +145,20 @@ def look(release: Release) -> dict[str, Entry]:
 def check_integrity(
     release: Release, *, full: bool = True, entries: Mapping[str, Entry] | None = None
 ) -> Integrity:
-    """Compare a release with its seal.
+    """Compare a release with its seal; CheckFailed where the seal itself cannot be trusted.
 
     Every byte is read if `full`; else only where the file system says that something changed.
     `entries` is what `look` has seen just now.
-
-    Raises:
-        CheckFailed: it has no seal, or the seal is not the one that release.json names.
     """
     start = time.monotonic()
     entries = look(release) if entries is None else entries
-    size = sum(entry.status.st_size for entry in entries.values() if _is_file(entry))
-    if not full and _unchanged(release, entries):
-        return Integrity(release.id, len(entries), size, time.monotonic() - start, full=False)
+    size = sum(entry.status.st_size for entry in entries.values() if entry.is_file)
+    if not full:
+        with suppress(OSError, ValueError):  # no note of a full check
+            noted = (release.root / CHECKED_FILE).read_text(encoding="ascii").strip()
+            if noted == _fingerprint(release, entries):
+                took = time.monotonic() - start
+                return Integrity(release.id, len(entries), size, took, full=False)
     known: Mapping[str, object] = json.loads(_read_content(release))["entries"]
     with explain_os_errors(release.root):
         found = _rows(entries)
@@ -206,10 +206,8 @@ def _read_content(release: Release) -> bytes:
             hint=_rebuild(release),
         ) from fault
     if hashlib.sha256(data).hexdigest() != release.content:
-        raise CheckFailed(
-            f"{path} was changed after the build: release.json names another seal",
-            hint=_rebuild(release),
-        )
+        said = f"{path} was changed after the build: release.json names another seal"
+        raise CheckFailed(said, hint=_rebuild(release))
     return data
 
 
@@ -260,7 +258,7 @@ def _linked(where: str, status: os.stat_result, stores: tuple[str, ...]) -> Entr
 def _rows(entries: Mapping[str, Entry]) -> dict[str, list[object]]:
     """The seal's row of each path, files with their digests."""
     rows = {name: entry.about() for name, entry in entries.items()}
-    files = [(name, entry.path) for name, entry in entries.items() if _is_file(entry)]
+    files = [(name, entry.path) for name, entry in entries.items() if entry.is_file]
     # The large ones first, each alone: a batch of them at the end would keep one thread busy.
     files.sort(key=lambda one: -entries[one[0]].status.st_size)
     large = sum(1 for name, _ in files if entries[name].status.st_size > _BLOCK)
@@ -271,10 +269,6 @@ def _rows(entries: Mapping[str, Entry]) -> dict[str, list[object]]:
         for name, digest in (one for batch in made for one in batch):
             rows[name].append(digest)
     return rows
-
-
-def _is_file(entry: Entry) -> bool:
-    return stat.S_ISREG(entry.status.st_mode)
 
 
 def _digest(path: str) -> str:
@@ -290,18 +284,14 @@ def _digest(path: str) -> str:
 
 
 def _fingerprint(release: Release, entries: Mapping[str, Entry]) -> str:
-    """A digest of what the file system records of every entry, and of the seal."""
-    lines = [f"{name!r} {entry.fingerprint()}" for name, entry in entries.items()]
-    text = "\n".join([release.content, *lines])
+    """A digest of what the file system records of every entry, and of the seal.
+
+    Who changes a file changes its ctime.
+    """
+    rows = ((name, link, one.st_mode, one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns)
+            for name, (_, one, link) in entries.items())  # fmt: skip
+    text = "\n".join([release.content, *map(repr, rows)])
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _unchanged(release: Release, entries: Mapping[str, Entry]) -> bool:
-    try:
-        noted = (release.root / CHECKED_FILE).read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return False
-    return noted.strip() == _fingerprint(release, entries)
 
 
 def _note_checked(release: Release, entries: Mapping[str, Entry]) -> None:

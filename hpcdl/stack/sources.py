@@ -80,11 +80,7 @@ class SourcesChanged(Exception):
 
 
 def with_own(own: str, make: Callable[[str], _T]) -> _T:
-    """What is made with hpcdl's own files, given their digest; anew where they change meanwhile.
-
-    Raises:
-        MissingPrerequisite: somebody keeps editing them.
-    """
+    """What is made with hpcdl's own files, given their digest; anew where they change meanwhile."""
     for _ in range(_ATTEMPTS):
         with suppress(SourcesChanged):
             return make(own)
@@ -98,11 +94,7 @@ def own_wheel(python: Path, expected: str) -> Path:
     """The wheel of hpcdl in the cache, made now where it is not there.
 
     `python` needs setuptools and pip, to build from a checkout; `expected` is the digest of the
-    files that the wheel must have.
-
-    Raises:
-        SourcesChanged: the files are no longer those.
-        MissingPrerequisite: the one in the cache is not the one that was made.
+    files that the wheel must have. SourcesChanged where they are no longer those.
     """
     name = f"hpcdl-{__version__}-py3-none-any.whl"
     target = wheels_cache() / f"hpcdl-{__version__}-{expected}" / name

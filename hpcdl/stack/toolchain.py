@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.recipe import HorovodRecipe, Recipe
+from hpcdl.stack.recipe import Recipe
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_show import sentence
 from hpcdl.stack.resolve_solver import Rule
@@ -25,7 +25,6 @@ from hpcdl.system.run import run
 
 SYSTEM_CUDAS = Path("/usr/local")
 """Where NVIDIA's installer puts toolkits, each in a directory `cuda-12.4`."""
-_RELEASE = re.compile(r"release \S+, V([\d.]+)")
 _GCCS = ("g++", *(f"g++-{major}" for major in range(15, 8, -1)))
 PACKAGES = "apt install libopenmpi-dev openmpi-bin g++ cmake make"
 
@@ -71,9 +70,14 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
     """
     horovod = recipe.horovod
     assert horovod is not None
-    require_commands(horovod)
+    missing = [command for command in horovod.commands if shutil.which(command) is None]
+    if missing:
+        raise MissingPrerequisite(
+            f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
+            hint=f"Debian and Ubuntu: {PACKAGES}",
+        )
     base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "venv"}
-    nvccs = list(_fitting_nvccs(stack, recipe)) if horovod.computes else [None]
+    nvccs = _fitting_nvccs(stack, recipe) if horovod.computes else [None]
     gccs = [tool for path in _gccs(site) if (tool := _asked(path, "-dumpfullversion", r"(\S+)"))]
     refused: list[str] = []
     for nvcc in nvccs:
@@ -89,20 +93,6 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
         hint=f"Debian and Ubuntu: {PACKAGES}, or an older one beside it, such as g++-13"
         + ("; without Horovod no compiler is needed: --without-horovod" if nvccs[0] else ""),
     )
-
-
-def require_commands(recipe: HorovodRecipe) -> None:
-    """Compare the machine with what the build needs, all of it at once.
-
-    Raises:
-        MissingPrerequisite: names every missing command.
-    """
-    missing = [command for command in recipe.commands if shutil.which(command) is None]
-    if missing:
-        raise MissingPrerequisite(
-            f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
-            hint=f"Debian and Ubuntu: {PACKAGES}",
-        )
 
 
 def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
@@ -121,49 +111,37 @@ def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
     ]
 
 
-def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> Iterator[Tool]:
-    """Every nvcc that compiles for the stack's GPUs, of the CUDA of its wheels.
-
-    Raises:
-        MissingPrerequisite: there is none.
-    """
+def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> list[Tool]:
+    """Every nvcc that compiles for the stack's GPUs, of the CUDA of its wheels; at least one."""
     assert recipe.horovod is not None
     computes, cuda = recipe.horovod.computes, recipe.versions["cuda"]
-    refused, fits = [], False
+    refused, fits = [], []
     for path in _nvccs(stack):
-        tool = _asked(path, "--version", _RELEASE.pattern)
+        tool = _asked(path, "--version", r"release \S+, V([\d.]+)")
         if tool is None:
             refused.append(f"{path}: `{path} --version` fails, or names no release")
-            continue
-        broken = _broken_by(tool.version, computes, cuda)
-        refused += [f"{tool}: {sentence(rule)}" for rule in broken]
-        if not broken:
-            fits = True
-            yield tool
-    if not fits:
-        raise _no_nvcc(computes, cuda, list(dict.fromkeys(refused)))
-
-
-def _no_nvcc(computes: Sequence[str], cuda: str, refused: list[str]) -> MissingPrerequisite:
+        elif broken := _broken_by(tool.version, computes, cuda):
+            refused += [f"{tool}: {sentence(rule)}" for rule in broken]
+        else:
+            fits.append(tool)
+    if fits:
+        return fits
     gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in computes)
     major = cuda.split(".")[0]
     release = ".".join(cuda.split(".")[:2]) if major == "11" else f"{major}.x"
-    return MissingPrerequisite(
-        f"Horovod for {gpus} is compiled by nvcc of CUDA {release}, and "
-        + ("none that is here fits" if refused else "there is none here"),
-        details=refused,
-        hint=f"load a CUDA {release} module, set CUDA_HOME or the stack's `cuda_home` "
-        f"({_packaged(computes, cuda)}developer.nvidia.com/cuda-toolkit-archive); or build without "
-        "Horovod, for tf.distribute: --without-horovod",
-    )
-
-
-def _packaged(computes: Sequence[str], cuda: str) -> str:
-    """The distributions whose own nvcc would fit."""
+    # The distributions whose own nvcc would fit.
     rows = [row for row in facts.load("distributions")["distributions"]
             if not _broken_by(str(row["cuda"]), computes, cuda)]  # fmt: skip
     names = " and ".join(f"{row['name']} ({row['cuda']})" for row in rows)
-    return f"apt install nvidia-cuda-toolkit on {names}, non-free; elsewhere " if rows else ""
+    packaged = f"apt install nvidia-cuda-toolkit on {names}, non-free; elsewhere " if rows else ""
+    raise MissingPrerequisite(
+        f"Horovod for {gpus} is compiled by nvcc of CUDA {release}, and "
+        + ("none that is here fits" if refused else "there is none here"),
+        details=list(dict.fromkeys(refused)),
+        hint=f"load a CUDA {release} module, set CUDA_HOME or the stack's `cuda_home` "
+        f"({packaged}developer.nvidia.com/cuda-toolkit-archive); or build without "
+        "Horovod, for tf.distribute: --without-horovod",
+    )
 
 
 def _broken_by(nvcc: str, computes: Sequence[str], cuda: str) -> list[Rule]:
@@ -185,14 +163,12 @@ def _nvccs(stack: StackRequest) -> Iterator[Path]:
             )
         yield named
         return
-    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    others = sorted(SYSTEM_CUDAS.glob("cuda*"), reverse=True)
-    on_path = shutil.which("nvcc")
-    here = [*(home / "bin" / "nvcc" for home in homes), *([Path(on_path)] if on_path else []),
-            *(home / "bin" / "nvcc" for home in others)]  # fmt: skip
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    here = [*(Path(home, "bin", "nvcc") for home in homes), Path(shutil.which("nvcc") or ""),
+            *sorted(SYSTEM_CUDAS.glob("cuda*/bin/nvcc"), reverse=True)]  # fmt: skip
     found: dict[Path, Path] = {}
     for path in here:
-        if os.access(path, os.X_OK):
+        if path.is_file() and os.access(path, os.X_OK):
             found.setdefault(path.resolve(), path)  # `cuda` is a link to `cuda-12.4`
     yield from found.values()
 

@@ -14,11 +14,12 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl.site import Gpu, Partition, Site
+from hpcdl.site import Partition, Site
 from hpcdl.stack.dispatch import has_code_for
 from hpcdl.stack.fatbin import runs_on, survey
 from hpcdl.stack.linked import claims_not_held, code_faults, library_faults
@@ -144,24 +145,23 @@ def new_proof(
 
 
 def verify_here(site: Site, release: Release) -> Proof:
-    """The gate of this machine, outside any job; without mpirun nothing is tried with two ranks.
-
-    Raises:
-        MissingPrerequisite: Lmod is not where the site says.
-    """
+    """The gate of this machine, outside any job; without mpirun nothing is tried with two ranks."""
     with scratch_directory() as folder:
         out, program = folder / "gate.json", folder / PROBE.name
         # Alone in a directory: Python looks for modules beside the program first.
         shutil.copyfile(PROBE, program)
-        result = _try(site, release, [*_launcher(), *PYTHON, str(program), str(out)])
+        try:
+            done = in_module(site, release, [*_launcher(), *PYTHON, program, out])
+            failed = f"exit code {done.exit_code}: {' | '.join(done.last_lines(6))}"
+        except Stopped as stopped:  # the time limit passed
+            failed = stopped.message
         seen = read_seen(out)
-    files = [*check_files(site, release), check_content(release)]
-    if seen is None:
-        checks = [_not_run(result), *files]
-        return new_proof(release, "login", platform.node(), checks)
-    checks = [*judge(release, seen, None, RANKS if _launcher() else 1), *files]
-    one = GateRun("", None, platform.node(), utc_now(), "", samples_of(seen))
-    return new_proof(release, "login", platform.node(), checks, [one])
+    checks, runs = [Check("import", False, failed, 0.0)], []
+    if seen is not None:
+        checks = judge(release, seen, None, RANKS if _launcher() else 1)
+        runs = [GateRun("", None, platform.node(), utc_now(), "", samples_of(seen))]
+    checks += [*check_files(site, release), check_content(release)]
+    return new_proof(release, "login", platform.node(), checks, runs)
 
 
 def _launcher() -> list[str]:
@@ -175,11 +175,10 @@ def _launcher() -> list[str]:
 
 def read_seen(path: Path) -> dict[str, Any] | None:
     """What the program of the gate wrote; None where it wrote nothing."""
-    try:
+    with suppress(OSError, ValueError):
         seen = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return seen if isinstance(seen, dict) else None
+        return seen if isinstance(seen, dict) else None
+    return None
 
 
 def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -191,10 +190,7 @@ def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
 def judge(
     release: Release, seen: Mapping[str, Any], partition: Partition | None, ranks: int = RANKS
 ) -> list[Check]:
-    """What the gate's program saw, compared with the release.
-
-    `partition` is None outside any; `ranks` is how many were started.
-    """
+    """What the gate's program saw on a partition, or outside any, compared with the release."""
     return [
         _judge_import(release, seen["import"]),
         _judge_kernel(release, seen, partition),
@@ -206,7 +202,11 @@ def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
     wanted = {name: release.versions.get(name) for name in ("tensorflow", "horovod")}
     wrong = [f"{name} is {seen[name]}, not {version}" for name, version in wanted.items()
              if version is not None and seen[name] != version]  # fmt: skip
-    if not _is_of(release, Path(seen["place"])):
+    place = Path(seen["place"])
+    # A package lies in the release, or where a link in the release leads.
+    links = release.prefix.glob(f"lib/python3*/site-packages/{place.name}")
+    linked = any(link.resolve() == place.resolve() for link in links)
+    if not linked and not place.is_relative_to(release.prefix):
         wrong.append(f"TensorFlow comes from {seen['place']}, not from the release")
     if seen["release"] != release.id:
         wrong.append(f"the module loaded is of release {seen['release']}")
@@ -215,13 +215,6 @@ def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
     wrong += claims_not_held(release, seen)
     detail = "; ".join(wrong) or f"TensorFlow {seen['tensorflow']}, Horovod {seen['horovod']}"
     return Check("import", not wrong, detail, seen["took"])
-
-
-def _is_of(release: Release, place: Path) -> bool:
-    """Whether a package lies in a release, or where a link in the release leads."""
-    links = release.prefix.glob(f"lib/python3*/site-packages/{place.name}")
-    own = any(link.resolve() == place.resolve() for link in links)
-    return own or place.is_relative_to(release.prefix)
 
 
 def _judge_kernel(release: Release, seen: Mapping[str, Any], partition: Partition | None) -> Check:
@@ -267,9 +260,7 @@ def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int)
 def in_module(site: Site, release: Release, argv: Sequence[str | Path]) -> CommandResult:
     """Run a command as a user of the release's module would: clean environment, real Lmod.
 
-    Raises:
-        MissingPrerequisite: Lmod is not where the site says.
-        Stopped: the time limit passed.
+    Raises Stopped where the time limit passes.
     """
     if not site.paths.lmod_init.is_file():
         raise MissingPrerequisite(
@@ -301,28 +292,21 @@ def check_files(site: Site, release: Release, names: Collection[str] = ()) -> li
 
     `names` are the partitions that count.
     """
-    checks = [check_libraries(site, release), check_device_code(site, release, names)]
+    start = time.monotonic()
+    faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
+    sound = f"{count} shared objects find what they need in the release"
+    checks = [_of_faults("libraries", faults, sound, start),
+              check_device_code(site, release, names)]  # fmt: skip
     if "compute" in release.needs and "horovod" in release.versions:
-        checks.append(_looked_at("device code of Horovod", lambda: code_faults(release)))
+        start = time.monotonic()
+        checks.append(_of_faults("device code of Horovod", *code_faults(release), start))
     return checks
 
 
-def _looked_at(name: str, look: Callable[[], tuple[list[str], str]]) -> Check:
-    """A check of files: `look` gives its faults, and what is said where there is none."""
-    start = time.monotonic()
-    faults, sound = look()
-    took = round(time.monotonic() - start, 2)
-    return Check(name, not faults, "; ".join(faults[:10]) or sound, took)
-
-
-def check_libraries(site: Site, release: Release) -> Check:
-    """Whether every library comes from the release, and one process has one NCCL."""
-
-    def look() -> tuple[list[str], str]:
-        faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
-        return faults, f"{count} shared objects find what they need in the release"
-
-    return _looked_at("libraries", look)
+def _of_faults(name: str, faults: Sequence[str], sound: str, start: float) -> Check:
+    """A check of files: its faults, or what is said where there is none."""
+    detail = "; ".join(faults[:10]) or sound
+    return Check(name, not faults, detail, round(time.monotonic() - start, 2))
 
 
 def check_device_code(site: Site, release: Release, names: Collection[str] = ()) -> Check:
@@ -340,7 +324,10 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
     served = names or release.partitions or site.partitions
     with_gpus = [one for one in site.partitions.values() if one.gpu and one.name in served]
     for partition in with_gpus:
-        gpus = _gpus_served(release, partition)
+        gpus = [(group.label, group.gpu) for group in partition.gpu_groups if group.gpu]
+        coded = [one for one in gpus if has_code_for(release, one[1])]
+        # All, if it is for none of them and does not name the partition.
+        gpus = coded if coded or partition.name in release.partitions else gpus
         faults += [] if gpus else [f"{partition.name}: the release is for none of its GPUs"]
         for label, gpu in gpus:
             where = f"{label} ({gpu.compute})"
@@ -350,15 +337,8 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
             by_driver = [found.path.name for verdict, found in verdicts if verdict == "ptx"]
             note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
             notes.append(f"{where}: {note} of {len(objects)} files")
-    detail = "; ".join(faults[:10] or notes) or "no partition that it serves has GPUs"
-    return Check(name, not faults, detail, round(time.monotonic() - start, 2))
-
-
-def _gpus_served(release: Release, partition: Partition) -> list[tuple[str, Gpu]]:
-    """The GPUs of a partition that a release is for; all, if it is for none and names it not."""
-    gpus = [(group.label, group.gpu) for group in partition.gpu_groups if group.gpu]
-    coded = [one for one in gpus if has_code_for(release, one[1])]
-    return coded if coded or partition.name in release.partitions else gpus
+    sound = "; ".join(notes) or "no partition that it serves has GPUs"
+    return _of_faults(name, faults, sound, start)
 
 
 def check_content(release: Release) -> Check:
@@ -369,18 +349,3 @@ def check_content(release: Release) -> Check:
         return Check("content", False, fault.message, 0.0)
     detail = "; ".join([found.describe(), *found.faults()])
     return Check("content", found.ok, detail, round(found.seconds, 2))
-
-
-def _try(site: Site, release: Release, argv: Sequence[str]) -> CommandResult | str:
-    """Run it; a time limit that passed is an answer too."""
-    try:
-        return in_module(site, release, argv)
-    except Stopped as stopped:
-        return stopped.message
-
-
-def _not_run(result: CommandResult | str) -> Check:
-    if isinstance(result, str):
-        return Check("import", False, result, float(_SECONDS))
-    said = " | ".join(result.last_lines(6))
-    return Check("import", False, f"exit code {result.exit_code}: {said}", round(result.seconds, 2))

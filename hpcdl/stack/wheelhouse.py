@@ -2,7 +2,9 @@
 
 A wheelhouse is a directory that appears by one rename when it is complete. pip fetches, so a
 site's pip.conf (mirrors, proxies, certificates) counts; afterwards nothing needs the network.
-Before every use each file is compared with the lock, and the lock with the facts.
+Before every use each file is compared with the lock, and the lock with facts/wheel_lock.yaml, so
+neither the index, nor a mirror, nor a cache can say what a wheel is. Without a row there are
+machines that are no x86_64, and what `packages:` asks for: there, what is fetched first counts.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdl import facts
+from hpcdl.stack.components import normal_name
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
-from hpcdl.stack.wheel_lock import MACHINE, pins, require_known
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json
 from hpcdl.system.python import module_argv
@@ -26,6 +29,8 @@ from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import require_no_stranger, require_private
 
 Say = Callable[[str], None]
+_MACHINE = "x86_64"
+"""Whose wheels the facts have."""
 _FETCH_SECONDS = 3600
 _RECORD = "sha256.txt"
 
@@ -39,11 +44,6 @@ class Wheel:
     file: str
     sha256: str
 
-    def as_lock(self) -> Mapping[str, str]:
-        """The entry in a lock."""
-        return {"name": self.name, "version": self.version, "file": self.file,
-                "sha256": self.sha256}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Wheelhouse:
@@ -52,16 +52,12 @@ class Wheelhouse:
     folder: Path
     wheels: tuple[Wheel, ...]
 
-    def version(self, name: str) -> str:
-        """The locked version of a package."""
-        return next(wheel.version for wheel in self.wheels if wheel.name == name)
+    def lock(self) -> list[dict[str, str]]:
+        """Its entries in a lock."""
+        return [dict(vars(wheel)) for wheel in self.wheels]
 
     def paths(self) -> list[Path]:
-        """The files, after each has been compared with its digest.
-
-        Raises:
-            MissingPrerequisite: a file is missing or is not what was locked.
-        """
+        """The files; MissingPrerequisite where one is missing or is not what was locked."""
         for wheel in self.wheels:
             path = self.folder / wheel.file
             if not path.is_file() or sha256(path) != wheel.sha256:
@@ -83,6 +79,33 @@ def new_log(what: str) -> Path:
     return home("logs", "stack") / f"{utc_stamp()}-{os.getpid()}-{what}.log"
 
 
+def pins(tensorflow: str, python: str) -> tuple[str, ...]:
+    """The versions beside a TensorFlow under a Python such as `3.11`; none without a row for it."""
+    rows = facts.load("wheel_lock")["pins"].get(python, {})
+    if tensorflow not in rows or platform.machine() != _MACHINE:
+        return ()
+    chosen = dict(one.split("==") for one in f"{rows['all']} {rows[tensorflow]}".split())
+    return tuple(f"{name}=={version}" for name, version in chosen.items())
+
+
+def setuptools_for(python: str) -> str:
+    """What pip is asked for, with its digests; the name alone for a Python without a row."""
+    table, name = facts.load("wheel_lock"), "setuptools"
+    common = table["pins"].get(python, {}).get("all", "")
+    version = dict(one.split("==") for one in common.split()).get(name)
+    if version is None:
+        return name
+    digests = table["wheels"][f"{name} {version}"].values()
+    return f"{name}=={version}" + "".join(f" --hash=sha256:{one}" for one in digests)
+
+
+def digest_of(file: str) -> str | None:
+    """The SHA-256 that a wheel's file must have; None where the facts have none."""
+    name, version, tags = file.removesuffix(".whl").split("-", 2)
+    wheels: dict[str, dict[str, str]] = facts.load("wheel_lock")["wheels"]
+    return wheels.get(f"{normal_name(name)} {version}", {}).get(tags)
+
+
 def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
     """Where the wheelhouse of a recipe lies, whether or not it is there yet."""
     key = digest(recipe.requirements, python.minor, pins(recipe.tensorflow, python.minor))
@@ -92,8 +115,7 @@ def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
 def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
     """The wheelhouse of a recipe, where it is complete.
 
-    Raises:
-        MissingPrerequisite: somebody else can change it, or its wheels are not those of the facts.
+    MissingPrerequisite where somebody else can change it, or its wheels are not those of the facts.
     """
     folder = wheelhouse_folder(recipe, python)
     try:
@@ -112,8 +134,19 @@ def _require_known(
     recipe: Recipe, python: Interpreter, wheels: Sequence[Wheel], folder: Path
 ) -> None:
     """Compare with the facts; what a site adds, and other machines' wheels, are not in them."""
-    every = bool(pins(recipe.tensorflow, python.minor)) and not recipe.packages
-    require_known(((one.file, one.sha256) for one in wheels), folder, all_of_them=every)
+    all_of_them = bool(pins(recipe.tensorflow, python.minor)) and not recipe.packages
+    wrong = [
+        f"{one.file}: sha256 {one.sha256[:16]}..., not {(known or 'known')[:16]}"
+        for one in wheels
+        if (known := digest_of(one.file)) != one.sha256 and (known or all_of_them)
+    ]
+    if wrong:
+        raise MissingPrerequisite(
+            f"{len(wrong)} of the wheels in {folder} are not those of PyPI; none is installed",
+            details=wrong[:10],
+            hint=f"an index, a mirror or somebody has changed them: check pip.conf, remove {folder}"
+            " if it is there, then build again",
+        )
 
 
 def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
@@ -127,34 +160,36 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         found = find_wheelhouse(recipe, python)
         if found is not None:
             return found
-        pip = _pip(python, say)
+        program = tools(python, say) / "bin" / "python"
         say(f"fetching {recipe.package} {recipe.tensorflow} and what it needs "
             f"(about {recipe.fetch_gb:.1f} GB, once)")  # fmt: skip
         folder = wheelhouse_folder(recipe, python)
         # Begun anew each time (pip caches what it fetched): two versions of one package, fetched
         # on different days, must not meet in one lock.
         with made_aside(folder, f"{recipe.package}-*") as partial:
-            _download(recipe, python, pip, partial, say)
-            wheels = tuple(_locked_wheel(path) for path in sorted(partial.glob("*.whl")))
+            _download(recipe, python, program, partial, say)
+            # Name and version are in the file's name (PEP 427).
+            named = ((path, path.name.split("-")) for path in sorted(partial.glob("*.whl")))
+            wheels = tuple(Wheel(part[0].lower().replace("_", "-"), part[1], path.name,
+                                 sha256(path)) for path, part in named)  # fmt: skip
             _require_known(recipe, python, wheels, partial)
-            lock = [dict(one.as_lock()) for one in wheels]
-            write_json(partial / "lock.json", {"schema": 1, "wheels": lock})
-    return Wheelhouse(folder, wheels)
+            house = Wheelhouse(folder, wheels)
+            write_json(partial / "lock.json", {"schema": 1, "wheels": house.lock()})
+    return house
 
 
-def _download(
-    recipe: Recipe, python: Interpreter, pip: Sequence[str | Path], target: Path, say: Say
-) -> None:
-    """Let pip fetch wheels; it installs nothing, and of wheels it runs nothing."""
+def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, say: Say) -> None:
+    """Let the pip of a Python fetch wheels; it installs nothing, and of wheels it runs nothing."""
     beside = pins(recipe.tensorflow, python.minor)
     if not beside:
-        say(f"note: digests of wheels come with hpcdl for {MACHINE}, and none for Python "
+        say(f"note: digests of wheels come with hpcdl for {_MACHINE}, and none for Python "
             f"{python.minor} on {platform.machine()}: the index is believed")  # fmt: skip
     constraints = target / "constraints.txt"
     with explain_os_errors(target):
         constraints.write_text("".join(f"{one}\n" for one in beside))
     run(
-        [*pip, "download", "--only-binary", ":all:", "--dest", target,
+        [*module_argv(program, "pip"), "--disable-pip-version-check", "--no-input", "--no-color",
+         "download", "--only-binary", ":all:", "--dest", target,
          "--constraint", constraints, *recipe.requirements],
         log=new_log("fetch"),
         timeout=_FETCH_SECONDS,
@@ -177,29 +212,13 @@ def tools(python: Interpreter, say: Say) -> Path:
     return where
 
 
-def _pip(python: Interpreter, say: Say) -> list[str | Path]:
-    """The pip of that environment."""
-    program = tools(python, say) / "bin" / "python"
-    return [*module_argv(program, "pip"), "--disable-pip-version-check", "--no-input", "--no-color"]
-
-
-def _locked_wheel(path: Path) -> Wheel:
-    """A wheel's lock entry; name and version are in the file's name (PEP 427)."""
-    name, version = path.name.split("-")[:2]
-    return Wheel(name.lower().replace("_", "-"), version, path.name, sha256(path))
-
-
 def record_digest(wheel: Path) -> None:
     """Note the digest of a wheel that was built here, beside it, in a directory of ours alone."""
     write_atomic(wheel.with_name(_RECORD), f"{sha256(wheel)}\n")
 
 
 def require_as_built(wheel: Path) -> Path:
-    """A wheel that was built here, compared with the record of its build.
-
-    Raises:
-        MissingPrerequisite: somebody else can change it, or it is not the one that was built.
-    """
+    """A wheel that was built here; MissingPrerequisite where it, or who may write it, changed."""
     require_private(wheel)
     if (wheel.with_name(_RECORD)).read_text().strip() != sha256(wheel):
         raise MissingPrerequisite(

@@ -23,25 +23,11 @@ from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot, look
 from hpcdl.site import Partition, Site
 from hpcdl.slurm import client
+from hpcdl.stack import verify
 from hpcdl.stack.dispatch import has_code_for
 from hpcdl.stack.publish import serves
 from hpcdl.stack.release import Release
-from hpcdl.stack.verify import (
-    PROBE,
-    PYTHON,
-    RANKS,
-    Check,
-    Gate,
-    GateRun,
-    Proof,
-    check_content,
-    check_files,
-    judge,
-    new_proof,
-    read_seen,
-    samples_of,
-    verify_here,
-)
+from hpcdl.stack.verify import RANKS, Check, Gate, GateRun, Proof, check_files, judge, read_seen
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandFailed
@@ -101,17 +87,21 @@ class JobGate:
     ) -> Proof:
         """Submit a job per partition, noted in `queued` at once, and check their results."""
         tried = {name: dict(_groups(site, release, name)) for name in names}
-        checks = [_no_job(site.partition(name)) for name, found in tried.items() if not found]
+        lack = "no job was started: the release has device code for none of its GPUs, "
+        checks = [
+            Check("job", False, lack + ", ".join(site.partition(name).gpu_models), 0.0,
+                  partition=name)
+            for name, found in tried.items() if not found
+        ]  # fmt: skip
         nodes = {label: group for found in tried.values() for label, group in found.items()}
         for name, group in nodes.items():
-            with undivided():  # a signal must not come between Slurm's answer and our note of it
-                job = _submit(site, release, group)
-                if isinstance(job, Submission):
-                    queued[name] = job
-            if isinstance(job, Submission):
-                self.say(f"job {job.job_id} tries it on {name}")
-            else:
-                checks.append(job)
+            try:
+                with undivided():  # no signal between Slurm's answer and our note of it
+                    queued[name] = _submit(site, release, group)
+                self.say(f"job {queued[name].job_id} tries it on {name}")
+            except BadInput as refusal:
+                said = "; ".join([refusal.message, *refusal.details])
+                checks.append(Check("job", False, said, 0.0, partition=group.name))
         checks += check_files(site, release, names)
         ended = _wait(list(queued.values()), self.wait_seconds, self.say)
         runs = []
@@ -119,8 +109,8 @@ class JobGate:
             found, one = _outcome(release, nodes[name], job, ended[job.job_id])
             checks += found
             runs.append(one)
-        checks.append(check_content(release))
-        return new_proof(release, "job", ", ".join(names), checks, runs)
+        checks.append(verify.check_content(release))
+        return verify.new_proof(release, "job", ", ".join(names), checks, runs)
 
     def enough(self, site: Site, release: Release) -> Callable[[Proof], bool]:
         """Whether stored evidence makes jobs unnecessary: it is of jobs on all these partitions."""
@@ -149,7 +139,7 @@ def choose_gate(
     if local and partitions:
         raise BadInput("--local runs on no partition", hint="leave --partition out")
     if local:
-        return verify_here, lambda _: True
+        return verify.verify_here, lambda _: True
     gate = JobGate(say, tuple(partitions), wait_minutes * 60)
     return gate, gate.enough(site, release)
 
@@ -165,13 +155,6 @@ def _groups(site: Site, release: Release, name: str) -> Iterator[tuple[str, Part
             yield f"{name}, {group.gpu.model}", group
 
 
-def _no_job(partition: Partition) -> Check:
-    """What the gate says of a mixed partition that a release has no device code for."""
-    models = ", ".join(partition.gpu_models)
-    lack = f"no job was started: the release has device code for none of its GPUs, {models}"
-    return Check("job", False, lack, 0.0, partition=partition.name)
-
-
 def _require_slurm() -> None:
     try:
         client.partitions()
@@ -183,27 +166,21 @@ def _require_slurm() -> None:
         ) from lack
 
 
-def _submit(site: Site, release: Release, partition: Partition) -> Submission | Check:
-    """Queue the job of a partition; Slurm's refusal is a check that failed."""
+def _submit(site: Site, release: Release, partition: Partition) -> Submission:
+    """Queue the job of a partition; BadInput where Slurm refuses it."""
     stamp = f"{utc_stamp()}-{release.id[-8:]}-{os.urandom(2).hex()}"
     folder = default_job_dir(site, f"gate-{partition.name}", stamp)
     own = installed(release.prefix)
     module = Module((release.module,), release.modules, release.id, own)
     try:
-        write_atomic(folder / PROBE.name, PROBE.read_text(encoding="utf-8"))
+        write_atomic(folder / verify.PROBE.name, verify.PROBE.read_text(encoding="utf-8"))
         job = submission.submit(site, _spec(partition, folder), module)
         if job.resumed:  # it has a directory of its own
             shutil.rmtree(folder, ignore_errors=True)
         return job
-    except BadInput as refusal:
+    except BadInput:
         shutil.rmtree(folder, ignore_errors=True)
-        said = "; ".join([refusal.message, *refusal.details])
-        return Check("job", False, said, 0.0, partition=partition.name)
-
-
-def _ranks(partition: Partition) -> int:
-    """Two; one where a partition has a single GPU."""
-    return 1 if partition.gpus_per_node == partition.nodes == 1 else RANKS
+        raise
 
 
 def _spec(partition: Partition, folder: Path) -> JobSpec:
@@ -218,7 +195,7 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
         cpus_per_task=None if gpus else max(1, min(_CPUS_PER_RANK, partition.cpus // RANKS)),
         minutes=min(_RUN_MINUTES, partition.max_minutes),
         name=f"gate-{partition.name}",
-        program=(*PYTHON, PROBE.name, _OUT),
+        program=(*verify.PYTHON, verify.PROBE.name, _OUT),
         job_dir=folder,
         requeues=0,
         preflight=False,
@@ -232,8 +209,8 @@ def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int
     Raises:
         MissingPrerequisite: Slurm has been away for minutes.
     """
-    deadline = time.monotonic() + wait_seconds
-    answered, warned = time.monotonic(), False
+    answered = time.monotonic()
+    deadline, warned = answered + wait_seconds, False
     seen: dict[int, Snapshot] = {}
     while True:
         left = [j for j in jobs if j.job_id not in seen or not seen[j.job_id].ended]
@@ -247,13 +224,12 @@ def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int
             if not warned:
                 say(f"{fault.message}: waiting for it")
             warned = True
-            time.sleep(_POLL_SECONDS)
-            continue
-        waiting = [one for one in seen.values() if not one.ended]
-        # One that has its nodes may run to the end of its time limit, which Slurm enforces.
-        late = time.monotonic() > deadline
-        if not waiting or (late and all(one.state == "PENDING" for one in waiting)):
-            return seen
+        else:
+            waiting = [one for one in seen.values() if not one.ended]
+            # One that has its nodes may run to the end of its time limit, which Slurm enforces.
+            late = time.monotonic() > deadline
+            if not waiting or (late and all(one.state == "PENDING" for one in waiting)):
+                return seen
         time.sleep(_POLL_SECONDS)
 
 
@@ -287,33 +263,26 @@ def _outcome(
     release: Release, partition: Partition, job: Submission, last: Snapshot
 ) -> tuple[list[Check], GateRun]:
     """What came of a job: its checks, and where it ran."""
-    seen = _seen(job, last)
-    samples = samples_of(seen) if seen else {}
-    one = GateRun(partition.name, job.job_id, last.nodes, utc_now(), str(job.log), samples)
-    if not last.ok or seen is None:
-        return [Check("job", False, _why(job, last), 0.0, partition=partition.name)], one
-    judged = judge(release, seen, partition, _ranks(partition))
-    return [replace(check, partition=partition.name) for check in judged], one
-
-
-def _seen(job: Submission, last: Snapshot) -> dict[str, object] | None:
-    """What the program wrote; a file system that nodes share may show it a little later."""
+    # A file system that nodes share may show what the program wrote a little later.
     end = time.monotonic() + (_LATE_SECONDS if last.ok else 0)
     while (seen := read_seen(job.folder / _OUT)) is None and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
-    return seen
+    samples = verify.samples_of(seen) if seen else {}
+    one = GateRun(partition.name, job.job_id, last.nodes, utc_now(), str(job.log), samples)
+    if not last.ok or seen is None:
+        return [Check("job", False, _why(job, last), 0.0, partition=partition.name)], one
+    # Two ranks; one where a partition has a single GPU.
+    ranks = 1 if partition.gpus_per_node == partition.nodes == 1 else RANKS
+    judged = judge(release, seen, partition, ranks)
+    return [replace(check, partition=partition.name) for check in judged], one
 
 
 def _why(job: Submission, last: Snapshot) -> str:
     """Why a job is not evidence, with the end of its log."""
     if not last.ended:
         return f"job {job.job_id} got no node in time and was cancelled: {last.description}"
-    said = list(_log_end(job.log))
+    lines = last_text(job.log).strip().splitlines()[-_LOG_LINES:]
+    said = " | ".join(line.strip() for line in lines if line.strip())
     end = f"job {job.job_id} on {last.nodes or 'no node'} ended {last.state}"
     code = f" with exit code {last.exit_code}" if last.exit_code else ""
-    return f"{end}{code}; its log {job.log} ends: {' | '.join(said) or 'empty'}"
-
-
-def _log_end(log: Path) -> Iterator[str]:
-    text = last_text(log)
-    yield from (line.strip() for line in text.strip().splitlines()[-_LOG_LINES:] if line.strip())
+    return f"{end}{code}; its log {job.log} ends: {said or 'empty'}"

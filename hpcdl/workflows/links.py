@@ -8,13 +8,13 @@ expectation of a job start from them instead of from published links.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
 from hpcdl.predict.exchange import Exchange, times_of
 from hpcdl.predict.results import Place
 from hpcdl.regress.bandwidth import SIZES, SMALL_SIZES, metric_name
-from hpcdl.regress.references import Reference, fingerprint, read_references, site_file
+from hpcdl.regress.references import fingerprint, read_references, site_file
 from hpcdl.site import Partition, Site
 from hpcdl.workflows.trained import HOROVOD
 
@@ -30,9 +30,6 @@ def measured_links(
 
     Of several numbers of ranks per node, the one nearest to `local` counts. References of
     another machine that emulated the cluster are none of this one.
-
-    Raises:
-        BadInput: the site's file of references has faults.
     """
     known = list(_exchanges(site, partition, strategy))
     near = [one for one in known if one.nodes == 1]
@@ -56,23 +53,12 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
     ]
     for case, group in groupby(sorted(rows, key=lambda row: row.case), lambda row: row.case):
         found = _CASE.fullmatch(case)
-        if found and found["strategy"] == strategy:
-            one = _exchange(group, str(path), partition.name, int(found["nodes"]),
-                            int(found["local"]), steady=strategy != HOROVOD)  # fmt: skip
-            if one.nodes * one.local > 1 and one.times and one.slope[1] > 0:
-                yield one
-
-
-def _exchange(
-    rows: Iterable[Reference], origin: str, partition: str, nodes: int, local: int, *, steady: bool
-) -> Exchange:
-    """The references of one case as what the check measured."""
-    rates = [(_SIZES[row.metric], row.value) for row in rows if row.metric in _SIZES]
-    return Exchange(
-        origin=origin,
-        place=Place(partition, gpu="", on_cpu=False),
-        nodes=nodes,
-        local=local,
-        times=times_of(rates, nodes * local),
-        steady=steady,
-    )
+        if not found or found["strategy"] != strategy:
+            continue
+        nodes, local = int(found["nodes"]), int(found["local"])
+        rates = [(_SIZES[row.metric], row.value) for row in group if row.metric in _SIZES]
+        one = Exchange(origin=str(path), place=Place(partition.name, gpu="", on_cpu=False),
+                       nodes=nodes, local=local, times=times_of(rates, nodes * local),
+                       steady=strategy != HOROVOD)  # fmt: skip
+        if nodes * local > 1 and one.times and one.slope[1] > 0:
+            yield one

@@ -29,10 +29,7 @@ def module_for(
 
     `names` are the user's, instead of the release's; partitions, and GPU models of one, may be
     served by different stacks. With `none` no module is loaded; with `published` it is refused
-    where nothing is published yet.
-
-    Raises:
-        MissingPrerequisite: no release is published and `published` is asked for.
+    (MissingPrerequisite) where nothing is published yet.
     """
     if none:
         return Module(())
@@ -62,11 +59,7 @@ def module_for(
 
 
 def _release_for_any(site: Site, partition: Partition, *, named: bool) -> Release | None:
-    """The release of a job that names no GPU model: it must serve all that the partition has.
-
-    Raises:
-        BadInput: it has no device code for some; the hint lists the models.
-    """
+    """The release of a job that names no GPU model: it must serve all that the partition has."""
     from hpcdl.stack.dispatch import has_code_for
     from hpcdl.stack.release import release_for
 
@@ -93,11 +86,8 @@ def modules_by_partition(
     """The module of every partition, as its jobs load it; all partitions by default.
 
     A partition of several GPU models has one for each group of nodes, by its label, too.
-    `named` are modules that the user asks for instead of the release's.
-
-    Raises:
-        MissingPrerequisite: no release is published and `published` is asked for.
-        BadInput: an unknown partition.
+    `named` are modules that the user asks for instead of the release's; for `published` see
+    `module_for`.
     """
     found: dict[str, Module] = {}
     for group in site.by_groups(partitions):
@@ -109,12 +99,9 @@ def modules_by_partition(
 
 
 def check_available(site: Site, module: Module) -> None:
-    """Refuse modules that Lmod does not find, before anything is queued.
+    """BadInput where Lmod does not find a module, before anything is queued.
 
     Where Lmod is not installed here, only the job itself finds that out.
-
-    Raises:
-        BadInput: names those that are not there.
     """
     init = site.paths.lmod_init
     if not module.names or not init.is_file():

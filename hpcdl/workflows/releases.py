@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -23,9 +23,8 @@ from hpcdl.regress.provenance import epoch
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.stack.dispatch import given_since
+from hpcdl.stack.dispatch import given_since, read_history
 from hpcdl.stack.publish import sound_releases
-from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import release_ids, releases_folder
 from hpcdl.system.errors import MissingPrerequisite
@@ -57,8 +56,7 @@ class Use:
 def uses(site: Site) -> tuple[Use, ...]:
     """What every queued or running job uses; the script of an array is read once.
 
-    Raises:
-        MissingPrerequisite: Slurm is away, or shows this user only some of the jobs.
+    MissingPrerequisite where Slurm is away, or shows this user only some of the jobs.
     """
     if not client.sees_all_jobs():
         raise MissingPrerequisite(
@@ -82,15 +80,12 @@ def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
     loads what is current, all that was current since it started; of one that loads nothing, all
     that was current since it was submitted. An interactive job counts as the latter where
     `interactive` is False.
-
-    Raises:
-        MissingPrerequisite: Slurm does not answer, so it is unknown.
     """
     found = uses(site)
     named: dict[str, list[int]] = {}
-    loaded = _Loaded.of(site)
+    loaded = _loaded_by(site)
     for use in found:
-        for release in dict.fromkeys([*use.releases, *loaded.by(use)]):
+        for release in dict.fromkeys([*use.releases, *loaded(use)]):
             named.setdefault(release, []).append(use.job.id)
     kept: dict[str, str] = {}
     for jobs, why in (
@@ -115,51 +110,32 @@ def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(dict.fromkeys(releases)), tuple(dict.fromkeys(loads))
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """Tells which releases a job may have loaded by name."""
+def _loaded_by(site: Site) -> Callable[[Use], Iterator[str]]:
+    """Tells which releases the loads of a job mean, or meant when they ran."""
+    known, events = sound_releases(site), read_history(site)
+    times = sorted(event.at for event in events)
 
-    modules: Mapping[str, str]
-    given: Callable[[str, int], set[str]]
-    times: Sequence[str]
-    partitions: Iterable[str]
+    @cache  # thousands of jobs started between the same two events
+    def given(partition: str, first: int) -> list[str]:
+        return sorted(given_since(site, events, known, partition, first))
 
-    @classmethod
-    def of(cls, site: Site) -> _Loaded:
-        """Read the releases and the history once, for all jobs."""
-        known, events = sound_releases(site), read_history(site)
+    def since(local: str, partition: str) -> list[str]:
+        at = epoch(local)  # Slurm's time, as the history has it; ever, where it says none
+        utc = "" if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+        return given(partition, bisect_left(times, utc))
 
-        @cache  # thousands of jobs started between the same two events
-        def given(partition: str, first: int) -> set[str]:
-            return given_since(site, events, known, partition, first)
-
-        modules = {name: release.module for name, release in known.items()}
-        return cls(modules, given, sorted(event.at for event in events), site.partitions)
-
-    def by(self, use: Use) -> Iterator[str]:
-        """The releases that the job's loads mean, or meant when they ran."""
+    def loaded(use: Use) -> Iterator[str]:
         if use.known and not use.releases and not use.loads:
-            for partition in self.partitions:  # whatever machine its user loaded it on before
-                yield from self._since(use.job.submitted, partition)
+            for partition in site.partitions:  # whatever machine its user loaded it on before
+                yield from since(use.job.submitted, partition)
         for load in use.loads:
-            if "/" in load:
-                yield from (name for name, full in self.modules.items() if _means(load, full))
+            if "/" in load:  # the module's name, or the part of it that Lmod completes
+                means = re.compile(rf"{re.escape(load)}(?![0-9A-Za-z])")
+                yield from (name for name, one in known.items() if means.match(one.module))
             elif use.job.state != "PENDING":  # one that waits will get what is current then
-                yield from self._since(use.job.started, use.job.partition)
+                yield from since(use.job.started, use.job.partition)
 
-    def _since(self, local: str, partition: str) -> list[str]:
-        return sorted(self.given(partition, bisect_left(self.times, _in_utc(local))))
-
-
-def _means(load: str, module: str) -> bool:
-    """Whether that is the module's name, or the part of it that Lmod completes."""
-    return re.match(rf"{re.escape(load)}(?![0-9A-Za-z])", module) is not None
-
-
-def _in_utc(local: str) -> str:
-    """Slurm's time as the history has it; the beginning of all times where there is none."""
-    seconds = epoch(local)
-    return "" if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    return loaded
 
 
 def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:

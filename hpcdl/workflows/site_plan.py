@@ -1,31 +1,102 @@
 """`hpcdl stack plan`: what would be built, published and loaded, before anything is done.
 
-The targets of all stacks (targets) are compared with what is published: versions with the reason
-of each change, modules and what a plain load gives where, jobs that wait or run, references that
-would become STALE. Pure but for reading: nothing is written, fetched or submitted.
+What every stack of a site is to be (a `Target`, planned as `stack build` plans it) is compared with
+what is published: versions with the reason of each change, modules and what a plain load gives
+where, jobs that wait or run, references that would become STALE. Nothing is written.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hpcdl.regress.references import load_references
 from hpcdl.site import Site, load_site
-from hpcdl.stack.dispatch import Event
-from hpcdl.stack.lmod import SITE_FILE
+from hpcdl.stack.build import plan_build
+from hpcdl.stack.dispatch import Event, read_history
+from hpcdl.stack.modules import SITE_FILE, render_modules
 from hpcdl.stack.publish import Published, shown_after
-from hpcdl.stack.publish_history import read_history
-from hpcdl.stack.release import BrokenRelease, Release, current_id, release_for
-from hpcdl.stack.resolve import why_not
-from hpcdl.stack.resolve_answer import Resolution
+from hpcdl.stack.recipe import MODULE
+from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_for
+from hpcdl.stack.resolve import resolve, why_not
 from hpcdl.stack.resolve_facts import COMPONENTS
 from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_versions import sort_key
-from hpcdl.system.errors import HpcdlError, MissingPrerequisite
+from hpcdl.stack.spack_backend.spack_build import plan_spack
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.releases import Use, uses
-from hpcdl.workflows.targets import Target, targets
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the stack of some partitions is to be.
+
+    `blocked` says why it cannot be built here. `release` is None where nothing fits at all, or
+    where no stack serves the partitions, and `stack` is empty. `steps` are what is left to do
+    before it can be published, `notes` what a user should know of it.
+    """
+
+    stack: str
+    backend: str
+    partitions: tuple[str, ...]
+    resolution: Resolution
+    release: Release | None
+    built: bool
+    steps: tuple[str, ...] = ()
+    blocked: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
+    """The target of every stack that serves a partition, or of the one that serves `partition`.
+
+    The last one may be of no stack: for partitions that none of the site's stacks serves.
+    """
+    names = [partition] if partition else list(site.partitions)
+    groups: dict[tuple[str, str, tuple[object, ...]], list[Resolution]] = {}
+    unserved: list[Resolution] = []
+    for name in names:
+        one = resolve(site, name)[0]
+        if one.stack is None and site.stacks:
+            unserved.append(one)
+        else:
+            # From wheels, each TensorFlow is a build of its own, with GPUs or without; what fits
+            # none is told for itself.
+            own = (one.versions.get("tensorflow", ""), one.compute is not None, one.problems)
+            key = own if one.backend == "venv" else ()
+            groups.setdefault((one.stack or MODULE, one.backend, key), []).append(one)
+    found = [_target(site, *key[:2], group) for key, group in groups.items()]
+    if unserved:
+        note = "none of the site's stacks names them: their jobs load what the others have"
+        left = tuple(one.partition for one in unserved)
+        found.append(Target("", "", left, unserved[0], None, built=False, notes=(note,)))
+    return tuple(found)
+
+
+def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -> Target:
+    names, one = tuple(one.partition for one in group), group[0]
+    name = one.stack  # None where the site file names no stacks
+    try:
+        venv = backend == "venv"
+        plan = plan_build(site, name, names[0]) if venv else plan_spack(site, name)
+        release = plan.expected()
+        if plan.exists:
+            release = read_release(site, release.id)
+        steps, lack = tuple(plan.steps()), ""
+    except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as fault:
+        return Target(stack, backend, names, one, None, False, blocked=fault.in_one_line())
+    try:
+        plan.require_ready(only_look=True)
+    except (MissingPrerequisite, BadInput, CommandFailed) as fault:
+        lack = fault.in_one_line()
+    idle = ", ".join(name for name in names if site.partition(name).gpu is not None)
+    note = f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {idle} idle"
+    notes = (note,) if idle and "cuda" not in release.versions else ()
+    return Target(stack, backend, names, one, release, plan.exists, steps, lack, notes)
 
 
 @dataclass(frozen=True)
@@ -134,11 +205,7 @@ class Plan:
 
 
 def plan(site: Site, partition: str | None = None) -> Plan:
-    """What building and publishing every stack would change, or that of one partition.
-
-    Raises:
-        BadInput: an unknown partition, pins that do not fit, a reference file with faults.
-    """
+    """What building and publishing every stack would change, or that of one partition."""
     stacks = tuple(_stack_plan(site, target) for target in targets(site, partition))
     modules = _modules_plan(site, stacks)
     changed = {default.partition: default for default in modules.defaults if default.changes}
@@ -185,11 +252,11 @@ def _version_changes(site: Site, target: Target, before: Release | None) -> Iter
 
 def _contents(release: Release) -> dict[str, str]:
     """Every version in a release: its components, then the packages of its lock."""
-    packages = {entry["name"]: entry["version"] for entry in release.lock}
-    for inside in ("horovod", "tensorflow-cpu"):  # named among the components
-        packages.pop(inside, None)
+    named = ("hpcdl", "horovod", "tensorflow-cpu")  # among the components
+    packages = {entry["name"]: entry["version"] for entry in release.lock
+                if entry["name"] not in named}  # fmt: skip
     own = {"hpcdl": release.hpcdl} if release.hpcdl else {}
-    return {**release.versions, **own, **{k: v for k, v in packages.items() if k != "hpcdl"}}
+    return {**release.versions, **own, **packages}
 
 
 def _reason(site: Site, target: Target, name: str, before: str | None, after: str | None) -> str:
@@ -227,7 +294,7 @@ def _ruled_out(site: Site, one: Resolution, name: str, version: str) -> str:
 def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     history = read_history(site)
     new = [one.target.release for one in stacks if one.publishes and one.target.release]
-    events = [*history, *(Event("publish", release.id, "") for release in new)]
+    events = [*history, *(Event("publish", release.id) for release in new)]
     after = shown_after(site, events, expected=new)
     if after is None:
         return ModulesPlan((), (), (), rewritten=False)
@@ -239,11 +306,10 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
         added=tuple(name for name in then if name not in before),
         moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
         # Where nothing can be built for a partition, what the others have is not for it.
-        defaults=tuple(
-            one for one in defaults if one.before or one.serves or one.partition not in own
-        ),
-        rewritten=not new and _differ(site, after),
-    )
+        defaults=tuple(one for one in defaults
+                       if one.before or one.serves or one.partition not in own),
+        rewritten=not new and current_id(site) is not None and _differ(site, after),
+    )  # fmt: skip
 
 
 def _names(shown: Published | None) -> dict[str, str]:
@@ -253,17 +319,11 @@ def _names(shown: Published | None) -> dict[str, str]:
 
 def _differ(site: Site, shown: Published) -> bool:
     """Whether the modulefiles on disk are not those that a publish would write now."""
-    if current_id(site) is None:
-        return False
-    files = shown.files(site)
-    return any(_text(site, name) != text for name, text in files.items())
-
-
-def _text(site: Site, name: str) -> str:
-    try:
-        return (site.paths.prefix / "current" / "modules" / name).read_text(encoding="utf-8")
-    except OSError:
-        return ""
+    modules = site.paths.prefix / "current" / "modules"
+    with suppress(OSError):
+        return any((modules / name).read_text(encoding="utf-8") != text
+                   for name, text in render_modules(site, *shown).items())  # fmt: skip
+    return True
 
 
 def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default]) -> JobsPlan:
@@ -307,20 +367,17 @@ def _site_changes(site: Site) -> Iterator[str]:
     """How the site file differs from the one of the last publish, where it decides modules."""
     path = site.paths.prefix / "etc" / SITE_FILE
     try:
-        old = load_site(path).partitions if path.is_file() else None
+        old = load_site(path).partitions if path.is_file() else site.partitions
     except HpcdlError:
-        old = None
-    if old is None:
         return
     for name in dict.fromkeys([*old, *site.partitions]):
         was, now = old.get(name), site.partitions.get(name)
         if was is None or now is None:
             yield f"partition {name} is {'new' if was is None else 'gone'}"
             continue
-        for what in ("driver", "stack", "target"):
-            before, after = getattr(was, what), getattr(now, what)
-            if before != after:
-                yield f"{name}: {what} {before or 'not given'} -> {after or 'not given'}"
-        if was.gpu_models != now.gpu_models:
-            models = [" and ".join(one.gpu_models) or "none" for one in (was, now)]
-            yield f"{name}: GPU {models[0]} -> {models[1]}"
+        said = [{"driver": one.driver or "not given", "stack": one.stack or "not given",
+                 "target": one.target or "not given",
+                 "GPU": " and ".join(one.gpu_models) or "none"} for one in (was, now)]  # fmt: skip
+        for what, before in said[0].items():
+            if before != said[1][what]:
+                yield f"{name}: {what} {before} -> {said[1][what]}"

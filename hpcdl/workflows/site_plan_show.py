@@ -9,10 +9,8 @@ from typing import Any
 from hpcdl.stack.release import Release
 from hpcdl.system.text import paint, table
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import Default, JobsPlan, Plan, StackPlan
-from hpcdl.workflows.targets import Target
+from hpcdl.workflows.site_plan import JobsPlan, Plan, StackPlan
 
-_SCHEMA = 1
 _SHOWN = 10
 
 
@@ -51,37 +49,28 @@ def _stack(one: StackPlan) -> Iterator[str]:
     was = one.before.id if one.before else "nothing"
     known = after.id if target.built or after.lock else f"{after.id}-..."
     yield f"  release {was} -> {known}; evidence: {after.proof}"
-    for step in target.steps or (f"nothing to build: {after.id} is built",):
-        yield f"  {step}"
+    yield from (f"  {step}" for step in target.steps or [f"nothing to build: {after.id} is built"])
     yield from (f"  note: {note}" for note in target.notes)
-    rows = [
-        [f"  {change.component}", f"{change.before or '-'} -> {change.after or '-'}", change.reason]
-        for change in one.versions
-    ]
+    rows = [[f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}", row.reason]
+            for row in one.versions]  # fmt: skip
     if rows:
         yield table(rows)
 
 
 def _modules(plan: Plan) -> Iterator[str]:
     modules = plan.modules
-    for name in modules.added:
-        yield f"new: {name}"
-    for name in modules.moved:
-        yield f"{name} would lead to another build"
+    yield from (f"new: {name}" for name in modules.added)
+    yield from (f"{name} would lead to another build" for name in modules.moved)
     groups: dict[tuple[str, str], list[str]] = {}
-    for default in modules.defaults:
-        if default.changes:
-            groups.setdefault(_move(default), []).append(default.partition)
+    for one in modules.defaults:
+        if one.changes:
+            was = one.before.module if one.before else "nothing"
+            groups.setdefault((was, one.after.module), []).append(one.partition)
     for (before, after), names in groups.items():
         then = "another build of it" if before == after else after
         yield f"a plain load on {', '.join(names)}: {before} -> {then}"
     if modules.rewritten:
         yield "the modulefiles would be written again"
-
-
-def _move(default: Default) -> tuple[str, str]:
-    before = default.before.module if default.before else "nothing"
-    return before, default.after.module
 
 
 def _jobs(jobs: JobsPlan) -> Iterator[str]:
@@ -90,25 +79,20 @@ def _jobs(jobs: JobsPlan) -> Iterator[str]:
     if jobs.pinned:
         yield f"{len(jobs.pinned)} waiting or running, with their release in the script: unaffected"
     for use, other in jobs.affected[:_SHOWN]:
-        yield f"{_job(use)} loads by name, and would get {other} if it loads it later"
+        job = f"{use.job.id} ({use.job.name}, {use.job.partition}, {use.job.state.lower()})"
+        yield f"{job} loads by name, and would get {other} if it loads it later"
     if len(jobs.affected) > _SHOWN:
         yield f"... and {len(jobs.affected) - _SHOWN} more"
     if jobs.unknown:
         yield f"{len(jobs.unknown)} whose script only root or a Slurm operator can read"
 
 
-def _job(use: Use) -> str:
-    return f"{use.job.id} ({use.job.name}, {use.job.partition}, {use.job.state.lower()})"
-
-
 def _references(plan: Plan) -> Iterator[str]:
     for row in plan.references:
         many = "reference" if row.count == 1 else "references"
-        yield (
-            f"{row.partition}: {row.count} {many} of set '{row.reference_set}', measured with "
-            f"{row.measured_with}, would be STALE: "
-            f"hpcdl check references measure --partition {row.partition}"
-        )
+        yield (f"{row.partition}: {row.count} {many} of set '{row.reference_set}', measured with "
+               f"{row.measured_with}, would be STALE: "
+               f"hpcdl check references measure --partition {row.partition}")  # fmt: skip
 
 
 def _next(plan: Plan) -> str:
@@ -116,27 +100,23 @@ def _next(plan: Plan) -> str:
         return "something is in the way" if plan.blocked else "nothing would change"
     todo = [one.target for one in plan.stacks if one.publishes]
     stuck = {one.target.stack for one in plan.stacks if one.target.blocked}
-    builds = [
-        f"hpcdl stack build --name {target.stack}"
-        + (f" --partition {target.partitions[0]}" if target.stack in stuck else "")
-        for target in todo
-        if not target.built
-    ]
-    lines = [*builds, *map(_publish, todo)] or ["hpcdl stack publish"]
+    builds, publishes = [], []
+    for target in todo:
+        if not target.built:
+            only = f" --partition {target.partitions[0]}" if target.stack in stuck else ""
+            builds.append(f"hpcdl stack build --name {target.stack}{only}")
+        # An id is known once the wheels are locked or the environment is solved.
+        known = target.release and (target.built or target.release.lock)
+        name = target.release.id if target.release and known else "ID"
+        publishes.append(f"hpcdl stack publish {name}")
+    lines = [*builds, *publishes] or ["hpcdl stack publish"]
     return "\n".join(["next:", *(f"  {line}" for line in dict.fromkeys(lines))])
-
-
-def _publish(target: Target) -> str:
-    """The command; an id is known once the wheels are locked or the environment is solved."""
-    release = target.release
-    known = release is not None and (target.built or release.lock)
-    return f"hpcdl stack publish {release.id if release and known else 'ID'}"
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values."""
     return {
-        "schema": _SCHEMA,
+        "schema": 1,
         "site": plan.site_name,
         "changes": plan.changes,
         "blocked": plan.blocked,
@@ -146,13 +126,9 @@ def as_data(plan: Plan) -> dict[str, Any]:
             "moved": list(plan.modules.moved),
             "rewritten": plan.modules.rewritten,
             "defaults": [
-                {
-                    "partition": default.partition,
-                    "before": _release_data(default.before),
-                    "after": _release_data(default.after),
-                    "changes": default.changes,
-                }
-                for default in plan.modules.defaults
+                {"partition": one.partition, "before": _release_data(one.before),
+                 "after": _release_data(one.after), "changes": one.changes}
+                for one in plan.modules.defaults
             ],
         },
         "jobs": {
@@ -163,7 +139,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         },
         "references": [asdict(row) for row in plan.references],
         "site_file": list(plan.site),
-    }
+    }  # fmt: skip
 
 
 def _stack_data(one: StackPlan) -> dict[str, Any]:

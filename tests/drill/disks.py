@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpcdl.stack.dispatch import read_history
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
-from hpcdl.stack.publish_history import read_history
 from hpcdl.stack.release import current_id, release_ids
 from tests.drill.clusters import site_file
 from tests.drill.harness import HPCDL, Bench, Done, Drill

@@ -171,7 +171,7 @@ def test_the_loaded_module_that_brings_the_mpi_is_found(tmp_path: Path) -> None:
     for name, place in (("openmpi/4.1.5", program.parent), ("git/2.40", Path("/apps/git/bin"))):
         (folder / name).parent.mkdir(parents=True)
         (folder / f"{name}.lua").write_text(f'prepend_path("PATH", "{place}")\n')
-    ask = "from hpcdl.stack.loaded import modules_behind; print(modules_behind('mpirun'))"
+    ask = "from hpcdl.stack.horovod import modules_behind; print(modules_behind('mpirun'))"
     script = f'module load git openmpi; {sys.executable} -c "{ask}"'
     done = lmod(folder, script, PYTHONPATH=str(Path(__file__).resolve().parents[2]))
     assert done.stdout == f"[{{'name': 'openmpi/4.1.5', 'directory': '{folder}'}}]\n"

@@ -1,7 +1,5 @@
 """GPU models that a site describes, and partitions of several: read, asked for, refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace
@@ -36,7 +34,7 @@ from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.workflows.expectation import expect, why_none
-from hpcdl.workflows.targets import targets
+from hpcdl.workflows.site_plan import targets
 
 MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
 OWN = "gpus:\n  X1: {compute: 8.9, memory_gb: 16}\n"
@@ -79,30 +77,27 @@ def refused(tmp_path: Path, old: str, new: str) -> str:
     ],
 )
 def test_a_model_of_the_site_that_nothing_can_be_done_with_is_shown_with_a_caret(
-    tmp_path: Path, own: str, said: str
-) -> None:
+    tmp_path, own, said
+):
     shown = refused(tmp_path, OWN, own)
     assert said in shown
     assert "^" in shown
 
 
 @pytest.mark.parametrize("model", ["MI250", "mi300x", "AMD-Instinct-MI100", "gfx90a", "PVC"])
-def test_other_vendors_are_out_of_scope_and_cpu_partitions_still_work(
-    tmp_path: Path, model: str
-) -> None:
+def test_other_vendors_are_out_of_scope_and_cpu_partitions_still_work(tmp_path, model):
     shown = refused(tmp_path, "model: A40", f"model: {model}")
     assert "does not serve" in shown
     assert "leave out `gpu`" in shown
 
 
 @pytest.mark.parametrize("model", ["MIG-1g.5gb", "M60", "A30", "max-model", "Maxwell"])
-def test_nvidias_models_are_not_taken_for_others(model: str) -> None:
+def test_nvidias_models_are_not_taken_for_others(model):
     assert out_of_scope(model) == ""
 
 
-def test_what_the_site_says_goes_before_the_facts_key_by_key() -> None:
+def test_what_the_site_says_goes_before_the_facts_key_by_key():
     row = find_row("a100", {"A100-SXM4-40GB": {"memory_gb": 96, "tdp_w": 300}})
-    assert row is not None
     assert (row["model"], row["memory_gb"], row["tdp_w"]) == ("A100-SXM4-40GB", 96, 300)
     assert row["memory_gbs"] == 1555
 
@@ -116,11 +111,11 @@ def test_what_the_site_says_goes_before_the_facts_key_by_key() -> None:
         ("a16", "A16"), ("mi250", None), ("l400", None),
     ],
 )  # fmt: skip
-def test_types_of_slurm_name_the_newer_models(gres_type: str, model: str | None) -> None:
+def test_types_of_slurm_name_the_newer_models(gres_type, model):
     assert model_of_type(gres_type) == model
 
 
-def test_every_row_of_the_facts_can_be_used() -> None:
+def test_every_row_of_the_facts_can_be_used():
     known = set(facts.load("gpus")["capabilities"]["known"])
     for name, row in facts.load("gpus")["gpus"].items():
         gpu = gpu_named(name)
@@ -131,7 +126,7 @@ def test_every_row_of_the_facts_can_be_used() -> None:
         assert gpu.figures.fp32_tflops
 
 
-def test_the_guard_knows_the_models_of_the_site_and_tells_like_names_apart() -> None:
+def test_the_guard_knows_the_models_of_the_site_and_tells_like_names_apart():
     own = gpu_named("T4")._replace(model="X9", compute="8.9")
     named = models(("80", "89"), [own])
     assert "X9" in named
@@ -142,7 +137,7 @@ def test_the_guard_knows_the_models_of_the_site_and_tells_like_names_apart() -> 
 # ---- an unknown model and an unknown network, end to end ----
 
 
-def test_a_model_that_hpcdl_never_saw_is_resolved_rendered_and_predicted(mixed: Site) -> None:
+def test_a_model_that_hpcdl_never_saw_is_resolved_rendered_and_predicted(mixed):
     (_, x1) = mixed.partition("named").groups
     assert x1.gpu is not None
     assert (x1.gpu.model, x1.gpu.compute, x1.gpu.gres_type) == ("X1", "8.9", None)
@@ -156,7 +151,7 @@ def test_a_model_that_hpcdl_never_saw_is_resolved_rendered_and_predicted(mixed: 
     assert 100 < forecast.points[0].images_per_second <= 200
 
 
-def test_a_measured_half_of_a_gpu_without_that_figure_is_not_guessed(mixed: Site) -> None:
+def test_a_measured_half_of_a_gpu_without_that_figure_is_not_guessed(mixed):
     p4, _ = mixed.partition("named").groups
     ada = replace(p4, gpu=gpu_named("RTX-6000-Ada")._replace(per_node=2))
     assert of_partition(ada).lacks("fp32") == ()
@@ -166,7 +161,7 @@ def test_a_measured_half_of_a_gpu_without_that_figure_is_not_guessed(mixed: Site
     assert answer(Request(ada, "resnet50", gpus="1", precision="fp32")).points
 
 
-def test_an_unknown_network_is_needed_beyond_a_node_only(mixed: Site) -> None:
+def test_an_unknown_network_is_needed_beyond_a_node_only(mixed):
     a100, _ = mixed.partition("typed").groups
     assert (a100.interconnect.fabric, a100.interconnect.bandwidth_gbps) == ("unknown", None)
     inside = answer(Request(a100, "resnet50", gpus="4"))
@@ -181,7 +176,7 @@ def test_an_unknown_network_is_needed_beyond_a_node_only(mixed: Site) -> None:
     assert measured.points[0].step.nodes == 2
 
 
-def test_whoever_expects_something_of_an_unknown_network_says_so(mixed: Site) -> None:
+def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):
     program = ("hpcdl", "train", "--model", "resnet50", "--data", "synthetic", "--steps", "50")
     spec = JobSpec("typed", gpus=8, gpu_model="a100", program=program)
     assert expect(mixed, spec) is None
@@ -198,7 +193,7 @@ def test_whoever_expects_something_of_an_unknown_network_says_so(mixed: Site) ->
 
 def selected(site: Site, partition: str, model: str | None, **asked: object) -> list[str]:
     """The directives that choose GPUs."""
-    spec = JobSpec(partition, gpu_model=model, **asked)  # type: ignore[arg-type]
+    spec = JobSpec(partition, gpu_model=model, **asked)
     words = ("--gpus", "--gres", "--constraint", "--exclude", "--nodes")
     script = render_script(site, spec, Module(()))
     return [one for one in script.directives if one.startswith(words)]
@@ -219,9 +214,7 @@ def selected(site: Site, partition: str, model: str | None, **asked: object) -> 
         ("sizes", None, 8, ["--nodes=1", "--gpus-per-node=v100:8", '--exclude="s[1-2]"']),
     ],
 )
-def test_slurm_is_told_by_type_by_feature_or_by_name(
-    mixed: Site, partition: str, model: str | None, gpus: int, expected: list[str]
-) -> None:
+def test_slurm_is_told_by_type_by_feature_or_by_name(mixed, partition, model, gpus, expected):
     assert selected(mixed, partition, model, gpus=gpus) == expected
 
 
@@ -239,26 +232,23 @@ def test_slurm_is_told_by_type_by_feature_or_by_name(
         ("named", {"gpus": 4, "nodes": 2}, "not every GPU model"),
     ],
 )
-def test_what_no_node_can_hold_is_refused_with_what_would(
-    mixed: Site, partition: str, asked: dict[str, object], said: str
-) -> None:
+def test_what_no_node_can_hold_is_refused_with_what_would(mixed, partition, asked, said):
     with pytest.raises(BadInput) as caught:
-        plan_on(mixed, JobSpec(partition, **asked))  # type: ignore[arg-type]
+        plan_on(mixed, JobSpec(partition, **asked))
     assert said in caught.value.message
     assert "ask for" in caught.value.hint
 
 
-def test_a_job_that_any_model_may_run_takes_what_the_smallest_node_has(mixed: Site) -> None:
+def test_a_job_that_any_model_may_run_takes_what_the_smallest_node_has(mixed):
     nodes, layout = plan_on(mixed, JobSpec("typed", gpus=4))
     assert nodes is mixed.partition("typed")
     assert (layout.cpus_per_task, layout.memory_mb, layout.exclusive) == (8, 250000, False)
 
 
-def test_a_job_that_any_model_may_run_expects_nvlink_of_none(tmp_path: Path) -> None:
+def test_a_job_that_any_model_may_run_expects_nvlink_of_none(tmp_path):
     (tmp_path / "site.yaml").write_text(GROUPS.replace("A100-PCIe-40GB", "A100-SXM4-80GB"))
     site = load_site(tmp_path / "site.yaml")
     common = site.partition("typed").gpu
-    assert common is not None
     assert (common.model, common.memory_gb, common.nvlink) == ("A100-SXM4-80GB", 48, False)
     scripts = [
         render_script(site, JobSpec("typed", gpus=4, gpu_model=model), Module(())).text
@@ -267,7 +257,7 @@ def test_a_job_that_any_model_may_run_expects_nvlink_of_none(tmp_path: Path) -> 
     assert ["--nvlink" in text for text in scripts] == [False, True]
 
 
-def test_a_users_constraint_does_not_undo_the_choice(mixed: Site) -> None:
+def test_a_users_constraint_does_not_undo_the_choice(mixed):
     spec = JobSpec("untyped", gpus=1, gpu_model="t4", sbatch=("constraint=ib",))
     with pytest.raises(BadInput, match="which GPU model the job is for"):
         render_script(mixed, spec, Module(()))
@@ -292,14 +282,14 @@ def test_a_users_constraint_does_not_undo_the_choice(mixed: Site) -> None:
     ],
 )  # fmt: skip
 def test_groups_that_do_not_make_up_their_partition_are_shown_with_a_caret(
-    tmp_path: Path, old: str, new: str, said: str
-) -> None:
+    tmp_path, old, new, said
+):
     shown = refused(tmp_path, old, new)
     assert said in shown
     assert "^" in shown
 
 
-def test_the_site_is_shown_group_by_group(mixed: Site) -> None:
+def test_the_site_is_shown_group_by_group(mixed):
     assert "8 x L40S" in as_text(mixed)
     assert "GPU X1: sm_89, 16 GB" in as_text(mixed)
     data = json.loads(json.dumps(as_data(mixed)))
@@ -308,18 +298,18 @@ def test_the_site_is_shown_group_by_group(mixed: Site) -> None:
     ]  # fmt: skip
 
 
-def test_the_resolution_of_a_mixed_partition_has_each_model_the_oldest_first(mixed: Site) -> None:
+def test_the_resolution_of_a_mixed_partition_has_each_model_the_oldest_first(mixed):
     found = resolve(mixed, "untyped", "venv")
     assert [one.gpu for one in found] == ["T4", "A40"]
 
 
-def test_the_other_backend_is_told_once_for_each_model_of_a_partition(mixed: Site) -> None:
+def test_the_other_backend_is_told_once_for_each_model_of_a_partition(mixed):
     told = [line.partition(":")[0] for line in resolution_text(resolve(mixed, "typed")).split("\n")
             if " instead:" in line]  # fmt: skip
     assert told == ["typed (A100-PCIe-40GB) by Spack instead", "typed (L40S) by Spack instead"]
 
 
-def test_gpus_beside_each_other_are_named_by_the_first_and_the_last(mixed: Site) -> None:
+def test_gpus_beside_each_other_are_named_by_the_first_and_the_last(mixed):
     (answer,) = why_not(replace_gpu(mixed, "K80"), "tensorflow@2.15.0", "one", "venv")
     assert any("needs GPU sm_50 to sm_121 (" in line for line in chain_lines(answer.chain))
 
@@ -330,7 +320,7 @@ def replace_gpu(site: Site, model: str) -> Site:
     return replace(site, partitions={"one": one}, default_partition="one")
 
 
-def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed: Site) -> None:
+def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed):
     part = mixed.partition("sizes").groups[0]
     grace = replace(part, name="gh", gpu=gpu_named("GH200"), fellows=())
     site = replace(mixed, partitions={"gh": grace}, default_partition="gh")
@@ -345,7 +335,7 @@ def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed: Site) -> 
     assert "gh by wheels instead: GH200 stands beside aarch64" in beside
 
 
-def test_a_gpu_beside_other_cpus_is_never_part_of_a_build_for_x86(mixed: Site) -> None:
+def test_a_gpu_beside_other_cpus_is_never_part_of_a_build_for_x86(mixed):
     part = replace(mixed.partition("sizes").groups[0], fellows=())
     parts = {
         name: replace(part, name=name, gpu=gpu_named(model))
@@ -363,15 +353,13 @@ def test_a_gpu_beside_other_cpus_is_never_part_of_a_build_for_x86(mixed: Site) -
     ("asked", "meant"),
     [("L4", False), ("l40s", True), ("L40S", True), ("a100", False), ("L", False), ("", False)],
 )
-def test_a_name_means_a_model_and_no_part_of_it(mixed: Site, asked: str, meant: bool) -> None:
+def test_a_name_means_a_model_and_no_part_of_it(mixed, asked, meant):
     (_, l40s) = mixed.partition("typed").groups
     assert l40s.gpu is not None
     assert matches(l40s.gpu, asked) is meant
 
 
-def test_the_command_line_predicts_one_model_of_several(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_line_predicts_one_model_of_several(capsys):
     words = ["predict", "--site", str(MIXED), "--partition", "typed", "--model", "resnet50"]
     assert main([*words, "--gpus", "1"]) == ExitCode.USAGE
     assert "--gpu-model L40S (2 nodes x 8)" in capsys.readouterr().err
@@ -382,7 +370,7 @@ def test_the_command_line_predicts_one_model_of_several(
 # ---- checks ----
 
 
-def test_checks_are_of_one_model_each(mixed: Site) -> None:
+def test_checks_are_of_one_model_each(mixed):
     labels = [part.label for part in mixed.by_groups()]
     assert labels == [
         "typed:A100-PCIe-40GB", "typed:L40S", "untyped:A40", "untyped:T4", "named:P4", "named:X1",
@@ -394,7 +382,7 @@ def test_checks_are_of_one_model_each(mixed: Site) -> None:
             mixed.partition(wrong)
 
 
-def test_a_check_asks_for_the_nodes_of_its_model(mixed: Site) -> None:
+def test_a_check_asks_for_the_nodes_of_its_model(mixed):
     t4 = mixed.partition("untyped:T4")
     spec = job_on(t4, "throughput", ("true",), nodes=2, ranks=4)
     assert selected(mixed, spec.partition, spec.gpu_model, nodes=2, gpus_per_node=4) == [
@@ -411,12 +399,12 @@ def test_a_check_asks_for_the_nodes_of_its_model(mixed: Site) -> None:
     assert parts[2]["resources"][0]["options"] == ["--gpus-per-node=l40s:{num_gpus_per_node}"]
 
 
-def test_references_are_of_one_model_each(mixed: Site) -> None:
+def test_references_are_of_one_model_each(mixed):
     keys = load_references(mixed, "v100-pcie")
     assert {key[2] for key in keys} <= {"sizes:V100-PCIex2", "sizes:V100-PCIex8"}
 
 
-def test_one_build_by_spack_has_code_for_every_model_of_its_partition(mixed: Site) -> None:
+def test_one_build_by_spack_has_code_for_every_model_of_its_partition(mixed):
     assert environment_for(mixed, "typed").archs == ("80", "89")
     assert environment_for(mixed, "typed:L40S").archs == ("89",)
     kepler = replace(mixed.partition("sizes").groups[0], gpu=gpu_named("K80"))
@@ -430,7 +418,7 @@ def test_one_build_by_spack_has_code_for_every_model_of_its_partition(mixed: Sit
 # ---- what else reads a partition ----
 
 
-def test_a_sweep_goes_over_models(mixed: Site) -> None:
+def test_a_sweep_goes_over_models(mixed):
     base = JobSpec("typed", gpus=8, program=("python", "x.py"))
     found = plan(mixed, base, {"gpu-model": ("a100", "l40s", "h100")})
     assert [(one.spec.gpu_model, bool(one.problem)) for one in found] == [
@@ -438,7 +426,7 @@ def test_a_sweep_goes_over_models(mixed: Site) -> None:
     ]  # fmt: skip
 
 
-def test_the_linter_takes_the_largest_node_of_a_type(mixed: Site) -> None:
+def test_the_linter_takes_the_largest_node_of_a_type(mixed):
     def found(request: str) -> list[str]:
         text = f"#!/bin/bash\n#SBATCH --partition=typed\n#SBATCH {request}\nsrun true\n"
         rows = lint(text, name="x", version="24.05", partition=mixed.partition("typed"))
@@ -450,7 +438,7 @@ def test_the_linter_takes_the_largest_node_of_a_type(mixed: Site) -> None:
     assert found("--gres=gpu:9") == ["partition-limit"]
 
 
-def test_a_network_that_nobody_described_is_not_judged_and_that_is_said() -> None:
+def test_a_network_that_nobody_described_is_not_judged_and_that_is_said():
     links = [Link(0, 1, "NET/Socket")]
     assert judge_links(links, {0: "a", 1: "b"}, nvlink=False, fabric="unknown") == ()
     probes = [
@@ -479,9 +467,7 @@ TO_PYTHON_3_12 = pytest.mark.skipif(
         ("RTX-4090", "2.21.0", "12."), ("B200", "2.21.0", "12.9"),
     ],
 )  # fmt: skip
-def test_each_newer_model_has_a_set_from_wheels(
-    mixed: Site, model: str, tensorflow: str, cuda: str
-) -> None:
+def test_each_newer_model_has_a_set_from_wheels(mixed, model, tensorflow, cuda):
     one = replace(mixed.partition("sizes").groups[0], name="x", gpu=gpu_named(model), fellows=())
     site = replace(mixed, partitions={"x": one}, default_partition="x")
     (found,) = resolve(site, "x", "venv")
@@ -490,7 +476,7 @@ def test_each_newer_model_has_a_set_from_wheels(
     assert found.versions["cuda"].startswith(cuda)
 
 
-def test_a_driver_older_than_blackwell_is_in_the_way(mixed: Site) -> None:
+def test_a_driver_older_than_blackwell_is_in_the_way(mixed):
     one = replace(mixed.partition("sizes").groups[0], name="x", gpu=gpu_named("B200"), fellows=())
     one = replace(one, driver="550.54.14")
     site = replace(mixed, partitions={"x": one}, default_partition="x")

@@ -18,9 +18,8 @@ from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import Plan
+from hpcdl.workflows.site_plan import Plan, Target, targets
 from hpcdl.workflows.site_plan_show import as_data, as_text
-from hpcdl.workflows.targets import Target, targets
 from tests.small_release import make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
@@ -51,7 +50,7 @@ def planned(
     """The plan where the stack is to be this release and these jobs are in the queue."""
     names = tuple(site.partitions)
     target = Target("tensorflow", "venv", names, resolve(site, names[0], "venv")[0], release,
-                    built=True, **more)  # type: ignore[arg-type]  # fmt: skip
+                    built=True, **more)  # fmt: skip
     monkeypatch.setattr(site_plan, "targets", lambda *_: (target,))
     monkeypatch.setattr(site_plan, "uses", lambda _: found)
     return site_plan.plan(site)
@@ -67,17 +66,13 @@ def job(number: int, partition: str) -> parse.JobRecord:
     return said.job(id=number, name="train", partition=partition)
 
 
-def test_what_is_published_already_is_no_change(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_published_already_is_no_change(site, monkeypatch):
     plan = planned(site, monkeypatch, of(site, "old"))
     assert not plan.changes
     assert "nothing would change" in as_text(plan)
 
 
-def test_another_release_is_reported_with_versions_and_modules(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_release_is_reported_with_versions_and_modules(site, monkeypatch):
     plan = planned(site, monkeypatch, of(site, "new"))
     assert plan.changes
     assert plan.modules.added == ("tensorflow/2.21.0-cpu",)
@@ -88,12 +83,9 @@ def test_another_release_is_reported_with_versions_and_modules(
     assert as_data(plan)["stacks"][0]["before"]["id"] == "old"
 
 
-def test_a_step_back_says_what_rules_the_old_version_out(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_back_says_what_rules_the_old_version_out(site, monkeypatch):
     publish(site, "new", passing, say=silent)
     gpu = site.partitions["p100"].gpu
-    assert gpu is not None
     kepler = dataclasses.replace(
         site.partitions["p100"], gpu=gpu._replace(model="K80", compute="3.7")
     )
@@ -104,9 +96,7 @@ def test_a_step_back_says_what_rules_the_old_version_out(
     assert "needs GPU sm_60" in plan.stacks[0].versions[0].reason
 
 
-def test_another_build_of_one_version_is_reported_too(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_build_of_one_version_is_reported_too(site, monkeypatch):
     again = make_release(site, "again", version="2.19.1", hpcdl="0.1.0+11111111")
     plan = planned(site, monkeypatch, again)
     assert plan.modules.moved == ("tensorflow/2.19.1-cpu",)
@@ -115,9 +105,7 @@ def test_another_build_of_one_version_is_reported_too(
     ]
 
 
-def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, monkeypatch):
     found = (
         Use(job(7, "p100"), ("old",), ("tensorflow/2.19.1-cpu",)),
         Use(job(8, "p100"), (), ("tensorflow",)),
@@ -131,9 +119,7 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(
     assert "8 (train, p100, pending) loads by name" in as_text(plan)
 
 
-def test_references_of_the_old_release_become_stale(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_of_the_old_release_become_stale(site, monkeypatch):
     row = Reference(check="allreduce", case="2x2", partition="p100", metric="bandwidth", value=1.0,
                     unit="GB/s", lower=-0.1, runs=5, spread=0.01, source="measured", proof="run",
                     date="2026-01-01", release="old")  # fmt: skip
@@ -146,18 +132,14 @@ def test_references_of_the_old_release_become_stale(
     assert planned(site, monkeypatch, of(site, "old")).references == ()
 
 
-def test_a_driver_that_changed_since_the_last_publish_is_reported(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_changed_since_the_last_publish_is_reported(site, monkeypatch):
     driven = dataclasses.replace(site.partitions["p100"], driver="580.95.05")
     site = dataclasses.replace(site, partitions={**site.partitions, "p100": driven})
     plan = planned(site, monkeypatch, of(site, "old"))
     assert plan.site == ("p100: driver not given -> 580.95.05",)
 
 
-def test_a_new_partition_writes_the_modulefiles_anew(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_partition_writes_the_modulefiles_anew(site, monkeypatch):
     partitions = {**site.partitions, "new": site.partitions["cpu"]}
     site = dataclasses.replace(site, partitions=partitions)
     plan = planned(site, monkeypatch, of(site, "old"))
@@ -165,37 +147,27 @@ def test_a_new_partition_writes_the_modulefiles_anew(
     assert plan.modules.rewritten
 
 
-@pytest.mark.parametrize("file", ["releases/old/release.json", "etc/site.yaml"])
-def test_what_is_damaged_is_no_reason_to_break(
-    site: Site, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
+@pytest.mark.parametrize("file", ["releases/old/release.json", "etc/site.yaml", "current"])
+def test_what_is_damaged_is_no_reason_to_break(site, monkeypatch, file):
     new = of(site, "new")
-    (site.paths.prefix / file).write_text("{")
+    if file == "current":
+        (site.paths.prefix / file).unlink()
+        (site.paths.prefix / file).symlink_to("releases/nowhere")
+    else:
+        (site.paths.prefix / file).write_text("{")
     plan = planned(site, monkeypatch, new)
     assert plan.changes
     assert "tensorflow/2.21.0-cpu" in as_text(plan)
 
 
-def test_a_damaged_history_is_refused_as_a_publish_would_be(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_history_is_refused_as_a_publish_would_be(site, monkeypatch):
     new = of(site, "new")
     (site.paths.prefix / "history.json").write_text("{")
     with pytest.raises(CheckFailed, match=r"history\.json is damaged"):
         planned(site, monkeypatch, new)
 
 
-def test_a_current_that_leads_nowhere_is_no_reason_to_break(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (site.paths.prefix / "current").unlink()
-    (site.paths.prefix / "current").symlink_to("releases/nowhere")
-    assert planned(site, monkeypatch, of(site, "new")).changes
-
-
-def test_a_partition_that_another_release_serves_changes_too(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_that_another_release_serves_changes_too(site, monkeypatch):
     """Only k80, not the first partition of the stack, has something else now."""
     make_release(site, "kepler", version="2.14.1", stack="kepler", partitions=("k80",))
     kepler = dataclasses.replace(site.partitions["k80"], stack="kepler")
@@ -208,23 +180,19 @@ def test_a_partition_that_another_release_serves_changes_too(
     assert [d.partition for d in plan.modules.defaults if d.changes] == ["k80"]
 
 
-def test_after_a_rollback_the_newer_one_is_wanted_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_rollback_the_newer_one_is_wanted_again(site, monkeypatch):
     publish(site, "new", passing, say=silent)
     rollback(site)
     assert planned(site, monkeypatch, of(site, "new")).changes
 
 
-def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(site, monkeypatch):
     plan = planned(site, monkeypatch, None, blocked="there is no mpicxx")
     assert (plan.changes, plan.blocked) == (False, True)
     assert "there is no mpicxx" in as_text(plan)
 
 
-def test_without_slurm_jobs_are_unknown(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_jobs_are_unknown(site, monkeypatch):
     def away(_: Site) -> tuple[Use, ...]:
         raise MissingPrerequisite("Slurm does not answer")
 
@@ -233,16 +201,15 @@ def test_without_slurm_jobs_are_unknown(site: Site, monkeypatch: pytest.MonkeyPa
     assert "jobs are unknown: Slurm does not answer" in as_text(site_plan.plan(site))
 
 
-def test_a_stack_that_spack_compiles_is_planned_for_its_partitions() -> None:
+def test_a_stack_that_spack_compiles_is_planned_for_its_partitions():
     found = {one.stack: one for one in targets(load_site(find_site_file("pi")))}
     kepler = found["tensorflow-kepler"]
     assert kepler.partitions == ("k20", "k80")
-    assert kepler.release is not None
     assert kepler.release.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
     assert any("solve tensorflow-kepler with Spack" in step for step in kepler.steps)
 
 
-def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_do() -> None:
+def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_do():
     site = load_site(find_site_file("pi"))
     pascal = dataclasses.replace(site.partitions["p100"], name="p100", stack="tensorflow-kepler")
     stack = dataclasses.replace(site.stacks["tensorflow-kepler"], partitions=("k80", "p100"))
@@ -258,9 +225,7 @@ def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_d
     assert "per GPU generation" in one.blocked
 
 
-def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypatch):
     login = dataclasses.replace(site.partitions["cpu"], stack=None)
     stacks = {"kepler": StackRequest("kepler", "venv", ("k80",), {})}
     site = dataclasses.replace(
@@ -276,7 +241,7 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(
     assert as_data(plan)["stacks"][0]["stack"] is None
 
 
-def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included() -> None:
+def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included():
     site = load_site(find_site_file("p100-v100-k80"))
     stack = StackRequest("tensorflow", "venv", (), {}, horovod=False)  # no compiler is needed
     parts = {
@@ -310,9 +275,7 @@ stacks:
 
 
 @pytest.mark.skipif(shutil.which("mpicxx") is None, reason="no MPI to build Horovod with")
-def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_path, capsys):
     """No nvcc for the P100, no wheels for aarch64: the CPUs get theirs."""
     file = tmp_path / "site.yaml"
     file.write_text(SEVERAL.format(prefix=tmp_path / "p", more=""))
@@ -339,24 +302,22 @@ def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(
     assert main(["stack", "build", "--dry-run", "--site", str(file)]) == 2, "as the build itself"
 
 
-def test_a_driver_is_no_version_that_a_stack_brings() -> None:
+def test_a_driver_is_no_version_that_a_stack_brings():
     site = load_site(find_site_file("pi"))
     parts = {name: dataclasses.replace(p, driver=None) for name, p in site.partitions.items()}
     for stack in site_plan.plan(dataclasses.replace(site, partitions=parts)).stacks:
         assert "driver" not in {one.component for one in stack.versions}
 
 
-def test_an_mpi_that_fails_blocks_its_stack_only(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
     def fails(*_: object) -> None:
         run(["false"])
 
-    monkeypatch.setattr("hpcdl.workflows.targets.plan_build", fails)
+    monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", fails)
     assert "false failed with exit code 1" in targets(site)[0].blocked
 
 
-def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus() -> None:
+def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus():
     """Nothing is there to compare with; the wheels' stack is two builds."""
     site = load_site(find_site_file("pi"))
     plans = site_plan.plan(site).stacks
@@ -371,7 +332,7 @@ def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus() -> None:
         assert (gpus.target.notes, cpus.target.notes) == ((), ())
 
 
-def test_a_build_for_cpus_that_is_meant_says_which_gpus_stay_idle() -> None:
+def test_a_build_for_cpus_that_is_meant_says_which_gpus_stay_idle():
     (one,) = targets(load_site(find_site_file("embedded")))
     if one.release is not None:
         assert "it leaves the GPUs of p100, v100, k80 idle" in one.notes[0]

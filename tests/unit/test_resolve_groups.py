@@ -1,9 +1,6 @@
 """One build from wheels serves the GPUs that one TensorFlow can; Pythons are the machine's."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -47,10 +44,10 @@ def site_of(stack: StackRequest, **models: str | None) -> Site:
 
 
 def wheels(**more: object) -> StackRequest:
-    return dataclasses.replace(StackRequest("tensorflow", "venv", (), {}), **more)  # type: ignore[arg-type]
+    return dataclasses.replace(StackRequest("tensorflow", "venv", (), {}), **more)
 
 
-def test_generations_share_a_build_where_one_tensorflow_serves_them() -> None:
+def test_generations_share_a_build_where_one_tensorflow_serves_them():
     site = site_of(wheels(), k80="K80", p100="P100-PCIe", cpu=None, v100="V100-SXM2", k20="K20")
     found = groups(site, site.stacks["tensorflow"])
     assert found == (("cpu",), ("k80", "k20"), ("p100", "v100"))
@@ -58,7 +55,7 @@ def test_generations_share_a_build_where_one_tensorflow_serves_them() -> None:
     assert computes == [(), ("3.5", "3.7"), ("6.0", "7.0")]
 
 
-def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why() -> None:
+def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why():
     alone = site_of(wheels(), a100="A100-SXM4-40GB")
     shared = site_of(wheels(), p100="P100-PCIe", a100="A100-SXM4-40GB")
     assert resolve(alone, "a100")[0].versions["cudnn"] == "9.28.0.42"
@@ -81,9 +78,7 @@ TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no
      ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
      ({"a100": "A100-SXM4-40GB"}, "published", ONLY), ({"h100": "H100-SXM5"}, "published", ONLY)],
 )  # fmt: skip
-def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(
-    models: dict[str, str | None], proof: str, said: str
-) -> None:
+def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(models, proof, said):
     """A build for fewer GPUs is a part of what was tried, one for more is not."""
     site = site_of(wheels(), **models)
     for name in models:
@@ -94,7 +89,7 @@ def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(
         assert (recipe.proof, "resolved only" in recipe.source) == (proof, said == ONLY)
 
 
-def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle() -> None:
+def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle():
     site = site_of(wheels(variant="cpu"), p100="P100-PCIe", k80="K80", cpu=None)
     assert groups(site, site.stacks["tensorflow"]) == (("p100", "k80", "cpu"),)
     found = resolve(site, "k80")[0]
@@ -103,9 +98,7 @@ def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle() ->
     assert any("the K80 stays idle" in note for note in found.notes)
 
 
-def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(monkeypatch):
     site = site_of(wheels(), p100="P100-PCIe", k80="K80")
     assert resolve(site, "p100")[0].versions["python"] == "3.11"
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13", "3.11"))
@@ -113,18 +106,14 @@ def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(
     assert resolve(site, "k80")[0].versions["python"] == "3.11"
 
 
-def test_a_gpu_whose_tensorflow_has_no_wheel_for_any_python_here_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_whose_tensorflow_has_no_wheel_for_any_python_here_does_not_fit(monkeypatch):
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13",))
     found = resolve(site_of(wheels(), k80="K80"), "k80")[0]
     assert not found.fits
     assert "the Pythons of this machine" in as_text([found])
 
 
-def test_the_pythons_of_a_machine_begin_with_the_running_one(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pythons_of_a_machine_begin_with_the_running_one(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.undo()
@@ -132,9 +121,7 @@ def test_the_pythons_of_a_machine_begin_with_the_running_one(
     assert pythons() == (f"{sys.version_info[0]}.{sys.version_info[1]}",)
 
 
-def test_a_python_that_does_not_start_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_does_not_start_is_none(tmp_path, monkeypatch):
     """pyenv has `python3.10` on PATH, which fails unless that version is chosen."""
     for minor, script in ((9, "exit 0"), (10, "exit 127")):
         (tmp_path / f"python3.{minor}").write_text(f"#!/bin/sh\n{script}\n")
@@ -149,7 +136,7 @@ def test_a_python_that_does_not_start_is_none(
         resolve(site, "p100")[0]
 
 
-def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it() -> None:
+def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it():
     site = site_of(wheels(horovod=False), p100="P100-PCIe")
     found = resolve_build(site, site.stacks["tensorflow"], ("p100",))
     assert found.fits
@@ -157,7 +144,7 @@ def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it() -> None:
     assert any("tf.distribute" in note for note in found.notes)
 
 
-def test_a_partition_of_another_stack_is_not_served() -> None:
+def test_a_partition_of_another_stack_is_not_served():
     site = site_of(wheels(), p100="P100-PCIe", v100="V100-SXM2")
     other = StackRequest("old", "venv", ("v100",), {"tensorflow": "2.18"})
     parts = {**site.partitions, "v100": dataclasses.replace(site.partitions["v100"], stack="old")}
@@ -166,7 +153,7 @@ def test_a_partition_of_another_stack_is_not_served() -> None:
     assert members(site, other) == ("v100",)
 
 
-def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_build() -> None:
+def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_build():
     site = site_of(wheels(), p100="P100-PCIe", h100="H100-SXM5")
     old = dataclasses.replace(site.partitions["p100"], driver="535.104.05")
     site = dataclasses.replace(site, partitions={**site.partitions, "p100": old})
@@ -181,8 +168,8 @@ def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_bui
      ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", "")],
 )  # fmt: skip
 def test_each_gpu_of_a_mixed_partition_is_compared_with_the_driver_of_its_own_nodes(
-    v100: str, a100: str, refused: str
-) -> None:
+    v100, a100, refused
+):
     """`resolve` of each model and the build say the same: no driver of others counts for a GPU."""
     site = site_of(wheels(), mixed="V100-PCIe", new="A100-SXM4-40GB")
     old, new = site.partitions.values()

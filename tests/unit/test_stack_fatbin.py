@@ -1,7 +1,5 @@
 """Which GPUs a shared object has code for, read from the object itself."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 
@@ -30,13 +28,11 @@ def codes(*names: str) -> list[DeviceCode]:
         ([], "8.0", "no"),
     ],
 )
-def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(
-    names: list[str], compute: str, verdict: str
-) -> None:
+def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(names, compute, verdict):
     assert runs_on(codes(*names), compute) == verdict
 
 
-def test_host_code_has_none() -> None:
+def test_host_code_has_none():
     import _ctypes
 
     assert read_device_code(Path(_ctypes.__file__)) == ()
@@ -44,7 +40,7 @@ def test_host_code_has_none() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=400))
-def test_any_bytes_after_an_elf_header_are_no_crash(tmp_path_factory, noise: bytes) -> None:
+def test_any_bytes_after_an_elf_header_are_no_crash(tmp_path_factory, noise):
     path = tmp_path_factory.mktemp("noise") / "x.so"
     header = b"\x7fELF\x02\x01" + struct.pack("<10xHHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64, 0, 64, 0,
                                               0, 64, 3, 1)  # fmt: skip

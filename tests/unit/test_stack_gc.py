@@ -7,7 +7,7 @@ import pytest
 from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.release import current_id, release_ids
+from hpcdl.stack.release import release_ids
 from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import locked
@@ -25,45 +25,38 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def test_the_last_published_stay_and_older_ones_go(site: Site) -> None:
+def test_the_last_published_stay_and_older_ones_go(site):
     found = collect(site, dict, keep=2)
     assert set(found.removed) == {"a", "b", "c"}
     assert release_ids(site) == ["d", "e", "loose"]
 
 
-def test_what_was_rolled_back_and_what_was_published_twice_count_once(site: Site) -> None:
+def test_what_was_rolled_back_and_what_was_published_twice_count_once(site):
     publish(site, "d", passing, say=silent)
     publish(site, "e", passing, say=silent)
     rollback(site, "c")
     assert {"c", "d", "e"} <= set(collect(site, dict, keep=3).kept)
 
 
-def test_what_a_job_has_pinned_stays(site: Site) -> None:
-    found = collect(site, lambda: {"a": "job 7 names it"}, keep=1)
-    assert "a" not in found.removed
-    assert found.kept["a"] == "job 7 names it"
-
-
-def test_what_is_current_stays_even_after_a_rollback(site: Site) -> None:
-    rollback(site, "a")
-    collect(site, dict, keep=1)
-    assert current_id(site) == "a"
-    assert "a" in release_ids(site)
-
-
-def test_what_serves_a_partition_stays(site: Site) -> None:
+def test_each_that_stays_has_its_reason(site):
     make_release(site, "kepler", version="2.14.1", stack="other", partitions=("k80",))
     publish(site, "kepler", passing, say=silent)
-    found = collect(site, dict, keep=1)
+    (site.paths.prefix / "releases/b/release.json").write_text("{}")
+    found = collect(site, lambda: {"a": "job 7 names it"}, keep=1)
+    assert found.kept["a"] == "job 7 names it"
+    assert "its record is broken" in found.kept["b"]
     assert "p100" in found.kept["e"]
+    assert found.kept["kepler"] == "is current"
+    rollback(site, "a")
+    assert collect(site, dict, keep=1).kept["a"] == "is current"
 
 
-def test_unpublished_ones_go_only_when_asked(site: Site) -> None:
+def test_unpublished_ones_go_only_when_asked(site):
     assert "loose" not in collect(site, dict).removed
     assert "loose" in collect(site, dict, unpublished=True).removed
 
 
-def test_a_dry_run_changes_nothing(site: Site) -> None:
+def test_a_dry_run_changes_nothing(site):
     def files() -> list[Path]:
         return sorted(path for path in site.paths.prefix.rglob("*") if ".lock" not in path.name)
 
@@ -72,12 +65,7 @@ def test_a_dry_run_changes_nothing(site: Site) -> None:
     assert files() == before
 
 
-def test_a_broken_release_is_left_for_a_person(site: Site) -> None:
-    (site.paths.prefix / "releases/a/release.json").write_text("{}")
-    assert "broken" in collect(site, dict, keep=1).kept["a"]
-
-
-def test_a_damaged_history_costs_nobody_a_release(site: Site) -> None:
+def test_a_damaged_history_costs_nobody_a_release(site):
     """Which of them a rollback may want is not known then."""
     before = release_ids(site)
     (site.paths.prefix / "history.json").write_text("{")
@@ -86,14 +74,14 @@ def test_a_damaged_history_costs_nobody_a_release(site: Site) -> None:
     assert release_ids(site) == before
 
 
-def test_the_modules_no_longer_name_what_went(site: Site) -> None:
+def test_the_modules_no_longer_name_what_went(site):
     shown = site.paths.prefix / "current/modules/tensorflow"
     assert (shown / "2.97.0-cpu.lua").exists()
     collect(site, dict, keep=2)
     assert {path.name for path in shown.glob("2*.lua")} == {"2.100.0-cpu.lua", "2.101.0-cpu.lua"}
 
 
-def test_what_killed_builds_left_goes_unless_a_build_is_at_work(site: Site) -> None:
+def test_what_killed_builds_left_goes_unless_a_build_is_at_work(site):
     releases = site.paths.prefix / "releases"
     half = ("tensorflow-2.21.0-cpu-1f0c9a3e", "my-kepler-2.14.1-cuda11.8-sm35-sm37-0123abcd")
     others = ("lost+found", "old-20260101", f"{half[0]}.bak")
@@ -105,7 +93,7 @@ def test_what_killed_builds_left_goes_unless_a_build_is_at_work(site: Site) -> N
     assert {path.name for path in releases.iterdir()} & {*half, *others} == set(others)
 
 
-def test_a_queue_that_cannot_be_asked_stops_it(site: Site) -> None:
+def test_a_queue_that_cannot_be_asked_stops_it(site):
     def away() -> dict[str, str]:
         raise RuntimeError("Slurm is away")
 
@@ -129,13 +117,11 @@ LOCK = Lock(
 )  # fmt: skip
 
 
-def test_a_release_needs_what_it_runs_with_and_not_what_built_it() -> None:
+def test_a_release_needs_what_it_runs_with_and_not_what_built_it():
     assert LOCK.to_run == {"top", "lib", "data"}
 
 
-def test_without_spack_releases_go_and_its_packages_are_told_to_be_left(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_spack_releases_go_and_its_packages_are_told_to_be_left(site, monkeypatch):
     (site.paths.prefix / "spack/store/.spack-db").mkdir(parents=True)
     for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
         monkeypatch.delenv(name, raising=False)
@@ -145,7 +131,7 @@ def test_without_spack_releases_go_and_its_packages_are_told_to_be_left(
     assert found.note.startswith("Spack's packages were left alone: Spack is not here")
 
 
-def test_a_lock_that_nobody_can_read_keeps_every_package(site: Site) -> None:
+def test_a_lock_that_nobody_can_read_keeps_every_package(site):
     (site.paths.prefix / "spack/store/.spack-db").mkdir(parents=True)
     (site.paths.prefix / "releases/e/spack").mkdir()
     (site.paths.prefix / "releases/e/spack/spack.lock").write_text('{"roots": [')

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +33,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def test_everybody_reads_and_nobody_else_writes(tmp_path: Path) -> None:
+def test_everybody_reads_and_nobody_else_writes(tmp_path):
     tree = tmp_path / "tree"
     (tree / "bin").mkdir(parents=True)
     (tree / "bin" / "tool").touch()
@@ -49,9 +48,7 @@ def test_everybody_reads_and_nobody_else_writes(tmp_path: Path) -> None:
     assert mode(tree / "data") == 0o644
 
 
-def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path: Path) -> None:
-    import sys
-
+def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path):
     trees = [tmp_path / "first", tmp_path / "second"]
     for tree in trees:
         (tree / "package").mkdir(parents=True)
@@ -72,11 +69,8 @@ def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path: Path) -> None:
     assert not (tmp_path / "store" / "hpcdl").exists()
 
 
-def test_no_python_writes_bytecode_beside_the_start_file(tmp_path: Path) -> None:
+def test_no_python_writes_bytecode_beside_the_start_file(tmp_path):
     """Root's Pythons of other versions read it too, while the module is loaded."""
-    import subprocess
-    import sys
-
     add_startup(tmp_path)
     where = tmp_path / "share" / "hpcdl" / "python"
     before = sorted(tmp_path.rglob("*"))
@@ -93,12 +87,7 @@ def test_no_python_writes_bytecode_beside_the_start_file(tmp_path: Path) -> None
     [(["-m", "pip", "install", "--user", "tabulate"], True), (["-m", "pip", "list"], False),
      (["-c", "'pip'", "install"], False)],
 )  # fmt: skip
-def test_pip_in_a_release_meets_a_clear_word_first(
-    tmp_path: Path, argv: list[str], told: bool
-) -> None:
-    import subprocess
-    import sys
-
+def test_pip_in_a_release_meets_a_clear_word_first(tmp_path, argv, told):
     stack, mine = tmp_path / "stack", tmp_path / "mine"
     for where in (stack, mine):
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True)
@@ -113,9 +102,7 @@ def test_pip_in_a_release_meets_a_clear_word_first(
     assert said[1] == "", "an environment of the user's own takes packages"
 
 
-def test_too_little_room_is_told_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
     wheel = tmp_path / "big.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", b"\0" * 1000)
@@ -125,7 +112,7 @@ def test_too_little_room_is_told_before_anything_is_written(
         require_space({tmp_path: unpacked_gb([wheel])})
 
 
-def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
+def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path):
     free = shutil.disk_usage(tmp_path).free / 1e9
     prefix, wheels = tmp_path / "prefix", tmp_path / "wheels"
     with pytest.raises(MissingPrerequisite, match=f"no space left for the stack in {prefix}"):
@@ -138,8 +125,8 @@ def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path: Path) -> No
 
 
 def test_a_failed_fetch_leaves_nothing_and_removes_what_killed_ones_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
-) -> None:
+    tmp_path, monkeypatch, with_pip
+):
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
     with_pip()
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
@@ -153,7 +140,7 @@ def test_a_failed_fetch_leaves_nothing_and_removes_what_killed_ones_left(
     assert [path.name for path in (tmp_path / "wheels").iterdir()] == [".lock"]
 
 
-def test_a_packed_wheel_has_a_record_of_every_member(tmp_path: Path) -> None:
+def test_a_packed_wheel_has_a_record_of_every_member(tmp_path):
     target = tmp_path / "x.whl"
     target.write_bytes(pack({"a.py": b"1", "d/b.py": b"22"}, "x.dist-info/RECORD"))
     with zipfile.ZipFile(target) as archive:
@@ -163,7 +150,7 @@ def test_a_packed_wheel_has_a_record_of_every_member(tmp_path: Path) -> None:
     assert rows[1].endswith(",2")
 
 
-def test_hpcdl_finds_all_of_itself() -> None:
+def test_hpcdl_finds_all_of_itself():
     names = [name for name, _ in own_files()]
     assert names == sorted(names)
     for needed in ("hpcdl/__init__.py", "hpcdl/modulefiles/tensorflow.lua",
@@ -173,9 +160,7 @@ def test_hpcdl_finds_all_of_itself() -> None:
     assert own_digest() == own_digest()
 
 
-def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(tmp_path, monkeypatch):
     """Its view leads to gigabytes, some by links and some, such as scripts, as files."""
     environment = tmp_path / "spack" / "environments" / "own"
     for folder in (tmp_path / "hpcdl", environment / "view" / "bin", environment / ".spack-env"):
@@ -192,8 +177,8 @@ def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(
 
 
 def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """`pip wheel` dies with its parent; what that could not remove is swept."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -222,9 +207,7 @@ def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
     assert list(scratch.iterdir()) == []
 
 
-def test_a_wheel_of_hpcdl_is_never_named_for_other_sources(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_of_hpcdl_is_never_named_for_other_sources(tmp_path, monkeypatch):
     """Somebody edits a file while the wheel is made."""
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
     monkeypatch.setattr("hpcdl.stack.sources._built", lambda python, name: b"a wheel")

@@ -9,6 +9,8 @@ import pytest
 from hpcdl.site import Site
 from hpcdl.stack.kernel import install_kernel, plan_kernel
 from hpcdl.stack.publish import publish
+from hpcdl.stack.release import Release
+from hpcdl.stack.seal import record_release
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import make_release, passing, silent, small_site
 
@@ -16,30 +18,22 @@ LMOD = Path("/usr/share/lmod/lmod/init/bash")
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """A published release whose Python says what it is called with."""
+def release(tmp_path: Path) -> tuple[Site, Release]:
+    """A published release whose Python says what it is called with, and its site."""
     site = small_site(tmp_path / "a prefix", lmod=LMOD.is_file())
-    release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
-    (release.prefix / "lib/python3.11/site-packages/ipykernel").mkdir(parents=True)
-    publish_it(site, release.id)
-    return site
-
-
-def publish_it(site: Site, name: str) -> None:
-    from hpcdl.stack.release import read_release
-    from hpcdl.stack.seal import record_release
-
-    release = read_release(site, name)
-    python = release.python
-    python.unlink()
-    python.write_text('#!/bin/sh\necho "$HPCDL_RELEASE [$PYTHONHOME] $@"\n')
-    for path in release.prefix.rglob("*"):
+    made = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+    (made.prefix / "lib/python3.11/site-packages/ipykernel").mkdir(parents=True)
+    made.python.unlink()
+    made.python.write_text('#!/bin/sh\necho "$HPCDL_RELEASE [$PYTHONHOME] $@"\n')
+    for path in made.prefix.rglob("*"):
         path.chmod(0o755)
-    record_release(release)
-    publish(site, name, passing, say=silent)
+    record_release(made)
+    publish(site, made.id, passing, say=silent)
+    return site, made
 
 
-def test_a_release_without_ipykernel_is_refused_with_the_way(site: Site, tmp_path: Path) -> None:
+def test_a_release_without_ipykernel_is_refused_with_the_way(tmp_path):
+    site = small_site(tmp_path)
     bare = make_release(site, "bare")
     with pytest.raises(BadInput, match="ipykernel") as caught:
         plan_kernel(site, bare, follow=False, prefix=tmp_path)
@@ -48,11 +42,8 @@ def test_a_release_without_ipykernel_is_refused_with_the_way(site: Site, tmp_pat
 
 @pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
 @pytest.mark.parametrize("follow", [True, False])
-def test_it_starts_without_a_loaded_module(site: Site, tmp_path: Path, follow: bool) -> None:
-    from hpcdl.stack.release import read_release
-
-    release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
-    kernel = plan_kernel(site, release, follow=follow, prefix=tmp_path / "jupyter")
+def test_it_starts_without_a_loaded_module(release, tmp_path, follow):
+    kernel = plan_kernel(*release, follow=follow, prefix=tmp_path / "jupyter")
     install_kernel(kernel)
     assert kernel.file.is_relative_to(tmp_path / "jupyter/share/jupyter/kernels")
     spec = json.loads(kernel.file.read_text())
@@ -60,26 +51,18 @@ def test_it_starts_without_a_loaded_module(site: Site, tmp_path: Path, follow: b
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHOME": "/opt/other"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     words = "-m ipykernel_launcher -f /run/a file.json"
-    assert done.stdout.strip() == f"{release.id} [] {words}"
+    assert done.stdout.strip() == f"{release[1].id} [] {words}"
 
 
-def test_without_a_prefix_it_is_the_user_s_own(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hpcdl.stack.release import read_release
-
-    release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
+def test_without_a_prefix_it_is_the_user_s_own(release, tmp_path, monkeypatch):
     monkeypatch.delenv("JUPYTER_DATA_DIR", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    kernel = plan_kernel(site, release, follow=True, prefix=None)
+    kernel = plan_kernel(*release, follow=True, prefix=None)
     assert kernel.file == tmp_path / "data/jupyter/kernels/hpcdl-tensorflow/kernel.json"
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_error(site: Site, tmp_path: Path) -> None:
-    from hpcdl.stack.release import read_release
-
+def test_a_place_that_cannot_be_written_is_one_clear_error(release, tmp_path):
     (tmp_path / "file").touch()
-    release = read_release(site, "tensorflow-2.21.0-cpu-00000001")
-    kernel = plan_kernel(site, release, follow=True, prefix=tmp_path / "file")
+    kernel = plan_kernel(*release, follow=True, prefix=tmp_path / "file")
     with pytest.raises(MissingPrerequisite, match="cannot write"):
         install_kernel(kernel)

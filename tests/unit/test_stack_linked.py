@@ -1,7 +1,5 @@
 """Libraries that a release loads from elsewhere are found by the loader itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.elf import read_dynamic
+from hpcdl.stack.fatbin import read_dynamic
 from hpcdl.stack.linked import claims_not_held, library_faults, nccl_release
 from hpcdl.stack.release import Release
 from hpcdl.system.run import CommandResult, run
@@ -71,14 +69,12 @@ def horovod(packages: Path, nccl: Path, runpath: str = "$ORIGIN/../../nvidia/ncc
     )
 
 
-def test_a_release_whose_libraries_are_its_own_has_no_fault(
-    packages: Path, release: Release
-) -> None:
+def test_a_release_whose_libraries_are_its_own_has_no_fault(packages, release):
     horovod(packages, packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2")
     assert library_faults(release, loader) == ([], 10)
 
 
-def test_an_nccl_of_the_system_is_named(packages: Path, release: Release, tmp_path: Path) -> None:
+def test_an_nccl_of_the_system_is_named(packages, release, tmp_path):
     other = library(tmp_path / "opt" / "libnccl.so.2", soname="libnccl.so.2")
     horovod(packages, other, str(other.parent))
     faults, _ = library_faults(release, loader)
@@ -86,7 +82,7 @@ def test_an_nccl_of_the_system_is_named(packages: Path, release: Release, tmp_pa
     assert any("mpi_lib.so loads" in line and "TensorFlow" in line for line in faults)
 
 
-def test_tensorflows_own_libraries_need_no_path_to_them(packages: Path, release: Release) -> None:
+def test_tensorflows_own_libraries_need_no_path_to_them(packages, release):
     """Horovod imports TensorFlow first: the loader takes what is loaded under that name."""
     own = packages / "tensorflow" / "libtensorflow_framework.so.2"
     place = packages / "horovod" / "tensorflow" / "mpi_lib.so"
@@ -95,15 +91,13 @@ def test_tensorflows_own_libraries_need_no_path_to_them(packages: Path, release:
     assert library_faults(release, loader)[0] == []
 
 
-def test_a_library_that_is_not_found_is_named(packages: Path, release: Release) -> None:
+def test_a_library_that_is_not_found_is_named(packages, release):
     horovod(packages, packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2", "/nowhere")
     faults, _ = library_faults(release, loader)
     assert "mpi_lib.so does not find libnccl.so.2" in faults
 
 
-def test_an_object_of_which_the_loader_says_nothing_is_named(
-    packages: Path, release: Release
-) -> None:
+def test_an_object_of_which_the_loader_says_nothing_is_named(packages, release):
     left_out = horovod(packages, packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2")
     faults, _ = library_faults(
         release, lambda argv: loader([one for one in argv if one != left_out])
@@ -111,21 +105,21 @@ def test_an_object_of_which_the_loader_says_nothing_is_named(
     assert "the loader said nothing of mpi_lib.so" in faults
 
 
-def test_a_module_that_does_not_load_says_why(release: Release) -> None:
+def test_a_module_that_does_not_load_says_why(release):
     def fails(_: Sequence[str | Path]) -> CommandResult:
         return run(["sh", "-c", "echo 'Lmod has detected an error' >&2; exit 1"], check=False)
 
     assert library_faults(release, fails)[0] == ["ldd in the module: Lmod has detected an error"]
 
 
-def test_horovod_without_nccl_is_named(packages: Path, release: Release) -> None:
+def test_horovod_without_nccl_is_named(packages, release):
     library(packages / "horovod" / "tensorflow" / "mpi_lib.so")
     assert library_faults(release, loader)[0] == ["Horovod does not ask for libnccl.so.2"]
 
 
 def test_cuda_that_tensorflow_does_not_find_or_finds_elsewhere_is_named(
-    packages: Path, release: Release, tmp_path: Path
-) -> None:
+    packages, release, tmp_path
+):
     horovod(packages, packages / "nvidia" / "nccl" / "lib" / "libnccl.so.2")
     other = library(tmp_path / "opt" / "libcublas.so.12")
     library(packages / "tensorflow" / "libtensorflow_framework.so.2",
@@ -186,11 +180,11 @@ def view(tmp_path: Path) -> View:
     return found
 
 
-def test_packages_of_an_adopted_environment_are_inside(view: View) -> None:
+def test_packages_of_an_adopted_environment_are_inside(view):
     assert library_faults(view.release, loader) == ([], 10)
 
 
-def test_a_package_that_the_environment_does_not_run_with_is_outside(view: View) -> None:
+def test_a_package_that_the_environment_does_not_run_with_is_outside(view):
     """What is there to build only may be removed at any time."""
     other = library(view.store / "build" / "lib" / "libnccl.so.2", soname="libnccl.so.2")
     horovod(view.store / "py-horovod" / PACKAGES, other, str(other.parent))
@@ -202,7 +196,7 @@ def test_a_package_that_the_environment_does_not_run_with_is_outside(view: View)
     ]
 
 
-def test_what_an_environment_declares_as_external_is_inside(view: View, tmp_path: Path) -> None:
+def test_what_an_environment_declares_as_external_is_inside(view, tmp_path):
     """But not all of /usr."""
     shutil.move(view.store / "cuda" / "lib", tmp_path / "opt")
     folders = {"LD_LIBRARY_PATH": [str(tmp_path / "opt"), str(view.store / "nccl" / "lib")]}
@@ -214,7 +208,7 @@ def test_what_an_environment_declares_as_external_is_inside(view: View, tmp_path
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
 @pytest.mark.parametrize("name", ["python", "libstdc++.so.6"])
-def test_what_is_read_is_what_readelf_says(name: str) -> None:
+def test_what_is_read_is_what_readelf_says(name):
     there = [Path(sys.executable), *sorted(Path("/usr/lib").glob(f"*/{name}"))]
     path = there[-1].resolve()
     told = subprocess.run(
@@ -225,18 +219,18 @@ def test_what_is_read_is_what_readelf_says(name: str) -> None:
     assert found.soname == "".join(re.findall(r"\(SONAME\).*\[(.*)\]", told))
 
 
-def test_what_is_no_elf_file_needs_nothing(tmp_path: Path) -> None:
+def test_what_is_no_elf_file_needs_nothing(tmp_path):
     for content in (b"", b"#!/bin/sh\n" * 20, b"\x7fELF\x02\x01\x01" + b"\0" * 20):
         (tmp_path / "x.so").write_bytes(content)
         assert read_dynamic(tmp_path / "x.so").needed == ()
 
 
 @pytest.mark.parametrize(("code", "text"), [(22703, "2.27.3"), (21605, "2.16.5"), (0, ""), (1, "")])
-def test_nccl_s_number_is_its_release(code: int, text: str) -> None:
+def test_nccl_s_number_is_its_release(code, text):
     assert nccl_release(code) == text
 
 
-def test_claims_that_horovod_does_not_hold(release: Release) -> None:
+def test_claims_that_horovod_does_not_hold(release):
     right = {"horovod": "0.28.1", "horovod_cuda": True, "nccl": 23203}
     assert list(claims_not_held(release, right)) == []
     assert list(claims_not_held(release, {**right, "nccl": 22203})) == [

@@ -3,15 +3,13 @@
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.stack.dispatch import choose
-from hpcdl.stack.lmod import profile_csh, profile_sh
-from hpcdl.stack.modules import lua, render_modules, write_modules
+from hpcdl.stack.modules import lua, profile_csh, profile_sh, render_modules, write_modules
 from hpcdl.stack.release import DISPATCH_FILE
 from tests.small_release import make_release, small_site
 
@@ -22,14 +20,14 @@ needs_lua = pytest.mark.skipif(shutil.which("lua") is None, reason="there is no 
 @needs_lua
 @settings(max_examples=25, deadline=None)
 @given(st.text(max_size=40))
-def test_any_text_comes_through_lua_unchanged(text: str) -> None:
+def test_any_text_comes_through_lua_unchanged(text):
     text = text.encode("utf-8", "ignore").decode()
     program = f"io.write({lua(text)})"
     done = subprocess.run(["lua", "-"], input=program.encode(), capture_output=True, check=True)
     assert done.stdout.decode() == text
 
 
-def test_tables_are_readable() -> None:
+def test_tables_are_readable():
     value = {"sm": "sm_60", "ranges": [450, 580], "cpu": False, "none": {}}
     assert lua(value) == (
         '{\n  ["sm"] = "sm_60",\n  ["ranges"] = {\n    450,\n    580,\n  },\n'
@@ -37,13 +35,13 @@ def test_tables_are_readable() -> None:
     )
 
 
-def test_other_types_are_refused() -> None:
+def test_other_types_are_refused():
     with pytest.raises(TypeError):
         lua(object())
 
 
 @pytest.mark.skipif(shutil.which("luac") is None, reason="there is no luac")
-def test_every_rendered_modulefile_parses(tmp_path: Path) -> None:
+def test_every_rendered_modulefile_parses(tmp_path):
     site = small_site(tmp_path)
     release = make_release(site, 'odd "name" [[x]]')
     files = render_modules(site, [release], choose(site, [release]))
@@ -53,7 +51,7 @@ def test_every_rendered_modulefile_parses(tmp_path: Path) -> None:
             subprocess.run(["luac", "-p", "-"], input=text.encode(), check=True)
 
 
-def test_writing_modules_again_changes_nothing(tmp_path: Path) -> None:
+def test_writing_modules_again_changes_nothing(tmp_path):
     write_modules(tmp_path, {"tensorflow/1.lua": "a"})
     first = (tmp_path / "modules").resolve()
     write_modules(tmp_path, {"tensorflow/1.lua": "a"})
@@ -61,7 +59,7 @@ def test_writing_modules_again_changes_nothing(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob(".modules*"))) == 1
 
 
-def test_the_set_before_stays_for_a_load_under_way(tmp_path: Path) -> None:
+def test_the_set_before_stays_for_a_load_under_way(tmp_path):
     for text in "abc":
         write_modules(tmp_path, {"tensorflow/1.lua": text})
     left = {(folder / "tensorflow/1.lua").read_text() for folder in tmp_path.glob(".modules*")}
@@ -76,9 +74,7 @@ def test_the_set_before_stays_for_a_load_under_way(tmp_path: Path) -> None:
      ("csh", profile_csh, "source ")],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["", "/site/modules", "/site/modules:/more"])
-def test_a_profile_shows_the_modules_once_in_every_shell(
-    tmp_path: Path, shell: str, profile: Profile, start: str, before: str
-) -> None:
+def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, profile, start, before):
     """Twice read, with and without a path before, and where unset variables are errors."""
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")

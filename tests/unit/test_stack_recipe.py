@@ -45,7 +45,7 @@ def with_stack(site: Site, wanted: StackRequest) -> Site:
     return dataclasses.replace(site, stacks={"tensorflow": wanted})
 
 
-def test_rows_of_what_was_tried_carry_source_and_proof() -> None:
+def test_rows_of_what_was_tried_carry_source_and_proof():
     for row in facts.load("wheels")["tried"]:
         assert row["source"]
         assert row["proof"] in facts.PROOFS
@@ -54,24 +54,24 @@ def test_rows_of_what_was_tried_carry_source_and_proof() -> None:
 
 
 @pytest.mark.parametrize("pin", ["2.18", "2.18.1"])
-def test_a_pin_chooses_an_older_one(pin: str) -> None:
+def test_a_pin_chooses_an_older_one(pin):
     recipe = cpu(tensorflow=pin)
     assert recipe.module == "tensorflow/2.18.1-cpu"
     assert "no-xla-ops" not in [edit.name for edit in recipe.edits]
 
 
-def test_a_pin_is_no_prefix_of_digits() -> None:
+def test_a_pin_is_no_prefix_of_digits():
     with pytest.raises(BadInput, match=r"TensorFlow 2\.1, which nobody here knows"):
         cpu(tensorflow="2.1")
 
 
-def test_pins_of_packages_reach_pip_and_other_components_do_not() -> None:
+def test_pins_of_packages_reach_pip_and_other_components_do_not():
     found = cpu(keras="3.15", openmpi="5.0").requirements
     assert "keras==3.15.1" in found
     assert not any("openmpi" in requirement for requirement in found)
 
 
-def test_packages_of_the_site_are_locked_with_the_rest() -> None:
+def test_packages_of_the_site_are_locked_with_the_rest():
     site = small_site(Path("/nowhere"))
     wanted = dataclasses.replace(site.stacks["tensorflow"], packages=("pandas", "jupyterlab>=4"))
     more = recipe_of(with_stack(site, wanted), wanted, ("cpu",))
@@ -81,7 +81,7 @@ def test_packages_of_the_site_are_locked_with_the_rest() -> None:
     assert "tensorboard" in cpu().requirements
 
 
-def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path: Path) -> None:
+def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path):
     site = small_site(tmp_path)
     stack = dataclasses.replace(site.stacks["tensorflow"], packages=("pandas",))
     with pytest.raises(BadInput, match="packages") as caught:
@@ -96,7 +96,7 @@ def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path: Path) -> No
      ("horovod", False), ("keras", False), ("--index-url=http://x", False),
      ("x @ http://evil/x.whl", False), ("a; import os", False), ("-r file", False)],
 )  # fmt: skip
-def test_only_names_and_versions_are_packages(tmp_path: Path, package: str, fine: bool) -> None:
+def test_only_names_and_versions_are_packages(tmp_path, package, fine):
     text = find_site_file("embedded").read_text()
     file = tmp_path / "site.yaml"
     file.write_text(text.replace("backend: venv", f"backend: venv\n    packages: ['{package}']"))
@@ -108,32 +108,31 @@ def test_only_names_and_versions_are_packages(tmp_path: Path, package: str, fine
         assert package in "\n".join(caught.value.details)
 
 
-def test_a_python_without_wheels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_wheels_is_refused(monkeypatch):
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.14",))
     with pytest.raises(MissingPrerequisite) as caught:
         cpu()
     assert "Python 3.14 (the Pythons of this machine)" in "\n".join(caught.value.details)
 
 
-def test_an_unknown_stack_gets_the_nearest_name(tmp_path: Path) -> None:
+def test_an_unknown_stack_gets_the_nearest_name(tmp_path):
     with pytest.raises(BadInput) as caught:
         find_request(small_site(tmp_path), "tensorflw")
     assert caught.value.hint == "did you mean 'tensorflow'?"
 
 
-def test_a_digest_sees_every_part_of_a_recipe() -> None:
+def test_a_digest_sees_every_part_of_a_recipe():
     assert digest(cpu()) == digest(cpu())
     assert digest(cpu()) != digest(cpu(tensorflow="2.18"))
     assert digest(gpu("p100")) != digest(gpu("v100"))
     assert len(digest(cpu())) == 8
 
 
-def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both() -> None:
+def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both():
     recipe = gpu("p100", "v100")
     assert recipe.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
     assert {"tensorflow==2.21.0", "nvidia-cudnn-cu12==9.10.2.21", "nvidia-nccl-cu12==2.32.3",
             "nvidia-cuda-runtime-cu12==12.9.79"} <= set(recipe.requirements)  # fmt: skip
-    assert recipe.horovod is not None
     environment = recipe.horovod.environment
     assert environment["HOROVOD_BUILD_CUDA_CC_LIST"] == "60,70"
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
@@ -144,7 +143,7 @@ def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both() -> No
     assert "cuda_nvcc" in recipe.environment["XLA_FLAGS"]
 
 
-def test_a_k80_gets_cuda_11_8_without_tensorrt_and_without_the_edits_of_newer_ones() -> None:
+def test_a_k80_gets_cuda_11_8_without_tensorrt_and_without_the_edits_of_newer_ones():
     recipe = gpu("k80")
     assert recipe.module == "tensorflow/2.14.1-cuda11.8-sm37"
     assert {"tensorflow==2.14.1", "nvidia-cudnn-cu11==8.7.0.84", "nvidia-nccl-cu11==2.16.5",
@@ -154,9 +153,9 @@ def test_a_k80_gets_cuda_11_8_without_tensorrt_and_without_the_edits_of_newer_on
     assert recipe.needs["driver"]["branch"] == 470
 
 
-def test_an_a100_is_not_held_to_the_cudnn_of_older_gpus() -> None:
+def test_an_a100_is_not_held_to_the_cudnn_of_older_gpus():
     site = small_site(Path("/nowhere"))
-    a100 = site.partitions["p100"].gpu._replace(model="A100-SXM4-40GB", compute="8.0")  # type: ignore[union-attr]
+    a100 = site.partitions["p100"].gpu._replace(model="A100-SXM4-40GB", compute="8.0")
     parts = {"a100": dataclasses.replace(site.partitions["p100"], name="a100", gpu=a100)}
     wanted = StackRequest("tensorflow", "venv", (), {})
     site = dataclasses.replace(with_stack(site, wanted), partitions=parts)
@@ -165,9 +164,9 @@ def test_an_a100_is_not_held_to_the_cudnn_of_older_gpus() -> None:
     assert recipe.module == "tensorflow/2.21.0-cuda12.9-sm80"
 
 
-def test_a_gpu_model_of_the_site_s_own_is_among_those_that_a_build_is_for() -> None:
+def test_a_gpu_model_of_the_site_s_own_is_among_those_that_a_build_is_for():
     site = small_site(Path("/nowhere"))
-    own = site.partitions["p100"].gpu._replace(model="X1", figures=GpuFigures(driver_name="X1"))  # type: ignore[union-attr]
+    own = site.partitions["p100"].gpu._replace(model="X1", figures=GpuFigures(driver_name="X1"))
     parts = {"x": dataclasses.replace(site.partitions["p100"], name="x", gpu=own)}
     wanted = StackRequest("tensorflow", "venv", (), {})
     site = dataclasses.replace(with_stack(site, wanted), partitions=parts)
@@ -181,25 +180,21 @@ TO_PYTHON_3_11 = pytest.mark.skipif(
 
 
 @TO_PYTHON_3_11
-def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_path: Path) -> None:
+def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_path):
     site = small_site(tmp_path)
     ((alone,), _) = plan_stack(site, horovod=False)
     assert alone.partitions == ()
     legacy = dataclasses.replace(site.stacks["tensorflow"], name="legacy")
     k80 = dataclasses.replace(site.partitions["k80"], stack="legacy")
     both = dataclasses.replace(
-        site,
-        stacks={**site.stacks, "legacy": legacy},
-        partitions={**site.partitions, "k80": k80},
+        site, stacks={**site.stacks, "legacy": legacy}, partitions={**site.partitions, "k80": k80}
     )
     ((beside,), _) = plan_stack(both, "tensorflow", horovod=False)
     assert set(beside.partitions) == set(site.partitions) - {"k80"}
 
 
 @TO_PYTHON_3_11
-def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions(
-    tmp_path: Path,
-) -> None:
+def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions(tmp_path):
     site = small_site(tmp_path)
     stack = dataclasses.replace(site.stacks["tensorflow"], variant=None)
     of_spack = with_stack(site, dataclasses.replace(stack, backend="spack"))
@@ -211,15 +206,14 @@ def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions
     assert {name for names, _ in found for name in names} == set(site.partitions)
 
 
-def test_the_edits_for_a_cpu_need_no_cuda() -> None:
+def test_the_edits_for_a_cpu_need_no_cuda():
     recipe = cpu()
     assert "own-stream-value" not in [edit.name for edit in recipe.edits]
-    assert recipe.horovod is not None
     assert not any("NCCL" in name for name in recipe.horovod.environment)
     assert recipe.environment == {}
 
 
-def test_every_cuda_of_wheels_that_a_tensorflow_can_have_has_its_list() -> None:
+def test_every_cuda_of_wheels_that_a_tensorflow_can_have_has_its_list():
     """Each toolkit that the rules of the wheels name has a row; every row has a source."""
     table = facts.load("nvidia_wheels")
     assert set(table["toolkits"]) == set(table["source"]) == set(table["proof"])
@@ -232,14 +226,14 @@ def test_every_cuda_of_wheels_that_a_tensorflow_can_have_has_its_list() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "nothing here\n", LINE * 2, LINE[1:]])
-def test_an_edit_that_does_not_fit_exactly_once_is_an_error(tmp_path: Path, content: str) -> None:
+def test_an_edit_that_does_not_fit_exactly_once_is_an_error(tmp_path, content):
     (tmp_path / "CMakeLists.txt").write_text(content)
     with pytest.raises(MissingPrerequisite, match="no-xla-ops"):
         apply_edit(tmp_path, Edit("no-xla-ops", "CMakeLists.txt", LINE, "", "why"))
     assert (tmp_path / "CMakeLists.txt").read_text() == content
 
 
-def test_an_edit_changes_its_text_and_nothing_else(tmp_path: Path) -> None:
+def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(f"before\n{LINE}after\n")
     apply_edit(tmp_path, Edit("x", "CMakeLists.txt", LINE, "other\n", "why"))
     assert (tmp_path / "CMakeLists.txt").read_text() == "before\nother\nafter\n"
@@ -259,8 +253,6 @@ def test_an_edit_changes_its_text_and_nothing_else(tmp_path: Path) -> None:
         ("warning: -Werror=x is odd\nall well\n", ""),
     ],
 )  # fmt: skip
-def test_a_compiler_s_first_complaint_is_found_in_its_log(
-    tmp_path: Path, said: str, first: str
-) -> None:
+def test_a_compiler_s_first_complaint_is_found_in_its_log(tmp_path, said, first):
     (tmp_path / "log").write_text(said)
     assert first_complaint(tmp_path / "log") == first

@@ -105,7 +105,7 @@ def as_nobody(act: Callable[[], str]) -> str:
 CHANGES = [rewrite, flip, mode, relink, replace_by_file, add, remove]
 
 
-def test_a_release_as_built_passes(release: Release) -> None:
+def test_a_release_as_built_passes(release):
     found = check_integrity(release)
     assert found.ok
     assert found.full
@@ -115,7 +115,7 @@ def test_a_release_as_built_passes(release: Release) -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("full", [True, False])
-def test_every_change_is_found(release: Release, change: Callable[[Path], str], full: bool) -> None:
+def test_every_change_is_found(release, change, full):
     wanted = change(release.root)
     found = check_integrity(release, full=full)
     assert found.faults() == [wanted]
@@ -123,9 +123,7 @@ def test_every_change_is_found(release: Release, change: Callable[[Path], str], 
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_is_not_published(
-    site: Site, release: Release, change: Callable[[Path], str]
-) -> None:
+def test_what_was_changed_is_not_published(site, release, change):
     """Also where its evidence is stored: only somebody who changed it back may go on."""
     publish(site, "a", passing, say=silent)
     wanted = change(release.root)
@@ -135,19 +133,19 @@ def test_what_was_changed_is_not_published(
     assert "stack build" in caught.value.hint
 
 
-def test_what_publishes_write_is_no_change(site: Site, release: Release) -> None:
+def test_what_publishes_write_is_no_change(site, release):
     publish(site, "a", passing, say=silent)
     assert current_id(site) == "a"
     assert check_integrity(read_release(site, "a")).ok
 
 
-def test_a_touch_costs_one_full_check_and_no_refusal(release: Release) -> None:
+def test_a_touch_costs_one_full_check_and_no_refusal(release):
     os.utime(release.root / "stack/lib/package/code.py")
     assert check_integrity(release, full=False).full
     assert not check_integrity(release, full=False).full
 
 
-def test_the_seal_itself_cannot_be_exchanged(site: Site, release: Release) -> None:
+def test_the_seal_itself_cannot_be_exchanged(site, release):
     (release.root / "stack/lib/package/code.py").write_text("value = 3\n")
     record = (release.root / "release.json").read_bytes()
     record_release(release)
@@ -159,13 +157,13 @@ def test_the_seal_itself_cannot_be_exchanged(site: Site, release: Release) -> No
         check_integrity(read_release(site, "a"))
 
 
-def test_a_note_of_another_release_is_not_believed(site: Site, release: Release) -> None:
+def test_a_note_of_another_release_is_not_believed(site, release):
     other = make_release(site, "b")
     (release.root / CHECKED_FILE).write_bytes((other.root / CHECKED_FILE).read_bytes())
     assert check_integrity(release, full=False).full
 
 
-def test_links_into_a_store_stand_for_what_they_lead_to(site: Site, tmp_path: Path) -> None:
+def test_links_into_a_store_stand_for_what_they_lead_to(site, tmp_path):
     """As in a view of Spack: files and whole directories."""
     store = tmp_path / "store" / "numpy-abc"
     (store / "lib").mkdir(parents=True)
@@ -182,9 +180,7 @@ def test_links_into_a_store_stand_for_what_they_lead_to(site: Site, tmp_path: Pa
     assert "changed: stack/readme" in check_integrity(sealed).faults()
 
 
-def test_a_link_in_a_store_to_a_directory_above_it_is_followed_once(
-    site: Site, tmp_path: Path
-) -> None:
+def test_a_link_in_a_store_to_a_directory_above_it_is_followed_once(site, tmp_path):
     include = tmp_path / "store" / "openmpi-abc" / "include"
     include.mkdir(parents=True)
     (include / "mpi.h").write_text("one")
@@ -199,7 +195,7 @@ def test_a_link_in_a_store_to_a_directory_above_it_is_followed_once(
     assert check_integrity(sealed).faults() == ["changed: stack/include/mpi.h"]
 
 
-def test_the_gate_says_what_changed(release: Release) -> None:
+def test_the_gate_says_what_changed(release):
     assert check_content(release).ok
     add(release.root)
     check = check_content(release)
@@ -208,7 +204,7 @@ def test_the_gate_says_what_changed(release: Release) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_reader_can_check_and_writes_nothing(release: Release) -> None:
+def test_a_reader_can_check_and_writes_nothing(release):
     for directory in release.root.parents:
         if directory.stat().st_uid == 0 and directory != Path("/"):
             directory.chmod(directory.stat().st_mode | 0o055)

@@ -1,7 +1,5 @@
 """Compilers that do not fit the GPUs, or each other, are refused by the rules of the facts."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -56,12 +54,12 @@ def nvcc(folder: Path, version: str) -> None:
 def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
     """A stack for GPUs of the embedded site; for CPUs without names."""
     stack = StackRequest("tensorflow", "venv", names, {}, variant=None if names else "cpu")
-    stack = dataclasses.replace(stack, **more)  # type: ignore[arg-type]
+    stack = dataclasses.replace(stack, **more)
     site = dataclasses.replace(small_site(Path("/nowhere")), stacks={"tensorflow": stack})
     return site, stack, recipe_of(site, stack, names or ("cpu",))
 
 
-def test_the_first_gcc_that_nvcc_takes_is_used(empty_machine: Path) -> None:
+def test_the_first_gcc_that_nvcc_takes_is_used(empty_machine):
     nvcc(empty_machine, "12.4.131")
     for name, version in (("g++", "14.2.0"), ("g++-13", "13.3.0"), ("g++-11", "11.4.0")):
         gcc(empty_machine, name, version)
@@ -71,7 +69,7 @@ def test_the_first_gcc_that_nvcc_takes_is_used(empty_machine: Path) -> None:
     assert tools.environment()["CUDACXX"] == str(empty_machine / "nvcc")
 
 
-def test_a_build_for_cpus_takes_the_default_gcc_up_to_14(empty_machine: Path) -> None:
+def test_a_build_for_cpus_takes_the_default_gcc_up_to_14(empty_machine):
     gcc(empty_machine, "g++", "14.2.0")
     tools = find_toolchain(*wanted())
     assert (tools.cxx.version, tools.nvcc) == ("14.2.0", None)
@@ -86,8 +84,8 @@ def test_a_build_for_cpus_takes_the_default_gcc_up_to_14(empty_machine: Path) ->
     ],
 )
 def test_an_nvcc_that_does_not_fit_is_refused_with_the_rule_and_the_way_out(
-    empty_machine: Path, version: str, partition: str, words: str
-) -> None:
+    empty_machine, version, partition, words
+):
     nvcc(empty_machine, version)
     gcc(empty_machine, "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite) as caught:
@@ -99,9 +97,7 @@ def test_an_nvcc_that_does_not_fit_is_refused_with_the_rule_and_the_way_out(
 
 
 @pytest.mark.parametrize(("version", "refused"), [("11.8.89", "12.2.0"), ("12.4.131", "14.2.0")])
-def test_a_gcc_that_is_too_new_for_nvcc_is_refused(
-    empty_machine: Path, version: str, refused: str
-) -> None:
+def test_a_gcc_that_is_too_new_for_nvcc_is_refused(empty_machine, version, refused):
     nvcc(empty_machine, version)
     gcc(empty_machine, "g++", refused)
     with pytest.raises(MissingPrerequisite, match="no gcc here fits") as caught:
@@ -109,7 +105,7 @@ def test_a_gcc_that_is_too_new_for_nvcc_is_refused(
     assert f"its nvcc refuses gcc {refused[:2]}" in "\n".join(caught.value.details)
 
 
-def test_a_toolkit_by_its_other_name_is_refused_once(empty_machine: Path, tmp_path: Path) -> None:
+def test_a_toolkit_by_its_other_name_is_refused_once(empty_machine, tmp_path):
     nvcc(tmp_path / "local" / "cuda-13.0" / "bin", "13.0.88")
     (tmp_path / "local" / "cuda").symlink_to("cuda-13.0")
     gcc(empty_machine, "g++", "12.2.0")
@@ -118,14 +114,14 @@ def test_a_toolkit_by_its_other_name_is_refused_once(empty_machine: Path, tmp_pa
     assert len({line.split(":")[0] for line in caught.value.details}) == 1
 
 
-def test_a_gcc_that_nobody_tried_is_refused(empty_machine: Path) -> None:
+def test_a_gcc_that_nobody_tried_is_refused(empty_machine):
     gcc(empty_machine, "g++", "15.1.0")
     with pytest.raises(MissingPrerequisite) as caught:
         find_toolchain(*wanted())
     assert "gcc <= 14" in "\n".join(caught.value.details)
 
 
-def test_without_nvcc_one_line_says_how_to_get_it(empty_machine: Path) -> None:
+def test_without_nvcc_one_line_says_how_to_get_it(empty_machine):
     gcc(empty_machine, "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite) as caught:
         find_toolchain(*wanted("k80"))
@@ -141,18 +137,18 @@ def test_without_nvcc_one_line_says_how_to_get_it(empty_machine: Path) -> None:
 
 
 def test_cuda_home_wins_over_path_and_the_next_that_fits_is_found(
-    empty_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    empty_machine, tmp_path, monkeypatch
+):
     nvcc(empty_machine, "13.0.88")
     gcc(empty_machine, "g++", "12.2.0")
     nvcc(tmp_path / "local" / "cuda-12.8" / "bin", "12.8.93")
-    assert find_toolchain(*wanted("p100")).nvcc.version == "12.8.93"  # type: ignore[union-attr]
+    assert find_toolchain(*wanted("p100")).nvcc.version == "12.8.93"
     nvcc(tmp_path / "module" / "bin", "12.6.85")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "module"))
-    assert find_toolchain(*wanted("p100")).nvcc.version == "12.6.85"  # type: ignore[union-attr]
+    assert find_toolchain(*wanted("p100")).nvcc.version == "12.6.85"
 
 
-def test_an_nvcc_that_does_not_run_is_named(empty_machine: Path, tmp_path: Path) -> None:
+def test_an_nvcc_that_does_not_run_is_named(empty_machine, tmp_path):
     gcc(empty_machine, "g++", "12.2.0")
     program(tmp_path / "cuda" / "bin" / "nvcc", "cannot load libfoo.so")
     with pytest.raises(MissingPrerequisite, match="none that is here fits") as caught:
@@ -160,16 +156,16 @@ def test_an_nvcc_that_does_not_run_is_named(empty_machine: Path, tmp_path: Path)
     assert f"{tmp_path}/cuda/bin/nvcc --version` fails" in caught.value.details[0]
 
 
-def test_a_site_s_cuda_home_is_the_only_one_asked(empty_machine: Path, tmp_path: Path) -> None:
+def test_a_site_s_cuda_home_is_the_only_one_asked(empty_machine, tmp_path):
     nvcc(empty_machine, "12.4.131")
     gcc(empty_machine, "g++", "12.2.0")
     with pytest.raises(BadInput, match="there is no"):
         find_toolchain(*wanted("p100", cuda_home=tmp_path / "nowhere"))
     nvcc(tmp_path / "cuda" / "bin", "12.9.86")
-    assert find_toolchain(*wanted("p100", cuda_home=tmp_path / "cuda")).nvcc.version == "12.9.86"  # type: ignore[union-attr]
+    assert find_toolchain(*wanted("p100", cuda_home=tmp_path / "cuda")).nvcc.version == "12.9.86"
 
 
-def test_every_missing_command_is_named(empty_machine: Path) -> None:
+def test_every_missing_command_is_named(empty_machine):
     (empty_machine / "cmake").unlink()
     (empty_machine / "mpicxx").unlink()
     with pytest.raises(MissingPrerequisite, match="no mpicxx, cmake on PATH"):
@@ -185,9 +181,7 @@ def test_every_missing_command_is_named(empty_machine: Path) -> None:
         ("Ubuntu 24.04", "12.3.0"),
     ],
 )
-def test_what_distributions_offer_for_a_p100(
-    empty_machine: Path, distribution: str, chosen: str | None
-) -> None:
+def test_what_distributions_offer_for_a_p100(empty_machine, distribution, chosen):
     """It needs CUDA 12, and a gcc that this nvcc takes: perhaps one beside the default."""
     rows = facts.load("distributions")["distributions"]
     row = next(row for row in rows if row["name"] == distribution)

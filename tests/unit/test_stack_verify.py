@@ -80,7 +80,7 @@ def faults(checks: list[Check]) -> list[str]:
     return [check.name for check in checks if not check.ok]
 
 
-def test_what_is_as_it_should_be_passes(site: Site, release: Release) -> None:
+def test_what_is_as_it_should_be_passes(site, release):
     checks = judge(release, seen(release), site.partition("p100"))
     assert faults(checks) == []
     assert "this build has no code for GPUs" in checks[1].detail
@@ -102,15 +102,11 @@ def test_what_is_as_it_should_be_passes(site: Site, release: Release) -> None:
         ({"ranks_differ": 0.1}, "training of 2 ranks"),
     ],
 )
-def test_each_thing_that_is_wrong_fails_its_own_check(
-    site: Site, release: Release, change: dict[str, Any], name: str
-) -> None:
+def test_each_thing_that_is_wrong_fails_its_own_check(site, release, change, name):
     assert faults(judge(release, seen(release, **change), site.partition("p100"))) == [name]
 
 
-def test_a_package_that_spack_s_view_links_to_is_the_release_s(
-    site: Site, release: Release, tmp_path: Path
-) -> None:
+def test_a_package_that_spack_s_view_links_to_is_the_release_s(site, release, tmp_path):
     store = tmp_path / "store" / "py-tensorflow-abc" / "tensorflow"
     store.mkdir(parents=True)
     elsewhere = seen(release, import_place=str(store))
@@ -121,9 +117,7 @@ def test_a_package_that_spack_s_view_links_to_is_the_release_s(
     assert faults(judge(release, elsewhere, None)) == []
 
 
-def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(
-    site: Site, release: Release
-) -> None:
+def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(site, release):
     blind = seen(release, import_cuda=True)
     assert faults(judge(release, blind, site.partition("p100"))) == ["device kernel"]
     assert faults(judge(release, blind, site.partition("cpu"))) == []
@@ -139,21 +133,19 @@ def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(
     assert "Tesla P100-PCIE-16GB" in check.detail
 
 
-def test_one_rank_alone_skips_what_needs_two(site: Site, release: Release) -> None:
+def test_one_rank_alone_skips_what_needs_two(site, release):
     checks = judge(release, seen(release, ranks_size=1), None, ranks=1)
     assert [check.skipped for check in checks] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_ranks_that_do_not_meet_are_a_fault_however_well_each_is_by_itself(
-    site: Site, release: Release, size: int
-) -> None:
+def test_ranks_that_do_not_meet_are_a_fault_however_well_each_is_by_itself(site, release, size):
     checks = judge(release, seen(release, ranks_size=size), site.partition("p100"), ranks=2)
     assert faults(checks) == ["all-reduce of 2 ranks", "training of 2 ranks"]
     assert f"2 ranks were started, and Horovod sees {size}" in checks[2].detail
 
 
-def test_spack_s_view_is_looked_through_by_its_links(site: Site, release: Release) -> None:
+def test_spack_s_view_is_looked_through_by_its_links(site, release):
     """Folders and files are links, some twice; libraries of profilers are nobody's code."""
     store = site.paths.prefix / "store" / "nccl" / "lib"
     library = elf_with_code(store / "libnccl.so.2", sm=80)
@@ -173,9 +165,7 @@ def test_spack_s_view_is_looked_through_by_its_links(site: Site, release: Releas
     assert "p100 (6.0): libnccl.so has sm_80" in refused.detail
 
 
-def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(
-    tmp_path: Path,
-) -> None:
+def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(tmp_path):
     """Of T4 and A40, the lowest is not the only one, nor one that another release serves."""
     paths = dataclasses.replace(small_site(tmp_path).paths, prefix=tmp_path)
     mixed = dataclasses.replace(load_site(MIXED), paths=paths)
@@ -194,9 +184,7 @@ def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(
     assert (none.ok, none.detail) == (False, "untyped: the release is for none of its GPUs")
 
 
-def test_a_release_for_cuda_without_any_device_code_is_refused(
-    site: Site, release: Release
-) -> None:
+def test_a_release_for_cuda_without_any_device_code_is_refused(site, release):
     assert check_device_code(site, release).skipped
     gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
     refused = check_device_code(site, gpu)
@@ -204,9 +192,7 @@ def test_a_release_for_cuda_without_any_device_code_is_refused(
     assert "it is for CUDA 12.9.1" in refused.detail
 
 
-def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_no_more_than_compiled(
-    release: Release,
-) -> None:
+def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_no_more_than_compiled(release):
     checks = [Check("import", True, "", 1.0)]
     gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
     assert new_proof(gpu, "login", "here", checks).level == "compiled"
@@ -220,16 +206,14 @@ def proof_by_jobs(release: Release, *partitions: str) -> Proof:
     return new_proof(release, "job", ", ".join(partitions), [Check("x", True, "", 1.0)], runs)
 
 
-def test_a_proof_comes_back_as_it_was_stored(site: Site, release: Release) -> None:
+def test_a_proof_comes_back_as_it_was_stored(site, release):
     proof = proof_by_jobs(release, "p100", "cpu")
     store_proof(release, proof)
     assert read_proof(release) == proof
     assert overview(site)[0]["proof"] == "run in jobs on p100, cpu"
 
 
-def test_jobs_are_spared_by_a_proof_of_jobs_on_all_partitions_served(
-    site: Site, release: Release
-) -> None:
+def test_jobs_are_spared_by_a_proof_of_jobs_on_all_partitions_served(site, release):
     assert set(serves(site, release)) == set(site.partitions)
     _, enough = choose_gate(site, release, silent)
     assert not enough(passing(site, release))
@@ -241,7 +225,7 @@ def test_jobs_are_spared_by_a_proof_of_jobs_on_all_partitions_served(
     assert enough(passing(site, release))
 
 
-def test_a_proof_that_is_not_enough_is_made_anew(site: Site, release: Release) -> None:
+def test_a_proof_that_is_not_enough_is_made_anew(site, release):
     publish(site, "a", passing, say=silent)
     better = proof_by_jobs(release, *site.partitions)
     publish(site, "a", lambda *_: better, say=silent, enough=lambda proof: proof.gate == "job")
@@ -249,9 +233,7 @@ def test_a_proof_that_is_not_enough_is_made_anew(site: Site, release: Release) -
     publish(site, "a", failing, say=silent, enough=lambda proof: proof.gate == "job")
 
 
-def test_a_narrower_proof_that_passed_does_not_replace_a_wider_one(
-    site: Site, release: Release
-) -> None:
+def test_a_narrower_proof_that_passed_does_not_replace_a_wider_one(site, release):
     wide, narrow = proof_by_jobs(release, "p100", "cpu"), proof_by_jobs(release, "p100")
     verify(site, "a", lambda *_: narrow)
     assert verify(site, "a", lambda *_: wide) == read_proof(release) == wide
@@ -262,7 +244,7 @@ def test_a_narrower_proof_that_passed_does_not_replace_a_wider_one(
     assert read_proof(release) != wide
 
 
-def test_a_rollback_is_possible_while_a_gate_waits(site: Site, release: Release) -> None:
+def test_a_rollback_is_possible_while_a_gate_waits(site, release):
     """Nothing is locked while a job waits for its nodes."""
     from hpcdl.stack.publish import rollback
 
@@ -280,25 +262,21 @@ def test_a_rollback_is_possible_while_a_gate_waits(site: Site, release: Release)
     assert current_id(site) == "c"
 
 
-def test_a_release_that_would_serve_nobody_is_told_so(site: Site, release: Release) -> None:
+def test_a_release_that_would_serve_nobody_is_told_so(site, release):
     publish(site, "a", passing, say=silent)
     other = make_release(site, "other", partitions=("gone",))
     with pytest.raises(BadInput, match="serve no partition"):
         JobGate(silent)(site, other)
 
 
-def test_without_slurm_the_gate_says_how_to_do_without(
-    site: Site, release: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_the_gate_says_how_to_do_without(site, release, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingPrerequisite, match="needs jobs") as caught:
         JobGate(silent)(site, release)
     assert "--local" in caught.value.hint
 
 
-def test_a_gate_on_this_machine_and_on_a_partition_is_a_contradiction(
-    site: Site, release: Release
-) -> None:
+def test_a_gate_on_this_machine_and_on_a_partition_is_a_contradiction(site, release):
     with pytest.raises(BadInput, match="no partition"):
         choose_gate(site, release, silent, local=True, partitions=["p100"])
     with pytest.raises(BadInput, match="has no partition"):
@@ -306,7 +284,7 @@ def test_a_gate_on_this_machine_and_on_a_partition_is_a_contradiction(
 
 
 @pytest.mark.parametrize("minutes", ["nan", "inf", "-1", "soon"])
-def test_a_wait_is_a_length_of_time(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wait_is_a_length_of_time(minutes, capsys):
     """A gate that waits `nan` minutes would wait for ever."""
     with pytest.raises(SystemExit) as caught:
         main(["stack", "publish", "--site", "embedded", f"--wait={minutes}"])

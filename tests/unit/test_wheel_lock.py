@@ -6,7 +6,6 @@ import json
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,15 @@ from hpcdl import facts
 from hpcdl.stack.horovod import fetch_sdist, find_horovod, horovod_folder
 from hpcdl.stack.recipe import Interpreter, Recipe, find_request, recipe_of, running_interpreter
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.wheel_lock import digest_of, pins, setuptools_for
 from hpcdl.stack.wheelhouse import (
     Wheel,
     Wheelhouse,
+    digest_of,
     fetch,
     find_wheelhouse,
+    pins,
     record_digest,
+    setuptools_for,
     sha256,
     tools,
     wheelhouse_folder,
@@ -62,9 +63,7 @@ def wheel(folder: Path, name: str, version: str) -> Path:
     return path
 
 
-def test_an_index_that_serves_another_wheel_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
-) -> None:
+def test_an_index_that_serves_another_wheel_is_refused(tmp_path, monkeypatch, with_pip):
     """pip itself takes it: its name and its version are those that are asked for."""
     with_pip()
     wheel(tmp_path / "index", "shtab", pinned("shtab"))
@@ -79,9 +78,7 @@ def test_an_index_that_serves_another_wheel_is_refused(
     assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial*")) == []
 
 
-def test_nothing_of_another_sdist_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
-) -> None:
+def test_nothing_of_another_sdist_runs(tmp_path, monkeypatch, with_pip):
     """pip runs an sdist's setup.py to know its name, before anybody else looks at the file."""
     with_pip()
     wanted = recipe().horovod
@@ -102,8 +99,8 @@ def test_nothing_of_another_sdist_runs(
 
 
 def test_on_another_machine_the_build_says_that_no_digests_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]
-) -> None:
+    tmp_path, monkeypatch, with_pip
+):
     wheel(tmp_path / "index", "shtab", "9.9.9")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -117,7 +114,7 @@ def test_on_another_machine_the_build_says_that_no_digests_are_known(
     assert "on aarch64: the index is believed" in note
 
 
-def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_packages() -> None:
+def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_packages():
     assert pinned("shtab")
     python = running_interpreter()
     for packages, refused in (((), True), (("strange",), False)):
@@ -131,7 +128,7 @@ def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_
             assert find_wheelhouse(asked, python) is not None
 
 
-def test_a_cached_wheel_and_its_lock_that_were_changed_together_are_refused() -> None:
+def test_a_cached_wheel_and_its_lock_that_were_changed_together_are_refused():
     python = running_interpreter()
     folder = wheelhouse_folder(recipe(), python)
     _lock(folder, wheel(folder, "shtab", pinned("shtab")))
@@ -139,7 +136,7 @@ def test_a_cached_wheel_and_its_lock_that_were_changed_together_are_refused() ->
         find_wheelhouse(recipe(), python)
 
 
-def test_a_wheel_that_was_changed_after_it_was_locked_is_refused() -> None:
+def test_a_wheel_that_was_changed_after_it_was_locked_is_refused():
     folder = wheelhouse_folder(recipe("shtab"), running_interpreter())
     made = wheel(folder, "shtab", "1.0")
     lock = Wheel("shtab", "1.0", made.name, sha256(made))
@@ -155,7 +152,7 @@ def _lock(folder: Path, *wheels: Path) -> None:
     (folder / "lock.json").write_text(json.dumps({"wheels": entries}))
 
 
-def test_a_built_wheel_is_taken_only_as_it_was_built() -> None:
+def test_a_built_wheel_is_taken_only_as_it_was_built():
     python = Interpreter(Path("/usr/bin/python3"), "3.11.7")
     made = wheel(horovod_folder(recipe(), python, MPI), "horovod", "0.28.1")
     assert find_horovod(recipe(), python, MPI) is None, "of an hpcdl that kept no record: made anew"
@@ -166,7 +163,7 @@ def test_a_built_wheel_is_taken_only_as_it_was_built() -> None:
         find_horovod(recipe(), python, MPI)
 
 
-def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes() -> None:
+def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes():
     table = facts.load("tensorflow")["components"]
     for python in ("3.10", "3.11", "3.12", "3.13"):
         for tensorflow in table["tensorflow"]["venv"]:
@@ -190,7 +187,7 @@ def _wheels_exist(tensorflow: str, python: str) -> bool:
     )
 
 
-def test_the_wheels_that_recipes_pin_have_digests() -> None:
+def test_the_wheels_that_recipes_pin_have_digests():
     for version in facts.load("tensorflow")["components"]["keras"]["venv"]:
         assert f"keras {version}" in LOCK["wheels"]
     for cuda, parts in facts.load("nvidia_wheels")["toolkits"].items():
@@ -200,7 +197,7 @@ def test_the_wheels_that_recipes_pin_have_digests() -> None:
     assert all(re.fullmatch("[0-9a-f]{64}", one) for one in digests)
 
 
-def test_the_build_s_own_tool_is_asked_for_with_its_digests() -> None:
+def test_the_build_s_own_tool_is_asked_for_with_its_digests():
     name, *digests = setuptools_for("3.11").split()
     assert name == f"setuptools=={dict(_common('3.11'))['setuptools']}"
     assert digests

@@ -17,23 +17,23 @@ def site(tmp_path: Path) -> Site:
     return replace(found, paths=replace(found.paths, prefix=tmp_path / "prefix"))
 
 
-def test_without_a_release_the_planned_module_is_named_but_nothing_is_pinned(site: Site) -> None:
+def test_without_a_release_the_planned_module_is_named_but_nothing_is_pinned(site):
     module = module_for(site)
     assert module.names[0].startswith("tensorflow/")
     assert module.release is None
 
 
-def test_submitting_needs_a_published_release(site: Site) -> None:
+def test_submitting_needs_a_published_release(site):
     with pytest.raises(MissingPrerequisite, match="no published release"):
         module_for(site, published=True)
 
 
-def test_no_module_loads_none(site: Site) -> None:
+def test_no_module_loads_none(site):
     assert module_for(site, none=True, published=True).names == ()
 
 
 @pytest.mark.parametrize("name", ["", "-f", "a b", "a\nb"])
-def test_an_argument_that_is_no_module_is_refused(site: Site, name: str) -> None:
+def test_an_argument_that_is_no_module_is_refused(site, name):
     with pytest.raises(BadInput):
         module_for(site, [name])
 
@@ -41,7 +41,7 @@ def test_an_argument_that_is_no_module_is_refused(site: Site, name: str) -> None
 @pytest.mark.skipif(
     not Path("/usr/share/lmod/lmod/init/bash").exists(), reason="Lmod is not installed"
 )
-def test_a_module_that_lmod_does_not_find_is_named(site: Site, tmp_path: Path) -> None:
+def test_a_module_that_lmod_does_not_find_is_named(site, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "1.0.lua").write_text('whatis("here")\n')
     check_available(site, Module(("there/1.0",), tmp_path))

@@ -32,7 +32,7 @@ def job(number: int) -> parse.JobRecord:
 
 
 @pytest.mark.parametrize("name", ["apps", "a b", "o'brien", "\udcff", "b\u2028\\c"])
-def test_a_rendered_script_names_its_release(site: Site, name: str) -> None:
+def test_a_rendered_script_names_its_release(site, name):
     site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=Path("/", name)))
     folder = site.paths.prefix / "releases" / "a" / "modules"
     module = Module(("tensorflow/2.21.0-cpu",), folder, "a")
@@ -53,28 +53,24 @@ def test_a_rendered_script_names_its_release(site: Site, name: str) -> None:
         ("module load tensorflow-gpu", ()),
     ],
 )
-def test_modules_loaded_by_name_are_found(site: Site, line: str, loads: tuple[str, ...]) -> None:
+def test_modules_loaded_by_name_are_found(site, line, loads):
     assert read_script(site, f"#!/bin/bash\n{line}\n") == ((), loads)
 
 
-def test_a_prefix_behind_a_link_is_the_same_prefix(site: Site, tmp_path: Path) -> None:
+def test_a_prefix_behind_a_link_is_the_same_prefix(site, tmp_path):
     (tmp_path / "apps").symlink_to(site.paths.prefix)
     linked = dataclasses.replace(site.paths, prefix=tmp_path / "apps")
     text = f"{site.paths.prefix}/releases/a/stack/bin/python train.py"
     assert read_script(dataclasses.replace(site, paths=linked), text) == (("a",), ())
 
 
-def test_every_job_that_names_a_release_is_a_reason_to_keep_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_job_that_names_a_release_is_a_reason_to_keep_it(site, monkeypatch):
     found = (Use(job(7), ("a",)), Use(job(9), ("a",)), Use(job(11), (), ("tensorflow",)))
     monkeypatch.setattr(releases, "uses", lambda _: found)
     assert pinned_by_jobs(site) == {"a": "jobs 7, 9 will load it"}
 
 
-def test_a_job_that_nobody_can_read_keeps_everything(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_nobody_can_read_keeps_everything(site, monkeypatch):
     monkeypatch.setattr(releases, "uses", lambda _: (Use(job(7), (), known=False),))
     kept = pinned_by_jobs(site)
     assert set(kept) == {"a", "b"}
@@ -93,18 +89,14 @@ def with_history(site: Site, *events: tuple[str, str, str]) -> None:
     switch_link(site.paths.prefix / "current", f"releases/{events[-1][1]}")
 
 
-def test_a_version_loaded_by_name_keeps_every_build_of_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_loaded_by_name_keeps_every_build_of_it(site, monkeypatch):
     make_release(site, "old", version="2.19.1")
     uses = (Use(job(7), (), ("tensorflow/2.19.1-cpu",)), Use(job(8), (), ("tensorflow/2.2",)))
     monkeypatch.setattr(releases, "uses", lambda _: uses)
     assert pinned_by_jobs(site) == {"old": "job 7 will load it"}
 
 
-def test_what_was_current_since_a_job_started_stays_after_a_rollback(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_current_since_a_job_started_stays_after_a_rollback(site, monkeypatch):
     make_release(site, "c")
     with_history(
         site,
@@ -124,9 +116,7 @@ def test_what_was_current_since_a_job_started_stays_after_a_rollback(
 
 
 @pytest.mark.parametrize("interactive", [True, False])
-def test_what_an_interactive_job_may_have_loaded_stays(
-    site: Site, monkeypatch: pytest.MonkeyPatch, interactive: bool
-) -> None:
+def test_what_an_interactive_job_may_have_loaded_stays(site, monkeypatch, interactive):
     """In a shell of salloc a user loads any version; no script tells which."""
     make_release(site, "c")
     with_history(site, *(("publish", name, f"2026-0{month}-01T00:00:00Z")
@@ -139,9 +129,7 @@ def test_what_an_interactive_job_may_have_loaded_stays(
     assert set(kept) == ({"a", "b", "c"} if interactive else {"a", "b"})
 
 
-def test_what_was_loaded_when_a_job_was_submitted_stays(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_loaded_when_a_job_was_submitted_stays(site, monkeypatch):
     """`module load tensorflow; sbatch job.sh`: the job inherits it, and its script says nothing."""
     with_history(
         site, ("publish", "a", "2026-02-01T00:00:00Z"), ("publish", "b", "2026-03-01T00:00:00Z")
@@ -152,9 +140,7 @@ def test_what_was_loaded_when_a_job_was_submitted_stays(
         assert set(pinned_by_jobs(site)) == wanted
 
 
-def test_every_running_task_of_an_array_keeps_what_it_loaded(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_running_task_of_an_array_keeps_what_it_loaded(site, monkeypatch):
     with_history(
         site,
         ("publish", "a", "2026-02-01T00:00:00Z"),
@@ -176,9 +162,7 @@ def test_every_running_task_of_an_array_keeps_what_it_loaded(
     assert asked == [8, 6], "by ids of tasks, for the array's own may be forgotten"
 
 
-def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(site, monkeypatch):
     monkeypatch.setattr(releases.client, "config", lambda: {"PrivateData": "jobs,usage"})
     monkeypatch.setattr(releases.client.os, "getuid", lambda: 65534)
     monkeypatch.setattr(releases.client.shutil, "which", lambda _: None)
@@ -187,7 +171,7 @@ def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(
     assert "AdminLevel=Operator" in str(refused.value.hint)
 
 
-def test_no_job_s_script_holds_up_gc() -> None:
+def test_no_job_s_script_holds_up_gc():
     """It reads everybody's: one of 64 kB took it 20 s, and one of 4 MB, Slurm's limit, a day."""
     code = "import hpcdl.workflows.releases as r; r._LOAD.findall('module' + ' -module' * 99999)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -16,7 +16,7 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of
-from hpcdl.stack.lmod import SITE_FILE
+from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_facts import serves
@@ -44,8 +44,7 @@ from hpcdl.stack.spack_backend.view import (
     require_readable,
 )
 from hpcdl.stack.trees import build_slot, new_tree
-from hpcdl.stack.wheel_lock import setuptools_for
-from hpcdl.stack.wheelhouse import Say, new_log, tools
+from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.python import module_argv
