@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcdl.cluster.cluster_plan import cluster_name
 from hpcdl.cluster.daemons import Daemon, own_hosts
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.needs import program
@@ -27,11 +26,7 @@ _OPTIONS = (
 
 
 def prepare_database(state: ClusterState) -> None:
-    """Make the database's files where there are none yet.
-
-    Raises:
-        CommandFailed: MariaDB's own set-up failed; its output is shown.
-    """
+    """Make the database's files where there are none yet."""
     data = _data(state)
     with explain_os_errors(data):
         data.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,13 +61,8 @@ def slurmdbd(state: ClusterState) -> Daemon:
 
 
 def register(state: ClusterState) -> None:
-    """Make the cluster known to slurmdbd; known already is fine.
-
-    Raises:
-        HpcdlError: slurmdbd refused.
-    """
-    name = cluster_name(state.site, state.directory)
-    answer = ask(state, "sacctmgr", "-i", "add", "cluster", name, seconds=30)
+    """Make the cluster known to slurmdbd; known already is fine."""
+    answer = ask(state, "sacctmgr", "-i", "add", "cluster", state.cluster_name, seconds=30)
     said = (answer.stdout + answer.stderr) if answer else "no answer within 30 s"
     if (answer is None or not answer.ok) and "already exists" not in said:
         raise HpcdlError("slurmdbd did not take the cluster", details=said.splitlines()[-5:])

@@ -1,7 +1,7 @@
 """Starts the daemons, waits until they serve, and says why where they do not.
 
 All run in the foreground as sessions of their own, with a clean environment that carries our
-mark, and write to one log each. A `Daemon` is how to start one; nothing here decides which.
+mark, and write to one log each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdl.cluster import network
@@ -24,7 +24,6 @@ from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.system.files import explain_os_errors
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_POLL = 0.01
 _STARTING_SECONDS = 20.0
 # Handles of what this process started: Python reaps them when they end, and does not warn.
 _children: list[subprocess.Popen[bytes]] = []
@@ -47,7 +46,7 @@ class Daemon:
 
     name: str
     argv: tuple[str, ...]
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def munged(state: ClusterState) -> Daemon:
@@ -57,7 +56,9 @@ def munged(state: ClusterState) -> Daemon:
         "munged",
         (
             *command(state, "munged"), "--foreground", "--num-threads=2",
-            *(["--force"] if _is_closed(run) else []),
+            # It wants its socket to be there for all, and takes a private one by force only. Where
+            # others can reach it, its own checks of owners and modes are kept.
+            *(["--force"] if any(map(_is_closed, (run, *run.parents))) else []),
             f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
             f"--seed-file={run}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
         ),
@@ -65,12 +66,7 @@ def munged(state: ClusterState) -> Daemon:
 
 
 def _is_closed(place: Path) -> bool:
-    """Whether only its user can reach a directory.
-
-    Munge wants its socket to be there for all, and takes a private one by force only. Where others
-    can reach it, its own checks of owners and modes are kept.
-    """
-    return any(not part.stat().st_mode & stat.S_IXOTH for part in (place, *place.parents))
+    return not place.stat().st_mode & stat.S_IXOTH
 
 
 def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
@@ -91,24 +87,6 @@ def own_hosts(state: ClusterState) -> tuple[str, ...]:
     return (program("unshare"), "--mount", "sh", "-c", shell, f"{state.directory}/etc/hosts")
 
 
-def slurmd(state: ClusterState, node: Node) -> Daemon:
-    """A node's daemon in loopback mode."""
-    return Daemon(
-        node.name,
-        (*command(state, "slurmd"), "-D", "-N", node.name, "-f", str(state.configuration)),
-    )
-
-
-def node_init(state: ClusterState, node: Node) -> Daemon:
-    """A whole node in namespaces mode; it waits for a line on its standard input."""
-    kinds = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child")
-    script = str(state.directory / "etc/node.sh")
-    return Daemon(
-        node.name,
-        (program("unshare"), *kinds, "--mount-proc", "bash", script, node.name, node.address),
-    )
-
-
 def start(state: ClusterState, daemon: Daemon) -> ProcessId:
     """Start a daemon and give its process."""
     process = _spawn(state, daemon, subprocess.DEVNULL)
@@ -118,23 +96,28 @@ def start(state: ClusterState, daemon: Daemon) -> ProcessId:
 def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, ProcessId]:
     """Start the slurmds of some nodes; in namespaces mode whole nodes with their cables."""
     if state.mode != NAMESPACES:
-        return {node.name: start(state, slurmd(state, node)) for node in nodes}
+        slurmd = (*command(state, "slurmd"), "-D", "-f", str(state.configuration), "-N")
+        return {one.name: start(state, Daemon(one.name, (*slurmd, one.name))) for one in nodes}
     for node in nodes:
         _forget_steps(state, node)
-    inits = [_spawn(state, node_init(state, node), subprocess.PIPE) for node in nodes]
+    # A whole node waits for a line on its standard input.
+    init = (program("unshare"), "--net", "--uts", "--mount", "--ipc", "--pid", "--fork",
+            "--kill-child", "--mount-proc", "bash", f"{state.directory}/etc/node.sh")  # fmt: skip
+    inits = [_spawn(state, Daemon(one.name, (*init, one.name, one.address)), subprocess.PIPE)
+             for one in nodes]  # fmt: skip
     try:
         pairs = list(zip(nodes, inits, strict=True))
-        for node, init in pairs:
-            _wait_for_own_network(init, output(state, node.name), node.name)
-        network.plug(state.directory, [(node, init.pid) for node, init in pairs])
-        started = {node.name: _identified(init, state, node.name) for node, init in pairs}
-        for init in inits:
-            assert init.stdin is not None
-            init.stdin.write(b"go\n")
-            init.stdin.close()
+        for node, first in pairs:
+            _wait_for_own_network(first, output(state, node.name), node.name)
+        network.plug(state.directory, [(node, first.pid) for node, first in pairs])
+        started = {node.name: _identified(first, state, node.name) for node, first in pairs}
+        for first in inits:
+            assert first.stdin is not None
+            first.stdin.write(b"go\n")
+            first.stdin.close()
     except BaseException:
-        for init in inits:
-            init.kill()
+        for first in inits:
+            first.kill()
         raise
     return started
 
@@ -152,18 +135,14 @@ def _forget_steps(state: ClusterState, node: Node) -> None:
 
 
 def wait_until(serves: Callable[[], bool], process: ProcessId, name: str, log: Path) -> None:
-    """Wait until a daemon serves.
-
-    Raises:
-        DaemonDied: it ended, or did not serve in time.
-    """
+    """Wait until a daemon serves, or say why it does not (`DaemonDied`)."""
     deadline = time.monotonic() + _STARTING_SECONDS
     while not serves():
         if not alive(process):
             raise DaemonDied(name, log)
         if time.monotonic() > deadline:
             raise DaemonDied(name, log, f"did not answer within {_STARTING_SECONDS:.0f} s")
-        time.sleep(_POLL)
+        time.sleep(0.01)
 
 
 def output(state: ClusterState, name: str) -> Path:
@@ -177,6 +156,14 @@ def output(state: ClusterState, name: str) -> Path:
 
 def _spawn(state: ClusterState, daemon: Daemon, stdin: int) -> subprocess.Popen[bytes]:
     log = output(state, daemon.name)
+    # Nothing of the user's, and our mark.
+    environment = {
+        "PATH": _PATH,
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "SLURM_CONF": str(state.configuration),
+        MARK: str(state.directory),
+    }
     with explain_os_errors(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
@@ -186,22 +173,11 @@ def _spawn(state: ClusterState, daemon: Daemon, stdin: int) -> subprocess.Popen[
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env={**base_environment(state), **(daemon.environment or {})},
+                env={**environment, **daemon.environment},
                 start_new_session=True,
             )
     _children.append(process)
     return process
-
-
-def base_environment(state: ClusterState) -> dict[str, str]:
-    """What every daemon gets: nothing of the user's, and our mark."""
-    return {
-        "PATH": _PATH,
-        "HOME": os.environ.get("HOME", "/"),
-        "LANG": "C.UTF-8",
-        "SLURM_CONF": str(state.configuration),
-        MARK: str(state.directory),
-    }
 
 
 def _identified(process: subprocess.Popen[bytes], state: ClusterState, name: str) -> ProcessId:

@@ -99,8 +99,8 @@ def test_another_release_runs_in_loopback_mode_without_accounting():
 
 def test_a_cluster_s_own_site_outlives_it_and_leads_back_to_its_source(tmp_path):
     source = find_site_file("embedded")
-    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=tmp_path)
-    rootfs.write_own(load_site(source), laid)
+    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", directory=tmp_path)
+    rootfs.write_own(load_site(source), laid, "pmix")
     own = rootfs.own_site(tmp_path)
     assert load_site(own).slurm.version == "24.11.5"
     assert own.relative_to(tmp_path).parts[0] not in teardown._PASSING
@@ -112,8 +112,8 @@ def test_an_own_site_whose_source_is_gone_stands_for_itself(tmp_path):
     source = tmp_path / "site.yaml"
     source.write_text(find_site_file("embedded").read_text())
     place = tmp_path / "cluster"
-    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=place)
-    rootfs.write_own(load_site(source), laid)
+    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", directory=place)
+    rootfs.write_own(load_site(source), laid, "pmix")
     source.unlink()
     assert site_of(str(rootfs.own_site(place))).source == rootfs.own_site(place)
 
@@ -126,8 +126,8 @@ def test_an_own_site_says_what_its_source_says_to_the_letter(tmp_path):
         text.replace("    gpu: {model: P100", "    account: 0123\n    gpu: {model: P100")
     )
     place = tmp_path / "cluster"
-    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", mpi="pmix", directory=place)
-    rootfs.write_own(load_site(source), laid)
+    laid = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", directory=place)
+    rootfs.write_own(load_site(source), laid, "pmix")
     assert load_site(rootfs.own_site(place)).partition("p100").account == "0123"
 
 
