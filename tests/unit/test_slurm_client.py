@@ -251,7 +251,7 @@ def test_a_cluster_without_a_partition_is_no_site(
       partition) echo "No partitions in the system";;
     esac""",
     )
-    command("sinfo", "echo slurm 22.05.8")
+    command("sinfo", "echo slurm-wlm 22.05.8")
     command("srun", "echo none")
     assert main(["site", "init"]) == 3
     assert "Slurm shows no partition here" in capsys.readouterr().err

@@ -76,14 +76,6 @@ def test_gres_tells_types_and_counts_of_gpus(
     assert parse.node(line).gpus == gpus
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [("slurm 22.05.8\n", "22.05.8"), ("slurm-wlm 20.11.4", "20.11.4"), ("", ""), ("\n", "")],
-)
-def test_the_version_is_the_last_word(text: str, version: str) -> None:
-    assert parse.version(text) == version
-
-
 MARK = "5f0c9a"
 
 
@@ -208,7 +200,6 @@ def test_no_text_makes_pairs_fail(text: str) -> None:
     assert all(isinstance(value, str) for value in parse.pairs(text).values())
     parse.mpi_plugins(text)
     parse.config(text)
-    parse.version(text)
 
 
 @given(st.text(max_size=100))
