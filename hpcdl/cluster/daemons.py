@@ -1,7 +1,9 @@
 """Starts the daemons, waits until they serve, and says why where they do not.
 
 All run in the foreground as sessions of their own, with a clean environment that carries our
-mark, and write to one log each.
+mark, and write to one log each. The database of the accounting is made once and outlives `down`,
+so that old jobs stay known; it listens on no network, and its socket lies in a directory that only
+its owner may enter.
 """
 
 from __future__ import annotations
@@ -20,11 +22,20 @@ from hpcdl.cluster import network
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
 from hpcdl.cluster.needs import command, program
 from hpcdl.cluster.processes import MARK, alive, end, identify
+from hpcdl.cluster.query import ask
 from hpcdl.system.errors import ExitCode, HpcdlError
-from hpcdl.system.files import explain_os_errors
+from hpcdl.system.files import explain_os_errors, user_name
+from hpcdl.system.run import run
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STARTING_SECONDS = 20.0
+# Small, without tuning; the last second may be lost in a crash.
+_DATABASE_OPTIONS = (
+    "--skip-networking", "--skip-grant-tables", "--performance-schema=OFF",
+    "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M",
+    "--innodb-flush-log-at-trx-commit=2", "--innodb-lock-wait-timeout=900",
+    "--max-connections=20",
+)  # fmt: skip
 # Handles of what this process started: Python reaps them when they end, and does not warn.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -51,16 +62,16 @@ class Daemon:
 
 def munged(state: ClusterState) -> Daemon:
     """Munge with a key and a socket of the cluster's own."""
-    run = state.directory / "run"
+    place = state.directory / "run"
     return Daemon(
         "munged",
         (
             *command(state, "munged"), "--foreground", "--num-threads=2",
             # It wants its socket to be there for all, and takes a private one by force only. Where
             # others can reach it, its own checks of owners and modes are kept.
-            *(["--force"] if any(map(_is_closed, (run, *run.parents))) else []),
-            f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
-            f"--seed-file={run}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
+            *(["--force"] if any(map(_is_closed, (place, *place.parents))) else []),
+            f"--socket={place}/munge.sock", f"--pid-file={place}/munged.pid",
+            f"--seed-file={place}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
         ),
     )  # fmt: skip
 
@@ -85,6 +96,58 @@ def own_hosts(state: ClusterState) -> tuple[str, ...]:
         return ()
     shell = 'mount --bind "$0" /etc/hosts && exec "$@"'
     return (program("unshare"), "--mount", "sh", "-c", shell, f"{state.directory}/etc/hosts")
+
+
+def prepare_database(state: ClusterState) -> None:
+    """Make the database's files where there are none yet."""
+    data = _data(state)
+    with explain_os_errors(data):
+        data.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (data / "mysql").is_dir():
+        return
+    run(
+        [
+            program("mariadb-install-db"), "--no-defaults", f"--datadir={data}",
+            "--auth-root-authentication-method=normal", "--skip-test-db", f"--user={user_name()}",
+        ],
+        timeout=120,
+        hint="the directory may hold a damaged database: `hpcdl cluster down --purge` removes it",
+    )  # fmt: skip
+
+
+def mariadbd(state: ClusterState) -> Daemon:
+    """The database server."""
+    return Daemon(
+        "mariadbd",
+        (
+            program("mariadbd"), "--no-defaults", f"--datadir={_data(state)}",
+            f"--socket={database_socket(state)}", f"--user={user_name()}",
+            f"--pid-file={state.directory}/run/mariadbd.pid", *_DATABASE_OPTIONS,
+        ),
+    )  # fmt: skip
+
+
+def slurmdbd(state: ClusterState) -> Daemon:
+    """Slurm's accounting daemon; it finds slurmdbd.conf beside SLURM_CONF."""
+    argv = (*own_hosts(state), program("slurmdbd"), "-D")
+    return Daemon("slurmdbd", argv, {"MYSQL_UNIX_PORT": str(database_socket(state))})
+
+
+def register(state: ClusterState) -> None:
+    """Make the cluster known to slurmdbd; known already is fine."""
+    answer = ask(state, "sacctmgr", "-i", "add", "cluster", state.cluster_name, seconds=30)
+    said = (answer.stdout + answer.stderr) if answer else "no answer within 30 s"
+    if (answer is None or not answer.ok) and "already exists" not in said:
+        raise HpcdlError("slurmdbd did not take the cluster", details=said.splitlines()[-5:])
+
+
+def database_socket(state: ClusterState) -> Path:
+    """MariaDB's socket."""
+    return state.directory / "database/mariadb.sock"
+
+
+def _data(state: ClusterState) -> Path:
+    return state.directory / "database/data"
 
 
 def start(state: ClusterState, daemon: Daemon) -> ProcessId:
@@ -189,7 +252,6 @@ def _identified(process: subprocess.Popen[bytes], state: ClusterState, name: str
 
 
 def _wait_for_own_network(init: subprocess.Popen[bytes], log: Path, name: str) -> None:
-    """Wait until `unshare` has left this machine's network."""
     deadline = time.monotonic() + 10
     here = Path("/proc/self/ns/net").readlink()
     while True:

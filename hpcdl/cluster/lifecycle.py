@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdl.cluster import accounting as books
 from hpcdl.cluster import cluster_plan, daemons, needs, network, processes, render, rootfs, state
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Ports
 from hpcdl.cluster.query import ask, mpi_plugin, of_nodes, responding, takes_jobs
@@ -184,20 +183,19 @@ def _write_files(asked: ClusterRequest, begun: ClusterState, mpi: str) -> None:
 
 
 def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
-    """Munge, the database and its daemon where there is accounting, slurmctld: each waited for."""
     socket = begun.directory / "run/munge.sock"
     if not processes.runs(begun, "munged"):
         socket.unlink(missing_ok=True)
         begun = _started(begun, daemons.munged(begun), socket.is_socket)
     address, ports = begun.controller_address, begun.ports
     if begun.accounting and not processes.runs(begun, "mariadbd"):
-        books.prepare_database(begun)
-        database = books.database_socket(begun)
-        begun = _started(begun, books.mariadbd(begun), lambda: responding(database))
+        daemons.prepare_database(begun)
+        database = daemons.database_socket(begun)
+        begun = _started(begun, daemons.mariadbd(begun), lambda: responding(database))
     if begun.accounting and not processes.runs(begun, "slurmdbd"):
         serves = (address, ports.database)
-        begun = _started(begun, books.slurmdbd(begun), lambda: responding(serves))
-        books.register(begun)
+        begun = _started(begun, daemons.slurmdbd(begun), lambda: responding(serves))
+        daemons.register(begun)
     if not processes.runs(begun, "slurmctld"):
         controller = daemons.slurmctld(begun, fresh=fresh)
         begun = _started(begun, controller, lambda: responding((address, ports.controller)))

@@ -130,11 +130,7 @@ def slurm_version() -> str:
 
 
 def program(name: str) -> str:
-    """The path of a program.
-
-    Raises:
-        MissingPrerequisite: it is not here.
-    """
+    """The path of a program. Raises `MissingPrerequisite`: it is not here."""
     found = find_program(name)
     if found is None:
         raise MissingPrerequisite(

@@ -179,7 +179,6 @@ def _free_networks(routed: Iterable[ipaddress.IPv4Network]) -> Iterator[str]:
 
 
 def _batch(lines: Sequence[str]) -> None:
-    """Run many `ip` commands in one process."""
     done = run(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n", check=False)
     if not done.ok:
         raise HpcdlError("the nodes' network could not be laid", details=done.last_lines())

@@ -155,7 +155,6 @@ def _belongs(entry: Path, directory: Path, by_files: bool) -> bool:
 
 
 def _holds(entry: Path, start: str) -> bool:
-    """Whether a process has a file open whose path starts so."""
     for link in (entry / "fd").iterdir():
         with suppress(OSError):
             if str(link.readlink()).startswith(start):

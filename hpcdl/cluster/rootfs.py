@@ -180,7 +180,6 @@ def _build(suite: Mapping[str, Any], say: Say) -> Root:
 
 
 def _bootstrap(suite: Mapping[str, Any], mirror: str, aside: Path) -> Root:
-    """Let debootstrap fill a directory; ask it for its Slurm; write its record."""
     name = suite["suite"]
     shutil.rmtree(aside, ignore_errors=True)
     # Suites younger than debootstrap are built as sid is.
@@ -300,7 +299,6 @@ def own_mirror() -> str:
 
 
 def _proxy() -> dict[str, str]:
-    """Apt's proxy, for debootstrap, where the environment names none."""
     said = _apt("apt-config", "shell", "proxy", "Acquire::http::Proxy")
     value = said.strip().removeprefix("proxy=").strip("'\"")
     own = value.startswith("http") and "http_proxy" not in os.environ

@@ -167,7 +167,6 @@ def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
 
 
 def _squeue(*options: str) -> str | None:
-    """What squeue prints of all jobs, None where it does not know the one that was asked for."""
     answer = ask(["squeue", "--all", "--states=all", *options], check=False)
     if "Invalid job id" in answer.stderr:
         return None

@@ -83,7 +83,6 @@ def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
 
 
 def _sbatch(script: Path, options: Sequence[str], token: str) -> int:
-    """Call sbatch, which ends with this process; the id that it told."""
     argv = ["sbatch", "--parsable", *options, str(script), token]
     answer = ask(argv, check=False, tied=True)
     if answer.ok:

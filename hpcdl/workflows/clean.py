@@ -105,7 +105,6 @@ def clean(
 
 
 def _limited(site: Site, kind: Kind, days: float | None, gb: float | None) -> Kind:
-    """A kind with the figures that count here."""
     own = site.clean.get(kind.name, Limits())
     days, gb = (own.days if days is None else days), (own.gb if gb is None else gb)
     return replace(kind, days=kind.days if days is None else days, gb=kind.gb if gb is None else gb)
@@ -153,7 +152,6 @@ def _remove(item: Item) -> None:
 
 
 def _check_runs(site: Site) -> Found:
-    """A run's directory, once all its jobs have ended."""
     runs = runs_directory(site)
     latest = os.path.realpath(runs.parent / "latest")  # resolve() fails where it leads to itself
     for path in runs.iterdir():
@@ -170,7 +168,6 @@ def _check_runs(site: Site) -> Found:
 
 
 def _job_index(site: Site) -> Found:
-    """Links by job id; the jobs' directories are their users'."""
     links = {path: path.name.partition(".")[0] for path in index(site).iterdir()
              if path.is_symlink()}  # fmt: skip
     links = {path: number for path, number in links.items() if number.isdecimal()}
@@ -184,8 +181,6 @@ def _job_index(site: Site) -> Found:
 
 
 def _files(*parts: str) -> Callable[[Site], Found]:
-    """Every file below a directory of hpcdl's home."""
-
     def find(_: Site) -> Found:
         yield from ((path, "") for path in home(*parts).rglob("*") if not path.is_dir())
 
@@ -201,7 +196,6 @@ def _job_records(_: Site) -> Found:
 
 
 def _leftovers(site: Site) -> Found:
-    """What killed commands left beside the files that they wrote."""
     for place in (site.paths.prefix, site.paths.work / "checks"):
         if place.is_dir():
             yield from ((path, "") for path in place.iterdir() if _LEFTOVER.fullmatch(path.name))

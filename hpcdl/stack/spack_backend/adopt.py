@@ -255,11 +255,7 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
 
 
 def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Sequence[Built]) -> None:
-    """Refuse what is not there, or not all of it: what is missing, or whether another Spack has it.
-
-    Raises:
-        MissingPrerequisite: one of these.
-    """
+    """Refuse what is not there, or not wholly; say what is missing, or who else has it."""
     where = lock.environment
     install = f"spack -e {where} install"
     if {one.hash for one in to_run} != lock.to_run:

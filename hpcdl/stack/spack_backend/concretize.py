@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import Site
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.spack_backend import environment as spack_yaml
 from hpcdl.stack.spack_backend.environment import Environment
@@ -107,19 +107,14 @@ def plan(
     if partition:
         site = the_site()
         own = Path(root) if root else site.paths.prefix / "spack" / partition
-        return _site_work(site, spack_yaml.environment_for(site, partition), own, partition)
+        return site_work(site, spack_yaml.environment_for(site, partition), own, partition)
     where = Path(root) if root else folder("spack")
     wanted = tuple(map(spack_yaml.environment, names)) or spack_yaml.environments()
     return Work(where, wanted, {_yaml(where, one): spack_yaml.render(one) for one in wanted}, None)
 
 
-def stack_work(site: Site, request: StackRequest, wanted: Environment) -> Work:
-    """What to write for a stack of a site, in PREFIX/spack/STACK."""
-    names = request.partitions or tuple(site.partitions)
-    return _site_work(site, wanted, site.paths.prefix / "spack" / request.name, names[0])
-
-
-def _site_work(site: Site, wanted: Environment, where: Path, partition: str) -> Work:
+def site_work(site: Site, wanted: Environment, where: Path, partition: str) -> Work:
+    """What to write for an environment of a site; its partitions are like `partition`."""
     scope = spack_yaml.render_site(site, site.partition(partition))
     files = {_yaml(where, wanted): spack_yaml.render(wanted), where / "site.yaml": scope}
     return Work(where, (wanted,), files, site.name)

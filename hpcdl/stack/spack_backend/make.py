@@ -174,7 +174,6 @@ def _keep_logs(where: Folders) -> None:
 
 
 def _failure(spack: Spack, where: Folders) -> HpcdlError:
-    """What went wrong, from make's log and the package's own."""
     said = where.log.read_text(errors="replace")
     failed = list(dict.fromkeys(_FAILED.findall(said)))
     if not failed:

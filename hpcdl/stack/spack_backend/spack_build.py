@@ -199,7 +199,9 @@ def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
             hint="`backend: venv` takes them; with Spack, add specs to an environment of your own",
         )
     wanted = environment_for_stack(site, request)
-    return SpackPlan(site, request, wanted, solver.stack_work(site, request, wanted), own_digest())
+    first = (request.partitions or tuple(site.partitions))[0]
+    work = solver.site_work(site, wanted, shared(site) / request.name, first)
+    return SpackPlan(site, request, wanted, work, own_digest())
 
 
 def build_spack(
@@ -286,7 +288,6 @@ def _solve(plan: SpackPlan, say: Say, time_limit: float | None) -> None:
 def _fill_cache(
     spack: Spack, plan: SpackPlan, cache: BuildCache, key: str | None, say: Say
 ) -> None:
-    """Keep what is built, also of a build that failed."""
     packages = inventory(spack, plan.folders.environment).packages
     built = {one.hash for one in packages if one.installed and not one.external}
     if built:

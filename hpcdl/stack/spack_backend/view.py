@@ -65,11 +65,7 @@ class Inventory:
 
 
 def inventory(spack: Spack, environment: Path) -> Inventory:
-    """What Spack knows of a solved environment.
-
-    Raises:
-        CommandFailed: Spack cannot read it.
-    """
+    """What Spack knows of a solved environment. Raises `CommandFailed`: Spack cannot read it."""
     told = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
     data = json.loads(told.strip().splitlines()[-1])
     packages = tuple(
