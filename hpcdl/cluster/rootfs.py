@@ -142,9 +142,8 @@ def get(release: str, say: Say) -> Root:
     if (found := find(release)) is not None:
         return found
     failures = list[str]()
-    for suite in facts.load("slurm_suites")["suites"]:
-        if suite["release"] != Release.parse(release).series:
-            continue
+    series, suites = Release.parse(release).series, facts.load("slurm_suites")["suites"]
+    for suite in (one for one in suites if one["release"] == series):
         try:
             root = _build(suite, say)
         except HpcdlError as fault:

@@ -149,15 +149,11 @@ class SpackPlan:
         return Adoption(self.site, self.request, read_lock(self.folders.environment), self.own)
 
     def expected(self) -> Release:
-        """The release as it will be recorded, without its lock; its id may be unknown.
-
-        Its proof is how sure the set is before anything is built.
-        """
+        """The release as it will be recorded, its id perhaps unknown, before anything is built."""
         site, request, wanted = self.site, self.request, self.environment
         name = self.release_id or f"{request.name}-{wanted.versions['tensorflow']}"
         locked_ones = read_lock(self.lock.parent).components if self.lock else {}
         target = site.partition((request.partitions or tuple(site.partitions))[0]).target
-        compiled = facts.load("spack")["locked_with"]["proof"]
         from_wheels = "compiled" if wanted.archs else "run"
         return Release(
             id=name,
@@ -167,7 +163,7 @@ class SpackPlan:
             module=wanted.module,
             versions=told_versions({**wanted.versions, **locked_ones}),
             partitions=request.partitions,
-            proof=from_wheels if wanted.wheels else str(compiled),
+            proof=from_wheels if wanted.wheels else facts.load("spack")["locked_with"]["proof"],
             created="",
             hpcdl=f"{__version__}+{self.own}",
             needs=needs_of(wanted.archs, wanted.versions.get("cuda", ""), target,
