@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -77,9 +78,9 @@ def test_the_site_file_has_the_figures_and_an_option_comes_before_it(
 ) -> None:
     text, file = site.source.read_text(), tmp_path / "site.yaml"
     file.write_text(text + "clean: {lgos: {days: -1}}\n")
-    with pytest.raises(BadInput, match="lgos") as caught:
+    with pytest.raises(BadInput) as caught:
         load_site(file)
-    assert "logs" in caught.value.render()
+    assert {"lgos", "logs"} <= set(re.findall(r"\w+", caught.value.render()))
     file.write_text(text + "clean: {logs: {days: 5, gb: 0.00000002}, cache: {days: 7}}\n")
     site = dataclasses.replace(site, clean=load_site(file).clean)
     logs = [made(home("logs") / f"{days}.log", days) for days in (6, 3, 2, 1)]
