@@ -51,20 +51,19 @@ def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
 
 @terminable()
 def _concretize(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack_backend.concretize import concretize, plan, render_work
-    from hpcdl.stack.spack_backend.show import plan_text, solved_data, solved_text
+    from hpcdl.stack.spack_backend import concretize as solver
 
-    work = plan(args.environments, args.partition, args.directory, lambda: the_site(args))
-    data, text = work.as_data(), plan_text(work, args.render)
+    work = solver.plan(args.environments, args.partition, args.directory, lambda: the_site(args))
+    data, text = work.as_data(), work.text(render_only=args.render)
     if not args.dry_run:
-        render_work(work)
+        solver.render_work(work)
     if args.dry_run or args.render:
         return show(args, data, text)
     found = [
-        concretize(work.root, one, progress_teller(), time_limit=args.time_limit)
+        solver.concretize(work.root, one, progress_teller(), time_limit=args.time_limit)
         for one in work.environments
     ]
-    show(args, solved_data(found), solved_text(found))
+    show(args, solver.solved_data(found), solver.solved_text(found))
     return ExitCode.OK if not any(one.differences for one in found) else ExitCode.NO
 
 
@@ -133,7 +132,7 @@ def _lack(plan: Plan, *, only_look: bool = False) -> HpcdlError | None:
 
 
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack_backend.show import progress
+    from hpcdl.stack.spack_backend.make import progress
     from hpcdl.stack.spack_backend.spack_build import build_spack, plan_spack
     from hpcdl.system.progress import StatusLine
 
@@ -220,12 +219,11 @@ def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
 @terminable()
 def _mirror(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.mirror import choose_environments, make_mirror, plan_mirror
-    from hpcdl.stack.spack_backend.show import mirror_text
 
     root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
     mirror = plan_mirror(Path(args.directory).absolute(), root, names, args.bazel_cache)
     if args.dry_run:
-        return show(args, mirror.as_data(), mirror_text(mirror))
+        return show(args, mirror.as_data(), mirror.text())
     make_mirror(mirror, root, progress_teller())
     if args.json:
         print_json({**mirror.as_data(), "missing": []})

@@ -19,7 +19,6 @@ def _say(text: str) -> None:
 
 
 def _site(args: argparse.Namespace) -> Site:
-    """As everywhere, but the shipped `embedded` site is the default."""
     from hpcdl.cluster.find import site_of
 
     return site_of(args.site)

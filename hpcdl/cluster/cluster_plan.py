@@ -1,10 +1,9 @@
-"""Lays a site out on one machine: pure functions from `Site` to `ClusterRequest` and `Plan`."""
+"""Lays a site out on one machine: pure functions from `Site` to `ClusterRequest` and nodes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +14,7 @@ from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import count_of
 
-MB_PER_GB = 1024
-_DEFAULT_TIME, _DEFAULT_MINUTES = "01:00:00", 60
+_MB_PER_GB = 1024
 _MAX_HOSTNAME = 63
 # Linux: sun_path of unix(7) has 108 bytes, its ending zero included.
 _MAX_SOCKET = 107
@@ -53,7 +51,7 @@ def request(
             offered += names
             group = _group(part, tuple(name for name in names if name not in known))
             for name in names:
-                if name in known and _hardware(known[name]) != _hardware(group):
+                if name in known and known[name].hardware != group.hardware:
                     raise BadInput(
                         f"the partitions '{known[name].partition}' and '{partition.name}' "
                         f"describe the node {name} in different ways"
@@ -63,15 +61,6 @@ def request(
                 known.update(dict.fromkeys(group.names, group))
         queues.append(_queue(partition, tuple(offered), site.default_partition))
     return ClusterRequest(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
-
-
-def cluster_name(site: str, directory: Path) -> str:
-    """What Slurm calls the cluster: it takes lower-case letters and digits only.
-
-    No two clusters of a machine have one name: it is a part of what jobs' directories are called.
-    """
-    own = hashlib.sha256(bytes(directory)).hexdigest()[:6]
-    return (re.sub(r"[^a-z0-9]", "", site.lower())[:30] or "embedded") + own
 
 
 def fingerprint(asked: ClusterRequest) -> dict[str, str]:
@@ -87,23 +76,14 @@ def fingerprint(asked: ClusterRequest) -> dict[str, str]:
 
 
 def lay_out(asked: ClusterRequest, network: str, ports: Ports) -> tuple[Node, ...]:
-    """Give every node its address and port."""
-    owner = {name: group.partition for group in asked.groups for name in group.names}
+    """Give every node its port, and its address in a /24 network as `10.77.0`; .1 is the host's."""
+    owners = [(name, group.partition) for group in asked.groups for name in group.names]
+    apart = asked.mode == NAMESPACES
     return tuple(
-        Node(
-            name=name,
-            partition=owner[name],
-            index=index,
-            address=address(network, index) if asked.mode == NAMESPACES else "127.0.0.1",
-            port=ports.node(asked.mode, index),
-        )
-        for index, name in enumerate(asked.node_names)
-    )
-
-
-def address(network: str, index: int) -> str:
-    """The address of node `index` in a /24 network written as `10.77.0`; .1 is the host's."""
-    return f"{network}.{index + 2}"
+        Node(name, partition, index, f"{network}.{index + 2}" if apart else "127.0.0.1",
+             ports.node(asked.mode, index))
+        for index, (name, partition) in enumerate(owners)
+    )  # fmt: skip
 
 
 def check_directory(directory: Path, nodes: Iterable[str]) -> None:
@@ -119,8 +99,8 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
             f"slurm.conf cannot hold the path {directory}: it has {' '.join(map(repr, bad))}",
             hint="set HPCDL_CLUSTER_DIR to a plain path, such as ~/hpcdl-cluster",
         )
-    longest = max(nodes, key=len)
-    longest_path = _MAX_SOCKET - max(len(name.format(node=longest)) for name in _SOCKETS) - 1
+    node = max(nodes, key=len)
+    longest_path = _MAX_SOCKET - max(len(name.format(node=node)) for name in _SOCKETS) - 1
     if len(str(directory).encode()) > longest_path:
         raise BadInput(
             f"the path {directory} is too long for unix sockets below it: "
@@ -137,16 +117,12 @@ def _parts(partition: Partition, max_nodes: int | None) -> Iterator[tuple[Partit
     if not partition.groups:
         yield partition, _names(partition)[:max_nodes]
         return
-    named = {
-        name
-        for group in partition.groups
-        if group.hostlist
-        for name in expand_hostlist(group.hostlist)
-    }
+    own = [list(expand_hostlist(group.hostlist or "")) for group in partition.groups]
+    named = {name for names in own for name in names}
     left = [name for name in _names(partition) if name not in named]
-    for group in partition.groups:
-        names = list(expand_hostlist(group.hostlist)) if group.hostlist else left[: group.nodes]
-        left = left if group.hostlist else left[group.nodes :]
+    for group, names in zip(partition.groups, own, strict=True):
+        if not group.hostlist:
+            names, left = left[: group.nodes], left[group.nodes :]
         yield group, names[:max_nodes]
 
 
@@ -173,25 +149,19 @@ def _group(partition: Partition, names: tuple[str, ...]) -> Group:
         sockets=partition.sockets,
         cores_per_socket=partition.cores_per_socket,
         threads_per_core=partition.threads_per_core,
-        memory_mb=int(partition.memory_gb * MB_PER_GB),
+        memory_mb=int(partition.memory_gb * _MB_PER_GB),
         gpu_type=partition.gpu.gres_type if partition.gpu else None,
         gpus=partition.gpus_per_node,
         features=partition.features,
     )
 
 
-def _hardware(group: Group) -> tuple[object, ...]:
-    return (group.cpus, group.sockets, group.cores_per_socket, group.memory_mb, group.gpu_type,
-            group.gpus)  # fmt: skip
-
-
 def _queue(partition: Partition, names: tuple[str, ...], default: str) -> Queue:
-    short = partition.max_minutes < _DEFAULT_MINUTES
     return Queue(
         name=partition.name,
         nodes=names,
         default=partition.name == default,
         max_time=partition.max_time,
-        default_time=partition.max_time if short else _DEFAULT_TIME,
-        memory_per_cpu_mb=max(1, int(partition.memory_gb * MB_PER_GB) // partition.cpus),
+        default_time=partition.max_time if partition.max_minutes < 60 else "01:00:00",
+        memory_per_cpu_mb=max(1, int(partition.memory_gb * _MB_PER_GB) // partition.cpus),
     )

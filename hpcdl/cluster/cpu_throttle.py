@@ -54,7 +54,6 @@ def throttled(directory: Path) -> set[str]:
 
 
 def _node_of(pid: int, directory: Path) -> str:
-    """The node that a process throttles; empty where it throttles none."""
     with suppress(OSError, ValueError, IndexError):
         argv = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
         where, node = argv[argv.index(_MODULE) + 1 :][:2]

@@ -1,7 +1,9 @@
 """Starts the daemons, waits until they serve, and says why where they do not.
 
 All run in the foreground as sessions of their own, with a clean environment that carries our
-mark, and write to one log each. A `Daemon` is how to start one; nothing here decides which.
+mark, and write to one log each. The database of the accounting is made once and outlives `down`,
+so that old jobs stay known; it listens on no network, and its socket lies in a directory that only
+its owner may enter.
 """
 
 from __future__ import annotations
@@ -13,19 +15,27 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdl.cluster import network
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
 from hpcdl.cluster.needs import command, program
 from hpcdl.cluster.processes import MARK, alive, end, identify
+from hpcdl.cluster.query import ask
 from hpcdl.system.errors import ExitCode, HpcdlError
-from hpcdl.system.files import explain_os_errors
+from hpcdl.system.files import explain_os_errors, user_name
+from hpcdl.system.run import run
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_POLL = 0.01
 _STARTING_SECONDS = 20.0
+# Small, without tuning; the last second may be lost in a crash.
+_DATABASE_OPTIONS = (
+    "--skip-networking", "--skip-grant-tables", "--performance-schema=OFF",
+    "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M",
+    "--innodb-flush-log-at-trx-commit=2", "--innodb-lock-wait-timeout=900",
+    "--max-connections=20",
+)  # fmt: skip
 # Handles of what this process started: Python reaps them when they end, and does not warn.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -47,30 +57,27 @@ class Daemon:
 
     name: str
     argv: tuple[str, ...]
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def munged(state: ClusterState) -> Daemon:
     """Munge with a key and a socket of the cluster's own."""
-    run = state.directory / "run"
+    place = state.directory / "run"
     return Daemon(
         "munged",
         (
             *command(state, "munged"), "--foreground", "--num-threads=2",
-            *(["--force"] if _is_closed(run) else []),
-            f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid",
-            f"--seed-file={run}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
+            # It wants its socket to be there for all, and takes a private one by force only. Where
+            # others can reach it, its own checks of owners and modes are kept.
+            *(["--force"] if any(map(_is_closed, (place, *place.parents))) else []),
+            f"--socket={place}/munge.sock", f"--pid-file={place}/munged.pid",
+            f"--seed-file={place}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
         ),
     )  # fmt: skip
 
 
 def _is_closed(place: Path) -> bool:
-    """Whether only its user can reach a directory.
-
-    Munge wants its socket to be there for all, and takes a private one by force only. Where others
-    can reach it, its own checks of owners and modes are kept.
-    """
-    return any(not part.stat().st_mode & stat.S_IXOTH for part in (place, *place.parents))
+    return not place.stat().st_mode & stat.S_IXOTH
 
 
 def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
@@ -91,22 +98,56 @@ def own_hosts(state: ClusterState) -> tuple[str, ...]:
     return (program("unshare"), "--mount", "sh", "-c", shell, f"{state.directory}/etc/hosts")
 
 
-def slurmd(state: ClusterState, node: Node) -> Daemon:
-    """A node's daemon in loopback mode."""
-    return Daemon(
-        node.name,
-        (*command(state, "slurmd"), "-D", "-N", node.name, "-f", str(state.configuration)),
-    )
+def prepare_database(state: ClusterState) -> None:
+    """Make the database's files where there are none yet."""
+    data = _data(state)
+    with explain_os_errors(data):
+        data.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (data / "mysql").is_dir():
+        return
+    run(
+        [
+            program("mariadb-install-db"), "--no-defaults", f"--datadir={data}",
+            "--auth-root-authentication-method=normal", "--skip-test-db", f"--user={user_name()}",
+        ],
+        timeout=120,
+        hint="the directory may hold a damaged database: `hpcdl cluster down --purge` removes it",
+    )  # fmt: skip
 
 
-def node_init(state: ClusterState, node: Node) -> Daemon:
-    """A whole node in namespaces mode; it waits for a line on its standard input."""
-    kinds = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child")
-    script = str(state.directory / "etc/node.sh")
+def mariadbd(state: ClusterState) -> Daemon:
+    """The database server."""
     return Daemon(
-        node.name,
-        (program("unshare"), *kinds, "--mount-proc", "bash", script, node.name, node.address),
-    )
+        "mariadbd",
+        (
+            program("mariadbd"), "--no-defaults", f"--datadir={_data(state)}",
+            f"--socket={database_socket(state)}", f"--user={user_name()}",
+            f"--pid-file={state.directory}/run/mariadbd.pid", *_DATABASE_OPTIONS,
+        ),
+    )  # fmt: skip
+
+
+def slurmdbd(state: ClusterState) -> Daemon:
+    """Slurm's accounting daemon; it finds slurmdbd.conf beside SLURM_CONF."""
+    argv = (*own_hosts(state), program("slurmdbd"), "-D")
+    return Daemon("slurmdbd", argv, {"MYSQL_UNIX_PORT": str(database_socket(state))})
+
+
+def register(state: ClusterState) -> None:
+    """Make the cluster known to slurmdbd; known already is fine."""
+    answer = ask(state, "sacctmgr", "-i", "add", "cluster", state.cluster_name, seconds=30)
+    said = (answer.stdout + answer.stderr) if answer else "no answer within 30 s"
+    if (answer is None or not answer.ok) and "already exists" not in said:
+        raise HpcdlError("slurmdbd did not take the cluster", details=said.splitlines()[-5:])
+
+
+def database_socket(state: ClusterState) -> Path:
+    """MariaDB's socket."""
+    return state.directory / "database/mariadb.sock"
+
+
+def _data(state: ClusterState) -> Path:
+    return state.directory / "database/data"
 
 
 def start(state: ClusterState, daemon: Daemon) -> ProcessId:
@@ -118,23 +159,28 @@ def start(state: ClusterState, daemon: Daemon) -> ProcessId:
 def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, ProcessId]:
     """Start the slurmds of some nodes; in namespaces mode whole nodes with their cables."""
     if state.mode != NAMESPACES:
-        return {node.name: start(state, slurmd(state, node)) for node in nodes}
+        slurmd = (*command(state, "slurmd"), "-D", "-f", str(state.configuration), "-N")
+        return {one.name: start(state, Daemon(one.name, (*slurmd, one.name))) for one in nodes}
     for node in nodes:
         _forget_steps(state, node)
-    inits = [_spawn(state, node_init(state, node), subprocess.PIPE) for node in nodes]
+    # A whole node waits for a line on its standard input.
+    init = (program("unshare"), "--net", "--uts", "--mount", "--ipc", "--pid", "--fork",
+            "--kill-child", "--mount-proc", "bash", f"{state.directory}/etc/node.sh")  # fmt: skip
+    inits = [_spawn(state, Daemon(one.name, (*init, one.name, one.address)), subprocess.PIPE)
+             for one in nodes]  # fmt: skip
     try:
         pairs = list(zip(nodes, inits, strict=True))
-        for node, init in pairs:
-            _wait_for_own_network(init, output(state, node.name), node.name)
-        network.plug(state.directory, [(node, init.pid) for node, init in pairs])
-        started = {node.name: _identified(init, state, node.name) for node, init in pairs}
-        for init in inits:
-            assert init.stdin is not None
-            init.stdin.write(b"go\n")
-            init.stdin.close()
+        for node, first in pairs:
+            _wait_for_own_network(first, output(state, node.name), node.name)
+        network.plug(state.directory, [(node, first.pid) for node, first in pairs])
+        started = {node.name: _identified(first, state, node.name) for node, first in pairs}
+        for first in inits:
+            assert first.stdin is not None
+            first.stdin.write(b"go\n")
+            first.stdin.close()
     except BaseException:
-        for init in inits:
-            init.kill()
+        for first in inits:
+            first.kill()
         raise
     return started
 
@@ -152,18 +198,14 @@ def _forget_steps(state: ClusterState, node: Node) -> None:
 
 
 def wait_until(serves: Callable[[], bool], process: ProcessId, name: str, log: Path) -> None:
-    """Wait until a daemon serves.
-
-    Raises:
-        DaemonDied: it ended, or did not serve in time.
-    """
+    """Wait until a daemon serves, or say why it does not (`DaemonDied`)."""
     deadline = time.monotonic() + _STARTING_SECONDS
     while not serves():
         if not alive(process):
             raise DaemonDied(name, log)
         if time.monotonic() > deadline:
             raise DaemonDied(name, log, f"did not answer within {_STARTING_SECONDS:.0f} s")
-        time.sleep(_POLL)
+        time.sleep(0.01)
 
 
 def output(state: ClusterState, name: str) -> Path:
@@ -177,6 +219,14 @@ def output(state: ClusterState, name: str) -> Path:
 
 def _spawn(state: ClusterState, daemon: Daemon, stdin: int) -> subprocess.Popen[bytes]:
     log = output(state, daemon.name)
+    # Nothing of the user's, and our mark.
+    environment = {
+        "PATH": _PATH,
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "SLURM_CONF": str(state.configuration),
+        MARK: str(state.directory),
+    }
     with explain_os_errors(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
@@ -186,22 +236,11 @@ def _spawn(state: ClusterState, daemon: Daemon, stdin: int) -> subprocess.Popen[
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                env={**base_environment(state), **(daemon.environment or {})},
+                env={**environment, **daemon.environment},
                 start_new_session=True,
             )
     _children.append(process)
     return process
-
-
-def base_environment(state: ClusterState) -> dict[str, str]:
-    """What every daemon gets: nothing of the user's, and our mark."""
-    return {
-        "PATH": _PATH,
-        "HOME": os.environ.get("HOME", "/"),
-        "LANG": "C.UTF-8",
-        "SLURM_CONF": str(state.configuration),
-        MARK: str(state.directory),
-    }
 
 
 def _identified(process: subprocess.Popen[bytes], state: ClusterState, name: str) -> ProcessId:
@@ -213,7 +252,6 @@ def _identified(process: subprocess.Popen[bytes], state: ClusterState, name: str
 
 
 def _wait_for_own_network(init: subprocess.Popen[bytes], log: Path, name: str) -> None:
-    """Wait until `unshare` has left this machine's network."""
     deadline = time.monotonic() + 10
     here = Path("/proc/self/ns/net").readlink()
     while True:

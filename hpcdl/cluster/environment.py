@@ -10,12 +10,13 @@ from pathlib import Path
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.state import chosen_directory
 
-_TEMPLATE = """\
-{exports}
-case ":${{MODULEPATH:-}}:" in
-  *:{modules}:*) ;;
-  *) export MODULEPATH={modules}"${{MODULEPATH:+:$MODULEPATH}}" ;;
+_FRONT = """\
+case ":${{{name}:-}}:" in
+  *:{first}:*) ;;
+  *) export {name}={first}"${{{name}:+:${name}}}" ;;
 esac
+"""
+_LMOD = """\
 if ! command -v module > /dev/null 2>&1; then
   if [ -n "${{ZSH_VERSION:-}}" ]; then hpcdl_lmod={init}/zsh
   elif [ -n "${{BASH_VERSION:-}}" ]; then hpcdl_lmod={init}/bash
@@ -28,12 +29,6 @@ if ! command -v module > /dev/null 2>&1; then
 fi
 """
 
-_ON_PATH = """\
-case ":$PATH:" in
-  *:{own}:*) ;;
-  *) export PATH={own}:"$PATH" ;;
-esac"""
-
 
 def variables(current: ClusterState) -> dict[str, str]:
     """The variables that say which cluster and site are meant."""
@@ -43,14 +38,15 @@ def variables(current: ClusterState) -> dict[str, str]:
     return found
 
 
-def commands(current: ClusterState) -> Path | None:
-    """The directory of a cluster's own sbatch, srun and so on; None for the machine's."""
-    return current.directory / "bin" if current.root else None
-
-
 def modules(current: ClusterState) -> Path:
     """The directory that `module avail` shows: the current release's."""
     return current.prefix / "current/modules"
+
+
+def _fronts(current: ClusterState) -> dict[str, str]:
+    """What goes in front: a cluster's own sbatch, srun and so on, and the modules."""
+    own = {"PATH": str(current.directory / "bin")} if current.root else {}
+    return {**own, "MODULEPATH": str(modules(current))}
 
 
 def environment(current: ClusterState, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -59,23 +55,18 @@ def environment(current: ClusterState, base: Mapping[str, str] | None = None) ->
     `base` is what to build on, this process's environment by default.
     """
     merged = {**(os.environ if base is None else base), **variables(current)}
-    if (own := commands(current)) is not None:
-        merged["PATH"] = f"{own}:{merged.get('PATH', os.defpath)}"
-    front = str(modules(current))
-    rest = [part for part in merged.get("MODULEPATH", "").split(":") if part and part != front]
-    merged["MODULEPATH"] = ":".join([front, *rest])
+    for name, first in _fronts(current).items():
+        before = merged.get(name, os.defpath if name == "PATH" else "").split(":")
+        merged[name] = ":".join([first, *(part for part in before if part and part != first)])
     return merged
 
 
 def shell_exports(current: ClusterState) -> str:
     """Lines for `eval` in bash, zsh or sh; a second eval changes nothing."""
-    exports = "\n".join(
-        f"export {name}={shlex.quote(value)}" for name, value in variables(current).items()
-    )
-    if (own := commands(current)) is not None:
-        exports += "\n" + _ON_PATH.format(own=shlex.quote(str(own)))
-    return _TEMPLATE.format(
-        exports=exports,
-        modules=shlex.quote(str(modules(current))),
-        init=shlex.quote(str(current.lmod_init.parent)),
-    )
+    exports = [
+        f"export {name}={shlex.quote(value)}\n" for name, value in variables(current).items()
+    ]
+    fronts = [_FRONT.format(name=name, first=shlex.quote(first))
+              for name, first in _fronts(current).items()]  # fmt: skip
+    lmod = _LMOD.format(init=shlex.quote(str(current.lmod_init.parent)))
+    return "".join([*exports, *fronts, lmod])

@@ -11,7 +11,7 @@ from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.resources import home
 
-DEFAULT_SITE = "embedded"
+_DEFAULT_SITE = "embedded"
 
 
 def site_of(given: str | None) -> Site:
@@ -34,7 +34,7 @@ def directory_of(given: str | None) -> Path:
     chosen = chosen_directory()
     if chosen is not None:
         return chosen
-    named = Path(given or os.environ.get("HPCDL_SITE") or DEFAULT_SITE).expanduser().absolute()
+    named = Path(given or os.environ.get("HPCDL_SITE") or _DEFAULT_SITE).expanduser().absolute()
     try:
         file = _site_file(given).absolute()
     except BadInput:
@@ -70,4 +70,4 @@ def _site_file(given: str | None) -> Path:
     try:
         return find_site_file(None)
     except BadInput:
-        return find_site_file(DEFAULT_SITE)
+        return find_site_file(_DEFAULT_SITE)

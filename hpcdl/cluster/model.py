@@ -1,15 +1,19 @@
 """The values of an embedded cluster: what is asked for, where it lies, what runs.
 
-`Plan` is pure data (a site laid out on one machine), `ClusterState` is what `cluster.json`
-holds: enough to find, check, restart and stop everything without the site file.
+`ClusterState` is what `cluster.json` holds: enough to find, check, restart and stop everything
+without the site file.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
 
 NAMESPACES = "namespaces"
 LOOPBACK = "loopback"
@@ -80,6 +84,12 @@ class Group:
         """Hardware threads of a node."""
         return self.sockets * self.cores_per_socket * self.threads_per_core
 
+    @property
+    def hardware(self) -> tuple[object, ...]:
+        """What two descriptions of one node must agree in."""
+        return (self.cpus, self.sockets, self.cores_per_socket, self.memory_mb, self.gpu_type,
+                self.gpus)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Queue:
@@ -112,28 +122,6 @@ class ClusterRequest:
     def node_names(self) -> tuple[str, ...]:
         """All nodes in order."""
         return tuple(name for group in self.groups for name in group.names)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A cluster laid out on this machine: addresses, ports, names, all chosen."""
-
-    request: ClusterRequest
-    directory: Path
-    host: str
-    user: str
-    network: str
-    ports: Ports
-    slurm_version: str
-    mpi: str
-    first_job: int
-    nodes: tuple[Node, ...]
-    root: Path | None = None
-
-    @property
-    def controller_address(self) -> str:
-        """Where slurmctld listens."""
-        return controller_address(self.request.mode, self.network)
 
 
 @dataclass(frozen=True)
@@ -178,6 +166,21 @@ class ClusterState:
     root: Path | None = None
 
     @property
+    def ports(self) -> Ports:
+        """Its TCP ports."""
+        return Ports(self.port_base)
+
+    @property
+    def cluster_name(self) -> str:
+        """What Slurm calls it: Slurm takes lower-case letters and digits only.
+
+        No two clusters of a machine have one name: it is a part of what jobs' directories are
+        called.
+        """
+        own = hashlib.sha256(bytes(self.directory)).hexdigest()[:6]
+        return (re.sub(r"[^a-z0-9]", "", self.site.lower())[:30] or "embedded") + own
+
+    @property
     def configuration(self) -> Path:
         """The cluster's slurm.conf."""
         return self.directory / "etc/slurm.conf"
@@ -187,32 +190,16 @@ class ClusterState:
         return self.directory / "log" / f"{daemon}.log"
 
     def node(self, name: str) -> Node:
-        """The node `name`.
-
-        Raises:
-            BadInput: unknown; the hint names the nearest one.
-        """
+        """The node `name`; of an unknown one, `BadInput` names the nearest."""
         found = {node.name: node for node in self.nodes}
         if name not in found:
-            from hpcdl.system.errors import BadInput
-            from hpcdl.system.text import did_you_mean
-
             raise BadInput(f"the cluster has no node '{name}'", hint=did_you_mean(name, found))
         return found[name]
 
     @property
     def controller_address(self) -> str:
-        """Where slurmctld listens."""
-        return controller_address(self.mode, self.network)
-
-    def with_process(self, name: str, process: ProcessId) -> ClusterState:
-        """This state with one daemon more, or restarted."""
-        return replace(self, processes={**self.processes, name: process})
-
-
-def controller_address(mode: str, network: str) -> str:
-    """The machine's own address on the nodes' network."""
-    return f"{network}.1" if mode == NAMESPACES else "127.0.0.1"
+        """Where slurmctld listens: the machine's own address on the nodes' network."""
+        return f"{self.network}.1" if self.mode == NAMESPACES else "127.0.0.1"
 
 
 def bridge_name(directory: Path) -> str:

@@ -21,8 +21,7 @@ _CONTROLLER_MB = 60
 _DATABASE_MB = 150
 _MIN_FREE_MB = 64
 _MIN_FREE_DATABASE_MB = 400
-MAX_NETWORK_NODES = 250
-"""A /24 network holds no more."""
+_MAX_NETWORK_NODES = 250  # of a /24 network
 _MAX_NODES = 2000
 
 
@@ -80,14 +79,20 @@ def check_size(asked: ClusterRequest) -> None:
         MissingPrerequisite: says how many would fit and how to ask for fewer.
     """
     nodes = len(asked.node_names)
-    fits = min(_fitting(asked), _MAX_NODES)
+    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = int(found.group(1)) // 1024 if found else 1024
+    free -= _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
+    fits = min(max(0, free) // _NODE_MB[asked.mode], _MAX_NODES)
     why = f"this machine's memory holds about {fits}"
-    if asked.mode == NAMESPACES and fits > MAX_NETWORK_NODES:
-        fits, why = MAX_NETWORK_NODES, f"mode namespaces holds {MAX_NETWORK_NODES}"
+    if asked.mode == NAMESPACES and fits > _MAX_NETWORK_NODES:
+        fits, why = _MAX_NETWORK_NODES, f"mode namespaces holds {_MAX_NETWORK_NODES}"
     if nodes <= fits:
         return
-    most = max(_per_partition(asked, fits), 1)
-    more = ", or use --mode loopback" if asked.mode == NAMESPACES and nodes <= 2000 else ""
+    # The largest cap per partition with which all partitions fit.
+    sizes = [len(group.names) for group in asked.groups]
+    caps = range(max(sizes), 1, -1)
+    most = next((cap for cap in caps if sum(min(size, cap) for size in sizes) <= fits), 1)
+    more = ", or use --mode loopback" if asked.mode == NAMESPACES and nodes <= _MAX_NODES else ""
     raise MissingPrerequisite(
         f"the site '{asked.site}' has {nodes} nodes, and {why}",
         hint=f"emulate fewer: --max-nodes-per-partition {most}{more}",
@@ -125,11 +130,7 @@ def slurm_version() -> str:
 
 
 def program(name: str) -> str:
-    """The path of a program.
-
-    Raises:
-        MissingPrerequisite: it is not here.
-    """
+    """The path of a program. Raises `MissingPrerequisite`: it is not here."""
     found = find_program(name)
     if found is None:
         raise MissingPrerequisite(
@@ -139,11 +140,7 @@ def program(name: str) -> str:
 
 
 def command(current: ClusterState, name: str) -> tuple[str, ...]:
-    """The command that starts a program of a cluster's own Slurm.
-
-    Raises:
-        MissingPrerequisite: it is not here.
-    """
+    """The command that starts a program of a cluster's own Slurm."""
     if current.root is None:
         return (program(name),)
     enter = str(current.directory / "etc/enter.sh")
@@ -160,29 +157,6 @@ def lack_of_namespaces() -> str:
     if not Path("/etc/hosts").exists():
         return "there is no /etc/hosts, in whose place a node sees its own"
     kinds = ("--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--mount-proc")
-    made = run(
-        [program("unshare"), *kinds, "sh", "-c", "mount -t tmpfs tmpfs /dev/shm"],
-        check=False,
-        timeout=10,
-    )
-    if not made.ok:
-        return (made.last_lines(1) or ["unshare failed"])[0]
-    return ""
-
-
-def _fitting(asked: ClusterRequest) -> int:
-    """Nodes for which the free memory is enough."""
-    text = Path("/proc/meminfo").read_text()
-    found = re.search(r"^MemAvailable:\s+(\d+)", text, re.MULTILINE)
-    free = int(found.group(1)) // 1024 if found else 1024
-    fixed = _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
-    return max(0, free - fixed) // _NODE_MB[asked.mode]
-
-
-def _per_partition(asked: ClusterRequest, fits: int) -> int:
-    """The largest cap per partition with which all partitions fit."""
-    sizes = [len(group.names) for group in asked.groups]
-    cap = max(sizes)
-    while cap > 1 and sum(min(size, cap) for size in sizes) > fits:
-        cap -= 1
-    return cap
+    argv = [program("unshare"), *kinds, "sh", "-c", "mount -t tmpfs tmpfs /dev/shm"]
+    made = run(argv, check=False, timeout=10)
+    return "" if made.ok else (made.last_lines(1) or ["unshare failed"])[0]

@@ -33,10 +33,7 @@ def allocating() -> AbstractContextManager[None]:
 
 
 def make_bridge(directory: Path) -> str:
-    """Make a cluster's bridge on a network that this machine does not use.
-
-    Returns:
-        Its /24 network, written as `10.77.0`.
+    """Make a cluster's bridge on a network that this machine does not use: a /24 as `10.77.0`.
 
     Raises:
         MissingPrerequisite: bridges may not be made here, or no network is free.
@@ -61,20 +58,15 @@ def plug(directory: Path, nodes: Sequence[tuple[Node, int]]) -> None:
         link = link_name(directory, node)
         if _exists(link):  # a killed node's: the kernel takes its time to remove it
             run(["ip", "link", "delete", link], check=False)
+        # A node's hardware address is the same after every restart, as a real node's is. With a new
+        # one, peers would send to the old one until their ARP entry runs out: up to 30 s in which
+        # the node takes jobs and no node reaches it.
+        hardware = ":".join(f"{int(part):02x}" for part in ("2", "0", *node.address.split(".")))
         lines += [
-            f"link add {link} type veth peer name eth0 address {_hardware(node)} netns {pid}",
+            f"link add {link} type veth peer name eth0 address {hardware} netns {pid}",
             f"link set {link} master {bridge_name(directory)} up",
         ]
     _batch(lines)
-
-
-def _hardware(node: Node) -> str:
-    """A node's hardware address, the same after every restart, as a real node's is.
-
-    With a new one, peers would send to the old one until their ARP entry runs out: up to 30 s in
-    which the node takes jobs and no node reaches it.
-    """
-    return "02:00:" + ":".join(f"{int(part):02x}" for part in node.address.split("."))
 
 
 def set_link(link: str, up: bool) -> bool:
@@ -133,7 +125,10 @@ def reserved_ports(mode: str, nodes: int, base: int | None) -> Iterator[Ports]:
 
 def _search(mode: str, nodes: int, held: ExitStack) -> Ports:
     """The first free base; its ports are bound in `held`."""
-    for candidate in range(_FIRST_PORT, _last_port() - nodes - Ports.FIRST_NODE, _PORT_STEP):
+    # Where the kernel starts to hand out ports by itself; ours stay below.
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    last = max(int(text.split()[0]), _FIRST_PORT + 2000) - nodes - Ports.FIRST_NODE
+    for candidate in range(_FIRST_PORT, last, _PORT_STEP):
         with ExitStack() as bound:
             if all(_bind(port, bound) for port in Ports(candidate).on_host(mode, nodes)):
                 held.push(bound.pop_all())
@@ -156,12 +151,6 @@ def _bind(port: int, held: ExitStack, *, reuse: bool = False) -> bool:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.push(attempt.pop_all())
     return True
-
-
-def _last_port() -> int:
-    """Where the kernel starts to hand out ports by itself; ours stay below."""
-    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
-    return max(int(text.split()[0]), _FIRST_PORT + 2000)
 
 
 def _routed(table: str) -> list[ipaddress.IPv4Network]:
@@ -190,11 +179,6 @@ def _free_networks(routed: Iterable[ipaddress.IPv4Network]) -> Iterator[str]:
 
 
 def _batch(lines: Sequence[str]) -> None:
-    """Run many `ip` commands in one process.
-
-    Raises:
-        HpcdlError: one of them failed.
-    """
     done = run(["ip", "-batch", "-"], stdin="\n".join(lines) + "\n", check=False)
     if not done.ok:
         raise HpcdlError("the nodes' network could not be laid", details=done.last_lines())

@@ -13,12 +13,9 @@ from hpcdl.system.files import shared_lock
 def change(current: ClusterState, name: str, action: str) -> str:
     """Apply an action to a node, under the cluster's lock and to the state as it is now.
 
-    Args:
-        current: the cluster.
-        name: the node.
-        action: `kill` (slurmd and every process of its jobs; Slurm is not notified), `cut` (off the
-            network; its processes continue), `slow` (its jobs run a part of the time only), `heal`
-            (ends the last two) or `up` (starts a killed one, and waits until it takes jobs).
+    `kill` ends slurmd and every process of its jobs, without telling Slurm; `cut` takes it off the
+    network, and its processes continue; `slow` lets its jobs run a part of the time only; `heal`
+    ends the last two; `up` starts a killed one, and waits until it takes jobs.
 
     Returns:
         What came of it, for people.
@@ -30,7 +27,7 @@ def change(current: ClusterState, name: str, action: str) -> str:
                               hint="`hpcdl cluster up` starts it")  # fmt: skip
         after, said = _ACTIONS[action](now, now.node(name))
         state.write_state(after)
-    return said
+    return f"{name} {said}"
 
 
 def _kill(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
@@ -38,30 +35,43 @@ def _kill(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     found = processes.of_node(now, node)
     processes.end([process for process in found if processes.is_slurm(process)])
     processes.end(found)
-    killed = tuple(dict.fromkeys((*now.killed, node.name)))
-    return replace(now, killed=killed, cut=_without(now.cut, node)), f"{node.name} is dead"
+    whole = _mended(now, node)
+    return replace(whole, killed=(*whole.killed, node.name)), "is dead"
 
 
 def _cut(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     _set_link(now, node, up=False)
-    cut_nodes = tuple(dict.fromkeys((*now.cut, node.name)))
-    return replace(now, cut=cut_nodes), f"{node.name} is cut off the network"
-
-
-def _without(names: tuple[str, ...], node: Node) -> tuple[str, ...]:
-    return tuple(name for name in names if name != node.name)
+    return replace(now, cut=tuple(dict.fromkeys((*now.cut, node.name)))), "is cut off the network"
 
 
 def _slow(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     cpu_throttle.pull(now, node.name)
-    return now, f"{node.name} runs a {cpu_throttle.FACTOR}th of the time"
+    return now, f"runs a {cpu_throttle.FACTOR}th of the time"
 
 
 def _heal(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
     if cpu_throttle.lift(now, node.name) and node.name not in now.cut:
-        return now, f"{node.name} runs at full speed"
+        return now, "runs at full speed"
     _set_link(now, node, up=True)
-    return replace(now, cut=_without(now.cut, node)), f"{node.name} is back on the network"
+    return replace(now, cut=_mended(now, node).cut), "is back on the network"
+
+
+def _up(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    if processes.runs(now, node.name):
+        return now, "runs already"
+    lifecycle.report_lost(now, [node.name])
+    started = daemons.start_nodes(now, [node])
+    after = replace(_mended(now, node), processes={**now.processes, **started})
+    state.write_state(after)
+    lifecycle.wait_idle(after, [node.name])
+    return after, "takes jobs"
+
+
+def _mended(now: ClusterState, node: Node) -> ClusterState:
+    """The state with this node neither killed nor cut."""
+    killed, cut = (tuple(name for name in names if name != node.name)
+                   for names in (now.killed, now.cut))  # fmt: skip
+    return replace(now, killed=killed, cut=cut)
 
 
 def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
@@ -75,18 +85,6 @@ def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
             f"{node.name} has no network cable: it is dead",
             hint=f"`hpcdl cluster node up {node.name}` starts it again",
         )
-
-
-def _up(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
-    if processes.runs(now, node.name):
-        return now, f"{node.name} runs already"
-    lifecycle.report_lost(now, [node.name])
-    started = daemons.start_nodes(now, [node])
-    killed, cut = _without(now.killed, node), _without(now.cut, node)
-    after = replace(now, processes={**now.processes, **started}, killed=killed, cut=cut)
-    state.write_state(after)
-    lifecycle.wait_idle(after, [node.name])
-    return after, f"{node.name} takes jobs"
 
 
 _ACTIONS = {"kill": _kill, "cut": _cut, "slow": _slow, "heal": _heal, "up": _up}

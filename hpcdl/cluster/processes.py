@@ -105,14 +105,8 @@ def of_cluster(directory: Path, *, by_files: bool = True) -> list[ProcessId]:
     as /var, may be anybody's.
     """
     own = _ancestry()
-    pids = [
-        int(entry.name)
-        for entry in _PROC.iterdir()
-        if entry.name.isdigit()
-        and int(entry.name) not in own
-        and _belongs(entry, directory, by_files)
-    ]
-    return _with_descendants(pids)
+    found = (entry for entry in _PROC.glob("[0-9]*") if int(entry.name) not in own)
+    return _with_descendants(int(one.name) for one in found if _belongs(one, directory, by_files))
 
 
 def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
@@ -121,14 +115,9 @@ def of_node(current: ClusterState, node: Node) -> list[ProcessId]:
     In namespaces mode all of them descend from the recorded one; in loopback mode the node's name
     identifies them.
     """
-    first = current.processes.get(node.name)
-    found = [first.pid] if first is not None and alive(first) else []
+    found = [current.processes[node.name].pid] if runs(current, node.name) else []
     if current.mode != NAMESPACES:
-        found += [
-            process.pid
-            for process in of_cluster(current.directory)
-            if _on_node(_PROC / str(process.pid), current, node)
-        ]
+        found += [one.pid for one in of_cluster(current.directory) if _on_node(one, current, node)]
     return _with_descendants(found)
 
 
@@ -139,7 +128,8 @@ def is_slurm(process: ProcessId) -> bool:
     return False
 
 
-def _on_node(entry: Path, current: ClusterState, node: Node) -> bool:
+def _on_node(process: ProcessId, current: ClusterState, node: Node) -> bool:
+    entry = _PROC / str(process.pid)
     with suppress(OSError):
         if f"SLURMD_NODENAME={node.name}".encode() in (entry / "environ").read_bytes().split(b"\0"):
             return True
@@ -152,7 +142,9 @@ def _belongs(entry: Path, directory: Path, by_files: bool) -> bool:
         environment = (entry / "environ").read_bytes().split(b"\0")
         if os.fsencode(f"{MARK}={directory}") in environment:
             return True
-        if _is_job(environment, directory):
+        # Slurmd of this cluster started it: a user's shell has no SLURMD_NODENAME.
+        on_node = any(variable.startswith(b"SLURMD_NODENAME=") for variable in environment)
+        if on_node and os.fsencode(f"SLURM_CONF={directory}/etc/slurm.conf") in environment:
             return True
         # These write their title over their environment: look at what they hold open.
         name = _told(entry / "comm").strip()
@@ -162,16 +154,7 @@ def _belongs(entry: Path, directory: Path, by_files: bool) -> bool:
         return False
 
 
-def _is_job(environment: list[bytes], directory: Path) -> bool:
-    """Whether slurmd of this cluster started it: a user's shell has no SLURMD_NODENAME."""
-    configuration = os.fsencode(f"SLURM_CONF={directory}/etc/slurm.conf")
-    return configuration in environment and any(
-        variable.startswith(b"SLURMD_NODENAME=") for variable in environment
-    )
-
-
 def _holds(entry: Path, start: str) -> bool:
-    """Whether a process has a file open whose path starts so."""
     for link in (entry / "fd").iterdir():
         with suppress(OSError):
             if str(link.readlink()).startswith(start):
@@ -182,9 +165,8 @@ def _holds(entry: Path, start: str) -> bool:
 def _with_descendants(pids: Iterable[int]) -> list[ProcessId]:
     """These processes and all that they started, without this one and its ancestors."""
     children: dict[int, list[int]] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdigit():
-            children.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
+    for entry in _PROC.glob("[0-9]*"):
+        children.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
     own, todo = _ancestry(), list(pids)
     found: dict[int, ProcessId] = {}
     while todo:

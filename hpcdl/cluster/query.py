@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.cluster import rootfs
@@ -34,18 +33,12 @@ def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> Command
         return None
 
 
-def node_states(current: ClusterState) -> Mapping[str, str]:
-    """Each node's state as sinfo's long format says it (`idle`, `down*`); empty without answer."""
-    return _of_nodes(current, "%N %T")
+def of_nodes(current: ClusterState, field: str) -> dict[str, str]:
+    """What sinfo says of each node, nothing without answer.
 
-
-def node_reasons(current: ClusterState) -> Mapping[str, str]:
-    """Why each node is not in service, as slurmctld says it (`none` where it is)."""
-    return _of_nodes(current, "%N %E")
-
-
-def _of_nodes(current: ClusterState, form: str) -> dict[str, str]:
-    answer = ask(current, "sinfo", "-h", "-N", "-o", form)
+    `%T` is its state (`idle`, `down*`), `%E` why it is not in service (`none` where it is).
+    """
+    answer = ask(current, "sinfo", "-h", "-N", "-o", f"%N {field}")
     if answer is None or not answer.ok:
         return {}
     lines = (line.split(None, 1) for line in answer.stdout.splitlines())
@@ -80,19 +73,16 @@ def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:
     `srun --mpi=list` asks no controller, but insists on a slurm.conf: a stub is written where
     the cluster's own will be.
     """
-    configuration = directory / "etc/slurm.conf"
-    write_atomic(configuration, "ClusterName=probe\nSlurmctldHost=localhost\n")
+    stub = directory / "etc/slurm.conf"
+    write_atomic(stub, "ClusterName=probe\nSlurmctldHost=localhost\n")
     if root is not None:
-        listed = rootfs.ask(root, "srun", "--mpi=list", configuration=configuration)
-        return wanted if wanted in mpi_plugins(listed) else "none"
-    answer = run(
-        [program("srun"), "--mpi=list"],
-        base_env={"PATH": os.environ.get("PATH", os.defpath)},
-        env={"SLURM_CONF": str(configuration)},
-        check=False,
-        timeout=_SECONDS,
-    )
-    return wanted if wanted in mpi_plugins(answer.stdout + answer.stderr) else "none"
+        said = rootfs.ask(root, "srun", "--mpi=list", configuration=stub)
+    else:
+        base, env = {"PATH": os.environ.get("PATH", os.defpath)}, {"SLURM_CONF": str(stub)}
+        listing = [program("srun"), "--mpi=list"]
+        answer = run(listing, base_env=base, env=env, check=False, timeout=_SECONDS)
+        said = answer.stdout + answer.stderr
+    return wanted if wanted in mpi_plugins(said) else "none"
 
 
 def takes_jobs(shown: str) -> bool:

@@ -1,4 +1,4 @@
-"""From a `Plan` to the text of every configuration file: templates/slurm, and nothing else."""
+"""From a cluster's request and state to its configuration files: templates/slurm, nothing else."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.cluster.cluster_plan import cluster_name
-from hpcdl.cluster.model import NAMESPACES, Group, Plan
+from hpcdl.cluster.model import NAMESPACES, ClusterRequest, ClusterState, Group
 from hpcdl.slurm.hostlist import fold_hostlist
 from hpcdl.slurm.rules import Release, span
+from hpcdl.system.files import user_name
 from hpcdl.system.resources import templates
 
 TIMEOUTS = {"node": 10, "message": 10, "credential": 5}
@@ -33,88 +33,93 @@ class File:
     mode: int = 0o644
 
 
-def files(plan: Plan, slurmd: str) -> tuple[File, ...]:
+def files(
+    asked: ClusterRequest, cluster: ClusterState, *, mpi: str, first_job: int, slurmd: str
+) -> tuple[File, ...]:
     """Every configuration file of the cluster."""
+    release = Release.parse(cluster.slurm_version)
+    threads = sum(group.cpus * len(group.names) for group in asked.groups)
     values: dict[str, Any] = {
-        "plan": plan,
+        "request": asked,
+        "cluster": cluster,
+        "host": host(),
+        "user": user_name(),
+        "mpi": mpi,
+        "first_job": first_job,
         "slurmd": slurmd,
-        "cluster_name": cluster_name(plan.request.site, plan.directory),
         "timeouts": TIMEOUTS,
-        "listening": listening(plan),
-        "node_lines": node_lines(plan),
-        "has_gpus": any(group.gpus for group in plan.request.groups),
-        "gpu_types": sorted({group.gpu_type for group in plan.request.groups if group.gpu_type}),
-        "oversubscribed": _cpus(plan) > (os.cpu_count() or 1),
+        "listening": listening(cluster),
+        "node_lines": node_lines(asked, cluster),
+        "has_gpus": any(group.gpus for group in asked.groups),
+        "gpu_types": sorted({group.gpu_type for group in asked.groups if group.gpu_type}),
+        "oversubscribed": threads > (os.cpu_count() or 1),
+        "cgroup_options": release_options(release),
     }
-    own = [(row["name"], row["value"]) for row in release_options(plan.slurm_version)]
-    found = [
-        File("etc/slurm.conf", _render("slurm.conf.j2", values)),
-        File("etc/gres.conf", _render("gres.conf.j2", values)),
-        File("etc/cgroup.conf", "".join(f"{name}={value}\n" for name, value in own)),
-        File("etc/hosts", _render("hosts.j2", values)),
-        File("etc/task-prolog.sh", _render("task-prolog.sh.j2", values), 0o755),
-    ]
-    if plan.request.mode == NAMESPACES:
-        found.append(File("etc/node.sh", _render("node.sh.j2", values), 0o755))
-    if plan.root is not None:
-        values["root"] = plan.root.parent
-        found += [
-            File("etc/enter.sh", _render("enter.sh.j2", values), 0o755),
-            File("etc/client.sh", _render("client.sh.j2", values), 0o755),
-        ]
-    if plan.request.accounting:
-        found.append(File("etc/slurmdbd.conf", _render("slurmdbd.conf.j2", values), 0o600))
-    return tuple(found)
+    modes = {"slurm.conf": 0o644, "gres.conf": 0o644, "cgroup.conf": 0o644, "hosts": 0o644,
+             "task-prolog.sh": 0o755}  # fmt: skip
+    if cluster.mode == NAMESPACES:
+        modes["node.sh"] = 0o755
+    if cluster.root is not None:
+        modes |= {"enter.sh": 0o755, "client.sh": 0o755}
+    if cluster.accounting:
+        modes["slurmdbd.conf"] = 0o600
+    environment = templates("slurm", trim_blocks=True)
+    environment.filters["host_ranges"] = fold_hostlist
+    return tuple(
+        File(f"etc/{name}", environment.get_template(f"{name}.j2").render(values), mode)
+        for name, mode in modes.items()
+    )
 
 
-def listening(plan: Plan) -> str:
+def host() -> str:
+    """This machine's name, as Slurm takes it."""
+    return socket.gethostname().split(".")[0]
+
+
+def listening(cluster: ClusterState) -> str:
     """CommunicationParameters that keep the daemons off the machine's other addresses.
 
     A daemon then binds to what its machine's name resolves to: in namespaces and in the rootfs of
     another release by the cluster's own hosts file, elsewhere by the machine's, where the name may
     be unknown or mean another address (slurm.conf(5)). There they listen as Slurm does by default.
     """
-    if plan.request.mode == NAMESPACES:
+    if cluster.mode == NAMESPACES:
         return "NoCtldInAddrAny"  # slurmd has a network of its own
     try:
-        own = plan.root is not None or socket.gethostbyname(plan.host) == plan.controller_address
+        own = cluster.root is not None or socket.gethostbyname(host()) == cluster.controller_address
     except OSError:
         own = False
     return "NoCtldInAddrAny,NoInAddrAny" if own else ""
 
 
-def node_lines(plan: Plan) -> list[str]:
+def node_lines(asked: ClusterRequest, cluster: ClusterState) -> list[str]:
     """The `NodeName=` lines of slurm.conf, one per group of equal nodes."""
-    by_name = {node.name: node for node in plan.nodes}
+    by_name = {node.name: node for node in cluster.nodes}
     lines = []
-    for group in plan.request.groups:
-        nodes = [by_name[name] for name in group.names]
+    for group in asked.groups:
+        first, last = by_name[group.names[0]], by_name[group.names[-1]]
         fields = {"NodeName": fold_hostlist(group.names)}
-        if plan.request.mode == NAMESPACES:
+        if cluster.mode == NAMESPACES:
+            head, _, low = first.address.rpartition(".")
             fields["NodeHostname"] = fields["NodeName"]
-            fields["NodeAddr"] = _fold(nodes[0].address, len(nodes))
-            fields["Port"] = str(nodes[0].port)
+            fields["NodeAddr"] = f"{head}.{_range(int(low), len(group.names))}"
+            fields["Port"] = str(first.port)
         else:
-            last = nodes[-1].port
-            fields |= {"NodeHostname": plan.host, "NodeAddr": "127.0.0.1"}
-            fields["Port"] = f"[{nodes[0].port}-{last}]" if len(nodes) > 1 else str(last)
-        lines.append(
-            " ".join(f"{key}={value}" for key, value in (fields | _hardware(group)).items())
-        )
+            fields |= {"NodeHostname": host(), "NodeAddr": last.address}
+            fields["Port"] = _range(first.port, len(group.names))
+        fields |= _hardware(group)
+        lines.append(" ".join(f"{key}={value}" for key, value in fields.items()))
     return lines
 
 
-def release_options(version: str) -> list[Mapping[str, Any]]:
+def release_options(release: Release) -> list[Mapping[str, Any]]:
     """Options of cgroup.conf for a release of Slurm (facts/slurm_conf.yaml)."""
-    release = Release.parse(version)
-    rows: list[Mapping[str, Any]] = facts.load("slurm_conf")["options"]
-    return [row for row in rows if span(row).holds(release)]
+    return [row for row in facts.load("slurm_conf")["options"] if span(row).holds(release)]
 
 
-def _fold(first: str, count: int) -> str:
-    """Consecutive addresses as Slurm folds them: `10.77.0.[2-5]`."""
-    head, _, last = first.rpartition(".")
-    return first if count == 1 else f"{head}.[{last}-{int(last) + count - 1}]"
+def _range(first: int, count: int) -> str:
+    """Consecutive numbers as Slurm folds them: `[2-5]`."""
+    return str(first) if count == 1 else f"[{first}-{first + count - 1}]"
 
 
 def _hardware(group: Group) -> dict[str, str]:
@@ -131,13 +136,3 @@ def _hardware(group: Group) -> dict[str, str]:
     if group.features:
         fields["Feature"] = ",".join(group.features)
     return {**fields, "State": "UNKNOWN"}
-
-
-def _cpus(plan: Plan) -> int:
-    return sum(group.cpus * len(group.names) for group in plan.request.groups)
-
-
-def _render(name: str, values: Mapping[str, Any]) -> str:
-    environment = templates("slurm", trim_blocks=True)
-    environment.filters["host_ranges"] = fold_hostlist
-    return environment.get_template(name).render(values)

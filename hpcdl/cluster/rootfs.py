@@ -12,12 +12,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hpcdl import facts
-from hpcdl.cluster.model import Plan
+from hpcdl.cluster.model import ClusterState
 from hpcdl.site import Site
 from hpcdl.slurm.rules import Release
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
@@ -37,21 +38,13 @@ _SCRIPTS = Path("/usr/share/debootstrap/scripts")
 # Nothing of these is ever used: only /usr and a few files of /etc are.
 _LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man",
               "usr/share/locale", "usr/share/info")  # fmt: skip
+_COMMANDS = ("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol",
+             "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat",
+             "strigger")  # fmt: skip
 # Mounts are private, and go with the process; so does a build that is killed.
 ALONE = ("unshare", "--mount", "--propagation", "private")
-_BUILDING = (*ALONE, "--pid", "--fork", "--kill-child", "--mount-proc")
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Suite:
-    """A suite of Debian said to have a release; `mirror` None is the machine's own."""
-
-    release: str
-    name: str
-    mirror: str | None
-    link: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ def folder() -> Path:
 
 def releases() -> tuple[str, ...]:
     """The releases that some suite is known to have."""
-    return tuple(dict.fromkeys(suite.release for suite in _suites()))
+    return tuple(dict.fromkeys(row["release"] for row in facts.load("slurm_suites")["suites"]))
 
 
 def built() -> tuple[Root, ...]:
@@ -143,42 +136,38 @@ def get(release: str, say: Say) -> Root:
     """The rootfs of a release, built where there is none yet.
 
     Raises:
-        BadInput, MissingPrerequisite: see `check`.
-        HpcdlError: no suite could be had, or none has the release any more.
+        BadInput, MissingPrerequisite: see `check`; or no suite has the release any more.
     """
     check(release)
     if (found := find(release)) is not None:
         return found
     failures = list[str]()
-    for suite in (one for one in _suites() if one.release == Release.parse(release).series):
+    series, suites = Release.parse(release).series, facts.load("slurm_suites")["suites"]
+    for suite in (one for one in suites if one["release"] == series):
         try:
-            root = build(suite, say)
+            root = _build(suite, say)
         except HpcdlError as fault:
-            failures += [f"{suite.name}: {fault.message}", *fault.details[-4:]]
+            failures += [f"{suite['suite']}: {fault.message}", *fault.details[-4:]]
             continue
         if root.has(release):
             return root
-        failures.append(f"{suite.name} has Slurm {root.version} now")
+        failures.append(f"{suite['suite']} has Slurm {root.version} now")
     raise MissingPrerequisite(
         f"no suite of Debian gives Slurm {release} at present",
         details=failures, hint=f"built are {', '.join(one.version for one in built()) or 'none'}",
     )  # fmt: skip
 
 
-def build(suite: Suite, say: Say) -> Root:
-    """Build the rootfs of a suite aside and rename it; one that is there meanwhile is kept.
-
-    Raises:
-        CommandFailed: debootstrap failed; its output is shown.
-    """
-    target = folder() / suite.name
-    with locked(target.with_name(f".{suite.name}.lock"), wait_seconds=_BUILD_SECONDS):
+def _build(suite: Mapping[str, Any], say: Say) -> Root:
+    """Build the rootfs of a suite aside and rename it; one that is there meanwhile is kept."""
+    name, mirror = suite["suite"], suite["mirror"] or own_mirror()
+    target = folder() / name
+    with locked(target.with_name(f".{name}.lock"), wait_seconds=_BUILD_SECONDS):
         there = read(target)
         if there is not None:
             return there
-        aside = target.with_name(f".{suite.name}.partial")
-        mirror = suite.mirror or own_mirror()
-        say(f"building a rootfs of {suite.name} from {mirror}, once: a minute or two, 300 MB")
+        aside = target.with_name(f".{name}.partial")
+        say(f"building a rootfs of {name} from {mirror}, once: a minute or two, 300 MB")
         try:
             root = _bootstrap(suite, mirror, aside)
             with explain_os_errors(target):
@@ -186,37 +175,37 @@ def build(suite: Suite, say: Say) -> Root:
                 aside.rename(target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        return Root(target, root.suite, root.version)
+        return replace(root, directory=target)
 
 
-def _bootstrap(suite: Suite, mirror: str, aside: Path) -> Root:
-    """Let debootstrap fill a directory; ask it for its Slurm; write its record."""
+def _bootstrap(suite: Mapping[str, Any], mirror: str, aside: Path) -> Root:
+    name = suite["suite"]
     shutil.rmtree(aside, ignore_errors=True)
+    # Suites younger than debootstrap are built as sid is.
+    script = () if (_SCRIPTS / name).exists() else (_SCRIPTS / "sid",)
     run(
-        [*_BUILDING, str(find_program("debootstrap")), "--variant=minbase", "--merged-usr",
+        [*ALONE, "--pid", "--fork", "--kill-child", "--mount-proc",
+         str(find_program("debootstrap")), "--variant=minbase", "--merged-usr",
          f"--include={','.join(facts.load('slurm_suites')['packages'])}", f"--keyring={KEYRING}",
-         suite.name, aside, mirror, *_script(suite.name)],
+         name, aside, mirror, *script],
         env=_proxy(),
         timeout=_BUILD_SECONDS,
-        log=aside.with_name(f".{suite.name}.log"),
+        log=aside.with_name(f".{name}.log"),
         hint="is the mirror reachable? it is the one of this machine's apt",
         tied=True,
     )  # fmt: skip
-    if suite.link is not None:
-        pattern, name = suite.link
-        for library in aside.glob(pattern):
-            library.with_name(name).symlink_to(library.name)
-    for name in _LEFTOVERS:
-        shutil.rmtree(aside / name, ignore_errors=True)
+    if "link" in suite:
+        for library in aside.glob(suite["link"]["name"]):
+            library.with_name(suite["link"]["as"]).symlink_to(library.name)
+    for left in _LEFTOVERS:
+        shutil.rmtree(aside / left, ignore_errors=True)
     answer = ask(aside / "usr", "slurmctld", "-V")
     found = re.search(r"\d+\.\d+\.\d+", answer)
     if found is None:
-        raise HpcdlError(f"Slurm does not run in {suite.name}'s rootfs: {answer.strip()[:200]}")
-    version = found.group()
-    write_json(
-        aside / _RECORD, {"schema": 1, "suite": suite.name, "version": version, "mirror": mirror}
-    )
-    return Root(aside, suite.name, version)
+        raise HpcdlError(f"Slurm does not run in {name}'s rootfs: {answer.strip()[:200]}")
+    record = {"schema": 1, "suite": name, "version": found.group(), "mirror": mirror}
+    write_json(aside / _RECORD, record)
+    return Root(aside, name, found.group())
 
 
 def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
@@ -226,14 +215,6 @@ def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
     base = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
     answer = run(command, base_env=base, env=env, check=False, timeout=20)
     return answer.stdout + answer.stderr
-
-
-def programs(usr: Path) -> tuple[str, ...]:
-    """Slurm's own commands in a rootfs, for users."""
-    names = ("salloc", "sbcast", "squeue", "srun", "strigger", "sstat", "sattach", "sbatch")
-    more = ("sacct", "sacctmgr", "scancel", "scontrol", "sdiag", "sinfo", "sprio", "sreport",
-            "sshare")  # fmt: skip
-    return tuple(name for name in sorted(names + more) if (usr / "bin" / name).exists())
 
 
 def program(usr: Path, name: str) -> str:
@@ -270,34 +251,25 @@ def original_site(path: Path) -> Path:
     return source if source.is_file() else path
 
 
-def write_own(site: Site, laid: Plan) -> None:
+def write_own(site: Site, state: ClusterState, mpi: str) -> None:
     """Write what only a cluster from a rootfs has: its commands, its site with its release."""
     import yaml
 
-    assert laid.root is not None
+    assert state.root is not None
     # As nodes, not values: YAML would take 24:00:00 and 2.10 for numbers, and write others.
     said = yaml.compose(site.source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     assert isinstance(said, yaml.MappingNode)
     slurm = next(value for key, value in said.value if key.value == "slurm")
-    own = {"version": laid.slurm_version, "mpi": laid.mpi}
+    own = {"version": state.slurm_version, "mpi": mpi}
     text = "tag:yaml.org,2002:str"
     slurm.value = [(key, value) for key, value in slurm.value if key.value not in own]
     slurm.value += [(yaml.ScalarNode(text, key), yaml.ScalarNode(text, value, style='"'))
                     for key, value in own.items()]  # fmt: skip
-    head = f"# {site.source} as of Slurm {laid.slurm_version}. Written by `hpcdl cluster up`.\n"
-    write_atomic(own_site(laid.directory), head + yaml.serialize(said))
-    for name in programs(laid.root):
-        switch_link(laid.directory / "bin" / name, "../etc/client.sh")
-
-
-def _suites() -> tuple[Suite, ...]:
-    return tuple(
-        Suite(
-            str(row["release"]), row["suite"], row["mirror"],
-            (row["link"]["name"], row["link"]["as"]) if "link" in row else None,
-        )
-        for row in facts.load("slurm_suites")["suites"]
-    )  # fmt: skip
+    head = f"# {site.source} as of Slurm {state.slurm_version}. Written by `hpcdl cluster up`.\n"
+    write_atomic(own_site(state.directory), head + yaml.serialize(said))
+    for name in _COMMANDS:
+        if (state.root / "bin" / name).exists():
+            switch_link(state.directory / "bin" / name, "../etc/client.sh")
 
 
 def _check_tools() -> None:
@@ -317,27 +289,21 @@ def _check_tools() -> None:
         )
 
 
-def _script(suite: str) -> Iterable[Path]:
-    """Suites younger than debootstrap are built as sid is."""
-    return () if (_SCRIPTS / suite).exists() else (_SCRIPTS / "sid",)
-
-
 def own_mirror() -> str:
     """The mirror of Debian that the machine's apt uses, else the facts' one."""
+    said = _apt("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
+    own = (uri.rstrip("/") for uri in said.split() if uri.startswith("http"))
     default = str(facts.load("slurm_suites")["mirror"])
-    if find_program("apt-get") is None:
-        return default
-    form = ["--format", "$(REPO_URI)", "Created-By: Packages"]
-    said = run(["apt-get", "indextargets", *form], check=False, timeout=20).stdout.split()
-    own = (uri.rstrip("/") for uri in said if uri.startswith("http"))
     return next((uri for uri in own if uri.endswith("/debian")), default)
 
 
 def _proxy() -> dict[str, str]:
-    """Apt's proxy, for debootstrap, where the environment names none."""
-    if "http_proxy" in os.environ or find_program("apt-config") is None:
-        return {}
-    form = ["shell", "proxy", "Acquire::http::Proxy"]
-    said = run(["apt-config", *form], check=False, timeout=20).stdout
+    said = _apt("apt-config", "shell", "proxy", "Acquire::http::Proxy")
     value = said.strip().removeprefix("proxy=").strip("'\"")
-    return {"http_proxy": value} if value.startswith("http") else {}
+    own = value.startswith("http") and "http_proxy" not in os.environ
+    return {"http_proxy": value} if own else {}
+
+
+def _apt(program: str, *words: str) -> str:
+    found = find_program(program)
+    return run([found, *words], check=False, timeout=20).stdout if found else ""

@@ -15,10 +15,8 @@ from hpcdl.system.files import clear_leftovers, write_atomic, write_json
 from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, require_private
 
-VERSION = 1
 _FILE = "cluster.json"
 MARK = ".hpcdl-cluster"
-_PATHS = ("directory", "site_file", "prefix", "lmod_init")
 
 
 def state_directory(site: Site) -> Path:
@@ -65,8 +63,9 @@ def is_ours_or_empty(directory: Path) -> bool:
 
 def write_state(state: ClusterState) -> ClusterState:
     """Write `cluster.json` and give the state back."""
-    data = {key: _plain(value) for key, value in asdict(state).items()}
-    write_json(state.directory / _FILE, {"schema": VERSION, **data})
+    data = {key: str(value) if isinstance(value, Path) else value
+            for key, value in asdict(state).items()}  # fmt: skip
+    write_json(state.directory / _FILE, {"schema": 1, **data})
     return state
 
 
@@ -85,9 +84,15 @@ def read_state(directory: Path) -> ClusterState | None:
     require_private(path)
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if data.pop("schema") != VERSION:
+        if data.pop("schema") != 1:
             raise ValueError("another version")
-        return _state(data)
+        nodes = tuple(Node(**node) for node in data["nodes"])
+        running = {name: ProcessId(**one) for name, one in data["processes"].items()}
+        paths = {key: Path(data[key]) for key in ("directory", "site_file", "prefix", "lmod_init")}
+        data |= {**paths, "nodes": nodes, "processes": running}
+        data |= {key: tuple(data[key]) for key in ("killed", "cut")}
+        data["root"] = Path(data["root"]) if data["root"] else None
+        return ClusterState(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
         raise BadInput(
@@ -111,18 +116,3 @@ def all_states() -> list[ClusterState]:
 def forget(directory: Path) -> None:
     """Remove the record of a cluster."""
     (directory / _FILE).unlink(missing_ok=True)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
-
-
-def _state(data: dict[str, Any]) -> ClusterState:
-    data["nodes"] = tuple(Node(**node) for node in data["nodes"])
-    data["processes"] = {name: ProcessId(**one) for name, one in data["processes"].items()}
-    for key in _PATHS:
-        data[key] = Path(data[key])
-    data["root"] = Path(data["root"]) if data.get("root") else None
-    for key in ("killed", "cut"):
-        data[key] = tuple(data[key])
-    return ClusterState(**data)

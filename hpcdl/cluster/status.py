@@ -8,16 +8,15 @@ from typing import Any
 
 from hpcdl.cluster import cpu_throttle, processes
 from hpcdl.cluster.model import ClusterRequest, ClusterState
-from hpcdl.cluster.query import node_states, takes_jobs
+from hpcdl.cluster.query import of_nodes, takes_jobs
 from hpcdl.system.text import duration, table
-
-_DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld")
 
 
 def as_data(current: ClusterState) -> dict[str, Any]:
     """Everything about the cluster as plain values, asked now."""
-    states = node_states(current) if processes.runs(current, "slurmctld") else {}
+    states = of_nodes(current, "%T") if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
+    broken = dict.fromkeys(current.cut, "cut") | dict.fromkeys(current.killed, "killed")
     return {
         "schema": 1,
         "site": current.site,
@@ -31,24 +30,22 @@ def as_data(current: ClusterState) -> dict[str, Any]:
         "port_base": current.port_base,
         "network": f"{current.network}.0/24",
         "seconds": current.seconds,
-        "daemons": [_daemon(current, name) for name in _DAEMONS if name in current.processes],
+        "daemons": [_daemon(current, name)
+                    for name in ("munged", "mariadbd", "slurmdbd", "slurmctld")
+                    if name in current.processes],
         "nodes": [
             {
                 "name": node.name,
                 "partition": node.partition,
                 "state": states.get(node.name, "unknown"),
                 "address": node.address,
-                "broken": "killed"
-                if node.name in current.killed
-                else "cut"
-                if node.name in current.cut
-                else "",
+                "broken": broken.get(node.name, ""),
                 "slow": node.name in slow,
                 **_daemon(current, node.name),
             }
             for node in current.nodes
         ],
-    }
+    }  # fmt: skip
 
 
 def healthy(data: Mapping[str, Any]) -> bool:
@@ -71,24 +68,20 @@ def summary(current: ClusterState) -> str:
 
 def as_text(data: Mapping[str, Any]) -> str:
     """The status as text: one line per daemon and per node."""
-    head = (
-        "{site}: {phase}, mode {mode}, Slurm {slurm_version}, port {port_base}\n{directory}"
-    ).format_map(data)
+    head = "{site}: {phase}, mode {mode}, Slurm {slurm_version}, port {port_base}\n{directory}"
     daemons = [
         [row["name"], str(row["pid"]), "runs" if row["alive"] else "dead", row["log"]]
         for row in data["daemons"]
     ]
-    nodes = [
-        [row["name"], row["partition"], row["state"], row["address"], str(row["pid"]), _note(row)]
-        for row in data["nodes"]
-    ]
-    return "\n\n".join(
-        [
-            head,
-            table(daemons, ["daemon", "process", "state", "log"]),
-            table(nodes, ["node", "partition", "state", "address", "process", "note"]),
-        ]
-    )
+    nodes = []
+    for row in data["nodes"]:
+        broken = row["broken"] or ("" if row["alive"] else "dead")
+        note = ", ".join(filter(None, [broken, "slow" if row["slow"] else ""]))
+        own = [row[key] for key in ("name", "partition", "state", "address")]
+        nodes.append([*own, str(row["pid"]), note])
+    below = table(nodes, ["node", "partition", "state", "address", "process", "note"])
+    above = table(daemons, ["daemon", "process", "state", "log"])
+    return "\n\n".join([head.format_map(data), above, below])
 
 
 def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, Any]]:
@@ -119,8 +112,3 @@ def _daemon(current: ClusterState, name: str) -> dict[str, Any]:
         "alive": processes.runs(current, name),
         "log": str(current.log(name)),
     }
-
-
-def _note(row: Mapping[str, Any]) -> str:
-    broken = row["broken"] or ("" if row["alive"] else "dead")
-    return ", ".join(filter(None, [broken, "slow" if row["slow"] else ""]))

@@ -90,7 +90,6 @@ def clear(directory: Path, say: Say) -> bool:
 
 
 def _stop_processes(directory: Path, *, by_files: bool = True) -> int:
-    """End every process of the cluster; how many there were."""
     count = 0
     # What is found may start others while we look: look again until nothing is left.
     for _ in range(20):

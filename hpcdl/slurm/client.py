@@ -24,15 +24,10 @@ from hpcdl.system.run import CommandFailed, CommandResult, run
 _T = TypeVar("_T")
 _Text = TypeVar("_Text", str, Sequence[str])
 _AWAY = (
-    "Unable to contact slurm controller",
-    "Connection refused",
-    "Zero Bytes were transmitted",
-    "Protocol authentication error",
-    "Unable to establish",
-    "timed out",
-    "Invalid authentication credential",
-    "Could not establish a configuration source",
-)
+    "Unable to contact slurm controller", "Connection refused", "Zero Bytes were transmitted",
+    "Protocol authentication error", "Unable to establish", "timed out",
+    "Invalid authentication credential", "Could not establish a configuration source",
+)  # fmt: skip
 # What `sbatch --test-only` says where nodes are down, drained or taken: it looks at those that are
 # up now, while `sbatch` itself queues the job and refuses only what the partition can never hold.
 _NOT_NOW = (
@@ -50,7 +45,7 @@ class SlurmAway(MissingPrerequisite):
     """Slurm does not answer: it may be back in a minute."""
 
 
-def clean_environment() -> dict[str, str]:
+def _clean_environment() -> dict[str, str]:
     """The environment for sbatch: without what would override or leak into the job.
 
     SBATCH_* and SRUN_* override the script's own directives; SLURM_* of an allocation we run
@@ -58,9 +53,8 @@ def clean_environment() -> dict[str, str]:
     """
     keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER"}
     foreign = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMIX|PMI|OMPI)_")
-    return {
-        key: value for key, value in os.environ.items() if key in keep or not foreign.match(key)
-    }
+    return {name: os.environ[name] for name in os.environ
+            if name in keep or not foreign.match(name)}  # fmt: skip
 
 
 def query_environment() -> dict[str, str]:
@@ -68,14 +62,14 @@ def query_environment() -> dict[str, str]:
 
     SQUEUE_USERS, SQUEUE_STATES or SINFO_PARTITION in a shell's profile would hide jobs and nodes.
     """
-    known = clean_environment()
+    known = _clean_environment()
     return {key: value for key, value in known.items() if not _DEFAULTS.match(key)}
 
 
 def version() -> str:
     """Slurm's release, `22.05.8`."""
     said = ask(["sinfo", "--version"]).stdout
-    found = parse.version(said)
+    found = said.split()[-1] if said.split() else ""  # some vendors print `slurm-wlm 22.05.8`
     if not re.match(r"\d{2}\.\d", found):
         raise _unreadable(said, "sinfo")
     return found
@@ -130,9 +124,8 @@ def usage(job_id: int) -> parse.Usage | None:
 
 def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
     """Accounting's lines about a job, or several; none where there is no accounting."""
-    if shutil.which("sacct") is None:
-        return []
-    return sacct(fields, *options, "--jobs", str(job_id))[1]
+    there = shutil.which("sacct") is not None
+    return sacct(fields, *options, "--jobs", str(job_id))[1] if there else []
 
 
 def sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
@@ -174,7 +167,6 @@ def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
 
 
 def _squeue(*options: str) -> str | None:
-    """What squeue prints of all jobs, None where it does not know the one that was asked for."""
     answer = ask(["squeue", "--all", "--states=all", *options], check=False)
     if "Invalid job id" in answer.stderr:
         return None
@@ -198,16 +190,14 @@ def batch_script(job_id: int) -> str | None:
 
 def own_jobs() -> frozenset[int]:
     """The ids of this user's jobs that have not ended; a task that runs has its own."""
-    text = ask(["squeue", "--me", "--all", "--format=%A"]).stdout
-    return parsed(_numbers_below_heading, text, "squeue")
 
+    def read(text: str) -> frozenset[int]:
+        heading, *numbers = parse.without_cluster(text).split()
+        if heading != "JOBID":  # so that no answer is not an empty one
+            raise ValueError(heading)
+        return frozenset(map(int, numbers))
 
-def _numbers_below_heading(text: str) -> frozenset[int]:
-    """Job ids; a heading stands above them, so that no answer is not an empty one."""
-    heading, *numbers = parse.without_cluster(text).split()
-    if heading != "JOBID":
-        raise ValueError(heading)
-    return frozenset(map(int, numbers))
+    return parsed(read, ask(["squeue", "--me", "--all", "--format=%A"]).stdout, "squeue")
 
 
 def sees_all_jobs() -> bool:
@@ -218,11 +208,8 @@ def sees_all_jobs() -> bool:
     owner = known.get("SlurmUser", "root").partition("(")[0]
     if not private & {"jobs", "all"} or user in {"root", owner}:
         return True
-    if shutil.which("sacctmgr") is None:
-        return False
-    asked = ["sacctmgr", "--noheader", "--parsable2", "show", "user", user, "format=AdminLevel"]
-    level = ask(asked, check=False)
-    return level.ok and level.stdout.strip() in {"Operator", "Administrator"}
+    level = _accounting("user", user, "format=AdminLevel")
+    return level in {("Operator",), ("Administrator",)}
 
 
 def own_accounts() -> tuple[str, ...]:
@@ -249,8 +236,21 @@ def plugin_options() -> tuple[str, ...]:
 
 def nodes() -> tuple[NodeRecord, ...]:
     """All nodes."""
-    text = ask(["scontrol", "show", "node", "-o"]).stdout
-    return tuple(parsed(parse.node, line, "scontrol") for line in _all_records(text, "Node"))
+    return tuple(parsed(parse.node, line, "scontrol") for line in _all_records("Node"))
+
+
+def partitions() -> tuple[PartitionRecord, ...]:
+    """All partitions."""
+    return tuple(parsed(parse.partition, line, "scontrol") for line in _all_records("Partition"))
+
+
+def _all_records(kind: str) -> list[str]:
+    """Every node or partition; an answer that is no answer is not "there are none"."""
+    text = ask(["scontrol", "show", kind.lower(), "-o"]).stdout
+    found = [line for line in text.splitlines() if line.startswith(f"{kind}Name=")]
+    if not found and f"No {kind.lower()}s in the system" not in text:
+        raise _unreadable(text, "scontrol")
+    return found
 
 
 def daemon_starts(hostlist: str) -> dict[str, str]:
@@ -265,15 +265,8 @@ def node_states(hostlist: str) -> dict[str, str]:
 
 def _by_node(hostlist: str, field: str) -> dict[str, str]:
     text = ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
-    found = map(parse.pairs, _records(text, "NodeName="))
+    found = [parse.pairs(line) for line in text.splitlines() if line.startswith("NodeName=")]
     return {node["NodeName"]: node.get(field, "") for node in found}
-
-
-def partitions() -> tuple[PartitionRecord, ...]:
-    """All partitions."""
-    text = ask(["scontrol", "show", "partition", "-o"]).stdout
-    found = _all_records(text, "Partition")
-    return tuple(parsed(parse.partition, line, "scontrol") for line in found)
 
 
 def config() -> dict[str, str]:
@@ -295,12 +288,9 @@ def mpi_plugins() -> tuple[str, ...]:
 
 
 def would_run(script: Path) -> None:
-    """Ask slurmctld whether it would take this script, without queueing it.
+    """Ask slurmctld whether it would take this script, without queueing it; else `BadInput`.
 
     That nodes are not there at the moment is no refusal: the job would wait for them.
-
-    Raises:
-        BadInput: it refuses; its message is shown.
     """
     answer = ask(["sbatch", "--test-only", str(script)], check=False)
     if not answer.ok and not any(sign in answer.stderr for sign in _NOT_NOW):
@@ -330,7 +320,7 @@ def ask(argv: Sequence[str], *, check: bool = True, tied: bool = False) -> Comma
     try:
         # Times are compared and shown: in one form, whatever the caller likes.
         # What sbatch has, the job has: there the user's own defaults stay.
-        given = clean_environment() if argv[0] == "sbatch" else query_environment()
+        given = _clean_environment() if argv[0] == "sbatch" else query_environment()
         environment = {**given, "SLURM_TIME_FORMAT": "standard"}
         answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS, tied=tied)
     except Stopped as late:  # a controller that is gone may just be silent
@@ -355,34 +345,14 @@ def refuse(answer: CommandResult, what: str = "") -> None:
     if any(sign in line for line in said for sign in _AWAY):
         raise _away(said[-3:])
     if what:
-        lines = [re.sub(r"^(sbatch|srun|allocation failure|error): ?", "", line) for line in said]
-        raise BadInput(what, details=[re.sub(r"^error: ", "", line) for line in lines])
+        begins = re.compile(r"^(sbatch|srun|allocation failure|error): ?(error: )?")
+        raise BadInput(what, details=[begins.sub("", line) for line in said])
     hint = "run it by hand; `hpcdl doctor` shows which Slurm is on PATH"
     raise CommandFailed(answer, hint=hint)
 
 
-def _records(text: str, start: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith(start)]
-
-
-def _all_records(text: str, kind: str) -> list[str]:
-    """Every node or partition; an answer that is no answer is not "there are none".
-
-    Raises:
-        MissingPrerequisite: there is no record, and Slurm did not say that there is none.
-    """
-    found = _records(text, f"{kind}Name=")
-    if not found and f"No {kind.lower()}s in the system" not in text:
-        raise _unreadable(text, "scontrol")
-    return found
-
-
 def parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
-    """What a parser reads in an answer.
-
-    Raises:
-        MissingPrerequisite: it is no answer of this command's.
-    """
+    """What a parser reads in an answer; `MissingPrerequisite` where it is none of this command."""
     try:
         return parser(text)
     except (KeyError, ValueError, IndexError) as fault:

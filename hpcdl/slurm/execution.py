@@ -18,27 +18,17 @@ class ExecutionProfile:
     """What holds of measurements; the defaults are those of a cluster of real nodes."""
 
     name: str
-    max_jobs: int = 8
-    """Checks that run at a time."""
-    judges_best: bool = False
-    """Whether the best step, pass or iteration is judged; else the typical one."""
-    retries: int = 0
-    """How often a check is run again that was too slow."""
-    margin: float = 0.0
-    """What counts at all of a difference between nodes, as a fraction: the rest is chance."""
-    full_size: bool = True
-    """Whether checks run at full size: published networks, all GPUs of a node, large data."""
-    real_gpus: bool = True
-    """Whether ranks must find GPUs."""
-    binds_cpus: bool = True
-    """Whether Slurm binds ranks to CPUs."""
+    max_jobs: int = 8  # checks that run at a time
+    judges_best: bool = False  # the best step, pass or iteration is judged, not the typical one
+    retries: int = 0  # how often a check is run again that was too slow
+    margin: float = 0.0  # a smaller difference between nodes is chance; a fraction
+    full_size: bool = True  # checks have published networks, all GPUs of a node, large data
+    real_gpus: bool = True  # ranks must find GPUs
+    binds_cpus: bool = True  # Slurm binds ranks to CPUs
+    # All ranks share one machine's cores: efficiency is theirs, no expectation for GPUs holds.
     shared_cores: bool = False
-    """Whether all ranks share the cores of one machine: then efficiency is that of the cores,
-    and no expectation for GPUs holds."""
-    machine_references: bool = False
-    """Whether references hold on the machine only where they were measured."""
-    raises_priority: bool = False
-    """Whether the processes of a check go before those of others."""
+    machine_references: bool = False  # references hold only on the machine that measured them
+    raises_priority: bool = False  # a check's processes go before those of others
 
     @property
     def serial(self) -> bool:
@@ -69,11 +59,7 @@ def recorded(machine: str | None) -> ExecutionProfile:
 
 
 def current() -> ExecutionProfile:
-    """The profile of this Slurm.
-
-    Raises:
-        HpcdlError: Slurm is away.
-    """
+    """The profile of this Slurm. Raises `HpcdlError`: Slurm is away."""
     emulation = "config_overrides" in client.config().get("SlurmdParameters", "")
     return SINGLE_NODE if emulation else CLUSTER
 

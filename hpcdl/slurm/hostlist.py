@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from hpcdl.system.errors import BadInput
 
 MOST_NODES = 100_000
+_MOST_DIGITS = 18
+_PARTS = re.compile(r"((?:\[[^\]]*\]?|[^,\[])*)(?:,|\Z)")  # at the commas outside brackets
 _PART = re.compile(r"(?:[^\[\],\s]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+\Z")
 _RANGES = re.compile(r"\[([0-9,-]+)\]")
 
@@ -19,7 +21,7 @@ def expand_hostlist(hostlist: str) -> tuple[str, ...]:
         BadInput: it is none, a range runs backwards, or it names more than `MOST_NODES`.
     """
     names: list[str] = []
-    for part in _split(hostlist):
+    for part in _PARTS.findall(hostlist)[:-1]:
         if not _PART.match(part):
             raise BadInput(
                 f"'{hostlist[:80]}' is no list of nodes", hint="write it like p100-[01-04,07],login"
@@ -32,8 +34,8 @@ def fold_hostlist(names: Iterable[str]) -> str:
     """Names as a Slurm host list: runs of equal width are folded (`p100-[01-04],login`)."""
     runs: list[tuple[str, str, str]] = []  # head, first number, last number
     for name in names:
-        digits = len(name) - len(name.rstrip("0123456789"))
-        head, number = name[: len(name) - digits], name[len(name) - digits :]
+        head = name.rstrip("0123456789")
+        number = name[len(head) :]
         if runs and number and runs[-1][0] == head and _follows(runs[-1][2], number):
             runs[-1] = (head, runs[-1][1], number)
         else:
@@ -47,18 +49,6 @@ def _follows(last: str, number: str) -> bool:
     return bool(last) and len(last) == len(number) and int(number) == int(last) + 1
 
 
-def _split(hostlist: str) -> Iterator[str]:
-    """Split at the commas outside brackets."""
-    depth, start = 0, 0
-    for index, character in enumerate(hostlist):
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            yield hostlist[start:index]
-            start = index + 1
-    if hostlist[start:]:
-        yield hostlist[start:]
-
-
 def _expand(part: str, limit: int) -> list[str]:
     """The names of one part; several brackets in it count like digits of a number."""
     pieces = _RANGES.split(part)
@@ -69,9 +59,6 @@ def _expand(part: str, limit: int) -> list[str]:
             raise _too_many(part)
         names = [f"{name}{number}{tail}" for name in names for number in numbers]
     return names
-
-
-_MOST_DIGITS = 18
 
 
 def _numbers(ranges: str, limit: int) -> Iterable[str]:

@@ -27,7 +27,6 @@ from hpcdl.system.trust import require_own
 _NOT_SENT = ("connect failure", "Connection refused", "Could not establish a configuration source")
 _TOKEN = re.compile(r"(hpcdl-[0-9a-f]{32})(?:\.sh)?\s*\Z")
 _LATE_SECONDS = 10.0
-_LOOK_AGAIN_SECONDS = 0.5
 _KILLED = 128
 SETTLED_SECONDS = 600.0
 """After so long a submission that Slurm does not know was never queued, nor will it be.
@@ -84,7 +83,6 @@ def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
 
 
 def _sbatch(script: Path, options: Sequence[str], token: str) -> int:
-    """Call sbatch, which ends with this process; the id that it told."""
     argv = ["sbatch", "--parsable", *options, str(script), token]
     answer = ask(argv, check=False, tied=True)
     if answer.ok:
@@ -106,11 +104,7 @@ def unconfirmed(said: Sequence[str] = ()) -> Unconfirmed:
 
 
 def _look_for(token: str, seconds: float) -> int | None:
-    """The job of a token, asked about for so long; None where there is none.
-
-    Raises:
-        Unconfirmed: Slurm does not answer.
-    """
+    """The job of a token, asked about for so long; None where there is none."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -119,7 +113,7 @@ def _look_for(token: str, seconds: float) -> int | None:
             raise unconfirmed([fault.message, *fault.details]) from fault
         if found or time.monotonic() > end:
             return found[0] if found else None
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(0.5)
 
 
 def by_token(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:

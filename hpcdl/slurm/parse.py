@@ -124,10 +124,8 @@ def pairs(line: str) -> dict[str, str]:
     """`Key=Value Key=Value` of `scontrol show ... -o`; values may hold blanks and `=`."""
     marks = list(_PAIR.finditer(line))
     ends = [*(mark.start() for mark in marks[1:]), len(line)]
-    return {
-        mark.group(1): line[mark.end() : end].strip()
-        for mark, end in zip(marks, ends, strict=False)
-    }  # fmt: skip
+    return {mark[1]: line[mark.end() : end].strip()
+            for mark, end in zip(marks, ends, strict=False)}  # fmt: skip
 
 
 def job_id(text: str) -> int:
@@ -364,11 +362,6 @@ def mpi_plugins(text: str) -> tuple[str, ...]:
         names = rest.split(",") if colon and rest else [] if colon else [line]
         found += [name.strip() for name in names if re.fullmatch(r"[a-z0-9_]+", name.strip())]
     return tuple(dict.fromkeys(found))
-
-
-def version(text: str) -> str:
-    """`slurm 22.05.8` (some vendors print `slurm-wlm 22.05.8`) without its first part."""
-    return text.split()[-1] if text.split() else ""
 
 
 def _numbers(span: re.Match[str]) -> range:

@@ -59,14 +59,12 @@ class Release:
         """The major release, "22.05" for 22.05.8."""
         return f"{self.year:02d}.{self.month:02d}"
 
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """The place among all releases."""
-        point = _NEWEST_POINT if self.point is None else self.point
-        return self.year, self.month, point
-
     def __lt__(self, other: Release) -> bool:
-        return self.order < other.order
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[int, int, int]:
+        return self.year, self.month, _NEWEST_POINT if self.point is None else self.point
 
     def __str__(self) -> str:
         return self.series if self.point is None else f"{self.series}.{self.point}"
@@ -80,9 +78,8 @@ class Span(NamedTuple):
 
     def holds(self, release: Release) -> bool:
         """Whether a release lies in the span."""
-        if self.since is not None and release < self.since:
-            return False
-        return self.until is None or release < self.until
+        begun = self.since is None or release >= self.since
+        return begun and (self.until is None or release < self.until)
 
     def __str__(self) -> str:
         """`all releases`, `since 26.05`, `before 23.11`, `22.05 to before 23.11`."""
@@ -144,11 +141,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def rule(rule_id: str) -> Rule:
-    """The rule of an id.
-
-    Raises:
-        BadInput: unknown; the hint names the nearest one.
-    """
+    """The rule of an id; of an unknown one, `BadInput` names the nearest."""
     rules = _by_id()
     if rule_id not in rules:
         raise BadInput(f"there is no rule '{rule_id[:60]}'", hint=did_you_mean(rule_id, rules))
@@ -179,11 +172,7 @@ def mpi_plugins(version: str | Release) -> tuple[str, ...]:
 
 
 def as_release(version: str | Release) -> Release:
-    """A release from its text, or as it is.
-
-    Raises:
-        BadInput: the text names no release.
-    """
+    """A release from its text, or as it is; `BadInput` where the text names none."""
     return version if isinstance(version, Release) else Release.parse(version)
 
 

@@ -13,13 +13,12 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.cluster.processes import alive
-from hpcdl.cluster.rootfs import folder as rootfs_folder
 from hpcdl.cluster.state import all_states
 from hpcdl.jobs.submission import index
 from hpcdl.regress.run_directory import is_held, is_named_as_run, read_events, runs_directory
@@ -30,7 +29,7 @@ from hpcdl.stack.publish import switch_lock
 from hpcdl.stack.trees import build_lock
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import LockBusy, locked, opened, size_of
+from hpcdl.system.files import locked, opened, size_of
 from hpcdl.system.resources import cache, home
 from hpcdl.system.text import did_you_mean
 
@@ -49,7 +48,6 @@ class Kind:
     """
 
     name: str
-    summary: str
     days: float
     gb: float
     find: Callable[[Site], Found]
@@ -84,9 +82,6 @@ def clean(
 
     Returns:
         What goes, and with a reason in `kept` what would go, but is needed.
-
-    Raises:
-        BadInput: there is no such kind.
     """
     known = {kind.name: _limited(site, kind, days, gb) for kind in KINDS}
     for name in names:
@@ -95,16 +90,21 @@ def clean(
     told = []
     for kind in (known[name] for name in names or known):
         with ExitStack() as held:
-            busy = _hold_locks(site, kind.name, held)
-            for item in _doomed(site, kind, busy):
-                if not item.kept and not dry_run:
-                    _remove(item)
+            left = kind.gb * 1e9
+            found = _items(site, kind, _hold_locks(site, kind.name, held))
+            for item in sorted(found, key=lambda item: item.age):
+                left -= item.size
+                if item.age <= kind.days and left >= 0:
+                    continue
                 told.append(item)
+                if not item.kept:
+                    left += item.size
+                    if not dry_run:
+                        _remove(item)
     return told
 
 
 def _limited(site: Site, kind: Kind, days: float | None, gb: float | None) -> Kind:
-    """A kind with the figures that count here."""
     own = site.clean.get(kind.name, Limits())
     days, gb = (own.days if days is None else days), (own.gb if gb is None else gb)
     return replace(kind, days=kind.days if days is None else days, gb=kind.gb if gb is None else gb)
@@ -112,29 +112,17 @@ def _limited(site: Site, kind: Kind, days: float | None, gb: float | None) -> Ki
 
 def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
     """Keep builds and publishes out of what is theirs; who is at work, where somebody is."""
-    places = {"cache": (build_lock(site), wheels_cache() / ".lock",
-                        wheels_cache() / ".horovod.lock")}  # fmt: skip
+    wheels = wheels_cache()
+    places = (build_lock(site), wheels / ".lock", wheels / ".horovod.lock")
     try:
-        for lock in places.get(kind, ()):
+        for lock in places if kind == "cache" else ():
             if lock.parent.is_dir():
                 held.enter_context(locked(lock, wait_seconds=0))
         if kind == "leftovers" and site.paths.prefix.is_dir():
             held.enter_context(switch_lock(site, 0))
-    except LockBusy as busy:
-        return busy.message
-    except HpcdlError as fault:  # somebody else's prefix
+    except HpcdlError as fault:  # busy, or somebody else's prefix
         return fault.message
     return ""
-
-
-def _doomed(site: Site, kind: Kind, busy: str) -> Iterator[Item]:
-    items = sorted(_items(site, kind, busy), key=lambda item: item.age)
-    left = kind.gb * 1e9
-    for item in items:
-        left -= item.size
-        if item.age > kind.days or left < 0:
-            left += item.size if not item.kept else 0
-            yield item
 
 
 def _items(site: Site, kind: Kind, busy: str) -> Iterator[Item]:
@@ -164,7 +152,6 @@ def _remove(item: Item) -> None:
 
 
 def _check_runs(site: Site) -> Found:
-    """A run's directory, once all its jobs have ended."""
     runs = runs_directory(site)
     latest = os.path.realpath(runs.parent / "latest")  # resolve() fails where it leads to itself
     for path in runs.iterdir():
@@ -181,26 +168,19 @@ def _check_runs(site: Site) -> Found:
 
 
 def _job_index(site: Site) -> Found:
-    """Links by job id; the jobs' directories are their users'."""
     links = {path: path.name.partition(".")[0] for path in index(site).iterdir()
              if path.is_symlink()}  # fmt: skip
     links = {path: number for path, number in links.items() if number.isdecimal()}
+    active, unknown = set[int](), ""
     try:
-        active: Collection[int] = {job.id for job in client.queue() if job.active} if links else ()
-        unknown = ""
+        active = {job.id for job in client.queue() if job.active} if links else active
     except HpcdlError as fault:
-        active, unknown = (), f"Slurm does not say whether the job has ended: {fault.message}"
-    for path in links:
-        yield (
-            path,
-            unknown
-            or ("the job has not ended" if int(path.name.partition(".")[0]) in active else ""),
-        )
+        unknown = f"Slurm does not say whether the job has ended: {fault.message}"
+    for path, number in links.items():
+        yield path, unknown or ("the job has not ended" if int(number) in active else "")
 
 
 def _files(*parts: str) -> Callable[[Site], Found]:
-    """Every file below a directory of hpcdl's home."""
-
     def find(_: Site) -> Found:
         yield from ((path, "") for path in home(*parts).rglob("*") if not path.is_dir())
 
@@ -209,15 +189,13 @@ def _files(*parts: str) -> Callable[[Site], Found]:
 
 def _job_records(_: Site) -> Found:
     """What embedded clusters note of ended jobs; they append to it while they run."""
-    running = {
-        state.directory for state in all_states() if any(map(alive, state.processes.values()))
-    }
+    running = {state.directory for state in all_states()
+               if any(map(alive, state.processes.values()))}  # fmt: skip
     for path in home("cluster").glob("*/log/jobcomp.txt"):
         yield path, "its cluster is up" if path.parent.parent in running else ""
 
 
 def _leftovers(site: Site) -> Found:
-    """What killed commands left beside the files that they wrote."""
     for place in (site.paths.prefix, site.paths.work / "checks"):
         if place.is_dir():
             yield from ((path, "") for path in place.iterdir() if _LEFTOVER.fullmatch(path.name))
@@ -230,19 +208,16 @@ def _cache(_: Site) -> Found:
         if not kind.is_dir() or kind.is_symlink():
             continue
         for path in kind.iterdir():
-            lock = path.name.startswith(".") and path.name.endswith("lock")
-            if not lock and path.parent != rootfs_folder():
-                yield path, ""
-            elif not lock:
+            if not (path.name.startswith(".") and path.name.endswith("lock")):
                 yield path, "a cluster that is up runs in it" if path in used else ""
 
 
 KINDS = (
-    Kind("check-runs", "directories of check runs", 90, 20, _check_runs),
-    Kind("job-index", "links to jobs by their id", 365, 1, _job_index),
-    Kind("logs", "logs of builds and installations", 30, 1, _files("logs")),
-    Kind("failures", "scripts that reopen a failed command", 30, 1, _files("failures")),
-    Kind("job-records", "embedded clusters' records of ended jobs", 365, 0.1, _job_records),
-    Kind("leftovers", "temporary files of commands that were killed", 1, 1, _leftovers),
-    Kind("cache", "wheels, bytecode, root file systems: what can be made again", 90, 50, _cache),
+    Kind("check-runs", 90, 20, _check_runs),
+    Kind("job-index", 365, 1, _job_index),
+    Kind("logs", 30, 1, _files("logs")),
+    Kind("failures", 30, 1, _files("failures")),
+    Kind("job-records", 365, 0.1, _job_records),
+    Kind("leftovers", 1, 1, _leftovers),
+    Kind("cache", 90, 50, _cache),
 )

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -23,8 +24,6 @@ from hpcdl.system.packages import Package, apt_line, look, missing_names, versio
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, table
 from hpcdl.workflows.doctor_roles import Finding, answers
-
-MIN_PYTHON = (3, 10)
 
 
 @dataclass(frozen=True)
@@ -50,11 +49,7 @@ def purposes() -> dict[str, dict[str, Any]]:
 
 
 def missing_packages(chosen: Sequence[str]) -> list[str]:
-    """Names of missing packages, each once; of the required purposes where none is chosen.
-
-    Raises:
-        BadInput: an unknown purpose.
-    """
+    """Names of missing packages, each once; of the required purposes where none is chosen."""
     known = purposes()
     for name in chosen:
         if name not in known:
@@ -67,9 +62,6 @@ def diagnose(role: str = "", site_file: str | None = None) -> Diagnosis:
     """Look at everything the facts name, or at what a role needs.
 
     Of a role, what Slurm, site and prefix answer is looked at as well.
-
-    Raises:
-        BadInput: no such role.
     """
     roles, known = facts.load("packages")["roles"], purposes()
     if role and role not in roles:
@@ -85,9 +77,10 @@ def diagnose(role: str = "", site_file: str | None = None) -> Diagnosis:
             *pool.map(_finding, needed),
             *(replace(one, required=False) for one in pool.map(_finding, optional)),
         ]
+    python = ".".join(map(str, sys.version_info[:3]))  # one that is too old had not started us
+    own = Finding("python", "python", True, sys.executable, python, "")
     return Diagnosis(
-        findings=(_python(), *packages, *map(_module, modules),
-                  *answers(role, row["asks"], site_file)),
+        findings=(own, *packages, *map(_module, modules), *answers(role, row["asks"], site_file)),
         apt=apt_line(needed), apt_optional=apt_line(optional),
         cluster_mode="" if role else _cluster_mode(), role=role,
     )  # fmt: skip
@@ -108,15 +101,17 @@ def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def as_text(diagnosis: Diagnosis) -> str:
     """The diagnosis as text: a table per purpose, or one of a role; then what to do."""
-    parts = [f"{diagnosis.role}:\n{table([_row(one) for one in diagnosis.findings])}"]
-    if not diagnosis.role:
+    if diagnosis.role:
+        parts = [f"{diagnosis.role}:\n{table([*map(_row, diagnosis.findings)])}"]
+    else:
         parts = [*_by_purpose(diagnosis)]
         parts.append(f"the embedded cluster would run in mode {diagnosis.cluster_mode}")
     remedies = [diagnosis.apt, *(_remedy(one) for one in diagnosis.lacking if one.remedy)]
     todo = [f"  {line}" for line in dict.fromkeys(remedies) if line]
     parts.append("\n".join(["what to do:", *todo]) if todo else "nothing is missing")
     extra = [diagnosis.apt_optional] if diagnosis.apt_optional else []
-    extra += [_remedy(one) for one in diagnosis.findings if _may_have(one)]
+    extra += [_remedy(one) for one in diagnosis.findings
+              if one.remedy and one.found is None and not one.required]  # fmt: skip
     if extra:
         parts.append("\n".join(["and what is optional:", *(f"  {line}" for line in extra)]))
     if not diagnosis.role:
@@ -130,10 +125,6 @@ def _by_purpose(diagnosis: Diagnosis) -> Iterator[str]:
         note = "" if row["required"] else " (optional)"
         lines = [_row(one) for one in diagnosis.findings if one.purpose == purpose]
         yield f"{purpose}{note}: {row['summary']}\n{table(lines)}"
-
-
-def _may_have(one: Finding) -> bool:
-    return not one.required and one.found is None and bool(one.remedy)
 
 
 def _remedy(one: Finding) -> str:
@@ -161,38 +152,26 @@ def _of_this_python(package: Package) -> Package:
 
 def _finding(package: Package) -> Finding:
     required = bool(purposes()[package.purpose]["required"])
-    found = str(package.found) if package.found else None
-    return Finding(package.purpose, package.name, required, found, _version(package), "")
-
-
-def _version(package: Package) -> str:
-    """What a program says of itself, else what its path says; nothing where neither does."""
-    if package.found is None:
-        return ""
-    if package.version_option is None:
-        return version_in(str(package.found))
-    try:
-        answer = run([package.found, package.version_option], check=False, timeout=10)
-    except HpcdlError:
-        return ""
-    return version_in(answer.stdout + answer.stderr)
-
-
-def _python() -> Finding:
-    """This Python; one that is too old could not even have started us."""
-    enough = sys.version_info[:2] >= MIN_PYTHON
-    said = ".".join(map(str, sys.version_info[:3]))
-    return Finding("python", "python", True, sys.executable if enough else None, said, "")
+    found, version = (str(package.found), "") if package.found else (None, "")
+    if package.found is not None and package.version_option is not None:
+        with suppress(HpcdlError):
+            answer = run([package.found, package.version_option], check=False, timeout=10)
+            version = version_in(answer.stdout + answer.stderr)
+    elif found:
+        version = version_in(found)
+    return Finding(package.purpose, package.name, required, found, version, "")
 
 
 def _module(row: dict[str, Any]) -> Finding:
     required = bool(purposes()[row["purpose"]]["required"])
     remedy = f"pip install 'hpcdl[{row['extra']}]'"
+    there: str | None = "in this Python"
+    found = ""
     try:
         found = version(row["package"])
     except PackageNotFoundError:
-        return Finding(row["purpose"], row["package"], required, None, "", remedy)
-    return Finding(row["purpose"], row["package"], required, "in this Python", found, remedy)
+        there = None
+    return Finding(row["purpose"], row["package"], required, there, found, remedy)
 
 
 def _cluster_mode() -> str:

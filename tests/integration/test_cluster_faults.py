@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import accounting, daemons, down, nodes, processes, up
+from hpcdl.cluster import daemons, down, nodes, processes, up
 from hpcdl.cluster.model import NAMESPACES, Ports
 from hpcdl.cluster.needs import check_packages
 from hpcdl.site import Site, load_site
@@ -172,7 +172,7 @@ def test_accounting_knows_what_jobs_had_and_used(embedded_site: Site, place: Pat
     down(place)
     up(embedded_site, directory=place, accounting=True)
     assert ask(*show, "-X", "-j", left).stdout.split("|")[1].startswith("CANCELLED")
-    assert accounting.database_socket(state).is_socket()
+    assert daemons.database_socket(state).is_socket()
 
 
 def test_four_nodes_are_ready_in_five_seconds(place: Path, cluster_home: Path) -> None:

@@ -19,7 +19,7 @@ from hpcdl.cluster import ClusterState, down, environment, processes, up
 from hpcdl.cluster import nodes as node_actions
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId, bridge_name
 from hpcdl.cluster.needs import check_packages, choose_mode
-from hpcdl.cluster.query import node_states
+from hpcdl.cluster.query import of_nodes
 from hpcdl.cluster.state import write_state
 from hpcdl.site import Site, load_site
 from hpcdl.system.errors import MissingPrerequisite
@@ -260,7 +260,7 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(
         wait_for(lambda job=job: started(place, job, 0))
         node_actions.change(state, name, LOSSES[mode][name][0])
     for name, job in jobs.items():
-        wait_for(lambda name=name: node_states(state)[name].startswith("down"))
+        wait_for(lambda name=name: of_nodes(state, "%T")[name].startswith("down"))
         slurm("scontrol", "update", f"jobid={job}", "ReqNodeList=")
     for job in jobs.values():
         show = ("scontrol", "show", "job", job)
@@ -268,7 +268,7 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(
         assert started(place, job, 1)
     for name in jobs:
         node_actions.change(state, name, LOSSES[mode][name][1])
-        wait_for(lambda name=name: node_states(state)[name] == "idle")
+        wait_for(lambda name=name: of_nodes(state, "%T")[name] == "idle")
 
 
 def submit_to(slurm: Shell, node: str) -> str:

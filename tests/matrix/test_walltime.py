@@ -4,7 +4,7 @@ Only then is slurmctld killed: it forgets what happened to jobs in the last seco
 """
 
 from hpcdl.cluster import processes, up
-from hpcdl.cluster.query import node_states
+from hpcdl.cluster.query import of_nodes
 from hpcdl.site import load_site
 from tests.matrix.test_rootfs import mounts
 from tests.waiting import wait_for
@@ -28,6 +28,6 @@ def test_up_starts_again_what_was_killed(machine):
     before = mounts()
     processes.end([daemons["slurmctld"], daemons["p100-01"]])
     again = up(load_site(machine.state.site_file), directory=machine.state.directory)
-    wait_for(lambda: set(node_states(again).values()) <= {"idle", "mixed", "allocated"})
+    wait_for(lambda: set(of_nodes(again, "%T").values()) <= {"idle", "mixed", "allocated"})
     assert again.slurm_version == str(machine.release)
     assert mounts() == before

@@ -51,39 +51,31 @@ def test_values_reach_the_shell_as_they_are(shell: str, before: str | None) -> N
     ]  # fmt: skip
 
 
-def test_lmod_is_started_only_where_module_is_unknown(tmp_path: Path) -> None:
-    (tmp_path / "bash").write_text("echo started; module() { :; }\n")
-    lines = shell_exports(replace(STATE, lmod_init=tmp_path / "bash"))
-    done = subprocess.run(
-        ["bash", "-c", f"{lines}\n{lines}"], capture_output=True, text=True, env={"PATH": "/bin"}
-    )
-    assert done.stdout == "started\n"
-
-
-def test_a_strict_shell_stays_strict_and_lmod_may_read_what_is_not_set(tmp_path: Path) -> None:
-    (tmp_path / "bash").write_text('echo "started $FPATH"\n')
+def test_lmod_is_started_once_in_a_strict_shell_too_and_may_read_what_is_not_set(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "bash").write_text('echo "started $FPATH"; module() { :; }\n')
     lines = shell_exports(replace(STATE, lmod_init=tmp_path / "bash"))
     for options, expected in (("-euc", "started \nuB"), ("-c", "started \nB")):
         done = subprocess.run(
-            ["bash", options, f'{lines}\necho "${{-//[^uB]/}}"'],
+            ["bash", options, f'{lines}\n{lines}\necho "${{-//[^uB]/}}"'],
             capture_output=True, text=True, env={"PATH": "/bin"},
         )  # fmt: skip
         assert (done.stdout, done.stderr) == (f"{expected}\n", "")
 
 
-def test_programs_get_the_modules_in_front_once() -> None:
+def test_programs_get_the_modules_in_front_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one = environment(STATE, {"MODULEPATH": "/opt/a b:/opt/c", "KEEP": "me"})
     assert one["MODULEPATH"] == f"{MODULES}:/opt/a b:/opt/c"
     assert environment(STATE, one) == one
     assert one["KEEP"] == "me"
-
-
-def test_a_chosen_directory_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCDL_CLUSTER_DIR", "/var/tmp/c")
-    assert "export HPCDL_CLUSTER_DIR=/var/tmp/c" in shell_exports(STATE)
+    assert "export HPCDL_CLUSTER_DIR=/var/tmp/c" in shell_exports(STATE), "it is passed on"
 
 
 def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_state(tmp_path) is None
+    assert read_state(tmp_path / "none") is None
     state = replace(STATE, directory=tmp_path, killed=("a",), boot="b")
     assert read_state(write_state(state).directory) == state
 
@@ -95,8 +87,3 @@ def test_damaged_state_is_one_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(BadInput, match="not a cluster's state"):
         read_state(tmp_path)
-
-
-def test_no_state_is_no_cluster(tmp_path: Path) -> None:
-    assert read_state(tmp_path) is None
-    assert read_state(tmp_path / "none") is None

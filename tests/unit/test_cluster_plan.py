@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.cluster import cluster_plan, network, render
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Plan, Ports, bridge_name, link_name
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Ports, bridge_name, link_name
 from hpcdl.cluster.state import MARK, claim, is_ours_or_empty
 from hpcdl.site import Site, load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
+from hpcdl.slurm.rules import Release
 from hpcdl.system.errors import BadInput
 from tests.unit.conftest import shipped
+from tests.unit.test_cluster_environment import STATE
 
 HERE = Path("/var/tmp/hpcdl")
 SITES = ("embedded", "pi", "p100-v100-k80", "a100-h100")
@@ -29,23 +31,20 @@ def embedded() -> Site:
     return shipped("embedded")
 
 
-def laid_out(site: Site, mode: str = NAMESPACES, **more: object) -> Plan:
-    asked = cluster_plan.request(site, mode, bool(more.pop("accounting", False)), 3)
-    values: dict[str, object] = {
-        "request": asked, "directory": HERE, "host": "login", "user": "root", "network": "10.77.5",
-        "ports": Ports(21000), "slurm_version": "22.05.8", "mpi": "pmix", "first_job": 1,
-        "nodes": cluster_plan.lay_out(asked, "10.77.5", Ports(21000)),
-    }  # fmt: skip
-    return Plan(**{**values, **more})  # type: ignore[arg-type]
+class Laid:
+    """A site laid out: what was asked for, its state, and its files by path."""
+
+    def __init__(self, site: Site, mode: str = NAMESPACES, *, accounting: bool = False) -> None:
+        self.request = cluster_plan.request(site, mode, accounting, 3)
+        nodes = cluster_plan.lay_out(self.request, "10.77.5", Ports(21000))
+        self.state = replace(STATE, directory=HERE, site=site.name, mode=mode, nodes=nodes,
+                             accounting=accounting, network="10.77.5")  # fmt: skip
+        own = render.files(self.request, self.state, mpi="pmix", first_job=1, slurmd="slurmd")
+        self.files = {file.path: file for file in own}
 
 
-def text(laid: Plan, path: str) -> str:
-    found = {file.path: file.text for file in render.files(laid, "/usr/sbin/slurmd")}
-    return found[path]
-
-
-def settings(laid: Plan) -> dict[str, str]:
-    lines = text(laid, "etc/slurm.conf").splitlines()
+def settings(laid: Laid) -> dict[str, str]:
+    lines = laid.files["etc/slurm.conf"].text.splitlines()
     return dict(line.split("=", 1) for line in lines if re.match(r"^(?!Node|Part)\w+=", line))
 
 
@@ -61,16 +60,21 @@ def test_nodes_have_the_names_of_the_site(name: str) -> None:
 
 @pytest.mark.parametrize("mode", [NAMESPACES, LOOPBACK])
 def test_no_two_nodes_share_address_and_port(mode: str) -> None:
-    laid = laid_out(shipped("p100-v100-k80"), mode)
-    places = {(node.address, node.port) for node in laid.nodes}
-    assert len(places) == len(laid.nodes)
-    assert (laid.controller_address, laid.ports.controller) not in places
-    assert laid.ports.database not in {port for _, port in places}
+    state = Laid(shipped("p100-v100-k80"), mode).state
+    places = {(node.address, node.port) for node in state.nodes}
+    assert len(places) == len(state.nodes)
+    assert (state.controller_address, state.ports.controller) not in places
+    assert state.ports.database not in {port for _, port in places}
 
 
 def test_most_nodes_are_cut_down_on_request() -> None:
     asked = cluster_plan.request(shipped("pi"), LOOPBACK, False, 2)
     assert all(len(queue.nodes) <= 2 for queue in asked.queues)
+    whole, fewer = (
+        cluster_plan.fingerprint(cluster_plan.request(shipped("pi"), LOOPBACK, False, most))
+        for most in (None, 2)
+    )
+    assert {key for key in whole if whole[key] != fewer[key]} == {"partitions"}
     with pytest.raises(BadInput, match="at least one node"):
         cluster_plan.request(shipped("pi"), LOOPBACK, False, 0)
 
@@ -78,8 +82,8 @@ def test_most_nodes_are_cut_down_on_request() -> None:
 @pytest.mark.parametrize("name", SITES)
 def test_slurm_gets_the_hardware(name: str) -> None:
     site = shipped(name)
-    laid = laid_out(site)
-    lines = [line for line in text(laid, "etc/slurm.conf").splitlines() if line.startswith("Node")]
+    laid = Laid(site)
+    lines = [one for one in laid.files["etc/slurm.conf"].text.splitlines() if one[:4] == "Node"]
     for line, group in zip(lines, laid.request.groups, strict=True):
         words = dict(word.split("=", 1) for word in line.split())
         partition = site.partitions[group.partition]
@@ -92,25 +96,20 @@ def test_slurm_gets_the_hardware(name: str) -> None:
 
 
 def test_loopback_nodes_differ_by_port() -> None:
-    laid = laid_out(shipped("embedded"), LOOPBACK)
-    lines = render.node_lines(laid)
+    laid = Laid(shipped("embedded"), LOOPBACK)
+    lines = render.node_lines(laid.request, laid.state)
     ports = [port for line in lines for port in expand_hostlist(re.findall(r"Port=(\S+)", line)[0])]
-    assert [int(port) for port in ports] == [node.port for node in laid.nodes]
+    assert [int(port) for port in ports] == [node.port for node in laid.state.nodes]
 
 
-def test_partitions_share_nodes_that_are_alike(embedded: Site) -> None:
+def test_partitions_share_nodes_that_they_describe_alike(embedded: Site) -> None:
     p100 = embedded.partitions["p100"]
     debug = replace(p100, name="debug", hostlist="p100-[01-02]")
     site = replace(embedded, partitions={"p100": p100, "debug": debug})
     asked = cluster_plan.request(site, LOOPBACK, False)
     assert asked.node_names == ("p100-01", "p100-02")
     assert [queue.nodes for queue in asked.queues] == [asked.node_names] * 2
-
-
-def test_a_node_described_in_two_ways_is_refused(embedded: Site) -> None:
-    p100 = embedded.partitions["p100"]
-    other = replace(p100, name="other", hostlist="p100-[01-02]", sockets=1)
-    site = replace(embedded, partitions={"p100": p100, "other": other})
+    site = replace(embedded, partitions={"p100": p100, "other": replace(debug, sockets=1)})
     with pytest.raises(BadInput, match="describe the node p100-01 in different ways"):
         cluster_plan.request(site, LOOPBACK, False)
 
@@ -122,43 +121,34 @@ def test_host_lists_that_do_not_fit_are_refused(embedded: Site, hostlist: str) -
         cluster_plan.request(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
 
 
-def test_the_same_wish_has_the_same_fingerprint(embedded: Site) -> None:
-    one = cluster_plan.fingerprint(cluster_plan.request(embedded, LOOPBACK, False))
-    assert one == cluster_plan.fingerprint(cluster_plan.request(embedded, LOOPBACK, False))
-    fewer = cluster_plan.fingerprint(cluster_plan.request(embedded, LOOPBACK, False, 1))
-    assert {key for key in one if one[key] != fewer[key]} == {"partitions"}
-
-
 def test_gpus_get_device_files_with_their_numbers(embedded: Site) -> None:
-    lines = text(laid_out(embedded), "etc/gres.conf").splitlines()
+    lines = Laid(embedded).files["etc/gres.conf"].text.splitlines()
     assert "NodeName=p100-[01-02] Name=gpu Type=p100 File=/var/tmp/hpcdl/dev/p100.[0-3]" in lines
     assert not any("cpu-" in line for line in lines)
 
 
 def test_times_are_within_the_limit_of_the_partition(embedded: Site) -> None:
     short = replace(embedded.partitions["cpu"], max_time="00:30:00", max_minutes=30)
-    laid = laid_out(replace(embedded, partitions={"cpu": short}, default_partition="cpu"))
-    line = text(laid, "etc/slurm.conf").split("PartitionName=cpu")[1]
+    laid = Laid(replace(embedded, partitions={"cpu": short}, default_partition="cpu"))
+    line = laid.files["etc/slurm.conf"].text.split("PartitionName=cpu")[1]
     assert "MaxTime=00:30:00 DefaultTime=00:30:00" in line
 
 
 def test_accounting_is_on_the_private_database_only(embedded: Site) -> None:
-    without = settings(laid_out(embedded))
+    without = settings(Laid(embedded))
     assert without["AccountingStorageType"] == "accounting_storage/none"
     assert "AccountingStorageTRES" not in without
-    laid = laid_out(embedded, accounting=True)
+    laid = Laid(embedded, accounting=True)
     assert settings(laid)["AccountingStorageTRES"] == (
         "gres/gpu,gres/gpu:k80,gres/gpu:p100,gres/gpu:v100"
     )
-    secret = next(f for f in render.files(laid, "slurmd") if f.path == "etc/slurmdbd.conf")
+    secret = laid.files["etc/slurmdbd.conf"]
     assert secret.mode == 0o600
     assert "StorageHost=localhost" in secret.text
 
 
 def test_everything_lies_below_the_state_directory(embedded: Site) -> None:
-    for file in render.files(laid_out(embedded, accounting=True), "/usr/sbin/slurmd"):
-        assert not Path(file.path).is_absolute()
-    for key, value in settings(laid_out(embedded)).items():
+    for key, value in settings(Laid(embedded, accounting=True)).items():
         if value.startswith("/") and key != "MailProg":
             assert value.startswith(f"{HERE}/"), key
 
@@ -182,7 +172,7 @@ def test_host_ranges_expand_to_what_they_were_made_of(names: list[str]) -> None:
 
 @given(st.text(min_size=1, max_size=200), st.integers(0, 249))
 def test_names_of_links_fit_into_linux(folder: str, index: int) -> None:
-    node = replace(laid_out(shipped("embedded")).nodes[0], index=index)
+    node = replace(Laid(shipped("embedded")).state.nodes[0], index=index)
     assert len(link_name(Path(folder), node)) <= 15
     assert link_name(Path(folder), node).startswith(bridge_name(Path(folder)))
 
@@ -206,7 +196,8 @@ def test_networks_that_are_routed_are_not_taken() -> None:
      ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"])],
 )  # fmt: skip
 def test_options_follow_the_release_that_runs(version: str, plugins: list[str]) -> None:
-    assert [row["value"] for row in render.release_options(version)] == plugins
+    options = render.release_options(Release.parse(version))
+    assert [row["value"] for row in options] == plugins
 
 
 def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path: Path) -> None:
@@ -242,8 +233,8 @@ def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
         return address
 
     monkeypatch.setattr(socket, "gethostbyname", resolve)
-    laid = laid_out(embedded, mode)
-    assert render.listening(laid) == parameters
+    laid = Laid(embedded, mode)
+    assert render.listening(laid.state) == parameters
     assert settings(laid).get("CommunicationParameters", "") == parameters
 
 

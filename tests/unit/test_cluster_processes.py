@@ -42,18 +42,16 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
         one.wait()
 
 
-def test_a_process_is_its_number_and_its_start(started: list[subprocess.Popen[bytes]]) -> None:
+def test_a_process_is_its_number_and_its_start_and_dead_as_a_zombie(
+    started: list[subprocess.Popen[bytes]],
+) -> None:
     started.append(sleeper())
     found = processes.identify(started[0].pid)
     assert found is not None
+    later = ProcessId(found.pid, found.start - 1)  # who got the number later is spared
+    assert not processes.alive(later)
+    processes.send(later, signal.SIGKILL)
     assert processes.alive(found)
-    assert not processes.alive(ProcessId(found.pid, found.start - 1))
-
-
-def test_a_zombie_is_dead(started: list[subprocess.Popen[bytes]]) -> None:
-    started.append(sleeper())
-    found = processes.identify(started[0].pid)
-    assert found is not None
     processes.end([found])
     assert started[0].returncode is None  # not reaped yet
     assert processes.identify(found.pid) is None
@@ -73,14 +71,6 @@ def test_a_name_of_any_bytes_hides_no_process_and_stops_no_command(
     mine = {processes.MARK: str(tmp_path), "PATH": "/bin"}
     started.append(shown(subprocess.Popen([program, "60"], env=mine)))
     assert [one.pid for one in processes.of_cluster(tmp_path)] == [started[1].pid]
-
-
-def test_signals_spare_who_got_the_number_later(started: list[subprocess.Popen[bytes]]) -> None:
-    started.append(sleeper())
-    found = processes.identify(started[0].pid)
-    assert found is not None
-    processes.send(ProcessId(found.pid, found.start - 1), signal.SIGKILL)
-    assert processes.alive(found)
 
 
 def test_grace_lets_a_process_end_by_itself(tmp_path: Path) -> None:
@@ -133,10 +123,6 @@ def test_what_a_job_started_with_an_environment_of_its_own_is_found(
     finally:
         processes.end(found[0])
     assert processes.identify(inner) is None
-
-
-def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
-    assert not teardown.down(tmp_path / "no-utf8-\udcff")
 
 
 def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path: Path) -> None:
@@ -249,6 +235,7 @@ def test_down_of_a_directory_that_is_no_cluster_ends_nobody_s_steps(
     with (tmp_path / "top/other/log").open("w") as log:
         started.append(shown(subprocess.Popen([step, "60"], env={"A": "b"}, stdout=log)))
     assert not teardown.down(tmp_path / "top")
+    assert not teardown.down(tmp_path / "no-utf8-\udcff"), "a directory may have any name"
     assert started[0].poll() is None
 
 
@@ -260,8 +247,6 @@ def test_a_node_of_a_cluster_that_was_stopped_meanwhile_is_none(tmp_path: Path) 
     assert not (tmp_path / "gone/cluster.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("shown", "well"), [("idle", True), ("planned", True), ("mixed-", True), ("down", False)]
-)
-def test_a_node_that_a_job_is_planned_for_is_well(shown: str, well: bool) -> None:
-    assert query.takes_jobs(shown) is well
+def test_a_node_that_a_job_is_planned_for_is_well() -> None:
+    assert all(map(query.takes_jobs, ("idle", "planned", "mixed-")))
+    assert not query.takes_jobs("down")

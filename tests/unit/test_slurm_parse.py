@@ -28,7 +28,10 @@ def test_nodes_are_read_alike_from_every_release(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
-def test_partitions_are_read_alike_from_every_release(release: str) -> None:
+def test_partitions_and_configuration_are_read_alike_from_every_release(release: str) -> None:
+    config = parse.config(said.config(release))
+    assert config["ClusterName"] == "pi"
+    assert config["AccountingStorageType"] == "accounting_storage/slurmdbd"
     p100, cpu = (parse.partition(line) for line in said.partitions(release).splitlines())
     assert (p100.name, p100.nodes, p100.node_count) == ("p100", "p100-[01-02]", 2)
     assert (p100.default, p100.max_time, p100.state) == (True, "2-00:00:00", "UP")
@@ -41,14 +44,6 @@ def test_mpi_plugins_are_read_alike_from_every_release(release: str) -> None:
     assert {"none", "pmi2", "pmix"} <= set(found)
     assert any(name.startswith("pmix_v") for name in found)
     assert not any(" " in name or name in {"are", "srun"} for name in found)
-
-
-@pytest.mark.parametrize("release", said.RELEASES)
-def test_the_configuration_is_read_by_key(release: str) -> None:
-    config = parse.config(said.config(release))
-    assert config["ClusterName"] == "pi"
-    assert config["AccountingStorageType"] == "accounting_storage/slurmdbd"
-    assert config["MpiDefault"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +71,6 @@ def test_gres_tells_types_and_counts_of_gpus(
     assert parse.node(line).gpus == gpus
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [("slurm 22.05.8\n", "22.05.8"), ("slurm-wlm 20.11.4", "20.11.4"), ("", ""), ("\n", "")],
-)
-def test_the_version_is_the_last_word(text: str, version: str) -> None:
-    assert parse.version(text) == version
-
-
 MARK = "5f0c9a"
 
 
@@ -109,9 +96,6 @@ def test_a_job_is_read_with_blanks_and_signs_in_its_values() -> None:
     assert job.script == "/home/me/my jobs/job.sh"
     assert job.active
     assert job.array_job is None
-
-
-def test_a_pending_job_has_no_nodes_and_no_times() -> None:
     waits = [*JOB[:1], "PENDING", *JOB[2:5], "", JOB[6], "N/A", "N/A", *JOB[9:]]
     job = parse.job(parse.marked(answer(waits), MARK)[0])
     assert (job.nodes, job.started, job.ended) == ("", "", "")
@@ -181,25 +165,14 @@ def test_accounting_has_a_line_for_each_run_of_a_requeued_job() -> None:
 
 def test_what_a_job_had_and_used_comes_from_its_steps() -> None:
     had = "billing=8,cpu=8,gres/gpu:p100=2,gres/gpu=2,mem=60000M,node=1"
-    usage = parse.usage(
-        [
-            f"2|11|00:44.000|||{had}",
-            f"2.batch|11|00:00.025|13564K|p100-01|{had}",
-            f"2.0|11|00:43.975|1.5G|p100-02|{had}",
-        ]
-    )
+    usage = parse.usage([f"2|11|00:44.000|||{had}", f"2.batch|11|00:00.025|13564K|p100-01|{had}",
+                         f"2.0|11|00:43.975|1.5G|p100-02|{had}"])  # fmt: skip
     assert usage.allocated == {"cpu": "8", "gres/gpu:p100": "2", "gres/gpu": "2",
                                "mem": "60000M", "node": "1"}  # fmt: skip
     assert (usage.max_rss_mb, usage.max_rss_node) == (1536, "p100-02")
     assert usage.cpus_busy == 0.5
-
-
-def test_a_job_that_never_ran_used_nothing() -> None:
     usage = parse.usage(["2|0|00:00:00|||"])
-    assert (usage.max_rss_mb, usage.cpus_busy) == (None, None)
-
-
-def test_days_of_cpu_time_are_counted() -> None:
+    assert (usage.max_rss_mb, usage.cpus_busy) == (None, None), "one that never ran"
     assert parse.usage(["2|9|2-01:00:01|||cpu=1"]).cpu_seconds == 2 * 86400 + 3601
 
 
@@ -208,7 +181,6 @@ def test_no_text_makes_pairs_fail(text: str) -> None:
     assert all(isinstance(value, str) for value in parse.pairs(text).values())
     parse.mpi_plugins(text)
     parse.config(text)
-    parse.version(text)
 
 
 @given(st.text(max_size=100))

@@ -63,11 +63,8 @@ def named(package: str) -> Path:
     return REPOSITORY / "packages" / package.replace("-", "_") / "package.py"
 
 
-def test_the_repository_says_its_name_and_the_packages_it_was_made_for() -> None:
+def test_the_repository_has_its_name_and_every_recipe() -> None:
     assert (REPOSITORY / "repo.yaml").read_text() == "repo:\n  namespace: hpcdl\n  api: v2.2\n"
-
-
-def test_every_recipe_of_the_overlay_is_here() -> None:
     assert {recipe.parent.name for recipe in RECIPES} == {
         "hpcdl_tensorflow", "nccl_tests", "py_horovod", "py_horovod_wheels", "py_hpcdl", "py_keras",
         "py_libclang", "py_shtab", "py_tensorboard_data_server", "py_tensorflow",
@@ -142,11 +139,8 @@ def test_cuda_has_the_upper_bounds_of_the_facts() -> None:
 
 def test_cudnn_ends_where_the_facts_end_it_for_each_generation() -> None:
     text = named("py-tensorflow").read_text()
-    limits = {
-        rule.need.range.text
-        for rule in known().rules
-        if rule.need.variable == "cudnn" and rule.when[0].variable == "gpu"
-    }
+    limits = {rule.need.range.text for rule in known().rules
+              if rule.need.variable == "cudnn" and rule.when[0].variable == "gpu"}  # fmt: skip
     assert limits == {":8.7", ":9.10"}
     for limit in limits:
         assert f'depends_on("cudnn@{limit}"' in text

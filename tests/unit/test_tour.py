@@ -35,9 +35,8 @@ def toured(typed: bytes, *words: str, home: Path) -> tuple[int, str]:
     """Exit status and output of a tour on a terminal where a person types."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "HPCDL_HOME": str(home), "NO_COLOR": "1", "PATH": "/usr/bin:/bin"}
-    with subprocess.Popen(
-        [*ALONE, *TOUR, *words], stdin=theirs, stdout=theirs, stderr=theirs, env=env
-    ) as run:
+    argv = [*ALONE, *TOUR, *words]
+    with subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as run:
         os.close(theirs)
         said, asked = "", b""
         while run.poll() is None:

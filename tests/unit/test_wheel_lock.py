@@ -128,15 +128,12 @@ def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_
             assert find_wheelhouse(asked, python) is not None
 
 
-def test_a_cached_wheel_and_its_lock_that_were_changed_together_are_refused():
+def test_a_cached_wheel_that_was_changed_is_refused() -> None:
     python = running_interpreter()
     folder = wheelhouse_folder(recipe(), python)
-    _lock(folder, wheel(folder, "shtab", pinned("shtab")))
+    _lock(folder, wheel(folder, "shtab", pinned("shtab")))  # its lock with it
     with pytest.raises(MissingPrerequisite, match=f"remove {folder}|not those of PyPI"):
         find_wheelhouse(recipe(), python)
-
-
-def test_a_wheel_that_was_changed_after_it_was_locked_is_refused():
     folder = wheelhouse_folder(recipe("shtab"), running_interpreter())
     made = wheel(folder, "shtab", "1.0")
     lock = Wheel("shtab", "1.0", made.name, sha256(made))
@@ -195,15 +192,8 @@ def test_the_wheels_that_recipes_pin_have_digests():
             assert f"nvidia-{name}-cu{cuda.split('.')[0]} {version}" in LOCK["wheels"]
     digests = [one for tags in LOCK["wheels"].values() for one in tags.values()]
     assert all(re.fullmatch("[0-9a-f]{64}", one) for one in digests)
-
-
-def test_the_build_s_own_tool_is_asked_for_with_its_digests():
+    # The build's own tool is asked for with its digests.
     name, *digests = setuptools_for("3.11").split()
-    assert name == f"setuptools=={dict(_common('3.11'))['setuptools']}"
-    assert digests
+    assert name in LOCK["pins"]["3.11"]["all"].split()
     file = f"{name.replace('==', '-')}-py3-none-any.whl"
     assert f"--hash=sha256:{digest_of(file)}" in digests
-
-
-def _common(python: str) -> list[tuple[str, ...]]:
-    return [tuple(one.split("==")) for one in LOCK["pins"][python]["all"].split()]

@@ -1,7 +1,7 @@
 """Stacks that Spack compiles: from the resolution to a release that is one view.
 
 `environment` renders what is wanted, `concretize` lets Spack solve it, `make` installs it in
-parallel, `cache` keeps the binaries, signed; `view` and `needs` make the release's tree and
-the guard of its module, `build` goes the whole way. `mirror` fetches the sources for sites
-without internet, `store` removes what no release needs. `tool` is Spack itself, `show` words.
+parallel, `cache` keeps the binaries, signed; `view` makes the release's tree, `adopt`
+the release, `spack_build` goes the whole way. `mirror` fetches the sources for sites
+without internet, `store` removes what no release needs. `tool` is Spack itself.
 """

@@ -24,25 +24,10 @@ from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
+from hpcdl.stack.spack_backend import tool, view
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
-from hpcdl.stack.spack_backend.tool import (
-    Spack,
-    find_spack,
-    open_spack,
-    packages_named,
-    require_unlocked,
-)
-from hpcdl.stack.spack_backend.view import (
-    Built,
-    Inventory,
-    add_hpcdl,
-    inventory,
-    lock_entries,
-    make_view,
-    module_environment,
-    require_imports,
-    require_readable,
-)
+from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
 from hpcdl.stack.trees import build_slot, new_tree
 from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -70,7 +55,7 @@ class Adoption:
 
     @property
     def release_id(self) -> str:
-        """Readable and content-addressed, as that of any other release."""
+        """As that of any other release."""
         return self.lock.release_id(self.request, self.own)
 
     @property
@@ -108,8 +93,8 @@ class Adoption:
             BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
         """
         if not self.exists:
-            find_spack()
-            packages_named()
+            tool.find_spack()
+            tool.packages_named()
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
@@ -127,7 +112,7 @@ class Adoption:
             "steps": self.steps(),
         }
 
-    def expected(self, packages: tuple[Built, ...] = ()) -> Release:
+    def expected(self, packages: Sequence[Built] = ()) -> Release:
         """The release as it is recorded, once its packages are known."""
         cpu_wheels = self.lock.wheels and not self.lock.archs
         return Release(
@@ -143,7 +128,7 @@ class Adoption:
             created=utc_now(),
             hpcdl=f"{__version__}+{self.own}",
             needs=self.lock.needs(gpus_of(self.site, self.request.partitions)),
-            lock=lock_entries(packages, cuda=bool(self.lock.archs)),
+            lock=tuple(view.lock_entries(packages, cuda=bool(self.lock.archs))),
         )
 
 
@@ -198,7 +183,7 @@ def _directory(named: str) -> Path:
         return place
     if not place.exists() and "/" not in named:
         with scratch_directory() as scope:
-            spack = open_spack(scope, scope)
+            spack = tool.open_spack(scope, scope)
             told = spack.run("location", "--env", named, check=False).stdout.strip()
         if told and (Path(told) / "spack.yaml").is_file():
             return Path(told)
@@ -223,8 +208,8 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
     where = plan.lock.environment
     root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
     with scratch_directory() as scope:
-        spack = open_spack(root, scope)
-        require_unlocked(where)
+        spack = tool.open_spack(root, scope)
+        tool.require_unlocked(where)
         return adopt(plan, spack, say)
 
 
@@ -233,37 +218,32 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     found = _inventory(spack, plan.lock.environment)
     to_run = [one for one in found.packages if one.hash in plan.lock.to_run]
     _require_installed(plan.lock, spack, found, to_run)
-    require_readable(to_run)
+    view.require_readable(to_run)
     tools_in = helpers(say)
     plan, wheel = own_hpcdl(plan, tools_in)
     with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(plan.root) as root:
                 say(f"linking {len(to_run)} packages into {root}/stack")
-                make_view(spack, root, plan.lock, found)
-                _add_hpcdl(plan, root, wheel, tools_in)
-                made = replace(
-                    plan.expected(found.packages), environment=module_environment(spack, root)
-                )
+                view.make_view(spack, root, plan.lock, found)
+                (pip,) = tools_in.glob("lib/python3*/site-packages")
+                packages = view.add_hpcdl(root, wheel, pip, new_log(root.name))
+                # The module's hpcdl knows its site without being told: a publish writes the file.
+                site_file = plan.site.paths.prefix / "etc" / SITE_FILE
+                (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
+                require_imports(root, plan.lock.environment)
+                variables = view.module_environment(spack, root)
+                made = replace(plan.expected(found.packages), environment=variables)
                 record_release(made, [found.store])
     return read_release(plan.site, plan.release_id)
 
 
-def _add_hpcdl(plan: Adoption, root: Path, wheel: Path, tools_in: Path) -> None:
-    (pip,) = tools_in.glob("lib/python3*/site-packages")
-    packages = add_hpcdl(root, wheel, pip, new_log(root.name))
-    # The module's hpcdl knows its site without being told: a publish writes the file.
-    link = packages / "hpcdl" / SITE_FILE
-    link.symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
-    require_imports(root, plan.lock.environment)
-
-
 def _inventory(spack: Spack, environment: Path) -> Inventory:
     try:
-        return inventory(spack, environment)
+        return view.inventory(spack, environment)
     except CommandFailed as fault:
         cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
-        if not packages_named():
+        if not tool.packages_named():
             cure += (", and where it cannot download its packages a checkout of them "
                      "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES")  # fmt: skip
         raise MissingPrerequisite(
@@ -274,30 +254,24 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
 
 
 def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Sequence[Built]) -> None:
-    """Refuse what is not there, or not all of it.
-
-    Raises:
-        MissingPrerequisite: says what is missing, and whether another Spack has it.
-    """
+    """Refuse what is not there, or not wholly; say what is missing, or who else has it."""
     where = lock.environment
+    install = f"spack -e {where} install"
     if {one.hash for one in to_run} != lock.to_run:
         raise MissingPrerequisite(
-            f"spack.yaml and spack.lock of {where} are of different specs",
-            hint=f"spack -e {where} install",
+            f"spack.yaml and spack.lock of {where} are of different specs", hint=install
         )
     missing = [one for one in to_run if not one.installed or not one.prefix.is_dir()]
-    own = [one for one in to_run if not one.external]
     if not missing:
         return
-    if len(missing) < len(own):
+    if len(missing) < sum(not one.external for one in to_run):
         titles = [f"{one.name}@{one.version}" for one in missing]
         more = [f"and {len(titles) - _SHOWN} more"] if len(titles) > _SHOWN else []
         raise MissingPrerequisite(
             f"the environment {where} is not wholly installed: {len(missing)} of {len(to_run)} "
             "packages are missing",
-            details=[*titles[:_SHOWN], *more],
-            hint=f"spack -e {where} install",
-        )
+            details=[*titles[:_SHOWN], *more], hint=install,
+        )  # fmt: skip
     other = next(_elsewhere(where, found.store), None)
     if other is not None:
         raise MissingPrerequisite(
@@ -307,14 +281,14 @@ def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Seque
         )
     raise MissingPrerequisite(
         f"the environment {where} is not installed in {found.store}",
-        hint=f"spack -e {where} install; where another Spack did, name it in HPCDL_SPACK_ROOT",
+        hint=f"{install}; where another Spack did, name it in HPCDL_SPACK_ROOT",
     )
 
 
 def _elsewhere(environment: Path, store: Path) -> Iterator[Path]:
     """Packages outside the install tree that the environment's view leads to."""
-    for view in (environment / ".spack-env" / "view", environment / "view"):
-        for link in view.glob("bin/*"):
+    for place in (environment / ".spack-env" / "view", environment / "view"):
+        for link in place.glob("bin/*"):
             real = link.resolve()
             package = any((top / ".spack").is_dir() for top in real.parents)
             if package and not real.is_relative_to(store):
@@ -334,13 +308,10 @@ def own_hpcdl(plan: Adoption, tools_in: Path) -> tuple[Adoption, Path]:
 def helpers(say: Say) -> Path:
     """An environment with pip and setuptools, to pack hpcdl and to put it into the view."""
     where = tools(running_interpreter(), say)
-    have = [
-        path.name.split("-")[1] for path in where.glob("lib/python3*/**/setuptools-*.dist-info")
-    ]
-    if not any(Range("68:").allows(version) for version in have):
+    found = where.glob("lib/python3*/**/setuptools-*.dist-info")
+    if not any(Range("68:").allows(path.name.split("-")[1]) for path in found):
         wanted = where / "requirements.txt"
         write_atomic(wanted, setuptools_for(running_interpreter().minor) + "\n")
-        run([*module_argv(where / "bin" / "python", "pip"), "install", "--quiet",
-             "--requirement", wanted],
-            log=new_log("tools"), tied=True)  # fmt: skip
+        pip = module_argv(where / "bin" / "python", "pip")
+        run([*pip, "install", "--quiet", "--requirement", wanted], log=new_log("tools"), tied=True)
     return where

@@ -20,7 +20,6 @@ from hpcdl.system.files import explain_os_errors
 from hpcdl.system.run import run
 
 _AT_A_TIME = 200  # hashes on one command line
-_MAIL = "hpcdl@localhost"
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,6 @@ class BuildCache:
     key: str | None
 
     @property
-    def url(self) -> str:
-        """Its address for Spack."""
-        return f"file://{self.folder}"
-
-    @property
     def env(self) -> Mapping[str, str]:
         """What Spack must know to find the keyring."""
         return {"SPACK_GNUPGHOME": str(self.keys)} if self.keys else {}
@@ -47,7 +41,7 @@ class BuildCache:
     def settings(self) -> dict[str, str]:
         """Spack's settings of it, by file name."""
         signed = "true" if self.key else "false"
-        entry = f"{{url: '{self.url}', binary: true, source: false, signed: {signed}}}"
+        entry = f"{{url: 'file://{self.folder}', binary: true, source: false, signed: {signed}}}"
         return {"mirrors.yaml": f"mirrors:\n  hpcdl-builds: {entry}\n"}
 
 
@@ -77,20 +71,17 @@ def ready_key(spack: Spack, cache: BuildCache, site: Site) -> str | None:
     """
     if cache.key is None:
         return None
-    if cache.keys is None:
-        fingerprint = _fingerprint(spack, cache.key)
-        if fingerprint is None:
-            raise BadInput(
-                f"Spack's keyring has no key '{cache.key}' to sign with (spack.signing_key)",
-                hint="`spack gpg list --signing` shows those it has; `spack gpg trust FILE` adds",
-            )
-        return fingerprint
-    found = _fingerprint(spack, "")
-    if found is None:
+    found = _fingerprint(spack, "" if cache.keys else cache.key)
+    if found is None and cache.keys is None:
+        raise BadInput(
+            f"Spack's keyring has no key '{cache.key}' to sign with (spack.signing_key)",
+            hint="`spack gpg list --signing` shows those it has; `spack gpg trust FILE` adds",
+        )
+    if found is None and cache.keys is not None:
         with explain_os_errors(cache.keys):
             cache.keys.mkdir(parents=True, exist_ok=True)
             cache.keys.chmod(0o700)
-        spack.run("gpg", "create", f"hpcdl at {site.name}", _MAIL)
+        spack.run("gpg", "create", f"hpcdl at {site.name}", "hpcdl@localhost")
         found = _fingerprint(spack, "")
     if found is None:
         raise MissingPrerequisite(
@@ -112,22 +103,16 @@ def _fingerprint(spack: Spack, wanted: str) -> str | None:
 def fill(
     spack: Spack, cache: BuildCache, environment: Path, hashes: Collection[str], key: str | None
 ) -> None:
-    """Put built packages into the cache; those that are there already stay.
-
-    Raises:
-        CommandFailed: Spack could not write or sign them.
-    """
+    """Put built packages into the cache; those that are there already stay."""
     signing = ["--key", key] if key else ["--unsigned"]
-    todo = sorted(hashes)
-    for start in range(0, len(todo), _AT_A_TIME):
-        names = [f"/{one}" for one in todo[start : start + _AT_A_TIME]]
-        spack.run(
-            "-e", environment, "buildcache", "push", *signing, "--only", "package", cache.url,
-            *names,
-        )  # fmt: skip
+    push = ["-e", str(environment), "buildcache", "push", *signing, "--only", "package"]
+    url = f"file://{cache.folder}"
+    names = [f"/{one}" for one in sorted(hashes)]
+    for start in range(0, len(names), _AT_A_TIME):
+        spack.run(*push, url, *names[start : start + _AT_A_TIME])
     if key:
         spack.run("gpg", "publish", "--directory", cache.folder, "--rebuild-index", check=False)
-    spack.run("buildcache", "update-index", cache.url)
+    spack.run("buildcache", "update-index", url)
 
 
 def close_keyring(cache: BuildCache) -> None:

@@ -18,23 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import Site
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.spack_backend.environment import (
-    Environment,
-    environment,
-    environment_for,
-    environments,
-    render,
-    render_site,
-)
+from hpcdl.stack.spack_backend import environment as spack_yaml
+from hpcdl.stack.spack_backend.environment import Environment
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.stack.spack_backend.tool import open_spack, require_unlocked
 from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.resources import folder
 from hpcdl.system.scratch import scratch_directory
-from hpcdl.system.text import duration
+from hpcdl.system.text import duration, table
 
 Say = Callable[[str], None]
 _CAUSES = (
@@ -51,6 +45,7 @@ _CAUSES = (
     (r"microarchitecture|target", "no compiler has flags for the target: use x86_64_v3"),
 )  # fmt: skip
 _PARTS = ("spack_repo", "defaults")
+_SHOWN = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "openmpi", "python", "gcc")
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,15 @@ class Work:
     @property
     def changed(self) -> list[Path]:
         """The files that are not yet as they should be."""
-        return [path for path, text in self.files.items() if _read(path) != text]
+        return [path for path, text in self.files.items()
+                if not path.exists() or path.read_text() != text]  # fmt: skip
+
+    def text(self, *, render_only: bool) -> str:
+        """What would be written and solved, or what was written."""
+        lines = [f"write {path}" for path in self.changed] or ["every spack.yaml is up to date"]
+        if not render_only:
+            lines += [f"solve {one.name} with Spack" for one in self.environments]
+        return "\n".join(lines)
 
     def as_data(self) -> dict[str, Any]:
         """For machines."""
@@ -104,21 +107,16 @@ def plan(
     if partition:
         site = the_site()
         own = Path(root) if root else site.paths.prefix / "spack" / partition
-        return _site_work(site, environment_for(site, partition), own, partition)
+        return site_work(site, spack_yaml.environment_for(site, partition), own, partition)
     where = Path(root) if root else folder("spack")
-    wanted = tuple(environment(name) for name in names) or environments()
-    return Work(where, wanted, {_yaml(where, one): render(one) for one in wanted}, None)
+    wanted = tuple(map(spack_yaml.environment, names)) or spack_yaml.environments()
+    return Work(where, wanted, {_yaml(where, one): spack_yaml.render(one) for one in wanted}, None)
 
 
-def stack_work(site: Site, request: StackRequest, wanted: Environment) -> Work:
-    """What to write for a stack of a site, in PREFIX/spack/STACK."""
-    names = request.partitions or tuple(site.partitions)
-    return _site_work(site, wanted, site.paths.prefix / "spack" / request.name, names[0])
-
-
-def _site_work(site: Site, wanted: Environment, where: Path, partition: str) -> Work:
-    scope = render_site(site, site.partition(partition))
-    files = {_yaml(where, wanted): render(wanted), where / "site.yaml": scope}
+def site_work(site: Site, wanted: Environment, where: Path, partition: str) -> Work:
+    """What to write for an environment of a site; its partitions are like `partition`."""
+    scope = spack_yaml.render_site(site, site.partition(partition))
+    files = {_yaml(where, wanted): spack_yaml.render(wanted), where / "site.yaml": scope}
     return Work(where, (wanted,), files, site.name)
 
 
@@ -137,10 +135,10 @@ def render_work(work: Work) -> None:
 def shipped_recipes() -> dict[str, str]:
     """The digests of the files that `render_work` copies: the recipes and the defaults."""
     shipped = folder("spack")
-    files = (path for part in _PARTS for path in sorted((shipped / part).rglob("*")))
     return {
         str(path.relative_to(shipped)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
+        for part in _PARTS
+        for path in sorted((shipped / part).rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
 
@@ -152,23 +150,23 @@ def concretize(
 
     Raises:
         MissingPrerequisite: no Spack.
-        CheckFailed: there is no solution, or it did not come within the time limit (seconds; by
-            default `default_limit`); with the probable cause.
+        CheckFailed: there is no solution, or it did not come within the time limit (seconds);
+            with the probable cause.
     """
     start = time.monotonic()
     where = root / "environments" / wanted.name
     log = where / "concretize.log"
     log.unlink(missing_ok=True)
-    limit = time_limit or default_limit()
+    # The facts' limit is longer where others compute too.
+    load = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    limit = time_limit or float(facts.load("spack")["time_limit"]) * load
     with scratch_directory() as scope:
         spack = open_spack(root, scope)
         require_unlocked(where)
         say(f"{wanted.name}: Spack solves it, at most {duration(limit)}")
+        solve = ["-e", str(where), "concretize", "--force"]
         try:
-            result = spack.run(
-                "-e", where, "concretize", "--force",
-                timeout=limit, check=False, log=log, tied=True,
-            )  # fmt: skip
+            result = spack.run(*solve, timeout=limit, check=False, log=log, tied=True)
         except Stopped as fault:
             raise _no_solution(wanted, log, f"no answer within {duration(limit)}") from fault
     if not result.ok:
@@ -176,12 +174,6 @@ def concretize(
     lock = read_lock(where)
     took, differ = time.monotonic() - start, differences(wanted, lock)
     return Solved(wanted, where / "spack.lock", lock.components, len(lock.specs), took, differ)
-
-
-def default_limit() -> float:
-    """Seconds after which no answer is an answer: the facts', longer where others compute too."""
-    processes = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return float(facts.load("spack")["time_limit"]) * max(1.0, processes)
 
 
 def differences(wanted: Environment, lock: Lock) -> tuple[str, ...]:
@@ -221,5 +213,31 @@ def _yaml(root: Path, wanted: Environment) -> Path:
     return root / "environments" / wanted.name / "spack.yaml"
 
 
-def _read(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None
+def solved_text(found: Sequence[Solved]) -> str:
+    """A row per environment, then where its versions are not the resolution's."""
+    rows = [
+        [one.environment.name, *(one.versions.get(name, "-") for name in _SHOWN),
+         str(one.packages), duration(one.seconds)]
+        for one in found
+    ]  # fmt: skip
+    lines = [table(rows, ["environment", *_SHOWN, "packages", "took"])]
+    lines += [f"{one.environment.name}: {text}" for one in found for text in one.differences]
+    return "\n".join(lines)
+
+
+def solved_data(found: Sequence[Solved]) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "schema": 1,
+        "environments": [
+            {
+                "name": one.environment.name,
+                "lock": str(one.lock),
+                "versions": dict(one.versions),
+                "packages": one.packages,
+                "seconds": round(one.seconds, 1),
+                "differences": list(one.differences),
+            }
+            for one in found
+        ],
+    }

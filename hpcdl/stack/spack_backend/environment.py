@@ -18,13 +18,10 @@ from hpcdl.stack.recipe import MODULE, variant_of
 from hpcdl.stack.resolve import allowed, newest, resolve
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_versions import Range, sort_key
-from hpcdl.stack.spack_backend.from_wheels import Choice, choose, cpu_versions, gpu_wheels
+from hpcdl.stack.spack_backend.from_wheels import choose, cpu_versions, gpu_wheels
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import templates
 from hpcdl.system.text import did_you_mean
-
-COMMAND = "hpcdl stack concretize --render"
-_COMPILED = ("c", "cxx", "fortran")
 
 
 @dataclass(frozen=True)
@@ -81,20 +78,11 @@ def environment(name: str) -> Environment:
     if name not in rows:
         raise BadInput(f"there is no Spack environment '{name}'", hint=did_you_mean(name, rows))
     row = rows[name]
+    named = (name, row["title"], tuple(row["serves"]), tuple(row["archs"]))
     if "wheels" in row:
-        versions = gpu_wheels().versions
-        return Environment(
-            name, row["title"], tuple(row["serves"]), tuple(row["archs"]), versions, "", wheels=True
-        )
+        return Environment(*named, gpu_wheels().versions, gcc="", wheels=True)
     compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
-    return Environment(
-        name=name,
-        title=row["title"],
-        serves=tuple(row["serves"]),
-        archs=tuple(row["archs"]),
-        versions=newest(compute, "spack"),
-        gcc=_majors(compute),
-    )
+    return Environment(*named, newest(compute, "spack"), _majors(compute))
 
 
 def environment_for(site: Site, partition: str) -> Environment:
@@ -116,18 +104,18 @@ def environment_for(site: Site, partition: str) -> Environment:
             f"no set of versions fits partition '{partition}'{several}",
             hint=f"`hpcdl stack resolve --partition {partition} --backend spack` says why",
         )
-    gpus = [group.gpu for group in part.gpu_groups if group.gpu]
     _check_pmix(site)
     one_gcc = site.spack.compilers or "gcc" in resolution.pins
     return Environment(
         name=partition,
         title=f"{site.name}, partition {partition}",
         serves=part.gpu_models,
-        archs=tuple(sorted({gpu.compute.replace(".", "") for gpu in gpus})),
+        archs=tuple(sorted({group.gpu.compute.replace(".", "")
+                            for group in part.gpu_groups if group.gpu})),
         versions=resolution.versions,
         gcc=resolution.versions["gcc"] if one_gcc else _majors(part.gpu.compute),
         pinned=tuple(resolution.pins),
-    )
+    )  # fmt: skip
 
 
 def environment_for_stack(site: Site, request: StackRequest) -> Environment:
@@ -137,19 +125,24 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
         BadInput: its partitions cannot share one build, or no set of versions fits.
     """
     names = request.partitions or tuple(site.partitions)
+    title = f"{site.name}, stack {request.name}"
     idle = request.variant == "cpu"
     with_gpus = [name for name in names if site.partition(name).gpu is not None and not idle]
     if not with_gpus:
         _require_one_target(site, request, names)
         versions = cpu_versions(request)
         why = f"TensorFlow {versions['tensorflow']} for CPUs, from wheels"
-        return _from_wheels(site, request, ("CPUs, from wheels",), versions, Choice((), why))
-    choice = choose(site, request, with_gpus)
+        serves: tuple[str, ...] = ("CPUs, from wheels",)
+        return Environment(request.name, title, serves, (), versions, "", wheels=True, why=why)
+    models = dict.fromkeys(one for name in with_gpus for one in site.partition(name).gpu_models)
+    serves, choice = tuple(models), choose(site, request, with_gpus)
     if choice.archs and with_gpus == list(names):
         _require_one_target(site, request, names)
-        models = dict.fromkeys(one for name in names for one in site.partition(name).gpu_models)
-        return _from_wheels(site, request, tuple(models), gpu_wheels().versions, choice)
-    only = _only(site, request)
+        return Environment(request.name, title, serves, choice.archs, gpu_wheels().versions, "",
+                           wheels=True, why=choice.why)  # fmt: skip
+    # As if every partition had this stack, so that its pins count.
+    parts = {name: replace(one, stack=request.name) for name, one in site.partitions.items()}
+    only = replace(site, stacks={request.name: request}, partitions=parts)
     found = {name: environment_for(only, name) for name in with_gpus}
     first = found[with_gpus[0]]
     others = [name for name, one in found.items() if one.versions != first.versions]
@@ -162,31 +155,13 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
             "its partitions",
         )
     _require_one_target(site, request, names)
-    return replace(
-        first,
-        name=request.name,
-        title=f"{site.name}, stack {request.name}",
-        serves=tuple(dict.fromkeys(model for one in found.values() for model in one.serves)),
-        archs=tuple(sorted({arch for one in found.values() for arch in one.archs})),
-        why=f"Spack compiles TensorFlow {first.versions['tensorflow']}: {choice.why}",
-    )
-
-
-def _from_wheels(
-    site: Site, request: StackRequest, serves: tuple[str, ...], versions: Mapping[str, str],
-    choice: Choice,
-) -> Environment:  # fmt: skip
-    title = f"{site.name}, stack {request.name}"
-    return Environment(request.name, title, serves, choice.archs, versions, gcc="", wheels=True,
-                       why=choice.why)  # fmt: skip
+    archs = tuple(sorted({arch for one in found.values() for arch in one.archs}))
+    why = f"Spack compiles TensorFlow {first.versions['tensorflow']}: {choice.why}"
+    return replace(first, name=request.name, title=title, serves=serves, archs=archs, why=why)
 
 
 def _require_one_target(site: Site, request: StackRequest, names: Sequence[str]) -> None:
-    """Code for a newer CPU ends with SIGILL on an older one.
-
-    Raises:
-        BadInput: the partitions' targets differ.
-    """
+    """Code for a newer CPU ends with SIGILL on an older one."""
     groups = [group for name in names for group in site.partition(name).gpu_groups]
     targets = {group.label: group.target for group in groups}
     if len(set(targets.values())) > 1:
@@ -199,18 +174,8 @@ def _require_one_target(site: Site, request: StackRequest, names: Sequence[str])
         )
 
 
-def _only(site: Site, request: StackRequest) -> Site:
-    """The site as if every partition had this stack, so that its pins count."""
-    partitions = {name: replace(one, stack=request.name) for name, one in site.partitions.items()}
-    return replace(site, stacks={request.name: request}, partitions=partitions)
-
-
 def _check_pmix(site: Site) -> None:
-    """Slurm's PMIx must be one that Spack can build, or an external.
-
-    Raises:
-        BadInput: it is neither.
-    """
+    """Slurm's PMIx must be one that Spack can build, or an external."""
     wanted = site.slurm.pmix
     if not wanted or any(one.name == "pmix" for one in site.spack.externals):
         return
@@ -224,11 +189,11 @@ def _check_pmix(site: Site) -> None:
 
 def render(wanted: Environment) -> str:
     """The environment's spack.yaml."""
-    return _filled(
-        "spack.yaml.j2",
+    template = templates("spack").get_template("spack.yaml.j2")
+    return template.render(
         title=wanted.title,
         serves=wanted.serves,
-        command=COMMAND,
+        command="hpcdl stack concretize --render",
         folder=f"spack/environments/{wanted.name}",
         specs=wanted.specs,
         requirements=list(_requirements(wanted)),
@@ -238,8 +203,8 @@ def render(wanted: Environment) -> str:
 def render_site(site: Site, partition: Partition) -> str:
     """The scope with this site's settings for a stack that runs on `partition`."""
     settings = site.spack
-    return _filled(
-        "site.yaml.j2",
+    template = templates("spack").get_template("site.yaml.j2")
+    return template.render(
         site=site.name,
         target=partition.target,
         packages=_packages(settings.externals, site.slurm.version, site.slurm.pmix),
@@ -248,10 +213,6 @@ def render_site(site: Site, partition: Partition) -> str:
         build_jobs=settings.build_jobs,
         mirrors=sorted(settings.mirrors.items()),
     )
-
-
-def _filled(template: str, **values: object) -> str:
-    return templates("spack").get_template(template).render(**values)
 
 
 def _majors(compute: str) -> str:
@@ -267,7 +228,7 @@ def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
             yield package, f"@{wanted.versions[component]}", ""
         yield "python", f"@{wanted.versions['python']}", ""
         return
-    for virtual in _COMPILED:
+    for virtual in ("c", "cxx", "fortran"):
         yield virtual, f"gcc@{wanted.gcc}", ""
     pinned = [name for name in wanted.pinned if name in wanted.versions and name != "gcc"]
     for component in dict.fromkeys([*book["fixed"], *pinned]):
@@ -282,27 +243,22 @@ def _packages(
     Slurm is the machine's, in /usr where the site names no other prefix.
     """
     why = "Open MPI speaks to Slurm through PMIx: it has to be the one Slurm was built with."
-    require = f"@{pmix}" if pmix else ""
-    found: dict[str, dict[str, Any]] = {}
-    found["pmix"] = {"name": "pmix", "why": why, "require": require, "externals": []}
+    found: dict[str, dict[str, Any]] = {
+        "pmix": {"why": why, "require": f"@{pmix}" if pmix else "", "externals": []}
+    }
     if not any(one.name == "slurm" for one in externals):
         externals = (*externals, External("slurm", slurm, Path("/usr")))
     for one in externals:
-        plain = {"name": one.name, "why": "", "require": "", "externals": []}
-        found.setdefault(one.name, plain)["externals"].append(_external(one))
-    return list(found.values())
-
-
-def _external(one: External) -> dict[str, Any]:
-    """An external; a gcc names its languages and the programs for them."""
-    if one.name != "gcc":
-        return {"spec": f"{one.name}@{one.version}", "prefix": one.prefix, "compilers": []}
-    programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
-    return {
-        "spec": f"gcc@{one.version} languages:='c,c++,fortran'",
-        "prefix": one.prefix,
-        "compilers": [(lang, _program(one, name)) for lang, name in programs.items()],
-    }
+        row: dict[str, Any] = {
+            "spec": f"{one.name}@{one.version}", "prefix": one.prefix, "compilers": [],
+        }  # fmt: skip
+        if one.name == "gcc":
+            row["spec"] += " languages:='c,c++,fortran'"
+            programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
+            row["compilers"] = [(lang, _program(one, name)) for lang, name in programs.items()]
+        plain = {"why": "", "require": "", "externals": []}
+        found.setdefault(one.name, plain)["externals"].append(row)
+    return [{"name": name, **row} for name, row in found.items()]
 
 
 def _program(gcc: External, name: str) -> Path:

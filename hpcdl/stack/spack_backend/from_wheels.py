@@ -61,20 +61,20 @@ def choose(site: Site, request: StackRequest, partitions: Sequence[str]) -> Choi
     `partitions` are those of the stack that have GPUs.
     """
     wheels = gpu_wheels()
-    what = f"TensorFlow {wheels.versions['tensorflow']} from wheels"
+    has = wheels.versions
+    what = f"TensorFlow {has['tensorflow']} from wheels"
+    computes = [f"{arch[:-1]}.{arch[-1]}" for arch in wheels.archs]
     groups = [one for name in partitions for one in site.partition(name).gpu_groups if one.gpu]
     found = {one.gpu.compute: _arch(one.gpu.compute, wheels) for one in groups if one.gpu}
-    lacking = sorted(compute for compute, arch in found.items() if not arch)
+    lacking = ", ".join(sorted(compute for compute, arch in found.items() if not arch))
     if lacking:
-        known = ", ".join(_computes(wheels))
-        return Choice((), f"{what} has code for {known}, and none for {', '.join(lacking)}")
-    has = wheels.versions
+        return Choice((), f"{what} has code for {', '.join(computes)}, and none for {lacking}")
     foreign = [name for name, pin in request.pins.items()
                if name not in has or not _pinned(has[name], pin)]  # fmt: skip
     if foreign:
         pins = ", ".join(f"{name} {request.pins[name]}" for name in foreign)
         return Choice((), f"{what} is not what stack '{request.name}' pins: {pins}")
-    least = driver_needs(wheels.versions["cuda"], _computes(wheels)).get("from", "")
+    least = driver_needs(has["cuda"], computes).get("from", "")
     old = [one.driver for one in groups if one.driver and sort_key(one.driver) < sort_key(least)]
     if old:
         return Choice((), f"{what} needs driver {least}, and the site has {old[0]}")
@@ -116,10 +116,6 @@ def _arch(compute: str, wheels: GpuWheels) -> str | None:
     """The newest code of the wheels that runs on a GPU; code for 6.0 does on 6.1."""
     fits = [arch for arch in wheels.archs if serves([f"sm_{arch}"], compute)]
     return max(fits, default=None)
-
-
-def _computes(wheels: GpuWheels) -> list[str]:
-    return [f"{arch[:-1]}.{arch[-1]}" for arch in wheels.archs]
 
 
 def _pinned(version: str, pin: str | None) -> bool:

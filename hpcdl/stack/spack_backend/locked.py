@@ -21,7 +21,6 @@ from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 _RECIPES = ("packages", "wheels", "cuda_wheels")
-_TO_RUN = frozenset({"link", "run"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Lock:
                 todo += [
                     other["hash"]
                     for other in self.specs[one].get("dependencies", ())
-                    if _TO_RUN & set(other["parameters"]["deptypes"])
+                    if {"link", "run"} & set(other["parameters"]["deptypes"])
                 ]
         return found
 
@@ -58,11 +57,7 @@ class Lock:
 
     @property
     def tensorflow(self) -> Mapping[str, Any]:
-        """The spec of TensorFlow.
-
-        Raises:
-            BadInput: there is none.
-        """
+        """The spec of TensorFlow, or `BadInput` where there is none."""
         names = {facts.load("spack")[key]["tensorflow"] for key in _RECIPES}
         found = [self.specs[one] for one in self.to_run if self.specs[one]["name"] in names]
         if not found:
@@ -97,9 +92,7 @@ class Lock:
 
     def versions(self) -> dict[str, str]:
         """The components that a person asks for, by name."""
-        found = {**self._components(), "hpcdl": __version__}
-        found["mpi"] = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
-        return found
+        return told_versions(self._components())
 
     def _components(self) -> dict[str, str]:
         found = self.components
@@ -135,6 +128,12 @@ class Lock:
         """The digest of its roots, of hpcdl and of the partitions served."""
         hashes = sorted(root["hash"] for root in self.roots)
         return digest(SCHEMA, hashes, own, request.partitions)
+
+
+def told_versions(found: Mapping[str, str]) -> dict[str, str]:
+    """The versions that a person asks for, of those of the components."""
+    mpi = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
+    return {**found, "hpcdl": __version__, "mpi": mpi}
 
 
 def read_lock(environment: Path) -> Lock:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +19,15 @@ from typing import Any
 from hpcdl.site import Site
 from hpcdl.stack.spack_backend.environment import environment, environments
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
-from hpcdl.stack.spack_backend.view import Built, inventory
+from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.stack.wheelhouse import Say, new_log
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import explain_os_errors, locked
 from hpcdl.system.resources import folder, home
 from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.text import table
 
-BAZEL = "bazel"
 _SHOWN = 10
-_BAZEL_BUILDS = "py-tensorflow"
-_ARCHIVES = Path("_source-cache") / "archive"
-_CHECKOUTS = Path("_source-cache") / "git"
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,11 @@ class Source:
 
     def find(self, mirror: Path) -> Path | None:
         """Where it lies in a mirror; None where it is not there."""
+        kept = mirror / "_source-cache"
         if self.sha256:
-            found = (mirror / _ARCHIVES / self.sha256[:2]).glob(f"{self.sha256}*")
+            found = (kept / "archive" / self.sha256[:2]).glob(f"{self.sha256}*")
         else:
-            found = (mirror / _CHECKOUTS).rglob(f"{self.commit}*")
+            found = (kept / "git").rglob(f"{self.commit}*")
         return next((path for path in sorted(found) if path.is_file()), None)
 
 
@@ -70,7 +68,7 @@ class Mirror:
 
     def notes(self) -> list[str]:
         """What a person must know before relying on it."""
-        if not self.needs_bazel or self.bazel or (self.folder / BAZEL).is_dir():
+        if not self.needs_bazel or self.bazel or (self.folder / "bazel").is_dir():
             return []
         return [
             "bazel's downloads for TensorFlow are not in it: build once with internet and "
@@ -87,6 +85,15 @@ class Mirror:
             "missing": [asdict(one) for one in self.missing],
             "notes": self.notes(),
         }
+
+    def text(self) -> str:
+        """What it lacks."""
+        rows = [[f"{one.package}@{one.version}", one.licence or "unknown",
+                 one.url or one.commit or ""] for one in self.missing]  # fmt: skip
+        lines = [table(rows, ["would fetch for", "licence", "from"])] if rows else []
+        count = len(self.sources)
+        lines.append(f"{count - len(rows)} of {count} files are in {self.folder} already")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes())])
 
 
 def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str | None) -> Mirror:
@@ -111,16 +118,13 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
     with scratch_directory() as scope:
         spack = open_spack(root, scope)
         built = [one for path in paths for one in inventory(spack, path).packages]
-    sources = {source: None for one in built for source in _sources(one)}
-    compiles = any(one.name == _BAZEL_BUILDS for one in built)
+    sources = dict.fromkeys(
+        Source(one.name, one.version, file["url"] or "", file["sha256"], file["commit"],
+               one.licence)
+        for one in built for file in one.files if file["sha256"] or file["commit"]
+    )  # fmt: skip
+    compiles = any(one.name == "py-tensorflow" for one in built)
     return Mirror(where, paths, tuple(sources), Path(named) if named else None, compiles)
-
-
-def _sources(one: Built) -> Iterator[Source]:
-    for file in one.files:
-        if file["sha256"] or file["commit"]:
-            yield Source(one.name, one.version, file["url"] or "", file["sha256"],
-                         file["commit"], one.licence)  # fmt: skip
 
 
 def choose_environments(
@@ -166,18 +170,19 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> None:
         PartlyDone: some files did not come; the rest is there, and running again continues.
         MissingPrerequisite: no space left, no permission, another one at work in that directory.
     """
-    with locked(mirror.folder / ".lock", wait_seconds=10):
+    where = mirror.folder
+    with locked(where / ".lock", wait_seconds=10):
         log = new_log("mirror")
         with scratch_directory() as scope:
-            own = {"config.yaml": f"config:\n  build_stage: ['{mirror.folder / '.stage'}']\n"}
+            own = {"config.yaml": f"config:\n  build_stage: ['{where / '.stage'}']\n"}
             spack = open_spack(root, scope, own)
             for path in mirror.environments:
-                _fetch(spack, mirror, path, log, say)
-        shutil.rmtree(mirror.folder / ".stage", ignore_errors=True)
+                _fetch(spack, where, path, log, say)
+        shutil.rmtree(where / ".stage", ignore_errors=True)
         if mirror.bazel is not None:
             say(f"taking in bazel's downloads from {mirror.bazel}")
-            _link_all(mirror.bazel, mirror.folder / BAZEL)
-    left = [one for one in mirror.sources if one.find(mirror.folder) is None]
+            _link_all(mirror.bazel, where / "bazel")
+    left = [one for one in mirror.sources if one.find(where) is None]
     if left:
         raise PartlyDone(
             f"{len(left)} of {len(mirror.sources)} files did not come",
@@ -187,16 +192,14 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> None:
         )  # fmt: skip
 
 
-def _fetch(spack: Spack, mirror: Mirror, environment: Path, log: Path, say: Say) -> None:
+def _fetch(spack: Spack, where: Path, environment: Path, log: Path, say: Say) -> None:
     require_unlocked(environment)
     say(f"{environment.name}: fetching what is missing; log: {log}")
-    result = spack.run(
-        "-e", environment, "mirror", "create", "--all", "--directory", mirror.folder,
-        check=False, log=log, tied=True,
-    )  # fmt: skip
+    create = ["-e", str(environment), "mirror", "create", "--all", "--directory", str(where)]
+    result = spack.run(*create, check=False, log=log, tied=True)
     if not result.ok and "No space left on device" in log.read_text(errors="replace"):
         raise MissingPrerequisite(
-            f"no space left for the mirror in {mirror.folder}",
+            f"no space left for the mirror in {where}",
             hint="free some space, then run the same command: what is there stays",
         )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,12 @@ from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.sources import own_digest
+from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
 from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyring, fill, ready_key
-from hpcdl.stack.spack_backend.concretize import (
-    Work,
-    concretize,
-    render_work,
-    shipped_recipes,
-    stack_work,
-)
+from hpcdl.stack.spack_backend.concretize import Work
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
-from hpcdl.stack.spack_backend.locked import read_lock
+from hpcdl.stack.spack_backend.locked import read_lock, told_versions
 from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
 from hpcdl.stack.spack_backend.tool import (
     Spack,
@@ -41,13 +35,12 @@ from hpcdl.stack.spack_backend.tool import (
     open_spack,
     packages_named,
     require_unlocked,
-)
+)  # fmt: skip
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 
-_WAIT_SECONDS = 10
 _STAMP = ".solved"
 
 
@@ -77,7 +70,7 @@ class SpackPlan:
     def stamp(self, lock: Path) -> str:
         """What a lock file was solved from, the recipes included, and itself."""
         texts = {str(path): text for path, text in self.work.files.items()}
-        return digest(texts, shipped_recipes(), lock.read_text())
+        return digest(texts, solver.shipped_recipes(), lock.read_text())
 
     @property
     def release_id(self) -> str | None:
@@ -135,64 +128,48 @@ class SpackPlan:
 
     def as_data(self) -> dict[str, Any]:
         """The plan for machines."""
+        expected = self.expected()
         return {
             "schema": 1,
             "stack": self.request.name,
             "backend": "spack",
             "release": self.release_id,
             "exists": self.exists,
-            "module": self.environment.module,
-            "versions": dict(self.versions()),
-            "proof": self.proof,
+            "module": expected.module,
+            "versions": dict(expected.versions),
+            "proof": expected.proof,
             "why": self.environment.why,
             "specs": list(self.environment.specs),
             "directory": str(self.work.root),
             "steps": self.steps(),
         }
 
-    def versions(self) -> Mapping[str, str]:
-        """The components a person asks for, by name."""
-        locked_ones = read_lock(self.lock.parent).components if self.lock else {}
-        found = {**self.environment.versions, **locked_ones, "hpcdl": __version__}
-        found["mpi"] = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
-        return found
-
-    @property
-    def proof(self) -> str:
-        """How sure the set is before anything is built."""
-        if self.environment.wheels:
-            return "compiled" if self.environment.archs else "run"
-        return str(facts.load("spack")["locked_with"]["proof"])
-
     def adoption(self) -> Adoption:
         """The end of it: the release of the environment, once that is installed."""
         return Adoption(self.site, self.request, read_lock(self.folders.environment), self.own)
 
     def expected(self) -> Release:
-        """The release as it will be recorded, without its lock; its id may be unknown."""
-        name = self.release_id or f"{self.request.name}-{self.environment.versions['tensorflow']}"
+        """The release as it will be recorded, its id perhaps unknown, before anything is built."""
+        site, request, wanted = self.site, self.request, self.environment
+        name = self.release_id or f"{request.name}-{wanted.versions['tensorflow']}"
+        locked_ones = read_lock(self.lock.parent).components if self.lock else {}
+        target = site.partition((request.partitions or tuple(site.partitions))[0]).target
+        from_wheels = "compiled" if wanted.archs else "run"
         return Release(
             id=name,
-            stack=self.request.name,
+            stack=request.name,
             backend="spack",
-            root=releases_folder(self.site) / name,
-            module=self.environment.module,
-            versions=self.versions(),
-            partitions=self.request.partitions,
-            proof=self.proof,
+            root=releases_folder(site) / name,
+            module=wanted.module,
+            versions=told_versions({**wanted.versions, **locked_ones}),
+            partitions=request.partitions,
+            proof=from_wheels if wanted.wheels else facts.load("spack")["locked_with"]["proof"],
             created="",
             hpcdl=f"{__version__}+{self.own}",
-            needs=self.needs(),
+            needs=needs_of(wanted.archs, wanted.versions.get("cuda", ""), target,
+                           gpus_of(site, request.partitions), wheels=wanted.wheels),
             lock=(),
-        )
-
-    def needs(self) -> dict[str, Any]:
-        """What the module's guard will ask of a machine."""
-        names = self.request.partitions or tuple(self.site.partitions)
-        wanted, target = self.environment, self.site.partition(names[0]).target
-        cuda = wanted.versions.get("cuda", "")
-        gpus = gpus_of(self.site, self.request.partitions)
-        return needs_of(wanted.archs, cuda, target, gpus, wheels=wanted.wheels)
+        )  # fmt: skip
 
 
 def shared(site: Site) -> Path:
@@ -218,7 +195,9 @@ def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
             hint="`backend: venv` takes them; with Spack, add specs to an environment of your own",
         )
     wanted = environment_for_stack(site, request)
-    return SpackPlan(site, request, wanted, stack_work(site, request, wanted), own_digest())
+    first = (request.partitions or tuple(site.partitions))[0]
+    work = solver.site_work(site, wanted, shared(site) / request.name, first)
+    return SpackPlan(site, request, wanted, work, own_digest())
 
 
 def build_spack(
@@ -239,7 +218,7 @@ def build_spack(
         return read_release(plan.site, plan.expected().id)
     plan.require_ready()
     say(plan.environment.why)
-    with shared_lock(plan.work.root / ".lock", wait_seconds=_WAIT_SECONDS):
+    with shared_lock(plan.work.root / ".lock", wait_seconds=10):
         cache = build_cache(plan.site, unsigned=unsigned)
         try:
             return _build(plan, cache, say, show, jobs, time_limit)
@@ -257,10 +236,8 @@ def _build(
     key = ready_key(spack, cache, plan.site)
     if plan.lock is None:
         _solve(plan, say, time_limit)
-    release_id = plan.release_id
-    assert release_id is not None
     if plan.exists:
-        return read_release(plan.site, release_id)
+        return read_release(plan.site, plan.expected().id)
     adoption = plan.adoption()
     env = {}
     if not plan.environment.wheels:  # hpcdl is a package of the compiled stacks only
@@ -293,13 +270,8 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
 
 
 def _solve(plan: SpackPlan, say: Say, time_limit: float | None) -> None:
-    """Render and solve the environment.
-
-    Raises:
-        CheckFailed: there is no solution, or another one than the resolution's.
-    """
-    render_work(plan.work)
-    solved = concretize(plan.work.root, plan.environment, say, time_limit=time_limit)
+    solver.render_work(plan.work)
+    solved = solver.concretize(plan.work.root, plan.environment, say, time_limit=time_limit)
     if solved.differences:
         raise CheckFailed(
             f"Spack solved '{plan.environment.name}' with other versions than the resolution",
@@ -312,7 +284,6 @@ def _solve(plan: SpackPlan, say: Say, time_limit: float | None) -> None:
 def _fill_cache(
     spack: Spack, plan: SpackPlan, cache: BuildCache, key: str | None, say: Say
 ) -> None:
-    """Keep what is built, also of a build that failed."""
     packages = inventory(spack, plan.folders.environment).packages
     built = {one.hash for one in packages if one.installed and not one.external}
     if built:

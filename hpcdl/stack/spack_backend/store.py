@@ -1,16 +1,16 @@
 """What nobody needs any more in the install tree that all releases built by Spack share.
 
 Lock files say what is needed: of a release what it runs with, of a stack's environment all of
-it, for that is what the next build continues from. Everything else that Spack has installed goes,
-by Spack itself. While a build is at work nothing is looked at: what it has just installed may be
-in no lock file yet.
+it, for the next build continues from that. Everything else that Spack has installed goes, by
+Spack itself. While a build is at work nothing is looked at: what it has just installed may be in
+no lock file yet.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from hpcdl.stack.spack_backend.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.files import locked, size_of
 from hpcdl.system.scratch import scratch_directory
-
-_FORMAT = "{hash} {name}@{version} {prefix}"
 
 
 @dataclass(frozen=True)
@@ -53,9 +51,16 @@ def remove_unneeded(
         MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.
     """
     root = shared(site)
-    with _no_build_at_work(root), scratch_directory() as scope:
+    with ExitStack() as held, scratch_directory() as scope:
+        for environments in sorted(root.glob("*/environments")):
+            held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))
         kept = _kept(site, releases)
-        spack = _open(site, scope)
+        # The recipes of one of its stacks, or ours.
+        roots = [path.parent for path in sorted(root.glob("*/spack_repo"))]
+        padding = site.spack.padded_length
+        tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
+        settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
+        spack = open_spack(roots[0] if roots else shipped_copy(), scope, settings)
         unneeded = [one for one in _installed(spack, store(site)) if one.hash not in kept]
         found = tuple(replace(one, size=size_of(one.prefix)) for one in unneeded)
         if found and not dry_run:
@@ -66,41 +71,19 @@ def remove_unneeded(
 
 
 def _kept(site: Site, releases: Collection[str]) -> set[str]:
-    own = [releases_folder(site) / name / "spack" / "spack.lock" for name in releases]
-    stacks = shared(site).glob("*/environments/*/spack.lock")
     kept = set[str]()
-    for path in own:
-        kept |= read_lock(path.parent).to_run if path.parent.is_dir() else set()
-    for path in stacks:
+    for name in releases:
+        own = releases_folder(site) / name / "spack"
+        kept |= read_lock(own).to_run if own.is_dir() else set()
+    for path in shared(site).glob("*/environments/*/spack.lock"):
         kept |= set(read_lock(path.parent).specs)
     return kept
 
 
-@contextmanager
-def _no_build_at_work(root: Path) -> Iterator[None]:
-    """Hold every stack's builds off.
-
-    Raises:
-        MissingPrerequisite: one is at work.
-    """
-    with ExitStack() as held:
-        for folder in sorted(path.parent for path in root.glob("*/environments")):
-            held.enter_context(locked(folder / ".lock", wait_seconds=0))
-        yield
-
-
-def _open(site: Site, scope: Path) -> Spack:
-    """Spack for the install tree, with the recipes of one of its stacks, or ours."""
-    padding = site.spack.padded_length
-    tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
-    settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
-    roots = sorted(path.parent for path in shared(site).glob("*/spack_repo"))
-    return open_spack(roots[0] if roots else shipped_copy(), scope, settings)
-
-
 def _installed(spack: Spack, tree: Path) -> Iterator[Installed]:
     """What lies in the tree; what the machine brought (externals) does not."""
-    for line in spack.run("find", "--format", _FORMAT).stdout.splitlines():
+    told = spack.run("find", "--format", "{hash} {name}@{version} {prefix}").stdout
+    for line in told.splitlines():
         words = line.strip().split(" ", 2)
         if len(words) == 3 and Path(words[2]).is_relative_to(tree):
             yield Installed(words[0], words[1], Path(words[2]))

@@ -1,8 +1,6 @@
 """Spack itself: where it is, whether it is one that fits, and how it is called.
 
-A `Spack` is a program with a scope of settings (of one run, or of a build's directory) and
-variables; `argv` gives the whole command line, so that a Makefile and a script for people call
-it in the same way. Nothing of a user's own Spack settings is changed.
+Nothing of a user's own Spack settings is changed: a `Spack` has a scope of settings of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from hpcdl.system.files import write_atomic
 from hpcdl.system.locking import lock_holder
 from hpcdl.system.run import CommandResult, run
 
-_TRANSACTION_LOCK = Path(".spack-env") / "transaction_lock"
 # A shell with an active environment: `spack find` would list that one's packages alone.
 _ACTIVE = frozenset({"SPACK_ENV", "SPACK_ENV_VIEW"})
 
@@ -37,19 +34,16 @@ class Spack:
     scope: Path
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def argv(self, *words: str | Path) -> list[str | Path]:
-        """A whole command line."""
-        return [self.program, "-C", self.scope, *words]
-
     def run(self, *words: str | Path, **options: Any) -> CommandResult:
         """Run it outside any environment of the caller's; `options` are those of `run`."""
         base = {name: value for name, value in os.environ.items() if name not in _ACTIVE}
-        return run(self.argv(*words), env=self.env, base_env=base, **options)
+        argv = [self.program, "-C", self.scope, *words]
+        return run(argv, env=self.env, base_env=base, **options)
 
     @property
     def shell(self) -> str:
         """The beginning of every call, for a shell."""
-        return shlex.join(str(word) for word in self.argv())
+        return shlex.join([str(self.program), "-C", str(self.scope)])
 
 
 def find_spack() -> Path:
@@ -83,10 +77,15 @@ def open_spack(root: Path, scope: Path, settings: Mapping[str, str] | None = Non
     program = find_spack()
     version = _version(program)
     site = root / "site.yaml"
-    env = {"HPCDL_SPACK_SITE": str(site)} if site.exists() else {}
-    for name, text in {**_repositories(root), **(settings or {})}.items():
+    files = dict(settings or {})
+    if builtin := packages_named():
+        overlay = (root / "spack_repo" / "hpcdl").absolute()
+        # In a list of repositories the first one wins.
+        own = f"  hpcdl: {overlay}\n" if overlay.is_dir() else ""
+        files["repos.yaml"] = f"repos:\n{own}  builtin: {builtin}\n"
+    for name, text in files.items():
         write_atomic(scope / name, text)
-    return Spack(program, version, scope, env)
+    return Spack(program, version, scope, {"HPCDL_SPACK_SITE": str(site)} if site.exists() else {})
 
 
 def _version(program: Path) -> str:
@@ -102,7 +101,7 @@ def _version(program: Path) -> str:
 
 
 def packages_named() -> Path | None:
-    """Spack's packages where HPCDL_SPACK_PACKAGES names a checkout of them.
+    """Spack's packages where HPCDL_SPACK_PACKAGES names a checkout of them, and no download.
 
     Raises:
         BadInput: there are none.
@@ -119,26 +118,13 @@ def packages_named() -> Path | None:
     return builtin
 
 
-def _repositories(root: Path) -> dict[str, str]:
-    """The packages of HPCDL_SPACK_PACKAGES instead of a download.
-
-    The overlay is named first: in a list of repositories the first one wins.
-    """
-    builtin = packages_named()
-    if builtin is None:
-        return {}
-    overlay = (root / "spack_repo" / "hpcdl").absolute()
-    own = f"  hpcdl: {overlay}\n" if overlay.is_dir() else ""
-    return {"repos.yaml": f"repos:\n{own}  builtin: {builtin}\n"}
-
-
 def require_unlocked(environment: Path) -> None:
     """Refuse where another Spack works on this environment: ours would wait without a word.
 
     Raises:
         MissingPrerequisite: says which process holds it.
     """
-    holder = lock_holder(environment / _TRANSACTION_LOCK)
+    holder = lock_holder(environment / ".spack-env" / "transaction_lock")
     if holder is not None:
         raise MissingPrerequisite(
             f"another Spack is at work on {environment}: process {holder}",

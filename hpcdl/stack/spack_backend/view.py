@@ -65,17 +65,12 @@ class Inventory:
 
 
 def inventory(spack: Spack, environment: Path) -> Inventory:
-    """What Spack knows of a solved environment.
-
-    Raises:
-        CommandFailed: Spack cannot read it.
-    """
+    """What Spack knows of a solved environment. Raises `CommandFailed`: Spack cannot read it."""
     told = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
     data = json.loads(told.strip().splitlines()[-1])
-    rows = sorted(data["packages"], key=lambda row: (row["name"], row["hash"]))
     packages = tuple(
         Built(**{**row, "prefix": Path(row["prefix"]), "files": tuple(row["files"])})
-        for row in rows
+        for row in sorted(data["packages"], key=lambda row: (row["name"], row["hash"]))
     )
     repos = {name: Path(path) for name, path in data["repos"].items()}
     return Inventory(packages, Path(data["store"]), data["padded"], repos)
@@ -84,7 +79,7 @@ def inventory(spack: Spack, environment: Path) -> Inventory:
 def environment_text(lock: Lock, found: Inventory) -> str:
     """The release's own spack.yaml: the same roots, its view, and where everything lies."""
     specs = "\n".join(f"  - {json.dumps(root['spec'])}" for root in lock.roots)
-    repos = "\n".join(f"    {name}: $env/{_place(name)}" for name in _copied(lock, found))
+    repos = "\n".join(f"    {name}: $env/{place}" for name, place in _copied(lock, found).items())
     padding = f", padded_length: {found.padded}" if found.padded else ""
     return (
         "# The environment of this release, as it was built; do not edit it.\n"
@@ -103,19 +98,16 @@ def make_view(spack: Spack, root: Path, lock: Lock, found: Inventory) -> None:
     own = root / "spack"
     write_atomic(own / "spack.yaml", environment_text(lock, found))
     shutil.copyfile(lock.environment / "spack.lock", own / "spack.lock")
-    for name in _copied(lock, found):
+    for name, place in _copied(lock, found).items():
         ignored = shutil.ignore_patterns("__pycache__", ".git")
-        shutil.copytree(found.repos[name], own / _place(name), ignore=ignored)
+        shutil.copytree(found.repos[name], own / place, ignore=ignored)
     spack.run("-e", own, "env", "view", "regenerate")
 
 
-def _copied(lock: Lock, found: Inventory) -> list[str]:
-    """Package repositories that go into the release: all but Spack's own."""
-    return sorted(name for name in lock.namespaces & set(found.repos) if name != "builtin")
-
-
-def _place(namespace: str) -> Path:
-    return Path("spack_repo", *namespace.split("."))
+def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
+    """Package repositories that go into the release, all but Spack's own, and their places."""
+    names = sorted((lock.namespaces & set(found.repos)) - {"builtin"})
+    return {name: Path("spack_repo", *name.split(".")) for name in names}
 
 
 def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
@@ -148,15 +140,12 @@ def require_imports(root: Path, environment: Path) -> None:
         MissingPrerequisite: names the packages that the environment lacks.
     """
     program = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n) is None))"
-    python = root / "stack" / "bin" / "python"
-    missing = run(
-        [python, "-c", program.format(tuple(_IMPORTS))], directory=Path("/")
-    ).stdout.split()
+    argv = [str(root / "stack" / "bin" / "python"), "-c", program.format(tuple(_IMPORTS))]
+    missing = [_IMPORTS[name] for name in run(argv, directory=Path("/")).stdout.split()]
     if missing:
-        lacks = ", ".join(_IMPORTS[name] for name in missing)
         raise MissingPrerequisite(
-            f"the environment {environment} lacks what hpcdl needs: {lacks}",
-            hint=f"spack -e {environment} add {lacks.replace(',', '')}, then `spack install`",
+            f"the environment {environment} lacks what hpcdl needs: {', '.join(missing)}",
+            hint=f"spack -e {environment} add {' '.join(missing)}, then `spack install`",
         )
 
 
@@ -204,7 +193,7 @@ def _settings(told: str) -> Iterator[tuple[str, Any]]:
 
 
 def require_readable(packages: Iterable[Built]) -> None:
-    """Hold what the view links to against the rule for releases: readable, written by nobody.
+    """Compare what the view links to with the rule for releases: readable, written by nobody.
 
     Raises:
         CheckFailed: names the first files that break it.
@@ -219,29 +208,22 @@ def require_readable(packages: Iterable[Built]) -> None:
         )
 
 
-def lock_entries(
-    packages: tuple[Built, ...], *, cuda: bool = False
-) -> tuple[Mapping[str, str], ...]:
+def lock_entries(packages: Iterable[Built], *, cuda: bool = False) -> Iterator[Mapping[str, str]]:
     """The lock of a release: every package, and the wheels that some recipes install."""
-    return tuple(entry for one in packages for entry in _entries(one, cuda))
-
-
-def _entries(one: Built, cuda: bool) -> Iterator[Mapping[str, str]]:
-    entry = {"name": one.name, "version": one.version, "hash": one.hash}
-    # The first file is the package's own archive, the others are patches and resources.
-    own = one.files[0] if one.files else {}
-    entry |= {key: str(own[key]) for key in ("url", "sha256", "commit") if own.get(key)}
-    if one.licence:
-        entry["licence"] = one.licence
-    if one.external:
-        entry["external"] = str(one.prefix)
-    yield entry
-    try:
-        wheels = wheel_sets(one.name, cuda=cuda)[one.version]
-    except (OSError, KeyError):
-        return
-    for kind, named in wheels.items():
-        if kind == "others":
-            for name, wheel in named.items():
-                yield {"name": name, "version": wheel["version"], "sha256": wheel["sha256"],
-                       "file": wheel["url"].rpartition("/")[2]}  # fmt: skip
+    for one in packages:
+        entry = {"name": one.name, "version": one.version, "hash": one.hash}
+        # The first file is the package's own archive, the others are patches and resources.
+        own = one.files[0] if one.files else {}
+        entry |= {key: str(own[key]) for key in ("url", "sha256", "commit") if own.get(key)}
+        if one.licence:
+            entry["licence"] = one.licence
+        if one.external:
+            entry["external"] = str(one.prefix)
+        yield entry
+        try:
+            wheels = wheel_sets(one.name, cuda=cuda)[one.version].get("others", {})
+        except (OSError, KeyError):
+            continue
+        for name, wheel in wheels.items():
+            yield {"name": name, "version": wheel["version"], "sha256": wheel["sha256"],
+                   "file": wheel["url"].rpartition("/")[2]}  # fmt: skip
