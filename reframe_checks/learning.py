@@ -73,9 +73,7 @@ class users_job(HpcdlCheck):
         return rendered(site, spec, module)
 
     def metrics(self):
-        return [
-            Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=False),
-        ]
+        return [Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=False)]
 
     def faults(self, measured):
         release = self.evidence["release"]

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import check_accept, check_history, check_references
-from hpcdl.cli.check_options import (
-    answer_of,
-    history_option,
-    modules,
-    request_of,
-    selection,
-    shown,
-)
+from hpcdl.cli.check_options import answer_of, history_option, modules, request_of, selection, shown
 from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode

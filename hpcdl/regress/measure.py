@@ -33,10 +33,7 @@ class Measurement:
 
 
 def measure(
-    site: Site,
-    modules: Modules,
-    request: CheckRequest,
-    progress: Progress | None = None,
+    site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
 ) -> Measurement:
     """Run the checks `request.repeat` times and derive references.
 
@@ -46,8 +43,7 @@ def measure(
     """
     if request.repeat < MIN_RUNS:
         raise BadInput(
-            f"--runs {request.repeat} is too few for a reference",
-            hint=f"give at least {MIN_RUNS}",
+            f"--runs {request.repeat} is too few for a reference", hint=f"give at least {MIN_RUNS}"
         )
     outcome = run_checks(site, modules, replace(request, measuring=True), progress)
     well = {Status.NO_REFERENCE, Status.PASS}  # at most it lacks references

@@ -75,11 +75,7 @@ def run_checks(
         execution = current()
         machine = fingerprint() if execution.machine_references else None
         text = render_settings(
-            site,
-            modules,
-            partitions=request.partitions,
-            prefix=run.path,
-            execution=execution,
+            site, modules, partitions=request.partitions, prefix=run.path, execution=execution
         )
         write_atomic(run.settings, text)
         retries = _retries(request, execution.retries if referenced else 0)

@@ -15,12 +15,7 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.regress.history import Point, Result, history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report import (
-    directory_of,
-    night_page,
-    read_files,
-    series_view,
-)
+from hpcdl.regress.report import directory_of, night_page, read_files, series_view
 from hpcdl.regress.report.files import HEAD, TAIL, attach
 from hpcdl.regress.report.nodes_view import MOST, nodes_of
 from hpcdl.regress.report.page import embedded_json

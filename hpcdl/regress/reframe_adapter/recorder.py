@@ -29,11 +29,7 @@ from reframe import utility
 from reframe.core import decorators
 from reframe.core.exceptions import PerformanceError, SkipTestError, what
 from reframe.core.meta import RegressionTestMeta
-from reframe.core.pipeline import (
-    CompileOnlyRegressionTest,
-    RegressionTest,
-    RunOnlyRegressionTest,
-)
+from reframe.core.pipeline import CompileOnlyRegressionTest, RegressionTest, RunOnlyRegressionTest
 from reframe.core.runtime import runtime
 from reframe.frontend import cli, dependencies
 from reframe.frontend.executors import Runner
