@@ -16,10 +16,9 @@ from hpcdl.cli import main
 from hpcdl.regress.history import Point, Result, history_path, open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.report import directory_of, night_page, read_files, series_view
+from hpcdl.regress.report.comparisons import MOST, layout_of, nodes_of, scaling
 from hpcdl.regress.report.files import HEAD, TAIL, attach
-from hpcdl.regress.report.nodes_view import MOST, nodes_of
 from hpcdl.regress.report.page import embedded_json
-from hpcdl.regress.report.scaling_view import layout_of, scaling
 from hpcdl.regress.report.series_view import view, views
 from hpcdl.regress.report.tonight import bar, headline, rows, when
 from hpcdl.site import find_site_file, load_site
@@ -116,7 +115,7 @@ def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn() -> None:
     assert len(found.values["rows"]) == MOST
     assert found.values["rows"][:3] == ["n500", "n0", "n1"]
     assert found.values["rows"][-1] == "n999"
-    assert found.others == 1000 - MOST
+    assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
 
 
 def test_rows_of_one_case_on_several_nodes_name_theirs() -> None:
@@ -144,7 +143,7 @@ def test_scaling_is_held_against_the_smallest_layout() -> None:
     ideal, tonight = family.values["lines"]
     assert [p["y"] for p in ideal["points"]] == [200, 800]
     assert [p["label"] for p in tonight["points"]] == ["", "88\N{NO-BREAK SPACE}%"]
-    assert family.efficiency == pytest.approx(0.875)
+    assert family.notes == ("88\N{NO-BREAK SPACE}% of the ideal at the largest layout",)
 
 
 def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
@@ -152,7 +151,8 @@ def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
              for check, case, value in (("alone", "mlp-1x1-a", 100.0),
                                         ("scaling_small", "mlp-1x2-a", 150.0))]  # fmt: skip
     (family,) = scaling(views)
-    assert (family.check, family.efficiency) == ("scaling_small", 0.75)
+    assert family.subtitle.startswith("scaling_small")
+    assert family.notes[0].startswith("75")
 
 
 def test_what_needs_a_person_stands_first() -> None:

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -21,17 +21,17 @@ from hpcdl.regress.formats import Run
 from hpcdl.regress.gate import ask, first_night
 from hpcdl.regress.history import History, Point
 from hpcdl.regress.identity import LOWER, Series
-from hpcdl.regress.report import nodes_view, scaling_view, tonight
+from hpcdl.regress.report import comparisons, tonight
 from hpcdl.regress.report.files import Attached
 from hpcdl.regress.report.series_view import (
+    Figure,
     SeriesView,
-    Work,
     better_of_points,
     describe_metric,
-    percent,
     views,
 )
 from hpcdl.regress.rulings import Rulings
+from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.inert import inert_text, inert_values
@@ -39,25 +39,6 @@ from hpcdl.system.resources import folder, templates
 
 NIGHTS = 365
 _SCRIPTS = ("figures.js", "page.js")
-KINDS = ("time", "lines", "heat")
-"""Figures that figures.js draws: a series over time, lines over a number, a grid of cells."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of a page: `values` are what figures.js draws for its `kind` (see KINDS).
-
-    `name` is its identity in links, such as `#NAME`.
-    """
-
-    kind: str
-    title: str
-    values: Mapping[str, Any]
-    name: str
-    subtitle: str
-    partition: str
-    notes: tuple[str, ...]
-    tone: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +51,8 @@ class Section:
     name: str
     heading: str
     text: str
-    figures: tuple[Figure, ...]
+    figures: Mapping[str, Figure]
+    """By the identity that links have (`#s0`)."""
     empty: str
     ranges: bool = False
 
@@ -115,7 +97,7 @@ def night_page(
               for kind, one in attached.items()}  # fmt: skip
     return _render(
         f"{site}: {answer.headline}",
-        [_over_time(shown), _scaling(shown), _nodes(found, shown)],
+        _sections(found, shown),
         blocks,
         site=site,
         run=str(run.get("run", "")).rpartition("/")[2],
@@ -124,7 +106,6 @@ def night_page(
         **_night(answer, run["verdicts"], rows, shown),
         files=files,
         partitions=sorted({row.partition for _, row in rows} | {one.series.place for one in shown}),
-        bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
     )
 
 
@@ -163,81 +144,48 @@ def _views(
     told: dict[Series, tuple[Finding, ...]] = {}
     for one in (*answer.findings, *answer.warnings):
         told[one.series] = (*told.get(one.series, ()), one)
-    work: list[Work] = []
+    work = []
     for series, points in found.items():
         if series.metric:
             without = found.get(series.of_case, ())
             lost = [p.time for p in without if p.status == Status.ERROR.value]
             since = first(series, points[-1].time)
-            of_gate = told.get(series, ())
-            work.append((series, points, lost, least, watched, of_gate, since))
+            work.append((series, points, lost, least, watched, told.get(series, ()), since))
     return [one for one in views(work) if one.values["value"]]
 
 
-def _over_time(views: Sequence[SeriesView]) -> Section:
-    figures = tuple(
-        Figure("time", one.series.case or one.series.check, one.values, f"s{index}",
-               f"{one.series.check} \N{MIDDLE DOT} {describe_metric(one.series.metric)}",
-               one.series.place, one.findings,
-               "bad" if one.alarm else "")
-        for index, one in enumerate(views)
-    )  # fmt: skip
-    return Section(
-        "time",
-        "Over time",
-        "Each dot is a night. The line is the level between changes, the band around it two "
-        "standard deviations; what lies beyond the bounds is shaded.",
-        figures,
-        "There is no history yet: each `hpcdl check run` adds a night.",
-        ranges=True,
-    )
-
-
-def _scaling(views: Sequence[SeriesView]) -> Section:
-    figures = tuple(
-        Figure("lines", one.family or one.check, one.values, f"x{index}",
-               f"{one.check} \N{MIDDLE DOT} {one.metric}", one.partition,
-               (f"{percent(one.efficiency)} of the ideal at the largest layout",))
-        for index, one in enumerate(scaling_view.scaling(views))
-    )  # fmt: skip
-    return Section(
-        "scaling", "Scaling",
-        "The same training on more ranks, beside the smallest layout's rate times the ranks.",
-        figures,
-        "No training ran on more than one number of ranks.",
-    )  # fmt: skip
-
-
-def _nodes(found: Mapping[Series, list[Point]], views: Sequence[SeriesView]) -> Section:
+def _sections(found: Mapping[Series, list[Point]], shown: Sequence[SeriesView]) -> list[Section]:
     maps = []
     for partition in sorted({series.partition for series in found}):
         each = [_as_rates(series.unit, points) for series, points in found.items()
                 if series.partition == partition]  # fmt: skip
-        slow = [n for one in views if one.series.partition == partition for n in one.slow_nodes]
-        one = nodes_view.nodes_of(partition, each, slow)
-        if one is not None:
-            maps.append(one)
-    figures = tuple(
-        Figure("heat", one.partition, one.values, f"n{index}",
-               f"{len(one.values['rows'])} nodes{_of_more(one)}, "
-               f"last {len(one.values['columns'])} nights",
-               one.partition, tuple(f"{name} is slower than the others" for name in one.slow),
-               "bad" if one.slow else "")
-        for index, one in enumerate(maps)
-    )  # fmt: skip
-    return Section(
-        "nodes", "Nodes",
-        "Each cell is a node on a night, against the median of all nodes of that night.",
-        figures,
-        "No check ran on single nodes: `hpcdl check run --tag node --distribute` measures each.",
-    )  # fmt: skip
+        slow = [n for one in shown if one.series.partition == partition for n in one.slow_nodes]
+        maps.append(comparisons.nodes_of(partition, each, slow))
 
+    def named(letter: str, figures: Iterable[Figure | None]) -> dict[str, Figure]:
+        return {f"{letter}{index}": one for index, one in enumerate(filter(None, figures))}
 
-def _of_more(one: nodes_view.NodesView) -> str:
-    """Of how many nodes those are shown that lie farthest from the others."""
-    if not one.others:
-        return ""
-    return f" of {len(one.values['rows']) + one.others:,}, farthest from the median"
+    return [
+        Section(
+            "time", "Over time",
+            "Each dot is a night. The line is the level between changes, the band around it two "
+            "standard deviations; what lies beyond the bounds is shaded.",
+            named("s", [one.figure for one in shown]),
+            "There is no history yet: each `hpcdl check run` adds a night.", ranges=True,
+        ),
+        Section(
+            "scaling", "Scaling",
+            "The same training on more ranks, beside the smallest layout's rate times the ranks.",
+            named("x", comparisons.scaling(shown)),
+            "No training ran on more than one number of ranks.",
+        ),
+        Section(
+            "nodes", "Nodes",
+            "Each cell is a node on a night, against the median of all nodes of that night.",
+            named("n", maps), "No check ran on single nodes: `hpcdl check run --tag node "
+            "--distribute` measures each.",
+        ),
+    ]  # fmt: skip
 
 
 def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
@@ -276,9 +224,11 @@ def _render(
     place = folder("templates") / "report"
     environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
                             lstrip_blocks=True, keep_trailing_newline=False)  # fmt: skip
+    environment.filters.update(number=number, change=tonight.change_text, bounds=bounds_text,
+                               named=describe_metric)  # fmt: skip
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    data = {figure.name: figure.values for section in sections for figure in section.figures}
+    data = {name: one.values for section in sections for name, one in section.figures.items()}
     return environment.get_template("night.html.j2").render(
         title=title,
         sections=sections,
@@ -287,6 +237,7 @@ def _render(
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
+        bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
         **values,
     )
 
