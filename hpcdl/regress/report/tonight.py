@@ -87,7 +87,8 @@ def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
 def _row(verdict: Mapping[str, Any]) -> Row:
     status = str(verdict["status"])
     check, case = str(verdict["check"]), str(verdict.get("case") or "")
-    judged = sorted(verdict.get("metrics") or (), key=lambda metric: not metric["wanted"])
+    metrics = [{"source": "", **metric} for metric in verdict.get("metrics") or ()]
+    judged = sorted(metrics, key=lambda metric: not metric["wanted"])
     tone = {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "uncertain")
     return Row(
         name=f"{check}/{case}" if case else check,
