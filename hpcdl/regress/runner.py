@@ -34,7 +34,9 @@ from hpcdl.system.safe_read import last_text
 class CheckOutcome:
     """What a run found.
 
-    `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster.
+    `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster;
+    `settings` are options that the run set itself, which makes it no night like the others; `ended`
+    is in seconds since 1970.
     """
 
     directory: RunDirectory
@@ -42,10 +44,8 @@ class CheckOutcome:
     seconds: float
     machine: str | None = None
     settings: tuple[str, ...] = ()
-    """Options that the run set itself; such a run is no night like the others."""
     site: str = ""
     ended: float | None = None
-    """Seconds since 1970."""
 
     @property
     def ok(self) -> bool:
@@ -74,18 +74,15 @@ def run_checks(
     with new_run(site) as run:
         execution = current()
         machine = fingerprint() if execution.machine_references else None
-        text = render_settings(
+        write_atomic(run.settings, render_settings(
             site, modules, partitions=request.partitions, prefix=run.path, execution=execution
-        )
-        write_atomic(run.settings, text)
-        retries = _retries(request, execution.retries if referenced else 0)
-        argv = to_argv(run, request, retries, serial=execution.serial)
+        ))  # fmt: skip
+        usual = execution.retries if referenced else 0
+        argv = to_argv(run, request, usual, serial=execution.serial)
         session = execute(run, argv, progress)
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
-        verdicts = tuple(waive(found, request.waived))
-        seconds = time.monotonic() - start
-        outcome = CheckOutcome(run, verdicts, seconds, machine, request.changed, site.name,
-                               time.time())  # fmt: skip
+        outcome = CheckOutcome(run, tuple(waive(found, request.waived)), time.monotonic() - start,
+                               machine, request.changed, site.name, time.time())  # fmt: skip
         VERDICTS.write(run.verdicts, _values(outcome))
     return outcome
 
@@ -131,30 +128,14 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
     return any(known)
 
 
-def _retries(request: CheckRequest, usual: int) -> int:
-    if request.retries is not None:
-        return request.retries
-    # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
-    nightly = request.repeat == 1 and not request.measuring and not request.settings
-    return usual if nightly else 0
-
-
 def _verdicts(
-    site: Site,
-    modules: Modules,
-    run: RunDirectory,
-    request: CheckRequest,
-    session: Session,
+    site: Site, modules: Modules, run: RunDirectory, request: CheckRequest, session: Session,
     machine: str | None,
-) -> list[Verdict]:
+) -> list[Verdict]:  # fmt: skip
     """Verdicts on every case, on what was left out, and on what did not run."""
-    asked = request.retries is not None
-    known = _known(site, run, modules)
-    found = [
-        _counted(site, judge_tries([with_evidence(case, known) for case in tries], machine,
-                                   any_fault=asked))
-        for tries in session.cases
-    ]  # fmt: skip
+    asked, known = request.retries is not None, _known(site, run, modules)
+    told = [[with_evidence(case, known) for case in tries] for tries in session.cases]
+    found = [_counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in told]
     broken = [_problem(reason) for reason in session.left_out]
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
@@ -168,15 +149,11 @@ def _verdicts(
 def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
     """What this run knows of jobs, partitions and releases."""
     labels = [part.label for part in site.by_groups()]
-    events = read_events(run.events)
+    loading = [one for one in labels if isinstance(modules, Module) or one in modules]
     return Plain(
-        jobs={str(job): event.record for job, event in events.items()},
+        jobs={str(job): event.record for job, event in read_events(run.events).items()},
         partitions={reframe_name(label): label for label in labels},
-        releases={
-            (label, "tensorflow"): module_on(modules, label).release or ""
-            for label in labels
-            if isinstance(modules, Module) or label in modules
-        },
+        releases={(one, "tensorflow"): module_on(modules, one).release or "" for one in loading},
     )
 
 
@@ -205,26 +182,23 @@ def _partitions_without(
     """A partition that was asked for by name, or a group of its nodes, on which nothing ran."""
     seen = {verdict.partition for verdict in found}
     asked = site.by_groups(request.partitions) if request.partitions else ()
-    return [
-        _problem("no check fits this partition", part.label)
-        for part in asked
-        if part.label not in seen
-    ]
+    return [_problem("no check fits this partition", part.label) for part in asked
+            if part.label not in seen]  # fmt: skip
 
 
 def _names_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
     """A check that was asked for by name and did not run: ReFrame is content with any other."""
+
+    def means(name: str, verdict: Verdict) -> bool:
+        check, _, case = name.partition("/")
+        named = re.match(rf"{re.escape(check)}\b", verdict.check) is not None
+        return named and (not case or verdict.case in {"", case})
+
     return [
         _problem(f"no check was selected by name {name}", kind=FaultKind.SELECTION)
         for name in request.names
-        if not any(_means(name, verdict) for verdict in found)
+        if not any(means(name, verdict) for verdict in found)
     ]
-
-
-def _means(name: str, verdict: Verdict) -> bool:
-    check, _, case = name.partition("/")
-    named = re.match(rf"{re.escape(check)}\b", verdict.check) is not None
-    return named and (not case or not verdict.case or case == verdict.case)
 
 
 def _counted(site: Site, verdict: Verdict) -> Verdict:

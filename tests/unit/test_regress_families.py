@@ -33,7 +33,6 @@ from hpcdl.regress.learning import (
 from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured
 from hpcdl.regress.run_directory import RunDirectory
-from hpcdl.regress.runner import _retries
 from hpcdl.regress.sanity import binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import ALL, TrainingCase, efficiency, job_on
@@ -361,8 +360,7 @@ def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
 def test_only_a_night_on_one_machine_tries_again_by_itself(
     tmp_path: Path, request_: CheckRequest, serial: bool, times: int
 ) -> None:
-    retries = _retries(request_, int(serial))
-    words = reframe_argv(RunDirectory(tmp_path), request_, retries, serial=serial)
+    words = reframe_argv(RunDirectory(tmp_path), request_, int(serial), serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)
 

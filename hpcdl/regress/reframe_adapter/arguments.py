@@ -15,15 +15,14 @@ _INSTEAD = {
     "--max-retries": "use --retries", "--repeat": "use --runs", "--distribute": "use --distribute",
     "--mode": "a mode may set any of these",
 }  # fmt: skip
-_OURS = frozenset({"-r", "--run", "--report-file", "--perflogdir", "--exec-policy", "--nocolor",
-                   "--restore-session", "--prefix", "-s", "--stage", "-o", "--output",
-                   "--keep-stage-files", "--dont-restage", "--duration",
-                   "--reruns"})  # fmt: skip
-_NO_RUN = frozenset({"-l", "--list", "-L", "--list-detailed", "--list-tags", "--describe",
-                     "--dry-run", "--ci-generate", "-h", "--help", "-V", "--version",
-                     "--show-config", "--detect-host-topology",
-                     "--upgrade-config-file"})  # fmt: skip
-_SHORT = frozenset("CcRntrsolLhV")
+# What hpcdl itself sets, and what would make it no run.
+_REFUSED = [
+    *_INSTEAD, "-r", "--run", "--report-file", "--perflogdir", "--exec-policy", "--nocolor",
+    "--restore-session", "--prefix", "-s", "--stage", "-o", "--output", "--keep-stage-files",
+    "--dont-restage", "--duration", "--reruns", "-l", "--list", "-L", "--list-detailed",
+    "--list-tags", "--describe", "--dry-run", "--ci-generate", "-h", "--help", "-V", "--version",
+    "--show-config", "--detect-host-topology", "--upgrade-config-file",
+]  # fmt: skip
 
 
 def refuse_ours(words: Sequence[str]) -> None:
@@ -33,13 +32,10 @@ def refuse_ours(words: Sequence[str]) -> None:
         BadInput: the first of them, with what to use instead.
     """
     for word in words:
-        name = word.partition("=")[0]
-        if not word.startswith("--") and word.startswith("-") and word[1:2] in _SHORT:
-            name = word[:2]
-        known = {*_INSTEAD, *_OURS, *_NO_RUN}
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
         # argparse takes the beginning of a long option for it.
-        long = name.startswith("--") and len(name) > 3
-        meant = [one for one in known if one == name or (long and one.startswith(name))]
+        meant = [one for one in _REFUSED
+                 if one == name or (len(name) > 3 and one.startswith(name))]  # fmt: skip
         if meant:
             hint = _INSTEAD.get(meant[0], "it is not for a run of `hpcdl check run`")
             raise BadInput(f"{word[:40]} is not passed on to ReFrame", hint=hint)

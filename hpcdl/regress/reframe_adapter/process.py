@@ -51,8 +51,11 @@ class Session:
     selected: int | None
 
 
-def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
-    """ReFrame's command line."""
+def to_argv(run: RunDirectory, request: CheckRequest, usual: int, *, serial: bool) -> list[str]:
+    """ReFrame's command line; `usual` is how often a night tries again what was too slow."""
+    # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
+    nightly = request.repeat == 1 and not request.measuring and not request.settings
+    retries = (usual if nightly else 0) if request.retries is None else request.retries
     paths = request.paths or (resource("reframe_checks"),)
     argv = [*map(str, module_argv(sys.executable, _RECORDER))]
     argv += [RETRY_ALL] if request.retries else []
@@ -151,25 +154,21 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     selected = [int(event["cases"]) for event in events if event["event"] == "selected"]
     return Session(
         exit_code=exit_code,
-        cases=tuple(_tries(_report(run))),
+        cases=tuple(_tries(run)),
         left_out=tuple(dict.fromkeys(found)),
         selected=selected[-1] if selected else None,
     )
 
 
-def _tries(report: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """Every case, as often as it ran: a retry holds only those that failed before."""
+def _tries(run: RunDirectory) -> list[list[Mapping[str, Any]]]:
+    """Every case of ReFrame's report, as often as it ran: a retry holds only what failed before."""
+    try:
+        report = json.loads(run.report.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
     cases: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
-    for run in report.get("runs") or ():
-        for case in run.get("testcases") or ():
+    for each in report.get("runs") or ():
+        for case in each.get("testcases") or ():
             key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
             cases.setdefault(key, []).append(case)
     return [*cases.values()]
-
-
-def _report(run: RunDirectory) -> dict[str, Any]:
-    try:
-        value = json.loads(run.report.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -26,18 +26,15 @@ def require_reframe(release: str | None = None) -> None:
     """
     if find_spec("reframe") is None:
         raise MissingPrerequisite("ReFrame is not installed for this hpcdl", hint=_HINT)
-    found, known = release or _installed(), supported()
+    try:
+        found = release or version("reframe-hpc")
+    except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
+        import reframe
+
+        found = str(reframe.VERSION)
+    known = supported()
     if found not in known:
         raise MissingPrerequisite(
             f"ReFrame {found} is not supported: hpcdl works with {known[0]} to {known[-1]}",
             hint=_HINT,
         )
-
-
-def _installed() -> str:
-    try:
-        return version("reframe-hpc")
-    except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
-        import reframe
-
-        return str(reframe.VERSION)
