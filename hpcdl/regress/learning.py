@@ -15,8 +15,7 @@ from statistics import mean
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.regress.result import Measured
-from hpcdl.regress.sanity import faults_of
+from hpcdl.regress.result import Measured, faults_of
 from hpcdl.regress.training import losses
 from hpcdl.results.faults import Fault, FaultKind
 
@@ -50,11 +49,6 @@ class Convergence:
 
 
 DIGITS = Convergence("mlp", "digits", epochs=60, global_batch=128, accuracy=0.95)
-
-
-def accuracy(measured: Measured) -> float | None:
-    """The accuracy on the test set."""
-    return measured.number("summary", "metrics", "accuracy")
 
 
 def curve_faults(case: Convergence, curve: Sequence[float]) -> list[Fault]:

@@ -6,7 +6,6 @@ takes for a mention of somebody.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,17 +118,9 @@ def as_webhook(notice: Notice) -> dict[str, Any]:
 
 
 BODIES: Mapping[str, Callable[[Notice], dict[str, Any]]] = {
-    "slack": as_slack,
-    "mattermost": as_mattermost,
-    "teams": as_teams,
-    "webhook": as_webhook,
-}
+    "slack": as_slack, "mattermost": as_mattermost, "teams": as_teams, "webhook": as_webhook
+}  # fmt: skip
 """What each kind of service takes, as JSON."""
-
-
-def body_of(kind: str, notice: Notice) -> bytes:
-    """The request's body for a service."""
-    return json.dumps(BODIES[kind](notice)).encode()
 
 
 def _escaped(text: str) -> str:

@@ -21,13 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from hpcdl import facts
 from hpcdl.regress.answer import GateAnswer
-from hpcdl.regress.notice import Notice, as_text, body_of, notice_of
+from hpcdl.regress.notice import BODIES, Notice, as_text, notice_of
 from hpcdl.system.document import InvalidDocument, read_document
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import write_atomic
@@ -124,18 +125,21 @@ def tell(
     `page` is attached to mails.
     """
     record = home("notices") / f"{site}.json"
-    before = _read(record)
-    work: list[tuple[Target, Notice]] = []
-    for target in addressees.targets:
-        notice = notice_of(site, answer, before.get(target.key, {}), addressees.link)
-        if addressees.when == "always" or notice.changed:
-            work.append((target, notice))
-    failed = _at_once([_sender(target, notice, page) for target, notice in work])
+    before, lines = _read(record), []
+    notices = [(target, notice_of(site, answer, before.get(target.key, {}), addressees.link))
+               for target in addressees.targets]  # fmt: skip
+    work = [(target, notice) for target, notice in notices
+            if addressees.when == "always" or notice.changed]  # fmt: skip
+    failed = _at_once([
+        partial(_mail, target.values, notice, page) if target.kind == "mail"
+        else partial(_post, target, notice)
+        for target, notice in work
+    ])  # fmt: skip
     for (target, notice), fault in zip(work, failed, strict=True):
-        if not fault:
+        if fault:
+            lines.append(in_a_line(f"{target.name}: {fault}"))
+        else:
             before[target.key] = notice.told
-    lines = [in_a_line(f"{target.name}: {fault}")
-             for (target, _), fault in zip(work, failed, strict=True) if fault]  # fmt: skip
     try:
         write_atomic(record, json.dumps(before) + "\n")
     except HpcdlError as fault:
@@ -185,12 +189,6 @@ def _reason(fault: Exception) -> str:
     return str(said or type(cause or fault).__name__)
 
 
-def _sender(target: Target, notice: Notice, page: Path | None) -> Callable[[], None]:
-    if target.kind == "mail":
-        return lambda: _mail(target.values, notice, page)
-    return lambda: _post(target, notice)
-
-
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A secret goes to nobody else."""
 
@@ -201,8 +199,9 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _post(target: Target, notice: Notice) -> None:
     """Post JSON; an answer other than 2xx is an error."""
     headers = {"Content-Type": "application/json", **(target.values.get("headers") or {})}
+    data = json.dumps(BODIES[target.kind](notice)).encode()
     request = urllib.request.Request(  # noqa: S310 - https, or this machine
-        target.values["url"], data=body_of(target.kind, notice), headers=headers, method="POST"
+        target.values["url"], data=data, headers=headers, method="POST"
     )
     opener = urllib.request.build_opener(_NoRedirect)
     with opener.open(request, timeout=SECONDS) as answer:
@@ -210,7 +209,6 @@ def _post(target: Target, notice: Notice) -> None:
 
 
 def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
-    """Send a mail by the machine's sendmail, or by an SMTP server with TLS."""
     message = EmailMessage()
     message["Subject"], message["To"] = f"[hpcdl] {notice.subject}", ", ".join(values["to"])
     message["From"] = values.get("from") or "hpcdl"
@@ -218,11 +216,8 @@ def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
     if page is not None:
         data = read_regular(page, _MOST_BYTES, "page")
         message.add_attachment(data, maintype="text", subtype="html", filename=page.name)
-    server = values.get("smtp")
-    _by_smtp(message, values, server) if server else _by_sendmail(message)
-
-
-def _by_sendmail(message: EmailMessage) -> None:
+    if values.get("smtp"):
+        return _by_smtp(message, values, values["smtp"])
     program = shutil.which("sendmail") or "/usr/sbin/sendmail"
     if not Path(program).exists():
         raise BadInput("there is no sendmail on this machine; give `smtp: HOST:PORT`")

@@ -108,17 +108,11 @@ def read_events(path: Path) -> dict[int, JobEvent]:
     found: dict[int, JobEvent] = {}
     for entry in json_lines(path):
         with suppress(KeyError, TypeError, ValueError):
-            event = JobEvent(
-                job=int(entry["job"]),
-                name=str(entry["name"]),
-                directory=Path(entry["directory"]),
-                state=str(entry["state"]),
-                why=str(entry.get("why", "")),
-                nodes=str(entry.get("nodes", "")),
-                restarts=int(entry.get("restarts", 0)),
-                record=entry.get("record") or {},
-            )
-            found[event.job] = event
+            found[int(entry["job"])] = JobEvent(
+                int(entry["job"]), str(entry["name"]), Path(entry["directory"]),
+                str(entry["state"]), str(entry.get("why", "")), str(entry.get("nodes", "")),
+                int(entry.get("restarts", 0)), entry.get("record") or {},
+            )  # fmt: skip
     return found
 
 

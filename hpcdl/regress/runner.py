@@ -147,7 +147,6 @@ def _verdicts(
 
 
 def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
-    """What this run knows of jobs, partitions and releases."""
     labels = [part.label for part in site.by_groups()]
     loading = [one for one in labels if isinstance(modules, Module) or one in modules]
     return Plain(

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.regress.result import Measured, losses_fall
-from hpcdl.regress.sanity import faults_of
+from hpcdl.regress.result import Measured, faults_of, losses_fall, reads
 from hpcdl.results.faults import Fault, FaultKind, as_fault
 from hpcdl.results.records import at
 from hpcdl.site import Partition, Site
@@ -96,21 +95,14 @@ class TrainingCase:
         )  # fmt: skip
 
     def _options(self, site: Site) -> tuple[str, ...]:
-        synthetic = self.data == "synthetic"
-        options = {
-            "model": self.model,
-            "data": "synthetic" if synthetic else str(site.paths.datasets / self.data),
-            "steps": str(self.steps),
-            "batch-per-rank": str(self.batch),
-            "precision": self.precision,
-            "checkpoint-every": "0",
-        }
-        return tuple(f"--{name}={value}" for name, value in options.items())
+        data = self.data if self.data == "synthetic" else site.paths.datasets / self.data
+        return (f"--model={self.model}", f"--data={data}", f"--steps={self.steps}",
+                f"--batch-per-rank={self.batch}", f"--precision={self.precision}",
+                "--checkpoint-every=0")  # fmt: skip
 
 
-def images_per_second(measured: Measured) -> float | None:
-    """The median over the steps after the warm-up, over all ranks."""
-    return measured.number("summary", IMAGES_PER_SECOND)
+images_per_second = reads("summary", IMAGES_PER_SECOND)
+"""The median over the steps after the warm-up, over all ranks."""
 
 
 def best_images_per_second(measured: Measured) -> float | None:
@@ -139,9 +131,14 @@ def training_faults(
     """What is wrong with a training's result."""
     if measured.faults:
         return [as_fault(said) for said in measured.faults]
-    more = [losses_fall(losses(measured)), too_short(measured)]
     found = faults_of(measured, layout, release, real_gpus=real_gpus)
-    return [*found, *(fault for fault in more if fault)]
+    if fault := losses_fall(losses(measured)):
+        found.append(fault)
+    steps = measured.number("summary", "steps_measured") or 0
+    if steps < WINDOW_STEPS:
+        text = f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
+        found.append(Fault(FaultKind.FEW_STEPS, text, wanted=WINDOW_STEPS, got=steps))
+    return found
 
 
 def losses(measured: Measured) -> Sequence[float]:
@@ -150,12 +147,3 @@ def losses(measured: Measured) -> Sequence[float]:
     if not isinstance(found, list):
         return ()
     return [float("nan") if loss is None else float(loss) for loss in found]
-
-
-def too_short(measured: Measured) -> Fault | None:
-    """Too few steps to judge a rate by."""
-    steps = measured.number("summary", "steps_measured") or 0
-    if steps >= WINDOW_STEPS:
-        return None
-    text = f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
-    return Fault(FaultKind.FEW_STEPS, text, wanted=WINDOW_STEPS, got=steps)

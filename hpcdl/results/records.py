@@ -35,16 +35,13 @@ class Record:
     def need(self, *places: str) -> None:
         """Raise BadInput unless all these places hold what the schema wants of them."""
         for place in places:
-            fault = self._fault(place)
-            if fault:
-                raise BadInput(f"{self.path}: {fault}")
-
-    def _fault(self, place: str) -> str:
-        above = [place[:end] for end, sign in enumerate(f"{place}.") if sign == "."]
-        for other, said in self.faults.items():
-            if other in above or other.startswith((f"{place}.", f"{place}[")):
-                return said
-        return f"it lacks {place}" if at(self.values, *place.split(".")) is None else ""
+            above = [place[:end] for end, sign in enumerate(f"{place}.") if sign == "."]
+            found = [said for other, said in self.faults.items()
+                     if other in above or other.startswith((f"{place}.", f"{place}["))]  # fmt: skip
+            if not found and at(self.values, *place.split(".")) is None:
+                found = [f"it lacks {place}"]
+            if found:
+                raise BadInput(f"{self.path}: {found[0]}")
 
 
 def at(values: object, *path: str) -> Any:
@@ -122,8 +119,7 @@ class Format:
         Raises:
             MissingPrerequisite: the file system refuses it.
         """
-        data = self.data(values)
-        text = as_json(data)
+        text = as_json(self.data(values))
         # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
         write_atomic(path, f"{text}\n".encode(errors="backslashreplace"), sync=sync)
 

@@ -19,7 +19,7 @@ import pytest
 from hpcdl.cluster import ClusterState, processes, read_state, up
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.regress.batch import Batch, take_apart
+from hpcdl.regress.command import Batch, take_apart
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references

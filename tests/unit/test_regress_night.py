@@ -132,20 +132,13 @@ def run_of(ran: tuple[str, ...], tmp_path: Path, **request: Any) -> list[Verdict
 @pytest.mark.parametrize("names", [(), ("storage",)])
 def test_a_mistyped_name_is_an_error_and_no_night(tmp_path: Path, names: tuple[str, ...]) -> None:
     found = run_of(names, tmp_path, names=("storge", *names))
+    (night,) = run_of((), tmp_path, tags=("nightly",))
+    assert night.faults[0].kind is FaultKind.RUN, "a tag that selects nothing went wrong"
     told = [one for one in found if "storge" in one.reason]
     assert [one.faults[0].kind for one in told] == [FaultKind.SELECTION]
-    verdicts = [
-        {"check": one.check, "case": "", "partition": "", "status": one.status.value,
-         "waived": False, "reason": one.reason, "metrics": [],
-         "faults": [fault.as_data() for fault in one.faults]}
-        for one in told
-    ]  # fmt: skip
+    verdicts = [failed(one.reason, faults=[fault.as_data() for fault in one.faults])
+                for one in told]  # fmt: skip
     assert [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())] == []
-
-
-def test_a_tag_that_selects_nothing_is_a_night_that_went_wrong(tmp_path: Path) -> None:
-    (found,) = run_of((), tmp_path, tags=("nightly",))
-    assert found.faults[0].kind is FaultKind.RUN
 
 
 def test_options_that_no_training_has_are_refused_before_anything_runs(
@@ -186,19 +179,13 @@ def failed(reason: str, **changes: Any) -> dict[str, Any]:
             "reason": reason, "metrics": [], "faults": [], **changes}  # fmt: skip
 
 
-def test_two_problems_of_a_night_without_a_job_are_both_kept(tmp_path: Path) -> None:
-    verdicts = [
-        failed("a.py: SyntaxError"),
-        failed("b.py: ImportError"),
-        failed("b.py: ImportError"),
-    ]
-    found = [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())]
-    assert [one.reason for one in found] == ["a.py: SyntaxError; b.py: ImportError"]
-
-
-def test_a_run_with_other_settings_is_no_night_when_it_is_imported() -> None:
-    run = {"run": "r", "settings": ["delay_ms=400"], "verdicts": [failed("x")]}
-    assert [*of_run(run, NOW.isoformat())] == []
+def test_two_problems_of_a_night_without_a_job_are_both_kept() -> None:
+    broken = [failed("a.py: SyntaxError"), *[failed("b.py: ImportError")] * 2]
+    run: dict[str, Any] = {"run": "r", "verdicts": broken}
+    found = [one.reason for one in of_run(run, NOW.isoformat())]
+    assert found == ["a.py: SyntaxError; b.py: ImportError"]
+    tried = run | {"settings": ["delay_ms=400"]}
+    assert [*of_run(tried, NOW.isoformat())] == [], "with other settings it is no night"
 
 
 def test_a_copied_verdict_file_is_of_its_own_night(tmp_path: Path) -> None:

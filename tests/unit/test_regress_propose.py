@@ -70,12 +70,22 @@ def test_three_nights_make_a_reference(site: Site) -> None:
     assert (row.date, row.nodes, row.proof) == ("2026-01-03", ("p100-01",), "run")
 
 
-def test_two_nights_wait_for_a_third(site: Site) -> None:
-    night(site, 1, 100.0)
-    night(site, 2, 100.0)
-    found = drafts(site)
-    assert found.edits == ()
-    assert found.waiting == ("throughput/mlp on p100, images_per_second: 2 of 3 runs",)
+@pytest.mark.parametrize(("values", "count"), [([100.0, 100.0], 2), ([0.0, 0.0, 0.0], 0)])
+def test_too_few_good_nights_wait_for_more(site: Site, values: list[float], count: int) -> None:
+    for day, value in enumerate(values, 1):
+        night(site, day, value)
+    waiting = (f"throughput/mlp on p100, images_per_second: {count} of 3 runs",)
+    assert drafts(site) == Drafts((), waiting)
+
+
+def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site: Site) -> None:
+    ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
+    for day in (1, 2, 3):
+        night(site, day, None, metrics=[ruled])
+    night(site, 4, None)
+    (runs_directory(site) / "20260105-020000-abcd").mkdir()
+    (runs_directory(site) / "20260105-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
+    assert drafts(site) == Drafts((), (), nights=False)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +106,6 @@ def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
     night(site, 2, 100.0)
     night(site, 3, 100.0)
     assert drafts(site).edits == ()
-
-
-def test_a_damaged_night_is_left_out(site: Site) -> None:
-    night(site, 1, None)
-    (runs_directory(site) / "20260102-020000-abcd").mkdir()
-    (runs_directory(site) / "20260102-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
-    assert drafts(site) == Drafts((), (), nights=False)
 
 
 def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site) -> None:
@@ -161,19 +164,6 @@ def test_the_generations_of_gpus_have_published_references_under_the_checks_own_
     assert ("throughput", "resnet50-1x4-synthetic-fp32", "p100", "images_per_second") in found[
         "p100"
     ]
-
-
-def test_what_a_check_itself_demands_is_never_drafted(site: Site) -> None:
-    ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
-    for day in (1, 2, 3):
-        night(site, day, None, metrics=[ruled])
-    assert drafts(site) == Drafts((), (), nights=False)
-
-
-def test_a_metric_that_stood_still_waits_and_stops_no_other(site: Site) -> None:
-    for day in (1, 2, 3):
-        night(site, day, 0.0)
-    assert drafts(site).waiting == ("throughput/mlp on p100, images_per_second: 0 of 3 runs",)
 
 
 def test_two_proposals_written_at_once_lose_nothing(site: Site) -> None:

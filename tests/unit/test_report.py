@@ -36,30 +36,17 @@ def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
     return Point(time, value, values.pop("status"), **values)
 
 
-def test_runs_of_one_date_are_one_night_with_its_extremes() -> None:
-    values = view(SERIES, [point(0), point(0, 1100.0), point(0, 900.0), point(2)]).values
-    assert values["day"] == [0, 2]
-    assert values["value"] == [1000, 1000]
-    assert (values["low"], values["high"], values["runs"]) == ([900, 1000], [1100, 1000], [3, 1])
-
-
-def test_a_night_without_a_number_is_shown_as_lost() -> None:
-    one = view(SERIES, [point(0), point(1, None), point(2)], [point(3).time])
-    assert one.values["lost"] == [1, 3]
-
-
-def test_numbers_that_no_figure_can_show_count_as_none() -> None:
-    values = view(SERIES, [point(0), point(1, float("inf"), high=float("inf"))]).values
-    assert values["lost"] == [1]
-    embedded_json(values)
-
-
-def test_releases_and_bounds_are_told_where_they_change() -> None:
+def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bounds_change() -> None:
     after = {"release": "r2", "reference": 1200.0}
-    points = [point(0), point(1), point(2, **after), point(3, **after)]
-    values = view(SERIES, points).values
-    assert values["release"] == [[0, "r1"], [2, "r2"]]
-    assert values["bound"] == [[0, [1000, 900, None]], [2, [1200, 900, None]]]
+    points = [point(0), point(0, 1100.0), point(0, 900.0), point(1, None), point(2, **after),
+              point(3, **after), point(4, float("inf"), high=float("inf"))]  # fmt: skip
+    values = view(SERIES, points, [point(5).time]).values
+    assert (values["day"], values["value"]) == ([0, 2, 3], [1000, 1000, 1000])
+    assert (values["low"][0], values["high"][0], values["runs"]) == (900, 1100, [3, 1, 1])
+    assert values["lost"] == [1, 4, 5]
+    assert values["release"] == [[0, "r1"], [1, "r2"]]
+    assert values["bound"] == [[0, [1000, 900, None]], [1, [1200, 900, None]]]
+    embedded_json(values)
 
 
 def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
@@ -305,10 +292,3 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert str(page) in capsys.readouterr().out
     assert "1 of 40 checks does not pass" not in page.read_text()
     assert "2 of 40 checks do not pass" in page.read_text()
-
-
-@pytest.mark.parametrize("text", ['{"verdicts": [3]}', '{"verdicts": [{"check": 1}]}'])
-def test_verdicts_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "verdicts.json").write_text(text)
-    page = str(tmp_path / "p.html")
-    assert main(["check", "report", str(tmp_path), "--site", "embedded", "--html", page]) == 2

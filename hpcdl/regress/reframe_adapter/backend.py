@@ -243,7 +243,6 @@ def declared_name(check: type) -> str:
 
 
 def _lasts(job: HpcdlJob, what: str, limit: float) -> bool:
-    """Whether `what` has been so for `limit` seconds."""
     return time.monotonic() - job.since.setdefault(what, time.monotonic()) > limit
 
 

@@ -125,7 +125,6 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
 
 
 def _stopped(run: RunDirectory, process: subprocess.Popen[bytes] | None) -> Stopped:
-    """End ReFrame and its jobs after a signal."""
     if process is not None:
         process.terminate()
         try:

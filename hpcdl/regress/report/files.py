@@ -52,14 +52,9 @@ def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
 def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]:
     """Script and log of each verdict, in the verdicts' order."""
     above = [] if directory is None else [directory, Path(str(run.get("run") or directory))]
-    return [
-        {
-            kind: attach(directory, above, str(verdict[kind]))
-            for kind in ("script", "log")
-            if verdict.get(kind)
-        }
-        for verdict in run["verdicts"]
-    ]
+    return [{kind: attach(directory, above, str(verdict[kind]))
+             for kind in ("script", "log") if verdict.get(kind)}
+            for verdict in run["verdicts"]]  # fmt: skip
 
 
 def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached:

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -119,7 +119,7 @@ def _night(
     return {
         "headline": answer.headline, "open": answer.open, "accepted": answer.accepted,
         "rows": rows, "counts": Counter(row.status for _, row in rows),
-        "attention": [*_of_verdicts(rows), *_of_gate(answer, verdicts, shown)],
+        "attention": [*_attention(answer, verdicts, rows, shown)],
         "links": {(one.series.check, one.series.case, one.series.place): f"s{index}"
                   for index, one in reversed([*enumerate(shown)])},
         "verdicts": tonight.headline(verdicts),
@@ -195,27 +195,24 @@ def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
     return [one._replace(value=1 / one.value if one.value else None) for one in points]
 
 
-def _of_verdicts(rows: Sequence[tuple[int, tonight.Row]]) -> list[Attention]:
-    return [
-        Attention(row.tone, row.status, f"{row.name} on {row.partition or 'no partition'}",
-                  row.reason or "no reason given", f"v{index}")
-        for index, row in rows
-        if row.tone != "good" and not row.waived
-    ]  # fmt: skip
-
-
-def _of_gate(
-    answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]], views: Sequence[SeriesView]
-) -> list[Attention]:
-    """What closes the gate beside this run's verdicts, newest first; then what is not sure yet."""
-    links = {one.series: f"s{index}" for index, one in enumerate(views)}
+def _attention(
+    answer: GateAnswer,
+    verdicts: Sequence[Mapping[str, Any]],
+    rows: Sequence[tuple[int, tonight.Row]],
+    shown: Sequence[SeriesView],
+) -> Iterator[Attention]:
+    """Verdicts, then what else closes the gate, newest first; then what is not sure yet."""
+    for index, row in rows:
+        if row.tone != "good" and not row.waived:
+            name = f"{row.name} on {row.partition or 'no partition'}"
+            why = row.reason or "no reason given"
+            yield Attention(row.tone, row.status, name, why, f"v{index}")
+    links = {one.series: f"s{index}" for index, one in enumerate(shown)}
     closing = sorted(beside(answer, verdicts), key=lambda one: str(one.began), reverse=True)
-    told = [("bad", one) for one in closing] + [("uncertain", one) for one in answer.warnings]
-    return [
-        Attention(tone, one.kind, one.name, f"{one.description} (id {one.id})",
-                  links.get(one.series, "time"))
-        for tone, one in told
-    ]  # fmt: skip
+    for one in (*closing, *answer.warnings):
+        tone = "uncertain" if one in answer.warnings else "bad"
+        yield Attention(tone, one.kind, one.name, f"{one.description} (id {one.id})",
+                        links.get(one.series, "time"))  # fmt: skip
 
 
 def _render(
