@@ -8,23 +8,21 @@ from reframe.core.builtins import fixture, parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.command import rendered
-from hpcdl.regress.learning import (
-    DIGITS,
-    curve_faults,
-    killed_program,
-    newest_step,
-    resume_faults,
-    resumed_program,
-    warned_program,
-)
 from hpcdl.regress.references import rule
 from hpcdl.regress.result import Measured, reads
 from hpcdl.regress.training import (
     BEST_IMAGES_PER_SECOND,
+    DIGITS,
     best_images_per_second,
+    curve_faults,
     job_on,
+    killed_program,
     losses,
+    newest_step,
+    resume_faults,
+    resumed_program,
     training_faults,
+    warned_program,
 )
 from hpcdl.results.faults import Fault, FaultKind
 

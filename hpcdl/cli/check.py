@@ -79,7 +79,6 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 def _require_options(settings: Sequence[str]) -> None:
-    """Refuse what is no option of the training program, before anything runs."""
     from hpcdl.system.errors import BadInput
     from hpcdl.system.text import did_you_mean
     from hpcdl.train.options import ARGUMENTS

@@ -47,8 +47,7 @@ class Edits:
     def write(self) -> None:
         """Write all files; each atomically.
 
-        Raises:
-            BadInput: somebody else changed one meanwhile; nothing is written.
+        Raises BadInput: somebody else changed one meanwhile; nothing is written.
         """
         with locked(self.files[0].path.with_name(".lock")):
             for edit in self.files:
@@ -65,11 +64,7 @@ def accepted_file(site: Site) -> Path:
 
 
 def rulings_of(site: Site) -> Rulings:
-    """All that is decided about a site's series.
-
-    Raises:
-        BadInput: a file has faults.
-    """
+    """All that is decided about a site's series. Raises BadInput: a file has faults."""
     sets = {part.reference_set for part in site.by_groups()}
     rows = {key: row for name in sorted(sets) for key, row in load_references(site, name).items()}
     return Rulings(read_accepted(accepted_file(site)), rows)
@@ -96,8 +91,7 @@ def answer_now(
 def read_accepted(path: Path) -> tuple[Acceptance, ...]:
     """What a file accepts; nothing where there is none.
 
-    Raises:
-        BadInput: every fault of the file at once.
+    Raises BadInput: every fault of the file at once.
     """
     if not path.exists():
         return ()
@@ -111,10 +105,8 @@ def read_accepted(path: Path) -> tuple[Acceptance, ...]:
 def accept(site: Site, history: History, answer: GateAnswer, what: str, given: Acceptance) -> Edits:
     """Accept a finding: its level, or until a day.
 
-    `what` is a finding's id, or the name of its series.
-
-    Raises:
-        BadInput: there is no such finding, or it cannot be accepted so.
+    `what` is a finding's id, or the name of its series. Raises BadInput: there is no such finding,
+    or it cannot be accepted so.
     """
     finding = _find(answer, what)
     last = history.last(finding.series)
@@ -142,8 +134,7 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
 def undo(site: Site, what: str) -> Edits:
     """Take an acceptance back, and give its series the reference that it had.
 
-    Raises:
-        BadInput: nothing of that id or name is accepted.
+    Raises BadInput: nothing of that id or name is accepted.
     """
     known = read_accepted(accepted_file(site))
     gone = [one for one in known if what in {one.id, name_of(one.series), one.series.name}]
@@ -162,7 +153,6 @@ def undo(site: Site, what: str) -> Edits:
 
 
 def _source(accepted: Acceptance) -> str:
-    """What a reference says that was accepted."""
     return f"accepted by {accepted.by}: {accepted.because}"
 
 
@@ -183,7 +173,6 @@ def _find(answer: GateAnswer, what: str) -> Finding:
 
 
 def _reference(site: Site, series: Series) -> Reference | None:
-    """The site's own reference of a series, None where it has none."""
     here = (part for part in site.by_groups() if part.label == series.partition)
     files = (references.site_file(site, part.reference_set) for part in here)
     rows = (row for file in files for row in read_references(file))

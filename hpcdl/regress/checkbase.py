@@ -281,8 +281,7 @@ def execution_of(part: Any) -> ExecutionProfile:
 def require_data(program: Sequence[str]) -> None:
     """Refuse a program whose data set is not there, with the command that makes it.
 
-    Raises:
-        ReframeError: it is not there.
+    Raises ReframeError: it is not there.
     """
     for word in program:
         path = Path(word.removeprefix("--data="))

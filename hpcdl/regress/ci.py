@@ -104,10 +104,7 @@ def site_file(kind: str, site: Site, given: str | None) -> str:
 def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     """The pipeline's files by name.
 
-    `kind` is one of `KINDS`.
-
-    Raises:
-        BadInput: a time or a day that is none.
+    `kind` is one of `KINDS`. Raises BadInput: a time or a day that is none.
     """
     for text in filter(None, vars(request).values()):
         if not text.isprintable():
@@ -175,11 +172,7 @@ def _systemd(values: dict[str, object]) -> dict[str, str]:
 
 
 def _values(site: Site, request: Request) -> dict[str, object]:
-    """Everything the templates may use.
-
-    Raises:
-        BadInput: a time or a day that is none.
-    """
+    """Everything the templates may use. Raises BadInput: a time or a day that is none."""
     clock = _clock(request)
     command = [request.command]
     where = ["--site", request.site_file]

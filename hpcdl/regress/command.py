@@ -13,11 +13,7 @@ from hpcdl.system.run import run
 
 
 def rendered(site: Site, spec: JobSpec, module: Module) -> str:
-    """What `hpcdl job render` prints for a request.
-
-    Raises:
-        CommandFailed: it refuses.
-    """
+    """What `hpcdl job render` prints for a request. Raises CommandFailed: it refuses."""
     argv = [*module_argv(sys.executable, "hpcdl"), "job", "render", *to_argv(site, spec, module)]
     return run(argv, timeout=60).stdout
 

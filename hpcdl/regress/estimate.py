@@ -316,7 +316,6 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
 
 
 def _near(night: Sequence[float], middle: float, reach: float) -> float:
-    """The mean of runs, each at most so far from the middle."""
     least, most = middle - reach, middle + reach
     if min(night) < least or max(night) > most:
         night = [max(least, min(most, run)) for run in night]

@@ -49,8 +49,7 @@ class Incoming(Iterable[Result]):
     def __iter__(self) -> Iterator[Result]:
         """The results, checked one by one.
 
-        Raises:
-            BadInput: a line that is none, with its number; the file cannot be read.
+        Raises BadInput: a line that is none, with its number; the file cannot be read.
         """
         try:
             binary = open_regular(self.path, "file of results")
@@ -127,8 +126,7 @@ class _Whole:
 def incoming(paths: Sequence[Path]) -> list[Incoming]:
     """The files to import; a run's directory without verdicts was stopped, and holds no results.
 
-    Raises:
-        BadInput: nothing is named, or nothing of it holds results.
+    Raises BadInput: nothing is named, or nothing of it holds results.
     """
     files = [file for path in paths
              if (file := Incoming(path)).path.exists() or not path.is_dir()]  # fmt: skip
@@ -177,8 +175,7 @@ def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Resu
 def of_run(run: Run, time: str) -> Iterator[Result]:
     """The results of a run's verdicts; `time` is ISO 8601 in UTC.
 
-    Raises:
-        BadInput: a verdict with numbers that no history holds.
+    Raises BadInput: a verdict with numbers that no history holds.
     """
     if run.get("settings"):  # no night: `check run` remembers it as little
         return
@@ -245,8 +242,7 @@ def _result(entry: object, path: Path, number: int) -> Result:
 def _checked(entry: Mapping[str, Any]) -> Result:
     """A result that the history can hold and the gate can count with.
 
-    Raises:
-        TypeError, ValueError, OverflowError: it is none; the message says why.
+    Raises TypeError, ValueError, OverflowError: it is none; the message says why.
     """
     values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
     values["time"] = _utc(values["time"])

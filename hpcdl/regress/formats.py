@@ -25,11 +25,9 @@ _STATUS_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2, "NO-REFERENCE": 3, "STALE": 4
 def read_run(path: Path) -> Run:
     """A run's verdicts, from its directory or its verdicts.json.
 
-    What it gives can be told in every format: the types are those that a run writes, and every
-    text can be written as UTF-8.
-
-    Raises:
-        BadInput: there are none, or one of them is not as this version writes them.
+    What it gives can be told in every format: the types are those that a run writes, and every text
+    can be written as UTF-8. Raises BadInput: there are none, or one of them is not as this version
+    writes them.
     """
     hint = "name a run's directory below WORK/checks/runs; one that was stopped has none"
     none = BadInput(f"there are no verdicts in {path}", hint=hint)

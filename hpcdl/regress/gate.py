@@ -115,7 +115,6 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
 
 
 def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """What stands, and what somebody accepted or a new reference answers."""
     standing, accepted = list[Finding](), question.rulings.levels(question.today)
     for finding in told:
         newest = question.newest.get(finding.series)

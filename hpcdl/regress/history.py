@@ -148,8 +148,7 @@ class History:
     def add(self, results: Iterable[Result]) -> int:
         """Add results that are not there yet, all or none; their number.
 
-        Raises:
-            BadInput: one is dated more than a minute in the future.
+        Raises BadInput: one is dated more than a minute in the future.
         """
         marks = ", ".join(f":{name}" for name in COLUMNS)
         statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
@@ -253,10 +252,8 @@ class History:
 def open_history(path: Path, site: str = "") -> Iterator[History]:
     """The history in a file, made where there is none; the results of one site.
 
-    Raises:
-        MissingPrerequisite: no dependable locks, no space left, others can change it, or busy for
-            too long.
-        BadInput: the file is damaged, a directory or no history.
+    Raises MissingPrerequisite: no dependable locks, no space left, others can change it, or busy
+    for too long. Raises BadInput: the file is damaged, a directory or no history.
     """
     refuse_without_locks(path)
     _make_private(path)

@@ -31,9 +31,8 @@ def measure(
 ) -> Measurement:
     """Run the checks `request.repeat` times and derive references.
 
-    Raises:
-        BadInput: fewer runs than a reference needs.
-        CheckFailed: a run went wrong; nothing is written.
+    Raises BadInput: fewer runs than a reference needs. Raises CheckFailed: a run went wrong;
+    nothing is written.
     """
     if request.repeat < MIN_RUNS:
         raise BadInput(
@@ -62,8 +61,7 @@ def measure(
 def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
     """Whether each check asked for has a reference of this release and machine, everywhere.
 
-    Raises:
-        BadInput: no check is named; which ones tags mean, only ReFrame knows.
+    Raises BadInput: no check is named; which ones tags mean, only ReFrame knows.
     """
     if not request.names:
         hint = "name the checks: --name throughput --name storage"

@@ -121,7 +121,6 @@ def _least(nodes: int) -> float:
 
 
 def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:
-    """A metric by node; the median where a node has several."""
     found: dict[str, list[float]] = {}
     for verdict in verdicts:
         for metric in verdict.metrics:

@@ -51,10 +51,8 @@ def propose(
 ) -> Drafts:
     """Draft references from the runs of the release that is published now.
 
-    All partitions and all checks (`names`, also as `check/case`) by default.
-
-    Raises:
-        BadInput: an unknown partition, or a reference file with faults.
+    All partitions and all checks (`names`, also as `check/case`) by default. Raises BadInput: an
+    unknown partition, or a reference file with faults.
     """
     chosen = [part.label for part in site.by_groups(partitions)]
     measured = [row for row in read_rows(site) if row.partition in chosen
@@ -93,8 +91,7 @@ def by_key(rows: Iterable[Reference]) -> dict[Key, list[Reference]]:
 def of_runs(rows: Sequence[Reference]) -> Reference:
     """One reference from those of single runs, the newest first.
 
-    Raises:
-        MissingPrerequisite: too few of them are good.
+    Raises MissingPrerequisite: too few of them are good.
     """
     nodes = tuple(sorted({node for row in rows for node in row.nodes}))
     return references.from_runs(replace(rows[0], nodes=nodes), [row.value for row in rows])
@@ -138,7 +135,6 @@ def rows_of(
 
 
 def _outdated(known: Reference, newest: Reference) -> bool:
-    """Whether a reference says nothing of today's software and machine any more."""
     if known.proof != "run":
         return True
     now = {"release": newest.release, "driver": newest.driver, "machine": newest.machine}

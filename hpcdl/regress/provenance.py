@@ -86,7 +86,6 @@ def _foreign(measured: Measured, run: Run) -> Iterator[Fault]:
 
 
 def _at_another_time(measured: Measured, run: Run) -> Iterator[Fault]:
-    """An end before the job began, or after it ended."""
     ended = measured.number("ended")
     if ended is None:
         yield _fault("does not say when it was written (ended)", run.ended, None)

@@ -96,10 +96,8 @@ def site_file(site: Site, reference_set: str) -> Path:
 def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
     """The references of a set by `Reference.key`: published ones, and the site's over them.
 
-    Published ones hold for every partition of the site with this set.
-
-    Raises:
-        BadInput: the site's file has faults; all of them, with their places.
+    Published ones hold for every partition of the site with this set. Raises BadInput: the site's
+    file has faults; all of them, with their places.
     """
     members = [part.label for part in site.by_groups() if part.reference_set == reference_set]
     rows = [replace(row, partition=name) for row in published(reference_set) for name in members]
@@ -133,8 +131,7 @@ def _of_record(
 def read_references(path: Path) -> tuple[Reference, ...]:
     """The references of a file, none where there is no such file.
 
-    Raises:
-        BadInput: every fault of the file at once.
+    Raises BadInput: every fault of the file at once.
     """
     if not path.exists():
         return ()
@@ -210,8 +207,7 @@ def by_set(site: Site, rows: Iterable[Reference]) -> dict[str, list[Reference]]:
 def update_references(site: Site, reference_set: str, rows: Sequence[Reference]) -> Path:
     """Put rows into the site's file of a set, beside those it has; two at once lose nothing.
 
-    Raises:
-        BadInput: the file has faults.
+    Raises BadInput: the file has faults.
     """
     path = site_file(site, reference_set)
     with locked(path.with_name(".lock")):
@@ -264,8 +260,7 @@ def lower_bound(spread: float) -> float:
 def from_runs(row: Reference, values: Sequence[float]) -> Reference:
     """`row` with value, spread and bound from measured values: `upper` where it has one.
 
-    Raises:
-        MissingPrerequisite: too few values.
+    Raises MissingPrerequisite: too few values.
     """
     good = [value for value in values if math.isfinite(value) and value > 0]
     if len(good) < MIN_RUNS:

@@ -120,10 +120,8 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     """Cancel the jobs of a run that still wait or run, and give their ids.
 
     A job is the run's own only if its script lies in the run's directory: ids come back after a
-    cluster is set up anew.
-
-    Raises:
-        HpcdlError: Slurm does not answer, so that their states are unknown.
+    cluster is set up anew. Raises HpcdlError: Slurm does not answer, so that their states are
+    unknown.
     """
     left = [event.job for event in read_events(directory.events).values()
             if _still_ours(event, directory.path.resolve())]  # fmt: skip

@@ -1,20 +1,30 @@
-"""Runs checks in a directory of their own and turns what ReFrame reports into verdicts."""
+"""Runs checks in a directory of their own and turns what ReFrame reports into verdicts.
+
+Of a check in ReFrame's own way it reports its own name (`bw_0`), and of the job little. The
+parameters are in the name that it displays, what became of the job is in the run's events, and the
+release is that of the partition, where the environment loads it.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.nodes import name_slow_nodes, node_of
-from hpcdl.regress.plain import Plain, with_evidence
+from hpcdl.regress.job_state import JUDGED, exit_fault
 from hpcdl.regress.references import fingerprint, load_references
-from hpcdl.regress.reframe_adapter.arguments import refuse_ours
-from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, to_argv
+from hpcdl.regress.reframe_adapter.process import (
+    Progress,
+    Session,
+    execute,
+    refuse_ours,
+    to_argv,
+)
 from hpcdl.regress.reframe_adapter.releases import require_reframe
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on, reframe_name, render_settings
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
@@ -59,12 +69,9 @@ def run_checks(
     """Run checks and judge them.
 
     `modules` are of the release that the checks must use; `progress` is called about ten times a
-    second while ReFrame runs.
-
-    Raises:
-        MissingPrerequisite: no ReFrame, or Slurm is away.
-        BadInput: an unknown partition, a setting that cannot be passed on, bad references.
-        Stopped: a signal ended it; its jobs were cancelled.
+    second while ReFrame runs. Raises MissingPrerequisite: no ReFrame, or Slurm is away. Raises
+    BadInput: an unknown partition, a setting that cannot be passed on, bad references. Raises
+    Stopped: a signal ended it; its jobs were cancelled.
     """
     require_reframe()
     referenced = _check_request(site, request)
@@ -132,7 +139,6 @@ def _verdicts(
     site: Site, modules: Modules, run: RunDirectory, request: CheckRequest, session: Session,
     machine: str | None,
 ) -> list[Verdict]:  # fmt: skip
-    """Verdicts on every case, on what was left out, and on what did not run."""
     asked, known = request.retries is not None, _known(site, run, modules)
     told = [[with_evidence(case, known) for case in tries] for tries in session.cases]
     found = [_counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in told]
@@ -215,3 +221,50 @@ def _why_nothing(run: RunDirectory, request: CheckRequest, session: Session) -> 
         return f"ReFrame exited with status {session.exit_code}: {' / '.join(last)[-400:]}"
     wanted = [*(f"tag {tag}" for tag in request.tags), *(f"name {n}" for n in request.names)]
     return "no check was selected" + (f" by {', '.join(wanted)}" if wanted else "")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What a run knows of plain checks.
+
+    `jobs` is what became of each job, by id; `partitions` are the site's names by ReFrame's;
+    `releases` is what is loaded, by partition and environment.
+    """
+
+    jobs: Mapping[str, Mapping[str, Any]]
+    partitions: Mapping[str, str]
+    releases: Mapping[tuple[str, str], str]
+
+
+def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
+    """A case of the report; one of a plain check with the evidence of its name and its job."""
+    job = known.jobs.get(str(case.get("jobid") or ""), {})
+    own = case.get("evidence") or {}
+    if own.get("check"):
+        # One that was given up never came to the point where it notes its job.
+        return case if own.get("job") or not job else {**case, "evidence": {**own, "job": job}}
+    check, parameters = _names(str(case.get("display_name") or case.get("name") or ""))
+    partition = str(case.get("partition") or "")
+    label = known.partitions.get(partition, partition)
+    environment = str(case.get("environ") or "")
+    code, judged = job.get("exit_code"), job.get("state") in JUDGED
+    evidence = {
+        "check": check,
+        "case": parameters,
+        "partition": label,
+        # That of hpcdl's own checks is no part of a name.
+        "environment": "" if environment == "hpcdl" else environment,
+        "release": known.releases.get((label, environment)),
+        "job": dict(job) or {"id": case.get("jobid")},
+        "faults": [exit_fault(int(code)).as_data()] if code and judged else [],
+    }
+    return {**case, "evidence": evidence}
+
+
+def _names(displayed: str) -> tuple[str, str]:
+    """A check's name, and its parameters as `size=1,mode=read`; ReFrame's own are left out."""
+    check, *rest = displayed.split(" %")
+    named = [text.partition("~")[0].strip() for text in rest]
+    return check.partition("~")[0].strip(), ",".join(
+        text for text in named if text.partition("=")[0].isidentifier()
+    )

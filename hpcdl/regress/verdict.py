@@ -190,7 +190,6 @@ def bounds_text(low: float | None, high: float | None) -> str:
 
 
 def _metrics(case: Mapping[str, Any], evidence: Mapping[str, Any]) -> tuple[MetricVerdict, ...]:
-    """Our own checks' metrics with their references, else what ReFrame knows of others'."""
     if "metrics" in evidence:
         return tuple(_metric(*item) for item in (evidence["metrics"] or {}).items())
     return tuple(_foreign_metric(*item) for item in (case.get("perfvalues") or {}).items())
@@ -215,7 +214,6 @@ def _metric(name: str, entry: Mapping[str, Any]) -> MetricVerdict:
 
 
 def _foreign_metric(key: str, entry: Sequence[Any]) -> MetricVerdict:
-    """A performance variable of a check in ReFrame's own way."""
     value, reference, lower, upper, unit = (*entry, *[None] * 5)[:5]
     base = float(reference or 0)
     return MetricVerdict(
@@ -312,7 +310,6 @@ def _too_fast(
 
 
 def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator[Fault]:
-    """Why the numbers that a value was compared with are not to be trusted."""
     for name, row in _references(evidence).items():
         runs = int(row.get("runs") or 0)
         if row.get("proof") == "run" and 0 < runs < MIN_RUNS:
@@ -327,7 +324,6 @@ def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator
 
 
 def _references(evidence: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The reference of each metric, by its name."""
     metrics = evidence.get("metrics") or {}
     return {name: entry.get("reference") or {} for name, entry in metrics.items()}
 
@@ -335,7 +331,6 @@ def _references(evidence: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _changes(
     row: Mapping[str, Any], evidence: Mapping[str, Any], machine: str | None
 ) -> Iterator[tuple[str, str]]:
-    """What is different now from when a reference was measured."""
     now = {"release": evidence.get("release"), "driver": evidence.get("driver"), "machine": machine}
     for what, current in now.items():
         if row.get(what) and current and row[what] != current:
@@ -354,7 +349,6 @@ def _suspects(
 
 
 def _reason(case: Mapping[str, Any]) -> str:
-    """Why a case did not succeed, as ReFrame says it, without its ornaments."""
     result, phase = case.get("result"), case.get("fail_phase")
     said = str(case.get("fail_reason") or "").strip()
     text = _JOB_PREFIX.sub("", " ".join(said.split()))

@@ -69,8 +69,7 @@ class Format:
     def read(self, path: Path) -> Record:
         """What a file says.
 
-        Raises:
-            BadInput: there is no such file, it is no regular one, too large, or no JSON mapping.
+        Raises BadInput: there is no such file, it is no regular one, too large, or no JSON mapping.
         """
         try:
             text = read_regular(path, self.most_bytes, self.name).decode()
@@ -91,8 +90,7 @@ class Format:
     def of(self, value: Any, path: Path = Path(), *, halves: bool = False) -> Record:
         """What parsed JSON says; with `halves`, escapes of half a character may be in it.
 
-        Raises:
-            BadInput: it is no mapping.
+        Raises BadInput: it is no mapping.
         """
         from hpcdl.system.schema import check_values
 
@@ -116,8 +114,7 @@ class Format:
     def write(self, path: Path, values: Mapping[str, Any], *, sync: bool = True) -> None:
         """Write a file as a whole; without `sync` a crash of the machine may lose it.
 
-        Raises:
-            MissingPrerequisite: the file system refuses it.
+        Raises MissingPrerequisite: the file system refuses it.
         """
         text = as_json(self.data(values))
         # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
@@ -130,7 +127,6 @@ def outcome(status: str, reason: str = "", exit_code: int = 0) -> Values:
 
 
 def _units(schema: Values, value: object, place: str = "") -> Iterator[tuple[str, str]]:
-    """Where a value has numbers with a unit, and which."""
     if "unit" in schema:
         yield place, schema["unit"]
     elif isinstance(value, Mapping):

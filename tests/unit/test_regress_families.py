@@ -21,7 +21,7 @@ from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.command import to_argv
-from hpcdl.regress.learning import (
+from hpcdl.regress.training import (
     DIGITS,
     WINDOWS,
     curve_faults,
@@ -29,6 +29,7 @@ from hpcdl.regress.learning import (
     resume_faults,
     resumed_program,
 )
+from hpcdl.regress.reframe_adapter.process import RETRY_ALL
 from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
 from hpcdl.regress.run_directory import RunDirectory
@@ -340,6 +341,7 @@ def test_only_a_night_on_one_machine_tries_again_by_itself(
     words = reframe_argv(RunDirectory(tmp_path), request_, int(serial), serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)
+    assert (RETRY_ALL in words) == bool(request_.retries), "all only where somebody asked"
 
 
 def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet() -> None:

@@ -18,7 +18,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.identity import better_of, name_of
 from hpcdl.regress.nodes import name_slow_nodes
-from hpcdl.regress.plain import Plain, with_evidence
+from hpcdl.regress.runner import Plain, with_evidence
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge
 from hpcdl.results.faults import FaultKind, Status
 

@@ -25,8 +25,7 @@ from hpcdl.regress import notify
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.notice import BODIES, notice_of
-from hpcdl.regress.notify import Addressees, Target, read_addressees, tell
+from hpcdl.regress.notify import BODIES, Addressees, Target, notice_of, read_addressees, tell
 from hpcdl.system.errors import BadInput
 
 SERIES = Series("throughput", "resnet50", "p100", "rate", unit="images/s")

@@ -30,6 +30,7 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.system.errors import CheckFailed
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
 OLD = Reference(
@@ -202,13 +203,24 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     assert row.nodes == ("p100-01", "p100-02")
 
 
-def test_a_dry_run_of_measuring_runs_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(check_references, "modules", lambda *_: {})
-    monkeypatch.setattr("hpcdl.regress.measure.measure", lambda *_: pytest.fail("it ran"))
+@pytest.mark.parametrize(
+    ("there", "words", "code"),
+    [(True, ["--if-missing"], 0), (False, ["--if-missing"], 1), (True, [], 1),
+     (True, ["--dry-run"], 0)],
+)  # fmt: skip
+def test_what_is_there_is_measured_again_only_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool,
+    words: list[str], code: int,
+) -> None:  # fmt: skip
+    def measure(*_: object, **__: object) -> None:
+        raise CheckFailed("measuring is left out here")
+
+    monkeypatch.setattr(check_references, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
+    monkeypatch.setattr("hpcdl.regress.measure.measure", measure)
+    monkeypatch.setattr("hpcdl.regress.measure.covered", lambda *_: there)
     monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
-    words = ("--site", "embedded", "--partition", "p100", "--name", "throughput", "--dry-run")
-    assert main(["check", "references", "measure", *words]) == 0
-    said = "would run throughput 5 times on p100, and write the references\n"
-    assert capsys.readouterr().out == said
+    where = ["--site", "embedded", "--partition", "p100", "--name", "throughput"]
+    assert main(["check", "references", "measure", *where, *words]) == code
+    if words == ["--dry-run"]:
+        said = "would run throughput 5 times on p100, and write the references\n"
+        assert capsys.readouterr().out == said

@@ -141,12 +141,11 @@ def test_only_what_lacks_a_fresh_reference_can_be_waived_and_only_by_its_name() 
     assert [v.ok for v in waive(verdicts, ["through", "mlp", ""])] == [False, False, False]
 
 
-def record(state: str, restarts: int = 0) -> JobRecord:
-    return JobRecord(
-        id=1, name="j", state=state, reason="None", exit_code=0, signal=0, partition="p",
-        nodes="n1", restarts=restarts, submitted="", started="", ended="", time_limit="00:10:00",
-        script="",
-    )  # fmt: skip
+def record(state: str, **changes: Any) -> JobRecord:
+    row = JobRecord(id=1, name="j", state=state, reason="None", exit_code=0, signal=0,
+                    partition="p", nodes="", restarts=0, submitted="", started="", ended="",
+                    time_limit="00:10:00", script="")  # fmt: skip
+    return row._replace(**changes)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED"])
@@ -176,7 +175,10 @@ def test_every_other_ending_is_a_failure_with_its_state(state: str, word: str) -
 
 def test_a_job_that_slurm_forgot_or_queued_again_is_a_failure() -> None:
     assert "does not know" in str(fault_of(None))
-    assert "node lost" in str(fault_of(record("PENDING", restarts=1)))
+    again = str(fault_of(record("PENDING", restarts=1), was_on="p100-02"))
+    assert "node lost" in again
+    assert "after it ran on p100-02" in again
+    assert "(p100-02)" in str(fault_of(record("NODE_FAIL"), was_on="p100-02"))
     assert fault_of(record("RUNNING", restarts=1), allowed_restarts=1) is None
 
 

@@ -271,7 +271,6 @@ def _which(job: HpcdlJob, record: JobRecord) -> str:
 
 
 def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
-    """Why a job that is called RUNNING is taken for dead, or None."""
     if job.watchdog is None:
         job.watchdog = Watchdog(job.plan.silence) if job.plan else Watchdog()
     silence = job.watchdog.silence(_signs(Path(job.workdir)))
@@ -281,7 +280,6 @@ def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
 
 
 def _signs(directory: Path) -> object:
-    """What changes while a job is alive: sizes and times of its files."""
     found = []
     for path in directory.glob("*"):
         with suppress(OSError):
@@ -291,7 +289,6 @@ def _signs(directory: Path) -> object:
 
 
 def _node_restarted(record: JobRecord) -> bool:
-    """Whether slurmd of one of the job's nodes started after the job did."""
     with suppress(HpcdlError):
         starts = client.daemon_starts(record.nodes).values()
         return any(one and record.started and one > record.started for one in starts)
@@ -299,7 +296,6 @@ def _node_restarted(record: JobRecord) -> bool:
 
 
 def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
-    """Append one line to the run's events, for whoever follows the run."""
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return

@@ -19,10 +19,8 @@ def supported() -> tuple[str, ...]:
 def require_reframe(release: str | None = None) -> None:
     """Refuse a ReFrame that is not there, or that hpcdl was not run with.
 
-    `release` is what it calls itself, by default as the installed package says.
-
-    Raises:
-        MissingPrerequisite: it is not there, or not in the supported range.
+    `release` is what it calls itself, by default as the installed package says. Raises
+    MissingPrerequisite: it is not there, or not in the supported range.
     """
     if find_spec("reframe") is None:
         raise MissingPrerequisite("ReFrame is not installed for this hpcdl", hint=_HINT)

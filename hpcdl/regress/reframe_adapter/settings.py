@@ -67,10 +67,7 @@ def render_settings(
     """The text of a ReFrame settings file.
 
     `prefix` is where ReFrame keeps its files, WORK/checks/reframe by default; `execution` says how
-    many jobs run at a time.
-
-    Raises:
-        BadInput: an unknown partition.
+    many jobs run at a time. Raises BadInput: an unknown partition.
     """
     chosen = site.by_groups(partitions)
     place = prefix or site.paths.work / "checks" / "reframe"
@@ -120,7 +117,6 @@ def environments(
 
 
 def _cuda(site: Site, partitions: Sequence[str]) -> tuple[Environment, ...]:
-    """CUDA's compiler on partitions with GPUs, where a stack of the site says where it is."""
     home = next((one.cuda_home for one in site.stacks.values() if one.cuda_home), None)
     gpus = [one.label for one in site.by_groups(partitions) if one.gpu]
     if home is None or not gpus:

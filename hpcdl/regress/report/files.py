@@ -106,7 +106,6 @@ def _refusal(status: os.stat_result, owner: int) -> str:
 
 
 def _cut(descriptor: int) -> tuple[str, str]:
-    """A file's text, and what was left out of it."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)

@@ -189,7 +189,6 @@ def _sections(found: Mapping[Series, list[Point]], shown: Sequence[SeriesView]) 
 
 
 def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
-    """Results of which higher ones are better."""
     if better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
         return points
     return [one._replace(value=1 / one.value if one.value else None) for one in points]

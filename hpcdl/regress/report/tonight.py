@@ -137,7 +137,6 @@ def bar(
 
 
 def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is known of the job, in the order a person asks."""
     job: Mapping[str, Any] = verdict.get("job") or {}
     seconds = [("waited", job.get("queue_wait_seconds")), ("ran", job.get("run_seconds"))]
     known = [
