@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -39,33 +38,6 @@ from hpcdl.system.resources import folder, templates
 
 NIGHTS = 365
 _SCRIPTS = ("figures.js", "page.js")
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with text and figures below it, or what to say where there is none (`empty`).
-
-    With `ranges` the reader chooses how many nights are shown.
-    """
-
-    name: str
-    heading: str
-    text: str
-    figures: Mapping[str, Figure]
-    """By the identity that links have (`#s0`)."""
-    empty: str
-    ranges: bool = False
-
-
-@dataclass(frozen=True)
-class Attention:
-    """One thing that a person should look at, and where it is on the page."""
-
-    tone: str
-    kind: str
-    name: str
-    description: str
-    link: str
 
 
 def night_page(
@@ -154,7 +126,10 @@ def _views(
     return [one for one in views(work) if one.values["value"]]
 
 
-def _sections(found: Mapping[Series, list[Point]], shown: Sequence[SeriesView]) -> list[Section]:
+def _sections(
+    found: Mapping[Series, list[Point]], shown: Sequence[SeriesView]
+) -> list[dict[str, Any]]:
+    """Headings with their figures by the identity that links have, `empty` where there is none."""
     maps = []
     for partition in sorted({series.partition for series in found}):
         each = [_as_rates(series.unit, points) for series, points in found.items()
@@ -166,25 +141,26 @@ def _sections(found: Mapping[Series, list[Point]], shown: Sequence[SeriesView]) 
         return {f"{letter}{index}": one for index, one in enumerate(filter(None, figures))}
 
     return [
-        Section(
-            "time", "Over time",
-            "Each dot is a night. The line is the level between changes, the band around it two "
-            "standard deviations; what lies beyond the bounds is shaded.",
-            named("s", [one.figure for one in shown]),
-            "There is no history yet: each `hpcdl check run` adds a night.", ranges=True,
-        ),
-        Section(
-            "scaling", "Scaling",
-            "The same training on more ranks, beside the smallest layout's rate times the ranks.",
-            named("x", comparisons.scaling(shown)),
-            "No training ran on more than one number of ranks.",
-        ),
-        Section(
-            "nodes", "Nodes",
-            "Each cell is a node on a night, against the median of all nodes of that night.",
-            named("n", maps), "No check ran on single nodes: `hpcdl check run --tag node "
-            "--distribute` measures each.",
-        ),
+        {
+            "name": "time", "heading": "Over time",
+            "text": "Each dot is a night. The line is the level between changes, the band around "
+            "it two standard deviations; what lies beyond the bounds is shaded.",
+            "figures": named("s", [one.figure for one in shown]),
+            "empty": "There is no history yet: each `hpcdl check run` adds a night.",
+        },
+        {
+            "name": "scaling", "heading": "Scaling", "text": "The same training on more ranks, "
+            "beside the smallest layout's rate times the ranks.",
+            "figures": named("x", comparisons.scaling(shown)),
+            "empty": "No training ran on more than one number of ranks.",
+        },
+        {
+            "name": "nodes", "heading": "Nodes", "text": "Each cell is a node on a night, against "
+            "the median of all nodes of that night.",
+            "figures": named("n", maps),
+            "empty": "No check ran on single nodes: `hpcdl check run --tag node --distribute` "
+            "measures each.",
+        },
     ]  # fmt: skip
 
 
@@ -199,23 +175,23 @@ def _attention(
     verdicts: Sequence[Mapping[str, Any]],
     rows: Sequence[tuple[int, tonight.Row]],
     shown: Sequence[SeriesView],
-) -> Iterator[Attention]:
-    """Verdicts, then what else closes the gate, newest first; then what is not sure yet."""
+) -> Iterator[dict[str, str]]:
+    """What to look at: verdicts; what else closes the gate, newest first; what is not sure yet."""
     for index, row in rows:
         if row.tone != "good" and not row.waived:
-            name = f"{row.name} on {row.partition or 'no partition'}"
-            why = row.reason or "no reason given"
-            yield Attention(row.tone, row.status, name, why, f"v{index}")
+            yield {"tone": row.tone, "kind": row.status, "link": f"v{index}",
+                   "name": f"{row.name} on {row.partition or 'no partition'}",
+                   "description": row.reason or "no reason given"}  # fmt: skip
     links = {one.series: f"s{index}" for index, one in enumerate(shown)}
     closing = sorted(beside(answer, verdicts), key=lambda one: str(one.began), reverse=True)
     for one in (*closing, *answer.warnings):
-        tone = "uncertain" if one in answer.warnings else "bad"
-        yield Attention(tone, one.kind, one.name, f"{one.description} (id {one.id})",
-                        links.get(one.series, "time"))  # fmt: skip
+        yield {"tone": "uncertain" if one in answer.warnings else "bad", "kind": one.kind,
+               "name": one.name, "description": f"{one.description} (id {one.id})",
+               "link": links.get(one.series, "time")}  # fmt: skip
 
 
 def _render(
-    title: str, sections: Sequence[Section], blocks: Mapping[str, object], **values: object
+    title: str, sections: Sequence[Mapping[str, Any]], blocks: Mapping[str, object], **values: object
 ) -> str:
     place = folder("templates") / "report"
     environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
@@ -224,7 +200,8 @@ def _render(
                                named=describe_metric)  # fmt: skip
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    data = {name: one.values for section in sections for name, one in section.figures.items()}
+    figures = {name: one for section in sections for name, one in section["figures"].items()}
+    data = {name: one.values for name, one in figures.items()}
     return environment.get_template("night.html.j2").render(
         title=title,
         sections=sections,
