@@ -208,9 +208,9 @@ def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     from hpcdl.regress.rulings import Acceptance
     from hpcdl.system.errors import BadInput
 
-    for option, value in (("--because", args.because), ("--by", args.by)):
+    for name, value in (("--because", args.because), ("--by", args.by)):
         if not value.strip() or not value.isprintable():
-            raise BadInput(f"{option} is missing", hint="say on one line who accepts it and why")
+            raise BadInput(f"{name} is missing", hint="say on one line who accepts it and why")
     today = date.today().isoformat()
     if args.until and args.until < today:
         raise BadInput(f"--until {args.until} has passed", hint="name a day to come")

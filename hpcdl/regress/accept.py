@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.regress import references
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import History, history_path, open_history
 from hpcdl.regress.identity import Series, name_of
-from hpcdl.regress import references
 from hpcdl.regress.references import Edit, Reference, load_references, read_references, text_of
 from hpcdl.regress.rulings import Acceptance, Rulings
 from hpcdl.site import Site

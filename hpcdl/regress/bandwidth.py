@@ -13,7 +13,7 @@ SMALL_SIZES = (1 << 16, 1 << 20, 1 << 22)
 REPEATS, SHARED_REPEATS = 20, 200
 """Iterations of each size. On a single node the best of many seconds counts: another program may
 keep its CPUs for longer than 20 iterations take."""
-_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (0, "B"))
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def metric_name(size: int) -> str:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcdl.regress import references
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.propose import by_key, of_runs, rows_of
-from hpcdl.regress import references
 from hpcdl.regress.references import MIN_RUNS, Reference, by_set, fingerprint
 from hpcdl.regress.reframe_adapter.process import Progress
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on

@@ -139,6 +139,7 @@ def name_slow_nodes(
     A verdict that passed, or that only lacked a fresh reference, becomes a failure; a failure
     says which node it is about. A node must be slower by more than the profile's margin.
     """
+
     def place(one: Verdict) -> tuple[str, ...]:
         return one.check, one.case, one.partition, one.environment
 

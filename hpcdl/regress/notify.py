@@ -335,7 +335,8 @@ def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
         data = read_regular(page, _MOST_BYTES, "page")
         message.add_attachment(data, maintype="text", subtype="html", filename=page.name)
     if values.get("smtp"):
-        return _by_smtp(message, values, values["smtp"])
+        _by_smtp(message, values, values["smtp"])
+        return
     program = shutil.which("sendmail") or "/usr/sbin/sendmail"
     if not Path(program).exists():
         raise BadInput("there is no sendmail on this machine; give `smtp: HOST:PORT`")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcdl.regress.identity import LOWER, TIMES
 from hpcdl.regress import references
+from hpcdl.regress.identity import LOWER, TIMES
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND, WIDEST, Edit, Key, Reference, by_set
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
 from hpcdl.regress.run_directory import runs_directory

@@ -15,8 +15,8 @@ from typing import Any
 
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
-from hpcdl.regress.nodes import name_slow_nodes, node_of
 from hpcdl.regress.job_state import JUDGED, exit_fault
+from hpcdl.regress.nodes import name_slow_nodes, node_of
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter.process import (
     Progress,

@@ -91,6 +91,7 @@ def analysis_text(analysis: Analysis) -> str:
 
 def analysis_data(analysis: Analysis) -> dict[str, Any]:
     """An analysis as plain values, for JSON."""
+
     def plain(change: Change) -> dict[str, Any]:
         values = {name: value.isoformat() if isinstance(value, date) else value
                   for name, value in asdict(change).items()}  # fmt: skip

@@ -21,20 +21,22 @@ from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.command import to_argv
-from hpcdl.regress.training import (
-    DIGITS,
-    WINDOWS,
-    curve_faults,
-    newest_step,
-    resume_faults,
-    resumed_program,
-)
 from hpcdl.regress.reframe_adapter.process import RETRY_ALL
 from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
-from hpcdl.regress.training import ALL, TrainingCase, job_on
+from hpcdl.regress.training import (
+    ALL,
+    DIGITS,
+    WINDOWS,
+    TrainingCase,
+    curve_faults,
+    job_on,
+    newest_step,
+    resume_faults,
+    resumed_program,
+)
 from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm.execution import CLUSTER

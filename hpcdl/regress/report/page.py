@@ -191,7 +191,10 @@ def _attention(
 
 
 def _render(
-    title: str, sections: Sequence[Mapping[str, Any]], blocks: Mapping[str, object], **values: object
+    title: str,
+    sections: Sequence[Mapping[str, Any]],
+    blocks: Mapping[str, object],
+    **values: object,
 ) -> str:
     place = folder("templates") / "report"
     environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
