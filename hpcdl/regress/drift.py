@@ -231,8 +231,7 @@ def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
 
 
 def _change(found: Found, runs: Runs, enough: float) -> Change:
-    evidence = law.evidence_now(found, runs.nights)
-    end = found.ended
+    evidence, end = law.evidence_now(found, runs.nights), found.ended
     now = runs.plain[found.level_start : end][-_NOW_NIGHTS:]
     began, earliest, latest = law.onset(found, runs.nights)
     # Noise may move an onset: where something changed on the first night that it may have been,

@@ -290,9 +290,8 @@ def _too_fast(
     for metric in metrics:
         value, reference = metric.value, metric.reference
         elsewhere = rows.get(metric.name, {}).get("machine") not in {None, machine}
-        if metric.source == OWN_DEMAND or elsewhere or not value or not reference:
-            continue
-        if min(value, reference) < 0:
+        aside = metric.source == OWN_DEMAND or elsewhere
+        if aside or not value or not reference or min(value, reference) < 0:
             continue
         times = value / reference if metric.better == HIGHER else reference / value
         # Where one machine emulates all nodes, rates are less regular. A bandwidth is the
