@@ -1,7 +1,6 @@
 """How fast ranks average tensors, which synchronous training waits for, and the copies below."""
 
 from dataclasses import replace
-from functools import partial
 
 import reframe as rfm
 from reframe.core.builtins import parameter, run_after
@@ -11,22 +10,29 @@ from hpcdl.regress.bandwidth import (
     SHARED_REPEATS,
     SIZES,
     SMALL_SIZES,
-    bandwidth,
     copies_of,
-    copy_rate,
     metric_name,
     most_gbs,
-    nccl_faults,
 )
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.sanity import faults_of
+from hpcdl.regress.result import faults_of, reads
 from hpcdl.regress.training import ALL, job_on, shape_name
+from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.records import at
 
 WAYS = [
     (way, nodes, ranks)
     for way in ("horovod", "multiworker")
     for nodes, ranks in ((1, 2), (2, 2), (1, ALL), (2, ALL))
 ]
+
+
+def nccl_faults(measured):
+    """What is wrong with the way that GPUs were joined."""
+    if at(measured.values, "versions", "nccl_built") is not False:
+        return []
+    text = "Horovod was built without NCCL: GPUs wait for MPI through the host's memory"
+    return [Fault(FaultKind.NCCL, text)]
 
 
 @rfm.simple_test
@@ -71,11 +77,10 @@ class allreduce(HpcdlCheck):
     def metrics(self):
         """All sizes are judged; by the best iteration, only the largest."""
         best = self.execution.judges_best
-        return [
-            Metric(metric_name(size), "GB/s", partial(bandwidth, size=size, best=best),
-                   judged=not best or size == self.sizes[-1])
-            for size in self.sizes
-        ]  # fmt: skip
+        rates = "best_bus_gbs" if best else "bus_gbs"
+        return [Metric(metric_name(size), "GB/s", reads("summary", rates, str(size)),
+                       judged=not best or size == self.sizes[-1])
+                for size in self.sizes]  # fmt: skip
 
     def most(self, metric):
         rate = most_gbs(self.place()[1]) if self.real_gpus else None
@@ -103,9 +108,9 @@ class copies(HpcdlCheck):
 
     def metrics(self):
         """The best copy is judged where the machine is shared, else the median one."""
-        best = self.execution.judges_best
+        best = "best_" if self.execution.judges_best else ""
         gpus = self.layout["gpus_per_node"] if self.real_gpus else 0
-        return [Metric(f"{way}_gbs", "GB/s", partial(copy_rate, way=way, best=best))
+        return [Metric(f"{way}_gbs", "GB/s", reads("summary", f"{best}{way}_gbs"))
                 for way in copies_of(gpus)]  # fmt: skip
 
     def most(self, metric):

@@ -1,19 +1,34 @@
 """What feeds a training: the input pipeline by itself, and the file systems below it."""
 
-from functools import partial
-
 import reframe as rfm
 from reframe.core.builtins import parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.input_metrics import image_rate, of_bench, place_to_read, read_rate
+from hpcdl.regress.result import Measured, reads
 from hpcdl.regress.training import job_on
+from hpcdl.results.records import at, outcome
+from hpcdl.system.errors import BadInput
 
 MAKE_AND_BENCH = (
     'hpcdl data make photos photos --count "$1" --shards 8 >/dev/null '
     '&& hpcdl data bench photos --seconds "$2" --json >measured.json '
     "&& mv measured.json result.json"
 )
+
+
+def best_second(measured):
+    """Images/s of the pipeline in the best second."""
+    rates = at(measured.values, "samples", "images_per_second")
+    return max(rates) if isinstance(rates, list) and rates else None
+
+
+def of_bench(found):
+    """What `hpcdl data bench --json` says, in the shape of a result.json of one rank."""
+    if found.faults:
+        return found
+    more = {"layout": {"ranks": 1}, "outcome": outcome("completed"), "summary": found.values,
+            "versions": {"driver": found.values.get("driver")}}  # fmt: skip
+    return Measured({**found.values, **more})
 
 
 @rfm.simple_test
@@ -35,9 +50,9 @@ class input_pipeline(HpcdlCheck):
         """The best second is judged, or the typical one, as for trainings."""
         best = self.execution.judges_best
         return [
-            Metric("best_images_per_second", "images/s", partial(image_rate, best=True),
-                   judged=best),
-            Metric("images_per_second", "images/s", image_rate, judged=not best),
+            Metric("best_images_per_second", "images/s", best_second, judged=best),
+            Metric("images_per_second", "images/s", reads("summary", "images_per_second"),
+                   judged=not best),
         ]  # fmt: skip
 
 
@@ -59,14 +74,14 @@ class storage(HpcdlCheck):
     def request(self, site, partition):
         # Where the best pass counts: many small ones, spread over seconds.
         size, passes = (64, 50) if self.execution.judges_best else (2048, 5)
-        program = ("python", "-m", "hpcdl.measure.storage",
-                   place_to_read(site, partition, self.where),
-                   f"--megabytes={size}", f"--passes={passes}")  # fmt: skip
+        if self.where == "scratch" and partition.scratch is None:
+            raise BadInput(f"'{partition.name}' has no scratch")
+        place = "$HPCDL_JOB_DIR" if self.where == "work" else partition.scratch.path
+        program = ("python", "-m", "hpcdl.measure.storage", place, f"--megabytes={size}",
+                   f"--passes={passes}")  # fmt: skip
         return job_on(partition, f"{self.check_name}-{self.where}", program)
 
     def metrics(self):
         best = self.execution.judges_best
-        return [
-            Metric("best_read_mbs", "MB/s", partial(read_rate, best=True), judged=best),
-            Metric("read_mbs", "MB/s", read_rate, judged=not best),
-        ]
+        return [Metric(name, "MB/s", reads("summary", name), judged=judged)
+                for name, judged in (("best_read_mbs", best), ("read_mbs", not best))]  # fmt: skip

@@ -6,8 +6,13 @@ import reframe as rfm
 
 from hpcdl.jobs.preflight import read_probes
 from hpcdl.regress.checkbase import LOG, HpcdlCheck, Metric
-from hpcdl.regress.result import Measured
-from hpcdl.regress.sanity import binding_faults, promised_versions, version_faults
+from hpcdl.regress.result import (
+    Measured,
+    binding_faults,
+    promised_versions,
+    reads,
+    version_faults,
+)
 from hpcdl.regress.training import ALL, job_on
 from hpcdl.results.faults import Fault, FaultKind
 
@@ -22,7 +27,7 @@ class modules(HpcdlCheck):
         return job_on(partition, self.check_name, ("python", "-m", "hpcdl.measure.versions"))
 
     def metrics(self):
-        read = lambda measured: measured.number("summary", "startup_seconds")  # noqa: E731
+        read = reads("summary", "startup_seconds")
         return [Metric("startup_seconds", "s", read, judged=False)]
 
     def faults(self, measured):
@@ -48,11 +53,10 @@ class binding(HpcdlCheck):
         return Measured({"ranks": len(self.probes)}, () if self.probes else (none,))
 
     def metrics(self):
-        return [Metric("ranks", "ranks", lambda measured: measured.number("ranks"), judged=False)]
+        return [Metric("ranks", "ranks", reads("ranks"), judged=False)]
 
     def faults(self, measured):
         if measured.faults:
             return measured.faults
-        release = self.evidence["release"]
-        bound = self.execution.binds_cpus
-        return binding_faults(self.probes, self.layout, release, bound=bound)
+        return binding_faults(self.probes, self.layout, self.evidence["release"],
+                              bound=self.execution.binds_cpus)  # fmt: skip

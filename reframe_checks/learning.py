@@ -8,24 +8,21 @@ from reframe.core.builtins import fixture, parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.command import rendered
-from hpcdl.regress.learning import (
+from hpcdl.regress.references import rule
+from hpcdl.regress.result import Measured, reads
+from hpcdl.regress.training import (
+    BEST_IMAGES_PER_SECOND,
     DIGITS,
-    accuracy,
+    best_images_per_second,
     curve_faults,
+    job_on,
     killed_program,
+    losses,
     newest_step,
     resume_faults,
     resumed_program,
-    warned_program,
-)
-from hpcdl.regress.references import rule
-from hpcdl.regress.result import Measured
-from hpcdl.regress.training import (
-    BEST_IMAGES_PER_SECOND,
-    best_images_per_second,
-    job_on,
-    losses,
     training_faults,
+    warned_program,
 )
 from hpcdl.results.faults import Fault, FaultKind
 
@@ -46,7 +43,7 @@ class convergence(HpcdlCheck):
         return job_on(partition, self.check_name, program, nodes=min(2, partition.nodes), ranks=2)
 
     def metrics(self):
-        return [Metric("accuracy", "", accuracy)]
+        return [Metric("accuracy", "", reads("summary", "metrics", "accuracy"))]
 
     def expected(self, metric, site, partition):
         return rule(self.check_name, self.case_name, partition.label, metric.name, DIGITS.accuracy)
@@ -73,28 +70,20 @@ class users_job(HpcdlCheck):
         return rendered(site, spec, module)
 
     def metrics(self):
-        return [
-            Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=False),
-        ]
+        return [Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=False)]
 
     def faults(self, measured):
         release = self.evidence["release"]
         return training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
 
 
-class Interrupted(HpcdlCheck):
-    """A training that does not get through at once."""
-
-    def case_of(self, site):
-        """The directory of its data."""
-        return site.paths.datasets / "digits"
-
-
-class killed(Interrupted):
+class killed(HpcdlCheck):
     """A training whose rank 0 is killed once a checkpoint is there; it leaves that."""
 
     def request(self, site, partition):
-        return job_on(partition, self.check_name, killed_program(self.case_of(site)), ranks=2)
+        return job_on(
+            partition, self.check_name, killed_program(site.paths.datasets / "digits"), ranks=2
+        )
 
     def measured(self):
         return Measured({"step": newest_step(Path(self.stagedir))})
@@ -110,14 +99,13 @@ class killed(Interrupted):
         return [] if measured.number("step") else [none]
 
 
-class Resumed(Interrupted):
+class Resumed(HpcdlCheck):
     """A training that must have gone on from a checkpoint."""
 
     tags = {"nightly"}
 
     def metrics(self):
-        first = lambda measured: measured.number("samples", "first_step")  # noqa: E731
-        return [Metric("resumed_at", "steps", first, judged=False)]
+        return [Metric("resumed_at", "steps", reads("samples", "first_step"), judged=False)]
 
     def faults(self, measured):
         release = self.evidence["release"]
@@ -133,7 +121,10 @@ class resume_after_kill(Resumed):
     def request(self, site, partition):
         step = newest_step(Path(self.before.stagedir)) if self.current_partition else 0
         return job_on(
-            partition, self.check_name, resumed_program(self.case_of(site), step), ranks=2
+            partition,
+            self.check_name,
+            resumed_program(site.paths.datasets / "digits", step),
+            ranks=2,
         )
 
     @run_after("setup")
@@ -150,7 +141,9 @@ class resume_after_requeue(Resumed):
     restarts = 1
 
     def request(self, site, partition):
-        return job_on(partition, self.check_name, warned_program(self.case_of(site)), ranks=2)
+        return job_on(
+            partition, self.check_name, warned_program(site.paths.datasets / "digits"), ranks=2
+        )
 
     def faults(self, measured):
         restarts = self.job.record.restarts

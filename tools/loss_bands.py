@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean, median
 
-from hpcdl.regress.learning import DIGITS, WINDOWS
+from hpcdl.regress.training import DIGITS, WINDOWS
 
 SEEDS = 20
 _SPREADS, _LEAST = 6.0, 0.25

@@ -8,15 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import check_accept, check_history, check_references
-from hpcdl.cli.check_options import (
-    answer_of,
-    history_option,
-    modules,
-    request_of,
-    selection,
-    shown,
-)
+from hpcdl.cli import check_history, check_references
+from hpcdl.cli.check_options import answer_of, history_option, modules, request_of, selection, shown
 from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
@@ -86,7 +79,6 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 def _require_options(settings: Sequence[str]) -> None:
-    """Refuse what is no option of the training program, before anything runs."""
     from hpcdl.system.errors import BadInput
     from hpcdl.system.text import did_you_mean
     from hpcdl.train.options import ARGUMENTS
@@ -152,15 +144,14 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _ci(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import fields
+
     from hpcdl.regress.ci import Request, dashboard, render, site_file, this_command, write
 
     site = the_site(args)
-    request = Request(
-        site_file=site_file(args.kind, site, args.site),
-        command=args.command or this_command(),
-        at=args.at, day=args.day, runner=args.runner, user=args.user, notify=args.notify,
-        on_failure=args.on_failure, mail_type=args.mail_type, mail_user=args.mail_user,
-    )  # fmt: skip
+    given = {one.name: getattr(args, one.name, "") for one in fields(Request)}
+    request = Request(**given | {"site_file": site_file(args.kind, site, args.site),
+                                 "command": args.command or this_command()})  # fmt: skip
     files = dashboard() if args.kind == "grafana" else render(args.kind, site, request)
     if args.output is None or args.dry_run:
         several = len(files) > 1
@@ -184,7 +175,6 @@ GROUP = Group(
                 "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
                 "hpcdl check ci gitlab --output .gitlab-ci.yml", _ci, _ci_options, changes=True),
         *check_history.COMMANDS,
-        *check_accept.COMMANDS,
         *check_references.COMMANDS,
     ),
 )  # fmt: skip

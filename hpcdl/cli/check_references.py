@@ -22,15 +22,9 @@ def _references_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _references(args: argparse.Namespace) -> ExitCode:
-    actions = {"measure": _measure, "propose": _propose, "show": _show_references}
-    _refuse_without_meaning(args)
-    return actions[args.action](args)
-
-
-def _refuse_without_meaning(args: argparse.Namespace) -> None:
-    """Options that would be ignored, or would turn slowed runs into references."""
     from hpcdl.system.errors import BadInput
 
+    # Options that would be ignored, or would turn slowed runs into references.
     given = {"--set": args.set}
     if args.action != "measure":
         given |= {"--tag": args.tag, "--checks": args.checks, "--if-missing": args.if_missing}
@@ -43,6 +37,8 @@ def _refuse_without_meaning(args: argparse.Namespace) -> None:
                 f"`references {args.action}` takes no {option}",
                 hint=why or "select with --partition and --name; see --help",
             )
+    actions = {"measure": _measure, "propose": _propose, "show": _show_references}
+    return actions[args.action](args)
 
 
 def _propose(args: argparse.Namespace) -> ExitCode:
@@ -103,12 +99,9 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
     chosen = site.by_groups(args.partition)
     sets = sorted({partition.reference_set for partition in chosen})
     partitions = {partition.label for partition in chosen}
-    rows = [
-        row
-        for name in sets
-        for row in load_references(site, name).values()
-        if row.partition in partitions and (not args.name or row.names & set(args.name))
-    ]
+    rows = [row for name in sets for row in load_references(site, name).values()
+            if row.partition in partitions
+            and (not args.name or row.names & {*args.name})]  # fmt: skip
     return show(args, [asdict(row) for row in rows], references_text(rows))
 
 

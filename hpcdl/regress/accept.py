@@ -7,28 +7,19 @@ that one command undoes it. Both files are written together, and told as one dif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.regress import references
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import History, history_path, open_history
 from hpcdl.regress.identity import Series, name_of
-from hpcdl.regress.references import (
-    Edit,
-    Reference,
-    edit_of,
-    entry_of,
-    load_references,
-    read_references,
-    reference_of,
-    site_file,
-    text_of,
-)
+from hpcdl.regress.references import Edit, Reference, load_references, read_references, text_of
 from hpcdl.regress.rulings import Acceptance, Rulings
 from hpcdl.site import Site
 from hpcdl.slurm.execution import current_or_cluster
@@ -56,8 +47,7 @@ class Edits:
     def write(self) -> None:
         """Write all files; each atomically.
 
-        Raises:
-            BadInput: somebody else changed one meanwhile; nothing is written.
+        Raises BadInput: somebody else changed one meanwhile; nothing is written.
         """
         with locked(self.files[0].path.with_name(".lock")):
             for edit in self.files:
@@ -74,11 +64,7 @@ def accepted_file(site: Site) -> Path:
 
 
 def rulings_of(site: Site) -> Rulings:
-    """All that is decided about a site's series.
-
-    Raises:
-        BadInput: a file has faults.
-    """
+    """All that is decided about a site's series. Raises BadInput: a file has faults."""
     sets = {part.reference_set for part in site.by_groups()}
     rows = {key: row for name in sorted(sets) for key, row in load_references(site, name).items()}
     return Rulings(read_accepted(accepted_file(site)), rows)
@@ -105,26 +91,22 @@ def answer_now(
 def read_accepted(path: Path) -> tuple[Acceptance, ...]:
     """What a file accepts; nothing where there is none.
 
-    Raises:
-        BadInput: every fault of the file at once.
+    Raises BadInput: every fault of the file at once.
     """
     if not path.exists():
         return ()
     document = read_document(path, if_empty="`hpcdl check accept` writes it")
     values = check(document, facts.load("check_formats")["accepted"])
     document.raise_faults()
-    rows = [{**row, "series": Series(**{"metric": "", **row["series"]})}
-            for row in values["accepted"]]  # fmt: skip
-    return tuple(Acceptance(**row) for row in rows)
+    return tuple(Acceptance(**{**row, "series": Series(**{"metric": "", **row["series"]})})
+                 for row in values["accepted"])  # fmt: skip
 
 
 def accept(site: Site, history: History, answer: GateAnswer, what: str, given: Acceptance) -> Edits:
     """Accept a finding: its level, or until a day.
 
-    `what` is a finding's id, or the name of its series.
-
-    Raises:
-        BadInput: there is no such finding, or it cannot be accepted so.
+    `what` is a finding's id, or the name of its series. Raises BadInput: there is no such finding,
+    or it cannot be accepted so.
     """
     finding = _find(answer, what)
     last = history.last(finding.series)
@@ -137,7 +119,7 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     since = "" if given.until or last is None else str(finding.began or last.time[:10])
     row = None if given.until else _reference(site, finding.series)
     new = replace(given, id=finding.id, series=finding.series, since=since,
-                  replaced=entry_of(row) if row else None)  # fmt: skip
+                  replaced=references.entry_of(row) if row else None)  # fmt: skip
     known = read_accepted(accepted_file(site))
     kept = [one for one in known if (one.id, bool(one.since)) != (new.id, bool(since))]
     files = [_accepted(site, [*kept, new])]
@@ -152,8 +134,7 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
 def undo(site: Site, what: str) -> Edits:
     """Take an acceptance back, and give its series the reference that it had.
 
-    Raises:
-        BadInput: nothing of that id or name is accepted.
+    Raises BadInput: nothing of that id or name is accepted.
     """
     known = read_accepted(accepted_file(site))
     gone = [one for one in known if what in {one.id, name_of(one.series), one.series.name}]
@@ -165,14 +146,13 @@ def undo(site: Site, what: str) -> Edits:
     for one in gone:
         row = _reference(site, one.series) if one.replaced else None
         if one.replaced and (row is None or row.source == _source(one)):
-            files.append(_set(site, reference_of(one.replaced)))
+            files.append(_set(site, references.reference_of(one.replaced)))
         elif row:
             said += f"; the reference of {name_of(one.series)} was set anew since, and stays"
     return Edits(files, f"undone: {said}")
 
 
 def _source(accepted: Acceptance) -> str:
-    """What a reference says that was accepted."""
     return f"accepted by {accepted.by}: {accepted.because}"
 
 
@@ -180,51 +160,45 @@ _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what ca
 
 
 def _find(answer: GateAnswer, what: str) -> Finding:
-    """The one finding that is meant."""
     there = [*answer.findings, *answer.warnings]
     meant = [one for one in there if what in {one.id, one.name, one.series.name}]
     if len(meant) == 1:
         return meant[0]
-    if meant:
-        raise BadInput(
-            f"'{what}' has {len(meant)} findings",
-            details=[f"{one.id}  {one.kind}  {one.name}: {one.description}" for one in meant],
-            hint="name one by its id",
-        )
-    names = [name for one in there for name in (one.id, one.name)]
-    raise BadInput(f"there is no finding '{what}'", hint=did_you_mean(what, names) or _LIST)
+    if not meant:
+        names = [name for one in there for name in (one.id, one.name)]
+        raise BadInput(f"there is no finding '{what}'", hint=did_you_mean(what, names) or _LIST)
+    told = [f"{one.id}  {one.kind}  {one.name}: {one.description}" for one in meant]
+    said = f"'{what}' has {len(meant)} findings"
+    raise BadInput(said, details=told, hint="name one by its id")
 
 
 def _reference(site: Site, series: Series) -> Reference | None:
-    """The site's own reference of a series, None where it has none."""
-    for part in site.by_groups():
-        path = site_file(site, part.reference_set)
-        rows = read_references(path) if part.label == series.partition and path.exists() else ()
-        for row in rows:
-            if row.key == tuple(series[:4]) and not series.environment:
-                return row
-    return None
+    here = (part for part in site.by_groups() if part.label == series.partition)
+    files = (references.site_file(site, part.reference_set) for part in here)
+    rows = (row for file in files for row in read_references(file))
+    key = None if series.environment else tuple(series[:4])
+    return next((row for row in rows if row.key == key), None)
 
 
 def _set(site: Site, row: Reference) -> Edit:
-    """The change of a set's file by one row."""
-    return edit_of(site, site.partition(row.partition).reference_set, [row])
+    return references.edit_of(site, site.partition(row.partition).reference_set, [row])
 
 
 def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
     import yaml
 
     path = accepted_file(site)
-    before = text_of(path)
-    values = {"schema": SCHEMA, "accepted": [_entry(row) for row in rows]}
+    each = [{**asdict(row), "series": row.series._asdict()} for row in rows]
+    each = [{**one, "series": _said(one["series"])} for one in map(_said, each)]
+    values = {"schema": SCHEMA, "accepted": each}
     head = (
         "# Findings of the nightly checks that somebody accepted. `hpcdl check accept` writes it,\n"
         "# `--undo` takes one back; a change is reviewed like code.\n"
     )
     text = head + str(yaml.safe_dump(values, sort_keys=False, width=96, allow_unicode=True))
-    return Edit(path, before, text)
+    return Edit(path, text_of(path), text)
 
 
-def _entry(row: Acceptance) -> dict[str, Any]:
-    values = {**asdict(row), "series": {k: v for k, v in row.series._asdict().items() if v}}
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what says nothing."""
     return {key: value for key, value in values.items() if value not in (None, "")}

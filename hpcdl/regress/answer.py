@@ -18,14 +18,8 @@ from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 from hpcdl.system.text import count_of
 
-LOST_NODE = "lost node"
-WARNING, SLOW_NODE, SILENT, UNKNOWN, FUTURE = (
-    "not sure yet",
-    "slow node",
-    "old",
-    "unknown",
-    "future",
-)
+LOST_NODE, SLOW_NODE, WARNING = "lost node", "slow node", "not sure yet"
+SILENT, UNKNOWN, FUTURE = "old", "unknown", "future"
 """Kinds of findings beside the verdicts' words and those of changes: drop, rise, breakage."""
 _STATUSES = frozenset(status.value for status in Status)
 
@@ -60,9 +54,8 @@ class Finding:
     @property
     def id(self) -> str:
         """Eight digits by which it is accepted."""
-        about = f"{self.kind} {self.node}" if self.node else ""
-        about = about or ("verdict" if self.of_last_night else "")
-        about = about or (self.kind if self.began is None else "change")
+        about = "verdict" if self.of_last_night else "change" if self.began else self.kind
+        about = f"{self.kind} {self.node}" if self.node else about
         return hashlib.sha256(repr((tuple(self.series), about)).encode()).hexdigest()[:8]
 
     def as_data(self) -> dict[str, Any]:
@@ -117,21 +110,16 @@ class GateAnswer:
             return "Gate closed: there is no history"
         if not self.series:
             return "Gate closed: there is no series of late"
-        found = count_of(len(self.findings), "finding")
-        series = f"{self.series} series"
-        return f"Gate open: {series}" if self.open else f"Gate closed: {found} in {series}"
+        if self.open:
+            return f"Gate open: {self.series} series"
+        return f"Gate closed: {count_of(len(self.findings), 'finding')} in {self.series} series"
 
     def as_data(self) -> dict[str, Any]:
         """As plain values."""
-        return {
-            "open": self.open,
-            "headline": self.headline,
-            "series": self.series,
-            "findings": [one.as_data() for one in self.findings],
-            "warnings": [one.as_data() for one in self.warnings],
-            "accepted": [one.as_data() for one in self.accepted],
-            "ended": [one._asdict() for one in self.ended],
-        }
+        told = {name: [one.as_data() for one in getattr(self, name)]
+                for name in ("findings", "warnings", "accepted")}  # fmt: skip
+        return {"open": self.open, "headline": self.headline, "series": self.series, **told,
+                "ended": [one._asdict() for one in self.ended]}  # fmt: skip
 
 
 def beside(answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -1,12 +1,9 @@
-"""All-reduce and copies checked without ReFrame: sizes, names, what a result says. Pure."""
+"""All-reduce and copies: sizes of messages, names, what the hardware cannot pass. Pure."""
 
 from __future__ import annotations
 
 from hpcdl import facts
 from hpcdl.predict.hardware import usual_link
-from hpcdl.regress.result import Measured
-from hpcdl.results.faults import Fault, FaultKind
-from hpcdl.results.records import at
 from hpcdl.site import Partition
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
@@ -16,30 +13,13 @@ SMALL_SIZES = (1 << 16, 1 << 20, 1 << 22)
 REPEATS, SHARED_REPEATS = 20, 200
 """Iterations of each size. On a single node the best of many seconds counts: another program may
 keep its CPUs for longer than 20 iterations take."""
-_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"))
-
-
-def size_name(size: int) -> str:
-    """`4MiB` for 4194304."""
-    return next((f"{size // unit}{name}" for unit, name in _UNITS if size >= unit), f"{size}B")
+_UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
 def metric_name(size: int) -> str:
-    """The metric of messages of a size."""
-    return f"bus_gbs_{size_name(size)}"
-
-
-def bandwidth(measured: Measured, size: int, *, best: bool = False) -> float | None:
-    """Bus bandwidth in GB/s for messages of a size: the median, or the best iteration's."""
-    return measured.number("summary", "best_bus_gbs" if best else "bus_gbs", str(size))
-
-
-def nccl_faults(measured: Measured) -> list[Fault]:
-    """What is wrong with the way that GPUs were joined."""
-    if at(measured.values, "versions", "nccl_built") is not False:
-        return []
-    text = "Horovod was built without NCCL: GPUs wait for MPI through the host's memory"
-    return [Fault(FaultKind.NCCL, text)]
+    """The metric of messages of a size: `bus_gbs_4MiB`."""
+    unit, name = next(one for one in _UNITS if size >= one[0])
+    return f"bus_gbs_{size // unit}{name}"
 
 
 def copies_of(gpus: int) -> tuple[str, ...]:
@@ -47,11 +27,6 @@ def copies_of(gpus: int) -> tuple[str, ...]:
     if not gpus:
         return ("host_to_host",)
     return ("host_to_device", "device_to_host", *(("device_to_device",) if gpus > 1 else ()))
-
-
-def copy_rate(measured: Measured, way: str, *, best: bool = False) -> float | None:
-    """GB/s of copies one way: of the slowest GPU or pair, its median copy or its best."""
-    return measured.number("summary", f"{'best_' if best else ''}{way}_gbs")
 
 
 def most_gbs(partition: Partition) -> float | None:

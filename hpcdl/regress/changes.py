@@ -242,7 +242,6 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
 
 
 def _edge(state: _State, end: int) -> Edge | None:
-    """The edge that nights of the level before `end` have, where their values are fine."""
     start = max(state.start, end - LEVEL_NIGHTS)
     return None if state.nights.step else edge_of(state.nights.best_since(start)[: end - start])
 
@@ -259,17 +258,13 @@ def _tell(state: _State, new: Found) -> None:
     elif last and last.kind is new.kind and new.began - last.level_start <= MIN_NIGHTS:
         state.found[-1] = last._replace(level_start=new.began)
     else:
-        if last and last.kind is Kind.DROP and _has_returned(state, last, new):
+        since = state.nights.values[new.began : new.seen + 1]
+        half = last and sum(since) / len(since) > (last.before + new.before) / 2
+        if last and last.kind is Kind.DROP and half:  # a rise makes up for most of it
             state.found[-1] = last._replace(ended=new.began)
         state.found.append(new)
         state.back = (start, state.earlier)
     state.restart(new.began, earlier)
-
-
-def _has_returned(state: _State, last: Found, rise: Found) -> bool:
-    """Whether a rise makes up for more than half of a drop."""
-    since = state.nights.values[rise.began : rise.seen + 1]
-    return sum(since) / len(since) > (last.before + rise.before) / 2
 
 
 def _needed(noise: Noise, tell: float) -> float:

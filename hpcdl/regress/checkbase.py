@@ -28,13 +28,12 @@ from reframe.core.runtime import runtime
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module, is_train
-from hpcdl.regress.batch import take_apart
+from hpcdl.regress.command import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
 from hpcdl.regress.provenance import of_this_run, run_of
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
-from hpcdl.regress.result import Measured, read_result
-from hpcdl.regress.sanity import faults_of
+from hpcdl.regress.result import Measured, faults_of, read_result
 from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
@@ -64,20 +63,16 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     valid_prog_environs = ["hpcdl"]  # noqa: RUF012 - ReFrame's way of declaring
     sourcesdir = None
     require_reference = True
+    # Further options of the training program, `name=value` (ReFrame: -S settings=...).
     settings = variable(typ.List[str], value=[], loggable=True)
-    """Further options of the training program, `name=value` (ReFrame: -S settings=...)."""
+    # Whether references are being measured, so that none is needed.
     measuring = variable(typ.Bool, value=False, loggable=True)
-    """Whether references are being measured, so that none is needed."""
+    # What a verdict needs to know beside ReFrame's own report.
     evidence = variable(dict, value={}, loggable=True)
-    """What a verdict needs to know beside ReFrame's own report."""
-    restarts = variable(int, value=0)
-    """How often the job may be put back into the queue."""
-    silence_seconds = variable(float, value=600.0)
-    """Seconds without a sign of life after which a running job is given up."""
-    patience_seconds = variable(float, value=PATIENCE_SECONDS)
-    """Seconds that the job may wait for its nodes."""
-    needs_gpus = True
-    """Whether ranks of a partition with GPUs must compute on them."""
+    restarts = variable(int, value=0)  # how often the job may be put back into the queue
+    silence_seconds = variable(float, value=600.0)  # without a sign of life: it is given up
+    patience_seconds = variable(float, value=PATIENCE_SECONDS)  # that it may wait for its nodes
+    needs_gpus = True  # whether ranks of a partition with GPUs must compute on them
 
     @property
     def check_name(self) -> str:
@@ -155,9 +150,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     @run_after("init")
     def choose_partitions(self) -> None:
         """Only partitions that can hold the job."""
-        self.valid_systems = [
-            part.fullname for part in runtime().system.partitions if self._fits(part)
-        ]
+        partitions = runtime().system.partitions
+        self.valid_systems = [part.fullname for part in partitions if self._fits(part)]
         # A check that never starts, because what it depends on failed, keeps its name as well.
         self.evidence = {"check": self.check_name}
 
@@ -175,16 +169,11 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
         self.num_cpus_per_task = layout.cpus_per_task
+        conf = os.environ.get("SLURM_CONF", "") if self.execution.raises_priority else ""
         self.job.plan = JobPlan(
-            directives=batch.directives,
-            launcher=batch.launcher,
-            name=f"{self.check_name}/{self.case_name}",
-            log=LOG,
-            restarts=self.restarts,
-            silence=self.silence_seconds,
-            patience=self.patience_seconds,
-            priority_in=os.environ.get("SLURM_CONF", "") if self.execution.raises_priority else "",
-        )
+            batch.directives, batch.launcher, f"{self.check_name}/{self.case_name}", LOG,
+            self.restarts, self.silence_seconds, self.patience_seconds, priority_in=conf,
+        )  # fmt: skip
         self.prerun_cmds = list(batch.before)
         self.executable = batch.program
         self.postrun_cmds = list(batch.after)
@@ -192,20 +181,14 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.job.faults = self.evidence["faults"]
 
     def _plan(self, partition: Partition, layout: dict[str, Any]) -> dict[str, Any]:
+        files = {"script": "rfm_job.sh", "log": LOG, "result": RESULT}
         directory = Path(self.stagedir).absolute()
         return {
-            "check": self.check_name,
-            "case": self.case_name,
-            "partition": partition.label,
-            "layout": layout,
-            "release": module_of(self.current_partition).release,
-            "driver": partition.driver,
-            "script": str(directory / "rfm_job.sh"),
-            "log": str(directory / LOG),
-            "result": str(directory / RESULT),
-            "faults": [],
-            "metrics": {},
-        }
+            "check": self.check_name, "case": self.case_name, "partition": partition.label,
+            "layout": layout, "release": module_of(self.current_partition).release,
+            "driver": partition.driver, "faults": [], "metrics": {},
+            **{kind: str(directory / name) for kind, name in files.items()},
+        }  # fmt: skip
 
     @run_before("sanity")
     def gather(self) -> None:
@@ -222,18 +205,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         ]
         self.evidence |= {
             "metrics": {
-                metric.name: {
-                    "value": found[metric.name],
-                    "unit": metric.unit,
-                    "judged": metric.judged,
-                    "better": metric.better,
-                    "most": self.most(metric),
-                }
-                for metric in self.metrics()
+                one.name: {"value": found[one.name], "unit": one.unit, "judged": one.judged,
+                           "better": one.better, "most": self.most(one)}
+                for one in self.metrics()
             },
             "faults": [as_fault(said).as_data() for said in faults],
             "job": job_record(self.job),
-        }
+        }  # fmt: skip
 
     @sanity_function
     def nothing_is_wrong(self) -> Any:
@@ -250,9 +228,8 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         bounds: dict[str, tuple[Any, ...]] = {}
         for metric in filter(lambda metric: metric.judged, self.metrics()):
             found = self.evidence["metrics"][metric.name]
-            self.perf_variables[metric.name] = sn.make_performance_function(
-                sn.defer(found["value"]), metric.unit
-            )
+            value = sn.make_performance_function(sn.defer(found["value"]), metric.unit)
+            self.perf_variables[metric.name] = value
             key = (self.check_name, self.case_name, partition.label, metric.name)
             row = self._reference(metric, rows.get(key))
             if row is not None:
@@ -291,13 +268,9 @@ def site_and_partition(part: Any) -> tuple[Site, Partition]:
 
 def module_of(part: Any) -> Module:
     """The module that jobs of one of ReFrame's partitions load."""
-    extras = part.extras
-    where = extras.get("hpcdl_module_directory")
-    return Module(
-        tuple(extras.get("hpcdl_modules", ())),
-        Path(where) if where else None,
-        extras.get("hpcdl_release") or None,
-    )
+    where, release = (part.extras.get(f"hpcdl_{of}") for of in ("module_directory", "release"))
+    names = tuple(part.extras.get("hpcdl_modules", ()))
+    return Module(names, Path(where) if where else None, release or None)
 
 
 def execution_of(part: Any) -> ExecutionProfile:
@@ -308,8 +281,7 @@ def execution_of(part: Any) -> ExecutionProfile:
 def require_data(program: Sequence[str]) -> None:
     """Refuse a program whose data set is not there, with the command that makes it.
 
-    Raises:
-        ReframeError: it is not there.
+    Raises ReframeError: it is not there.
     """
     for word in program:
         path = Path(word.removeprefix("--data="))

@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder, templates
 
+KINDS = ("gitlab", "github", "scrontab", "systemd")
+IN_REPOSITORY = ("gitlab", "github")
+"""Kinds whose file lies in a repository, beside the site file."""
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _AT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _WORD = re.compile(r"[\w@.,:+%-]*")
@@ -101,10 +104,7 @@ def site_file(kind: str, site: Site, given: str | None) -> str:
 def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     """The pipeline's files by name.
 
-    `kind` is one of `KINDS`.
-
-    Raises:
-        BadInput: a time or a day that is none.
+    `kind` is one of `KINDS`. Raises BadInput: a time or a day that is none.
     """
     for text in filter(None, vars(request).values()):
         if not text.isprintable():
@@ -112,8 +112,13 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     for text in (request.on_failure, request.mail_type, request.mail_user):
         if not _WORD.fullmatch(text):
             raise BadInput(f"{text!r} cannot stand in a unit or a crontab", hint="one word")
-    clock = _clock(request)
-    return KINDS[kind](site, request, clock)
+    values = _values(site, request)
+    if kind == "systemd":
+        return _systemd(values)
+    if kind == "scrontab":
+        return {kind: _scrontab(site, values)}
+    name = {"gitlab": ".gitlab-ci.yml", "github": "hpcdl.yml"}[kind]
+    return {name: _fill(f"{kind}.yml.j2", **values)}
 
 
 def dashboard() -> dict[str, str]:
@@ -131,26 +136,14 @@ def write(files: Mapping[str, str], output: Path) -> list[Path]:
     return [*places]
 
 
-def _gitlab(site: Site, request: Request, clock: Clock) -> dict[str, str]:
-    return {".gitlab-ci.yml": _fill("gitlab.yml.j2", **_values(site, request, clock))}
-
-
-def _github(site: Site, request: Request, clock: Clock) -> dict[str, str]:
-    return {"hpcdl.yml": _fill("github.yml.j2", **_values(site, request, clock))}
-
-
-def _scrontab(site: Site, request: Request, clock: Clock) -> dict[str, str]:
+def _scrontab(site: Site, values: dict[str, object]) -> str:
     partition = controller(site)
-    minutes = min(_HOURS * 60, partition.max_minutes)
-    values = {
-        **_values(site, request, clock),
-        "partition": partition,
-        "minutes": minutes,
-        "nodes_short": partition.nodes <= _LARGEST_CHECK_NODES,
-        "account": partition.account or site.slurm.account,
-        "qos": partition.qos or site.slurm.qos,
-    }
-    return {"scrontab": _fill("scrontab.j2", **values)}
+    return _fill(
+        "scrontab.j2", **values, partition=partition,
+        minutes=min(_HOURS * 60, partition.max_minutes),
+        nodes_short=partition.nodes <= _LARGEST_CHECK_NODES,
+        account=partition.account or site.slurm.account, qos=partition.qos or site.slurm.qos,
+    )  # fmt: skip
 
 
 def controller(site: Site) -> Partition:
@@ -167,69 +160,54 @@ def controller(site: Site) -> Partition:
     return max(site.partitions.values(), key=fitness)
 
 
-def _systemd(site: Site, request: Request, clock: Clock) -> dict[str, str]:
-    values = _values(site, request, clock)
-    files = {}
-    for name, (summary, when, script) in _units(values).items():
-        common = {"name": name, "summary": summary, "when": when, "script": script, **values}
-        for kind in ("service", "timer"):
-            files[f"hpcdl-{name}.{kind}"] = _fill(f"systemd.{kind}.j2", **common)
-    return files
+def _systemd(values: dict[str, object]) -> dict[str, str]:
+    units = (("cache", "build cache", "refresh"), ("nightly", "nightly checks", "night"),
+             ("weekly", "weekly checks", "week"))  # fmt: skip
+    return {
+        f"hpcdl-{name}.{kind}": _fill(f"systemd.{kind}.j2", **values, name=name, summary=summary,
+                                      when=values[name], script=values[script])
+        for name, summary, script in units if values[script]
+        for kind in ("service", "timer")
+    }  # fmt: skip
 
 
-def _units(values: Mapping[str, object]) -> dict[str, tuple[str, Clock, str]]:
-    found = {
-        "nightly": ("nightly checks", values["nightly"], values["night"]),
-        "weekly": ("weekly checks", values["weekly"], values["week"]),
-    }
-    if values["builds"]:
-        found = {"cache": ("build cache", values["cache"], values["refresh"]), **found}
-    return found  # type: ignore[return-value]
-
-
-def _values(site: Site, request: Request, clock: Clock) -> dict[str, object]:
-    """Everything the templates may use."""
+def _values(site: Site, request: Request) -> dict[str, object]:
+    """Everything the templates may use. Raises BadInput: a time or a day that is none."""
+    clock = _clock(request)
     command = [request.command]
     where = ["--site", request.site_file]
+    report = [*command, "check", "report", "verdicts.json"]
     reports = site.paths.work / "checks" / "reports"
     builds = [shlex.join([*command, "stack", "build", "--name", name, *where])
               for name in sorted(site.stacks)]  # fmt: skip
     hours, minutes = clock.hour, clock.minute
-    day = DAYS.index(request.day)
     return {
+        **vars(request),
         "site": site.name,
         "runner": request.runner or site.name,
-        "user": request.user,
-        "on_failure": request.on_failure,
-        "mail_type": request.mail_type,
-        "mail_user": request.mail_user,
         "hours": _HOURS,
         "nightly": clock,
-        "weekly": Clock((hours + _WEEKLY_AFTER) % 24, minutes, day),
+        "weekly": Clock((hours + _WEEKLY_AFTER) % 24, minutes, DAYS.index(request.day)),
         "cache": Clock((hours - _CACHE_BEFORE) % 24, minutes),
         "builds": builds,
         "refresh": " && ".join(builds),
         "night": _night(command, where, ("nightly", "nodes"), reports, request.notify),
         "week": _night(command, where, ("weekly",), reports, request.notify),
         "run": {name: _run(command, where, name) for name in RUNS},
-        "page": shlex.join([*command, "check", "report", "verdicts.json", "--html", "report.html",
-                            *where]),
-        "junit": shlex.join([*command, "check", "report", "verdicts.json", "--format", "junit",
-                             "--output", "junit.xml", *where]),
-        "markdown": shlex.join([*command, "check", "report", "verdicts.json", *where]),
+        "page": shlex.join([*report, "--html", "report.html", *where]),
+        "junit": shlex.join([*report, "--format", "junit", "--output", "junit.xml", *where]),
+        "markdown": shlex.join([*report, *where]),
         "gate": shlex.join([*command, "check", "gate", *where,
                             *_told(request.notify, "report.html")]),
     }  # fmt: skip
 
 
 def _run(command: list[str], where: list[str], name: str, file: str = "verdicts.json") -> str:
-    """Run checks and keep their verdicts."""
     argv = [*command, "check", "run", *RUNS[name], "--json", *where]
     return f"{shlex.join(argv)} > {shlex.quote(file)}"
 
 
 def _told(notify: str, page: str) -> list[str]:
-    """The options of a gate that tells people."""
     return ["--notify", notify, "--page", page] if notify else []
 
 
@@ -281,17 +259,6 @@ def one_line(text: object) -> str:
 def unit_text(text: object) -> str:
     """Text for a line of a unit, in which `%` begins a specifier (systemd.unit(5))."""
     return one_line(text).replace("%", "%%")
-
-
-KINDS: dict[str, Callable[[Site, Request, Clock], dict[str, str]]] = {
-    "gitlab": _gitlab,
-    "github": _github,
-    "scrontab": _scrontab,
-    "systemd": _systemd,
-}
-
-IN_REPOSITORY = ("gitlab", "github")
-"""Kinds whose file lies in a repository, beside the site file."""
 
 
 def _fill(template: str, **values: object) -> str:

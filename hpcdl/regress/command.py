@@ -1,34 +1,25 @@
-"""A job's script as a person gets it: from `hpcdl job render` on a command line."""
+"""A job's script: as `hpcdl job render` prints it, and taken apart for ReFrame."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site
 from hpcdl.system.python import module_argv
 from hpcdl.system.run import run
 
-_SECONDS = 60
-
 
 def rendered(site: Site, spec: JobSpec, module: Module) -> str:
-    """What `hpcdl job render` prints for a request.
-
-    Raises:
-        CommandFailed: it refuses.
-    """
+    """What `hpcdl job render` prints for a request. Raises CommandFailed: it refuses."""
     argv = [*module_argv(sys.executable, "hpcdl"), "job", "render", *to_argv(site, spec, module)]
-    return run(argv, timeout=_SECONDS).stdout
+    return run(argv, timeout=60).stdout
 
 
 def to_argv(site: Site, spec: JobSpec, module: Module) -> list[str]:
     """The request as a person types it."""
-    return [*_options(site, spec, module), "--", *spec.program]
-
-
-def _options(site: Site, spec: JobSpec, module: Module) -> Iterator[str]:
     shape = {
         "--partition": spec.partition,
         "--gpu-model": spec.gpu_model,
@@ -40,8 +31,39 @@ def _options(site: Site, spec: JobSpec, module: Module) -> Iterator[str]:
         "--job-dir": spec.job_dir,
         "--site": site.source,
     }
-    for option, value in shape.items():
-        if value is not None:
-            yield from (option, str(value))
-    if not module.names:
-        yield "--no-module"
+    given = [(option, str(value)) for option, value in shape.items() if value is not None]
+    loads = [] if module.names else ["--no-module"]
+    return [*chain.from_iterable(given), *loads, "--", *spec.program]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The parts of a script.
+
+    `directives` are options of sbatch; then come the lines `before` the launch, the `launcher`
+    with its options, the `program` as bash reads it, and the lines `after`.
+    """
+
+    directives: tuple[str, ...]
+    before: tuple[str, ...]
+    launcher: str
+    program: str
+    after: tuple[str, ...]
+
+
+def take_apart(text: str) -> Batch:
+    """The parts of a script, rendered by hpcdl or put together by ReFrame.
+
+    The launch is the last line that starts with `srun`, with its continuation lines; the
+    launcher's part is what stands before the first break.
+    """
+    lines = text.splitlines()
+    directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    body = [line for line in lines if not line.startswith(("#!", "#SBATCH "))]
+    start = max(index for index, line in enumerate(body) if line.startswith("srun "))
+    end = start
+    while body[end].endswith("\\"):
+        end += 1
+    launch = [line.rstrip("\\").strip() for line in body[start : end + 1]]
+    return Batch(tuple(directives), tuple(body[:start]), launch[0], " ".join(launch[1:]),
+                 tuple(body[end + 1 :]))  # fmt: skip

@@ -14,17 +14,8 @@ from datetime import date
 from statistics import median
 from typing import NamedTuple
 
-from hpcdl.regress.changes import (
-    LEVEL_NIGHTS,
-    MIN_NIGHTS,
-    Found,
-    Kind,
-    closing_strength,
-    detect,
-    evidence_now,
-    may_hold,
-    onset,
-)
+from hpcdl.regress import changes as law
+from hpcdl.regress.changes import LEVEL_NIGHTS, MIN_NIGHTS, Found, Kind, may_hold
 from hpcdl.regress.estimate import Nightly, level_of, nightly, shrunk, weekend_effect
 from hpcdl.regress.nodes import slow_nights
 
@@ -52,7 +43,8 @@ class Change:
     It began between `earliest` and `latest` (95 %). `change` is `after`, the level of the last
     nights, against the level `before`, as a fraction; `suspects` name what else changed on its
     first night. `evidence` is a normal deviate; `sure` says that it suffices to close the site's
-    gate. `ended` is the first of the nights that were back at the level before.
+    gate. `ended` is the first of the nights that were back at the level before. With `lower`, lower
+    values are better: then what is worse is a rise of the values.
     """
 
     kind: Kind
@@ -70,7 +62,6 @@ class Change:
     ended: date | None = None
     end_index: int | None = None
     lower: bool = False
-    """Whether lower values are better: then what is worse is a rise of the values."""
 
     @property
     def word(self) -> str:
@@ -83,8 +74,8 @@ class Change:
         """The nights on which levels begin because of it."""
         if self.kind is Kind.BREAKAGE:
             return ()
-        begins = sorted({self.index, self.level_index})
-        return (*begins,) if self.end_index is None else (self.index, self.end_index)
+        end = self.level_index if self.end_index is None else self.end_index
+        return self.index, end
 
     @property
     def change(self) -> float:
@@ -148,17 +139,15 @@ def runs_of(ordered: Iterable[Night]) -> Runs:
 def analyse(
     series: Sequence[Night], least: float = 0.0, watched: int = 1, *, lower: bool = False
 ) -> Analysis:
-    """Everything there is to say of a series.
+    """Everything there is to say of a series: nights in any order, several per date are one.
 
-    Args:
-        series: nights in any order; several per date are one night.
-        least: how far below the others a node must lie to be slow, as a fraction.
-        watched: how many series share the site's budget of nights that are closed by chance.
-        lower: whether lower values are better; a time is looked at as its rate, 1/t.
+    `least` is how far below the others a node must lie to be slow, as a fraction; `watched` series
+    share the site's budget of nights that are closed by chance. Where `lower` values are better, a
+    time is looked at as its rate, 1/t.
     """
     runs = runs_of(sorted(as_rates(series) if lower else series, key=lambda night: night.date))
-    enough = closing_strength(BUDGET, watched)
-    changes = tuple(_change(found, runs, enough) for found in detect(runs.nights))
+    enough = law.closing_strength(BUDGET, watched)
+    changes = tuple(_change(found, runs, enough) for found in law.detect(runs.nights))
     start = max((edge for change in changes for edge in change.edges), default=0)
     level, spread = level_of(runs.plain[start:][-LEVEL_NIGHTS:] or [0.0])
     return Analysis(
@@ -177,7 +166,6 @@ def as_rates(series: Iterable[Night]) -> list[Night]:
 
 
 def _turned(change: Change) -> Change:
-    """A change of rates as one of times."""
     before, after = (1 / value if value else 0.0 for value in (change.before, change.after))
     return replace(change, before=before, after=after, lower=True)
 
@@ -185,9 +173,7 @@ def _turned(change: Change) -> Change:
 def may_be_worse(means: Sequence[tuple[float, str]], *, lower: bool = False) -> bool:
     """Whether a closer look at a series may find a change for the worse that holds: a quick test.
 
-    Args:
-        means: of each night, the mean of its runs and their node, where it was one; oldest first.
-        lower: whether lower values are better.
+    `means` are of each night, oldest first, the mean of its runs and their node, where it was one.
     """
     nights = [(1 / value, on) for value, on in means if value > 0] if lower else means
     values, nodes = [value for value, _ in nights], [on for _, on in nights]
@@ -209,9 +195,8 @@ def _alike(values: Sequence[float], nodes: Sequence[str]) -> list[float]:
     for value, on in zip(values, nodes, strict=True):
         each.setdefault(on, []).append(value)
     level = median(values)
-    apart = {on: median(some) - level if len(some) >= _NODE_NIGHTS else 0.0
-             for on, some in each.items()}  # fmt: skip
-    return [value - apart[on] for value, on in zip(values, nodes, strict=True)]
+    apart = {on: median(some) - level for on, some in each.items() if len(some) >= _NODE_NIGHTS}
+    return [value - apart.get(on, 0.0) for value, on in zip(values, nodes, strict=True)]
 
 
 def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
@@ -219,9 +204,8 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
     effect = weekend_effect(nights.values, weekdays)
     if not effect:
         return nights
-    shift = [effect * (day >= 5) for day in weekdays]
     values, best = (
-        [value - by for value, by in zip(each, shift, strict=False)]
+        [value - effect * (day >= 5) for value, day in zip(each, weekdays, strict=False)]
         for each in (nights.values, nights.best)
     )
     return Nightly(values, nights.within, nights.step, best)
@@ -247,11 +231,13 @@ def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
 
 
 def _change(found: Found, runs: Runs, enough: float) -> Change:
-    evidence = evidence_now(found, runs.nights)
-    end = found.ended
+    evidence, end = law.evidence_now(found, runs.nights), found.ended
     now = runs.plain[found.level_start : end][-_NOW_NIGHTS:]
-    began, earliest, latest = onset(found, runs.nights)
-    began, suspects = _suspects(began, earliest, runs.each)
+    began, earliest, latest = law.onset(found, runs.nights)
+    # Noise may move an onset: where something changed on the first night that it may have been,
+    # it began then. What came later than a night that may have been the first is not blamed.
+    suspects = _changed(runs.each, earliest) if earliest > 0 else ()
+    began = earliest if suspects else began
     return Change(
         kind=found.kind,
         began=runs.dates[began],
@@ -268,19 +254,6 @@ def _change(found: Found, runs: Runs, enough: float) -> Change:
         ended=None if end is None else runs.dates[end],
         end_index=end,
     )
-
-
-def _suspects(
-    began: int, earliest: int, nights: Sequence[Sequence[Night]]
-) -> tuple[int, tuple[str, ...]]:
-    """What changed with it, and since when.
-
-    Noise may move an onset: where something changed on the first night that it may have been,
-    it began then. What came later than a night that may have been the first is not blamed.
-    """
-    if earliest > 0 and (changed := _changed(nights, earliest)):
-        return earliest, changed
-    return began, ()
 
 
 def _changed(nights: Sequence[Sequence[Night]], began: int) -> tuple[str, ...]:

@@ -163,18 +163,16 @@ def noise_of(
 ) -> Noise | None:
     """What the nights before tell, or None where they have no level.
 
-    Args:
-        past: the values that make the level.
-        earlier: deviations of nights before those, from the levels that held then.
-        within: the variance of a night that is due to its runs, 0 where that is not known.
-        step: the resolution of the values, 0 where they are fine.
+    `past` are the values that make it, `earlier` deviations of nights before those from the levels
+    that held then; `within` and `step` as in `Nightly`.
     """
     middle = median(past)
     if not 1 / LARGEST < middle < LARGEST:
         return None
     deviations = [*earlier, *[value - middle for value in past]]
     spread = max(spread_of(deviations), NARROWEST * middle, step / 2)
-    level = middle + _mean(deviations[len(earlier) :], 1.5 * spread)
+    reach = 1.5 * spread  # the mean of what lies nearer than that (Huber 1964)
+    level = middle + sum(max(-reach, min(reach, value - middle)) for value in past) / len(past)
     z = [deviation / spread for deviation in deviations]
     plain = Noise(level, spread, sorted(z), Response(), 1.0)
     evidence = plain.evidence([level + deviation for deviation in deviations])
@@ -238,8 +236,7 @@ def spread_of(deviations: Sequence[float]) -> float:
 def level_of(values: Sequence[float]) -> tuple[float, float]:
     """Median and robust standard deviation, at least a small fraction of the median."""
     middle = median(values)
-    spread = spread_of([value - middle for value in values])
-    return middle, max(spread, NARROWEST * abs(middle))
+    return middle, max(spread_of([value - middle for value in values]), NARROWEST * abs(middle))
 
 
 def resolution_of(values: Sequence[float]) -> float:
@@ -309,26 +306,16 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
     step = resolution_of(every)
     if len(every) == len(runs):
         return Nightly(every, 0.0, step)
-    middles = [median(night) for night in runs]
-    inside = [
-        run - middle
-        for night, middle in zip(runs, middles, strict=True)
-        if len(night) > 2
-        for run in night
-    ]
-    spread = max(spread_of(inside), step)
-    values = [
-        _near(night, middle, 2 * spread) if len(night) > 2 else middle
-        for night, middle in zip(runs, middles, strict=True)
-    ]
+    each = [(night, median(night)) for night in runs]
+    inside = spread_of([run - middle for night, middle in each if len(night) > 2 for run in night])
+    reach = 2 * max(inside, step)
+    values = [_near(night, middle, reach) if len(night) > 2 else middle for night, middle in each]
     size = len(every) / len(runs)
-    rounding = step / math.sqrt(12)
-    within = max(spread_of(inside), rounding) ** 2 / size
+    within = max(inside, step / math.sqrt(12)) ** 2 / size
     return Nightly(values, within, step / size, [max(night) for night in runs])
 
 
 def _near(night: Sequence[float], middle: float, reach: float) -> float:
-    """The mean of runs, each at most so far from the middle."""
     least, most = middle - reach, middle + reach
     if min(night) < least or max(night) > most:
         night = [max(least, min(most, run)) for run in night]
@@ -337,8 +324,6 @@ def _near(night: Sequence[float], middle: float, reach: float) -> float:
 
 def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
     """How far weekends lie from working days, less what may be chance (James and Stein 1961)."""
-    if not weekdays:
-        return 0.0
     weekend = [v for v, day in zip(values, weekdays, strict=True) if day >= 5]
     week = [v for v, day in zip(values, weekdays, strict=True) if day < 5]
     return shrunk(weekend, week) if len(weekend) >= 4 and len(week) >= 10 else 0.0
@@ -351,8 +336,3 @@ def shrunk(some: Sequence[float], others: Sequence[float]) -> float:
     spread = spread_of([value - middle for value in others])
     chance = 1.25 * spread * math.sqrt(1 / len(some) + 1 / len(others))
     return effect * max(0.0, 1 - (1.2 * chance / effect) ** 2) if effect else 0.0
-
-
-def _mean(deviations: Sequence[float], reach: float) -> float:
-    """Mean of deviations, each at most `reach` (Huber 1964)."""
-    return sum(max(-reach, min(reach, one)) for one in deviations) / len(deviations)

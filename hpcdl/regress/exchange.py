@@ -11,15 +11,15 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from hpcdl.regress.formats import Run, read_run
-from hpcdl.regress.history import COLUMNS, Result
+from hpcdl.regress.history import COLUMNS, TYPES, Result
 from hpcdl.regress.identity import HIGHER, LARGEST, LOWER
 from hpcdl.regress.run_directory import began
 from hpcdl.regress.runner import CheckOutcome, as_data
@@ -32,10 +32,8 @@ SCHEMA = 1
 MAX_LINE = 1_000_000
 """Characters of a result; a longer line is no file of ours, and is not read to its end."""
 _TOO_LONG = f"it is longer than {MAX_LINE:,} characters: no result"
-_TEXTS = frozenset({"run", "time", "check_name", "case_name", "partition", "metric", "unit",
-                    "status", "reason", "release", "driver", "nodes", "log", "site", "environment",
-                    "better"})  # fmt: skip
-_WHOLE = frozenset({"job", "restarts"})
+_OF_VERDICT = ("partition", "status", "waived", "reason", "release", "driver", "log", "environment")
+_OF_METRIC = ("value", "unit", "reference", "low", "high", "better")
 _OPEN = {"low": -math.inf, "high": math.inf}
 _YEARS = range(1970, 3000)
 """Others are no nights, and months before or after them there is no date."""
@@ -51,8 +49,7 @@ class Incoming(Iterable[Result]):
     def __iter__(self) -> Iterator[Result]:
         """The results, checked one by one.
 
-        Raises:
-            BadInput: a line that is none, with its number; the file cannot be read.
+        Raises BadInput: a line that is none, with its number; the file cannot be read.
         """
         try:
             binary = open_regular(self.path, "file of results")
@@ -106,17 +103,19 @@ class Incoming(Iterable[Result]):
             self.cut = rows.reader.line_num
 
 
+@dataclass
 class _Whole:
-    """The lines of a file; `whole` until one comes without its end."""
+    """The lines of a file; `whole` until one comes without its end.
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-        self.whole = True
-        self.taken = 0
-        """Characters of the present row, which may have many lines."""
+    `taken` are the characters of the present row, which may have many lines.
+    """
+
+    file: IO[str]
+    whole: bool = True
+    taken: int = 0
 
     def __iter__(self) -> Iterator[str]:
-        while line := self._file.readline(MAX_LINE):
+        while line := self.file.readline(MAX_LINE):
             self.taken += len(line)
             if self.taken >= MAX_LINE:
                 raise csv.Error(_TOO_LONG)
@@ -127,18 +126,15 @@ class _Whole:
 def incoming(paths: Sequence[Path]) -> list[Incoming]:
     """The files to import; a run's directory without verdicts was stopped, and holds no results.
 
-    Raises:
-        BadInput: nothing is named, or nothing of it holds results.
+    Raises BadInput: nothing is named, or nothing of it holds results.
     """
-    found = [Incoming(path) for path in paths]
-    files = [file for path, file in zip(paths, found, strict=True)
-             if not path.is_dir() or file.path.exists()]  # fmt: skip
-    if files:
-        return files
-    raise BadInput(
-        "there is nothing to import" + (": no directory holds verdicts" if paths else ""),
-        hint="name files of results (JSON lines, CSV) or directories of runs",
-    )
+    files = [file for path in paths
+             if (file := Incoming(path)).path.exists() or not path.is_dir()]  # fmt: skip
+    if not files:
+        more = ": no directory holds verdicts" if paths else ""
+        hint = "name files of results (JSON lines, CSV) or directories of runs"
+        raise BadInput(f"there is nothing to import{more}", hint=hint)
+    return files
 
 
 def refuse_cut(files: Iterable[Incoming]) -> None:
@@ -159,28 +155,15 @@ def as_json_lines(results: Iterable[Result]) -> Iterator[str]:
 
 def as_csv(results: Iterable[Result]) -> Iterator[str]:
     """Results as CSV with a header."""
-    with closing(io.StringIO(newline="")) as buffer:
+    cells = (map(csv_cell, asdict(result).values()) for result in results)
+    for row in chain([COLUMNS], cells):
+        buffer = io.StringIO(newline="")
         # The terminator is not for us: it is what makes the writer quote each line break.
-        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\r\n")
-        writer.writeheader()
-        for result in results:
-            yield _taken(buffer)
-            writer.writerow({name: csv_cell(value) for name, value in asdict(result).items()})
-        yield _taken(buffer)
+        csv.writer(buffer, lineterminator="\r\n").writerow(row)
+        yield buffer.getvalue().removesuffix("\r\n")
 
 
-def _taken(buffer: io.StringIO) -> str:
-    """The line that stands in a buffer, which is empty then."""
-    text = buffer.getvalue().removesuffix("\r\n")
-    buffer.seek(0)
-    buffer.truncate()
-    return text
-
-
-FORMATS: dict[str, Callable[[Iterable[Result]], Iterator[str]]] = {
-    "jsonl": as_json_lines,
-    "csv": as_csv,
-}
+FORMATS = {"jsonl": as_json_lines, "csv": as_csv}
 
 
 def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Result]:
@@ -192,8 +175,7 @@ def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Resu
 def of_run(run: Run, time: str) -> Iterator[Result]:
     """The results of a run's verdicts; `time` is ISO 8601 in UTC.
 
-    Raises:
-        BadInput: a verdict with numbers that no history holds.
+    Raises BadInput: a verdict with numbers that no history holds.
     """
     if run.get("settings"):  # no night: `check run` remembers it as little
         return
@@ -224,30 +206,15 @@ def _without_jobs_joined(found: Iterable[Result]) -> Iterator[Result]:
 
 
 def _entries(verdict: Mapping[str, Any], run: str, time: str, site: str) -> list[dict[str, Any]]:
-    """What a verdict has for each column, one row per metric."""
     job = verdict.get("job") or {}
-    common: dict[str, Any] = {
-        "run": run,
-        "site": site,
-        "time": time,
-        "check_name": verdict["check"],
-        "case_name": verdict["case"],
-        "partition": verdict["partition"],
-        "status": verdict["status"],
-        "waived": verdict["waived"],
-        "reason": verdict["reason"],
-        "release": verdict.get("release"),
-        "driver": verdict.get("driver"),
-        "nodes": job.get("nodes"),
-        "job": job.get("id") or None,
-        "queue_wait": job.get("queue_wait_seconds"),
+    common = {
+        **{name: verdict.get(name) for name in _OF_VERDICT}, "run": run, "site": site, "time": time,
+        "check_name": verdict["check"], "case_name": verdict["case"], "nodes": job.get("nodes"),
+        "job": job.get("id") or None, "queue_wait": job.get("queue_wait_seconds"),
         "restarts": job.get("restarts"),
-        "log": verdict.get("log"),
-        "environment": verdict.get("environment"),
-    }
-    measured = ("value", "unit", "reference", "low", "high", "better")
+    }  # fmt: skip
     rows = [
-        {**common, "metric": metric["name"], **{name: metric.get(name) for name in measured}}
+        {**common, "metric": metric["name"], **{name: metric.get(name) for name in _OF_METRIC}}
         for metric in verdict["metrics"]
     ]
     return rows or [common]
@@ -261,7 +228,6 @@ def _time(path: Path, run: Run) -> str:
 
 
 def _result(entry: object, path: Path, number: int) -> Result:
-    """A result from a line's values, checked."""
     if not isinstance(entry, Mapping):
         raise BadInput(f"{path}, line {number}: no result")
     if (schema := entry.get("schema", SCHEMA)) != SCHEMA:  # CSV has none
@@ -276,8 +242,7 @@ def _result(entry: object, path: Path, number: int) -> Result:
 def _checked(entry: Mapping[str, Any]) -> Result:
     """A result that the history can hold and the gate can count with.
 
-    Raises:
-        TypeError, ValueError, OverflowError: it is none; the message says why.
+    Raises TypeError, ValueError, OverflowError: it is none; the message says why.
     """
     values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
     values["time"] = _utc(values["time"])
@@ -305,22 +270,20 @@ def _utc(text: str) -> str:
 
 
 def _typed(name: str, value: Any) -> Any:
-    if name in _TEXTS:
+    kind = TYPES[name]
+    if kind == "str":
         if isinstance(value, (dict, list)):
             raise TypeError(f"{name} is no text")
         return "" if value is None else str(value).encode("utf-8", "replace").decode()
-    if name == "waived":
+    if kind == "bool":
         return value in (True, 1, "True", "1")
     if value in (None, ""):
         return None
-    return _whole(name, value) if name in _WHOLE else _finite(name, value)
-
-
-def _whole(name: str, value: Any) -> int:
-    number = int(value)
-    if not -(2**63) <= number < 2**63:
+    if kind == "float | None":
+        return _finite(name, value)
+    if not -(2**63) <= int(value) < 2**63:
         raise ValueError(f"{name} does not fit into 64 bits")
-    return number
+    return int(value)
 
 
 def _finite(name: str, value: Any) -> float | None:

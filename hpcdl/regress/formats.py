@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.answer import Finding, GateAnswer, beside
+from hpcdl.regress.answer import GateAnswer, beside
 from hpcdl.regress.identity import place_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.records import VERDICTS
@@ -25,20 +25,18 @@ _STATUS_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2, "NO-REFERENCE": 3, "STALE": 4
 def read_run(path: Path) -> Run:
     """A run's verdicts, from its directory or its verdicts.json.
 
-    What it gives can be told in every format: the types are those that a run writes, and every
-    text can be written as UTF-8.
-
-    Raises:
-        BadInput: there are none, or one of them is not as this version writes them.
+    What it gives can be told in every format: the types are those that a run writes, and every text
+    can be written as UTF-8. Raises BadInput: there are none, or one of them is not as this version
+    writes them.
     """
-    found, why = None, []
+    hint = "name a run's directory below WORK/checks/runs; one that was stopped has none"
+    none = BadInput(f"there are no verdicts in {path}", hint=hint)
     try:
         found = VERDICTS.read(path / VERDICTS.name if path.is_dir() else path)
     except BadInput as refused:
-        why = [refused.message]
-    if found is None or found.values.get("verdicts") is None:
-        hint = "name a run's directory below WORK/checks/runs; one that was stopped has none"
-        raise BadInput(f"there are no verdicts in {path}", details=why, hint=hint)
+        raise BadInput(none.message, details=[refused.message], hint=hint) from refused
+    if found.values.get("verdicts") is None:
+        raise none
     for fault in found.faults.values():
         raise BadInput(
             f"the verdicts in {path} cannot be read: {fault}",
@@ -71,8 +69,12 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
 
 def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
     """JUnit XML: FAIL, unwaived verdicts and what closes the gate are failures, ERROR an error."""
-    more = beside(answer, run["verdicts"]) if answer else []
-    verdicts = [*run["verdicts"], *map(_as_verdict, more)]
+    verdicts = [*run["verdicts"]]
+    for one in beside(answer, verdicts) if answer else ():
+        verdicts.append({
+            "check": one.name, "case": "", "partition": "gate", "status": one.kind, "ok": False,
+            "reason": one.description, "seconds": 0.0,
+        })  # fmt: skip
     errors = sum(v["status"] == "ERROR" for v in verdicts)
     failures = sum(not v["ok"] for v in verdicts) - errors
     head = (
@@ -105,48 +107,32 @@ def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
             for metric in verdict["metrics"]
             if metric[what] is not None
         ))  # fmt: skip
-    lines += _of_time(site, run.get("time"))
+    if isinstance(time := run.get("time"), (int, float)):  # the collector takes none of samples
+        lines += ["# HELP hpcdl_check_timestamp_seconds End of the run, since 1970 UTC.",
+                  *_gauge("timestamp_seconds", [(_joined({"site": site}), time)])]  # fmt: skip
     lines += _of_gate(site, answer) if answer else []
     return "\n".join(lines) + "\n"
 
 
-def _of_time(site: str, time: object) -> list[str]:
-    """When the run ended: the collector takes no times of samples."""
-    if not isinstance(time, (int, float)):
-        return []
-    here = f'site="{prometheus_label(site)}"'
-    return ["# HELP hpcdl_check_timestamp_seconds End of the run, since 1970 UTC.",
-            *_gauge("timestamp_seconds", [(here, time)])]  # fmt: skip
-
-
 def _of_gate(site: str, answer: GateAnswer) -> list[str]:
-    """The gate's answer."""
-    here = f'site="{prometheus_label(site)}"'
+    here = _joined({"site": site})
     found = (
-        (_series_labels(site, one, closes), 1)
+        (_joined({**one.series._asdict(), "site": site, "node": one.node, "kind": one.kind,
+                  "closes": closes}), 1)
         for closes, told in (("true", answer.findings), ("false", answer.warnings))
         for one in told
-    )
+    )  # fmt: skip
     return ["# HELP hpcdl_check_gate_open 1 where the gate is open.",
             *_gauge("gate_open", [(here, int(answer.open))]),
             *_gauge("series", [(here, answer.series)]),
             *_gauge("finding", found)]  # fmt: skip
 
 
-def _series_labels(site: str, one: Finding, closes: str) -> str:
-    labels = {**one.series._asdict(), "site": site, "node": one.node, "kind": one.kind,
-              "closes": closes}  # fmt: skip
-    return ",".join(f'{name}="{prometheus_label(value)}"' for name, value in labels.items())
-
-
-def _as_verdict(one: Finding) -> dict[str, Any]:
-    """A finding of the gate as a test case that fails."""
-    return {"check": one.name, "case": "", "partition": "gate", "environment": "", "ok": False,
-            "status": one.kind, "reason": one.description, "seconds": 0.0}  # fmt: skip
+def _joined(labels: Mapping[str, object]) -> str:
+    return ",".join(f'{name}="{prometheus_label(str(value))}"' for name, value in labels.items())
 
 
 def _gauge(what: str, samples: Iterable[tuple[str, float]]) -> list[str]:
-    """The lines of one metric of Prometheus, from labels and values."""
     series = dict(samples).items()
     return [f"# TYPE hpcdl_check_{what} gauge"] + [
         f"hpcdl_check_{what}{{{labels}}} {value!r}" for labels, value in series
@@ -165,12 +151,9 @@ def as_openmetrics(run: Run, answer: GateAnswer | None = None) -> str:
 
 
 FORMATS: dict[str, Callable[..., str]] = {
-    "markdown": as_markdown,
-    "junit": as_junit,
-    "prometheus": as_prometheus,
-    "openmetrics": as_openmetrics,
-    "json": as_json,
-}
+    "markdown": as_markdown, "junit": as_junit, "prometheus": as_prometheus,
+    "openmetrics": as_openmetrics, "json": as_json,
+}  # fmt: skip
 
 
 def _name(verdict: Mapping[str, Any]) -> str:
@@ -189,8 +172,8 @@ def _junit_case(verdict: Mapping[str, Any]) -> str:
     if verdict["ok"]:
         return head + "/>"
     kind = "error" if verdict["status"] == "ERROR" else "failure"
-    message = xml_attribute(verdict["reason"])
-    return f"{head}>\n    <{kind} type={xml_attribute(verdict['status'])} message={message}/>\n  </testcase>"  # noqa: E501
+    said = f"type={xml_attribute(verdict['status'])} message={xml_attribute(verdict['reason'])}"
+    return f"{head}>\n    <{kind} {said}/>\n  </testcase>"
 
 
 def _labels(site: str, verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None) -> str:
@@ -200,4 +183,4 @@ def _labels(site: str, verdict: Mapping[str, Any], metric: Mapping[str, Any] | N
     if metric is not None:
         labels |= {"metric": metric["name"], "unit": metric["unit"],
                    "better": metric.get("better") or ""}  # fmt: skip
-    return ",".join(f'{name}="{prometheus_label(str(value))}"' for name, value in labels.items())
+    return _joined(labels)

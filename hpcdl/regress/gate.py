@@ -89,12 +89,8 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     """
     history = history if now is None else history.as_of(now)
     known = history.series()
-    chosen = [
-        series
-        for series in known
-        if (not partitions or series.partition in partitions)
-        and (not names or {series.check, series.name} & set(names))
-    ]
+    chosen = [one for one in known if (not partitions or one.partition in partitions)
+              and (not names or {one.check, one.name} & {*names})]  # fmt: skip
     newest = {series: history.newest_time(series) for series in chosen}
     measured = sum(bool(series.metric) for series in known)
     question = _Question(history, newest, _latest(newest), now, execution.margin, measured,
@@ -119,7 +115,6 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
 
 
 def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """What stands, and what somebody accepted or a new reference answers."""
     standing, accepted = list[Finding](), question.rulings.levels(question.today)
     for finding in told:
         newest = question.newest.get(finding.series)
@@ -141,12 +136,9 @@ def _latest(newest: dict[Series, str]) -> dict[Series, str]:
 
 def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
     """What was asked about by a name that the history does not have: others must not hide it."""
-    return [
-        Finding(Series(*((name, "", "", "") if what == "check" else ("", "", name, ""))), UNKNOWN,
-                f"the history has no {what} {name}")
-        for name in asked
-        if name not in there
-    ]  # fmt: skip
+    nothing = Series("", "", "", "")
+    return [Finding(nothing._replace(**{what: name}), UNKNOWN, f"the history has no {what} {name}")
+            for name in asked if name not in there]  # fmt: skip
 
 
 def _findings(question: _Question, series: Series) -> list[Finding]:
@@ -164,17 +156,15 @@ def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]
         where = f"{last.nodes}: " if last.nodes and last.nodes not in last.reason else ""
         return [Finding(series, last.status, where + (last.reason or "no reason given"))]
     silent = question.silent_days(series)
-    if silent > STALE_DAYS and silent > _patience_days(question, series, last):
-        return [Finding(series, SILENT, f"the last result is of {last.time[:10]}")]
-    return []
-
-
-def _patience_days(question: _Question, series: Series, last: Result) -> float:
-    """How long a series may be silent: twice as long as between its nights, and a day."""
+    if silent <= STALE_DAYS:
+        return []
+    # A series may be silent for twice as long as between its nights, and a day.
     means = question.history.means(series, _days_before(last.time, LOOK_BACK_DAYS))
     days = [date.fromisoformat(night.day) for night in means][-_CADENCE_NIGHTS:]
     gaps = [(after - before).days for before, after in pairwise(days)]
-    return 2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS
+    old = silent > (2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS)
+    text = f"the last result is of {last.time[:10]}"
+    return [Finding(series, SILENT, text)] if old else []
 
 
 def _days_before(time: str, days: int) -> str:
@@ -187,16 +177,10 @@ def _vanished(history: History, series: Series, run: list[Result]) -> list[Findi
     if len(now) < 2:
         return []
     before = history.last_on(series, _days_before(run[-1].time, NODES_DAYS))
-    return [
-        Finding(
-            Series("", "", series.partition, "", site=series.site),
-            LOST_NODE,
-            f"{node} gave no result beside the other nodes; its last is of {day}",
-            node=node,
-        )
-        for node, day in sorted(before.items())
-        if node not in now
-    ]
+    about = Series("", "", series.partition, "", site=series.site)
+    text = "{} gave no result beside the other nodes; its last is of {}"
+    return [Finding(about, LOST_NODE, text.format(node, day), node=node)
+            for node, day in sorted(before.items()) if node not in now]  # fmt: skip
 
 
 def first_night(
@@ -216,9 +200,7 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     recent, since = _days_before(last.time, NODES_DAYS), question.since(series)
     means = history.means(series, min(recent, since))
     if any(single_node(result.nodes) for result in run):
-        several = [
-            night.day for night in means if night.day >= recent and night.first != night.last
-        ]
+        several = [one.day for one in means if one.day >= recent and one.first != one.last]
         nights = history.nights(series, several[-COMPARED:][0]) if several else []
         slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
         found = _vanished(history, series, run)

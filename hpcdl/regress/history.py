@@ -32,18 +32,6 @@ VARIABLE = "HPCDL_HISTORY"
 _WAIT_SECONDS = 10.0
 CLOCKS_SECONDS = 60.0
 """How far a result may be dated in the future: clocks differ. Others are refused, or not seen."""
-_TABLE = """
-CREATE TABLE IF NOT EXISTS results (
-  run TEXT NOT NULL, time TEXT NOT NULL, check_name TEXT NOT NULL, case_name TEXT NOT NULL,
-  partition TEXT NOT NULL, metric TEXT NOT NULL, value REAL, unit TEXT NOT NULL,
-  status TEXT NOT NULL, waived INTEGER NOT NULL, reason TEXT NOT NULL, release TEXT NOT NULL,
-  driver TEXT NOT NULL, nodes TEXT NOT NULL, job INTEGER, reference REAL, low REAL, high REAL,
-  queue_wait REAL, restarts INTEGER, log TEXT NOT NULL,
-  site TEXT NOT NULL DEFAULT '', environment TEXT NOT NULL DEFAULT '',
-  better TEXT NOT NULL DEFAULT '',
-  UNIQUE (run, check_name, case_name, partition, metric, job)
-);
-"""
 _INDEXES = """
 CREATE INDEX IF NOT EXISTS by_series ON results (site, check_name, case_name, partition, metric,
   environment, unit, time, value, status, nodes);
@@ -56,6 +44,8 @@ _KEY = ("site", "check_name", "case_name", "partition", "metric", "environment",
 _THIS = " AND ".join(f"{name} = ?" for name in _KEY)
 """What identifies a series: columns, and the condition that a result is of it."""
 _MEASURED = "AND value IS NOT NULL AND status != 'ERROR'"
+_SQL = {"str": "TEXT NOT NULL", "bool": "INTEGER NOT NULL", "float | None": "REAL",
+        "int | None": "INTEGER"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,9 +107,13 @@ class Point(NamedTuple):
     better: str = ""
 
 
-COLUMNS = tuple(field.name for field in fields(Result))
-_WAIVED = COLUMNS.index("waived")
-_WRITTEN = (*(name for name in COLUMNS if name != "site"), "site")
+TYPES = {field.name: str(field.type) for field in fields(Result)}
+"""The columns of a result, and their types."""
+COLUMNS = tuple(TYPES)
+_TABLE = (
+    f"CREATE TABLE IF NOT EXISTS results ({', '.join(f'{n} {_SQL[t]}' for n, t in TYPES.items())}, "
+    "UNIQUE (run, check_name, case_name, partition, metric, job))"
+)
 
 
 def history_path(site: Site, given: Path | None = None) -> Path:
@@ -138,7 +132,9 @@ class History:
     ) -> None:
         self._connection = connection
         self._site = site
-        self._until = _latest(now)
+        # As the history writes times; clocks differ by a minute.
+        latest = (now or datetime.now(timezone.utc)) + timedelta(seconds=CLOCKS_SECONDS)
+        self._until = latest.astimezone(timezone.utc).isoformat(timespec="seconds")
 
     def as_of(self, now: datetime) -> History:
         """The same history, without what is dated later."""
@@ -152,13 +148,12 @@ class History:
     def add(self, results: Iterable[Result]) -> int:
         """Add results that are not there yet, all or none; their number.
 
-        Raises:
-            BadInput: one is dated more than a minute in the future.
+        Raises BadInput: one is dated more than a minute in the future.
         """
-        marks = ", ".join("?" for _ in COLUMNS)
-        statement = f"INSERT OR IGNORE INTO results ({', '.join(_WRITTEN)}) VALUES ({marks})"  # noqa: S608
+        marks = ", ".join(f":{name}" for name in COLUMNS)
+        statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
         rows = (
-            (*(getattr(result, name) for name in _WRITTEN[:-1]), result.site or self._site)
+            {**vars(result), "site": result.site or self._site}
             for result in self._none_of_the_future(results)
         )
         with self._connection:
@@ -184,7 +179,7 @@ class History:
             "ORDER BY time LIMIT ?",
             (since, self._until, -1 if limit is None else limit),
         )
-        return (_result(row) for row in cursor)
+        return map(_result, cursor)
 
     def series(self) -> list[Series]:
         """The series that there are of this site; of all, where none was named."""
@@ -207,7 +202,7 @@ class History:
         """What a query selects of a series' results, of none in the future."""
         return self._connection.execute(
             f"SELECT {what} FROM results WHERE {_THIS} AND time >= ? AND time <= ? {more}",  # noqa: S608
-            (*_key(series), since, self._until),
+            (series.site, *series[:-1], since, self._until),
         )
 
     def nights(self, series: Series, since: str = "") -> list[Night]:
@@ -253,20 +248,12 @@ class History:
         return [one for one in found if one.run == last]
 
 
-def _latest(now: datetime | None) -> str:
-    """The latest time that is no future, as the history writes it: clocks differ by a minute."""
-    moment = (now or datetime.now(timezone.utc)) + timedelta(seconds=CLOCKS_SECONDS)
-    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
-
-
 @contextmanager
 def open_history(path: Path, site: str = "") -> Iterator[History]:
     """The history in a file, made where there is none; the results of one site.
 
-    Raises:
-        MissingPrerequisite: no dependable locks, no space left, others can change it, or busy for
-            too long.
-        BadInput: the file is damaged, a directory or no history.
+    Raises MissingPrerequisite: no dependable locks, no space left, others can change it, or busy
+    for too long. Raises BadInput: the file is damaged, a directory or no history.
     """
     refuse_without_locks(path)
     _make_private(path)
@@ -307,25 +294,21 @@ def _make_private(path: Path) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the table where there is none, all of it or nothing; refuse one of another schema."""
     connection.execute("PRAGMA synchronous=FULL")
-    if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-        _make_table(connection)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != SCHEMA:
+    if version == 0:
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            # One by one: executescript would commit first.
+            for statement in (_TABLE, *_INDEXES.split(";")):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={SCHEMA}")
+    elif version != SCHEMA:
         raise BadInput(
             f"{path} is of schema {version}, and this hpcdl reads schema {SCHEMA}",
             hint="name another file; `hpcdl check history import` takes the runs' verdicts.json",
         )
-
-
-def _make_table(connection: sqlite3.Connection) -> None:
-    """Make the table where there is none; all of it or nothing."""
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        # One by one: executescript would commit first.
-        for statement in (*_TABLE.split(";"), *_INDEXES.split(";")):
-            connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={SCHEMA}")
 
 
 def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPrerequisite:
@@ -345,7 +328,6 @@ def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPr
 
 
 def _busy(path: Path) -> LockBusy:
-    """Somebody reads or writes for too long: who it is, as far as it can be known."""
     holder = lock_holder(path) or 0
     who = "another process"
     with suppress(OSError):
@@ -359,17 +341,11 @@ def _busy(path: Path) -> LockBusy:
 
 
 def _result(row: tuple[Any, ...]) -> Result:
-    return Result(*[*row[:_WAIVED], bool(row[_WAIVED]), *row[_WAIVED + 1 :]])
+    values = dict(zip(COLUMNS, row, strict=True))
+    return Result(**{**values, "waived": bool(values["waived"])})
 
 
-@cache
-def _day(text: str) -> date:
-    return date.fromisoformat(text)
-
-
-def _key(series: Series) -> tuple[str, ...]:
-    """A series as the condition `_THIS` takes it."""
-    return (series.site, *series[:-1])
+_day = cache(date.fromisoformat)
 
 
 @cache

@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 4 * 3600.0
 DEAD_SECONDS = 300.0
 """How long it waits for nodes that are down: they may be starting."""
 SILENCE_AFTER_RESTART_SECONDS = 30.0
-_STATE_WORDS = re.compile("[A-Z_]+")
+_OUT = re.compile(r"\b(DOWN|DRAIN|DRAINED|DRAINING|FAIL|FAILING|NOT_RESPONDING)\b", re.I)
 _REASONS = {
     "TIMEOUT": "its walltime of {limit} was over",
     "NODE_FAIL": "a node was lost ({nodes})",
@@ -37,23 +37,17 @@ _REASONS = {
 def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = "") -> Fault | None:
     """Why nothing of this job counts, or None: it is still running, or ended by itself.
 
-    Args:
-        record: what Slurm says of the job; None when Slurm does not know it.
-        allowed_restarts: how often the check expects its job to be queued again.
-        was_on: the nodes on which it last ran; a job that waits again has none.
+    `record` is what Slurm says of it, None when Slurm does not know it; `allowed_restarts` is how
+    often the check expects it to be queued again; `was_on` are the nodes on which it last ran.
     """
     if record is None:
         text = "lost: Slurm does not know the job any more, so nobody knows how it ended"
         return Fault(FaultKind.JOB_LOST, text)
     if record.restarts > allowed_restarts:
         on = f" after it ran on {was_on}" if was_on else ""
-        text = (
-            f"node lost: Slurm put the job back into the queue{on} (restart {record.restarts}); "
-            "its numbers would not be those of one run"
-        )
-        return Fault(
-            FaultKind.NODE_LOST, text, "restarts", wanted=allowed_restarts, got=record.restarts
-        )
+        text = (f"node lost: Slurm put the job back into the queue{on} (restart {record.restarts});"
+                " its numbers would not be those of one run")  # fmt: skip
+        return Fault(FaultKind.NODE_LOST, text, "restarts", allowed_restarts, record.restarts)
     if record.active or record.state in JUDGED:
         return None
     kind, said = {
@@ -89,9 +83,7 @@ def unavailable(record: JobRecord, states: Mapping[str, str]) -> Fault | None:
 
 def takes_no_jobs(state: str) -> bool:
     """Whether a node in this state starts no job, until somebody does something."""
-    words = set(_STATE_WORDS.findall(state.upper()))
-    return bool(words & {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING",
-                         "NOT_RESPONDING"})  # fmt: skip
+    return _OUT.search(state) is not None
 
 
 def dead_wait(record: JobRecord) -> bool:

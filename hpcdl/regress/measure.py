@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from hpcdl.regress import references
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.propose import by_key, of_runs, rows_of
-from hpcdl.regress.references import (
-    MIN_RUNS,
-    Reference,
-    by_set,
-    fingerprint,
-    load_references,
-    update_references,
-)
+from hpcdl.regress.references import MIN_RUNS, Reference, by_set, fingerprint
 from hpcdl.regress.reframe_adapter.process import Progress
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
 from hpcdl.regress.runner import CheckOutcome, as_data, run_checks
@@ -24,8 +19,7 @@ from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, CheckFailed
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """New references, and the files they went to."""
 
     references: tuple[Reference, ...]
@@ -33,21 +27,16 @@ class Measurement:
 
 
 def measure(
-    site: Site,
-    modules: Modules,
-    request: CheckRequest,
-    progress: Progress | None = None,
+    site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
 ) -> Measurement:
     """Run the checks `request.repeat` times and derive references.
 
-    Raises:
-        BadInput: fewer runs than a reference needs.
-        CheckFailed: a run went wrong; nothing is written.
+    Raises BadInput: fewer runs than a reference needs. Raises CheckFailed: a run went wrong;
+    nothing is written.
     """
     if request.repeat < MIN_RUNS:
         raise BadInput(
-            f"--runs {request.repeat} is too few for a reference",
-            hint=f"give at least {MIN_RUNS}",
+            f"--runs {request.repeat} is too few for a reference", hint=f"give at least {MIN_RUNS}"
         )
     outcome = run_checks(site, modules, replace(request, measuring=True), progress)
     well = {Status.NO_REFERENCE, Status.PASS}  # at most it lacks references
@@ -64,33 +53,30 @@ def measure(
             "no reference was written, because nothing that ran has a number to be judged",
             hint="`hpcdl check run` says of each check what it holds",
         )
-    files = tuple(update_references(site, name, new) for name, new in by_set(site, rows).items())
-    return Measurement(rows, files)
+    files = [references.update_references(site, name, new)
+             for name, new in by_set(site, rows).items()]  # fmt: skip
+    return Measurement(rows, tuple(files))
 
 
 def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
     """Whether each check asked for has a reference of this release and machine, everywhere.
 
-    Raises:
-        BadInput: no check is named; which ones tags mean, only ReFrame knows.
+    Raises BadInput: no check is named; which ones tags mean, only ReFrame knows.
     """
     if not request.names:
         hint = "name the checks: --name throughput --name storage"
         raise BadInput("--if-missing cannot know which references are missing", hint=hint)
     machine = fingerprint()
-    for part in site.by_groups(request.partitions):
-        there = {
-            known
-            for row in load_references(site, part.reference_set).values()
-            if row.partition == part.label
+    return all(
+        any(
+            name in row.names and row.partition == part.label and row.proof == "run"
             and row.release == module_on(modules, part.label).release
             and row.machine in {None, machine}
-            and row.proof == "run"
-            for known in row.names
-        }
-        if not there.issuperset(request.names):
-            return False
-    return True
+            for row in references.load_references(site, part.reference_set).values()
+        )
+        for part in site.by_groups(request.partitions)
+        for name in request.names
+    )  # fmt: skip
 
 
 def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Reference, ...]:

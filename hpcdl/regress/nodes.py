@@ -84,7 +84,8 @@ def _slower(each: Mapping[str, Sequence[float]], least: float = 0.0) -> tuple[st
         rest = [value for node in ordered[count:] for value in each[node]]
         if not rest or median(rest) <= 0:
             break
-        margin = max(least, _margin(rest, len(ordered) - count))
+        chance = _SPREADS * (1 + _FEW / max(1, len(rest) - 1)) * spread_of(rest)
+        margin = max(least, min(WIDEST, max(_least(len(ordered) - count), chance)))
         if median(each[ordered[count - 1]]) < median(rest) * (1 - margin):
             return tuple(ordered[:count])
     return ()
@@ -114,19 +115,12 @@ def _trails(night: Mapping[str, float], slow: Sequence[str], node: str) -> bool:
     return night[node] < median(rest) * (1 - _least(len(rest)) / 2)
 
 
-def _margin(rest: Sequence[float], nodes: int) -> float:
-    """How far below the median of these values, of so many nodes, is no chance: a fraction."""
-    uncertainty = 1 + _FEW / max(1, len(rest) - 1)
-    return min(WIDEST, max(_least(nodes), _SPREADS * uncertainty * spread_of(rest)))
-
-
 def _least(nodes: int) -> float:
     """What counts at all beside so many others: two may differ, many hardly do."""
     return max(_LEAST, _LEAST_OF_TWO / nodes)
 
 
 def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:
-    """A metric by node; the median where a node has several."""
     found: dict[str, list[float]] = {}
     for verdict in verdicts:
         for metric in verdict.metrics:
@@ -145,20 +139,16 @@ def name_slow_nodes(
     A verdict that passed, or that only lacked a fresh reference, becomes a failure; a failure
     says which node it is about. A node must be slower by more than the profile's margin.
     """
+
+    def place(one: Verdict) -> tuple[str, ...]:
+        return one.check, one.case, one.partition, one.environment
+
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault(_place(verdict)[:-1], []).append(verdict)
-    slow = {
-        (*key, one.node): one
-        for key, group in groups.items()
-        for one in find_slow_nodes(group, execution.margin)
-    }
-    return [_named(verdict, slow.get(_place(verdict))) for verdict in verdicts]
-
-
-def _place(verdict: Verdict) -> tuple[str, ...]:
-    where = (verdict.partition, verdict.environment)
-    return verdict.check, verdict.case, *where, node_of(verdict)
+        groups.setdefault(place(verdict), []).append(verdict)
+    slow = {(*key, one.node): one for key, group in groups.items()
+            for one in find_slow_nodes(group, execution.margin)}  # fmt: skip
+    return [_named(one, slow.get((*place(one), node_of(one)))) for one in verdicts]
 
 
 def _named(verdict: Verdict, slow: SlowNode | None) -> Verdict:

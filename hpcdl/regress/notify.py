@@ -1,5 +1,8 @@
 """Tells people about the gate: mail and webhooks, all at once, each within ten seconds.
 
+They are told what is new, what is over, what still holds. Names and reasons may be anybody's: each
+service gets them as text that it neither formats nor takes for a mention of somebody.
+
 Whom to tell stands in a file of mode 0600, for it holds secrets: no address of a webhook is ever
 printed. What cannot be told is one line on stderr, and changes no answer; the next notice tells it
 again, since what was told is kept for each addressee.
@@ -21,17 +24,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from hpcdl import facts
-from hpcdl.regress.answer import GateAnswer
-from hpcdl.regress.notice import Notice, as_text, body_of, notice_of
+from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.system.document import InvalidDocument, read_document
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import write_atomic
-from hpcdl.system.inert import in_a_line
+from hpcdl.system.inert import in_a_line, inert_values
 from hpcdl.system.resources import home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.schema import check
@@ -41,6 +44,124 @@ SECONDS = 10.0
 _MOST_BYTES = 20_000_000
 _VALUE = re.compile(r" is .*, (which )?", re.DOTALL)
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+_MOST = 20
+"""Findings that a message lists; more are counted."""
+Told = Mapping[str, str]
+"""What was told last: the name of each finding by its id."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The gate's answer, beside what was told last; `link` leads to the page, '' for none."""
+
+    site: str
+    answer: GateAnswer
+    new: tuple[Finding, ...]
+    over: tuple[str, ...]
+    link: str = ""
+
+    @property
+    def subject(self) -> str:
+        """One line: the site and the gate's answer."""
+        return in_a_line(f"{self.site}: {self.answer.headline}")
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything that was not told last."""
+        return bool(self.new or self.over)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What is told with this notice."""
+        return {one.id: one.name for one in self.answer.findings}
+
+
+def notice_of(site: str, answer: GateAnswer, before: Told, link: str = "") -> Notice:
+    """A notice of what has changed since the last one."""
+    new = tuple(one for one in answer.findings if one.id not in before)
+    still = {one.id for one in answer.findings}
+    over = tuple(name for known, name in before.items() if known not in still)
+    return Notice(site, answer, new, over, link)
+
+
+def lines_of(notice: Notice) -> list[str]:
+    """The notice as lines of plain text, each inert."""
+    still = [one for one in notice.answer.findings if one not in notice.new]
+    found = [f"new: {_line(one)}" for one in notice.new]
+    found += [f"over: {name}" for name in notice.over]
+    found += [f"still: {_line(one)}" for one in still]
+    found += [f"not sure yet: {one.name}: {one.description}" for one in notice.answer.warnings]
+    more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
+    return [in_a_line(line) for line in (*found[:_MOST], *more)]
+
+
+def _line(one: Finding) -> str:
+    return f"{one.kind}, {one.name}: {one.description} (id {one.id})"
+
+
+def as_text(notice: Notice) -> str:
+    """The notice as a mail has it."""
+    link = ["", notice.link] if notice.link else []
+    accept = ["", "`hpcdl check accept ID --because ... --by ...` accepts a finding."]
+    rest = accept if notice.answer.findings else []
+    return "\n".join([notice.subject, "", *lines_of(notice), *rest, *link]) + "\n"
+
+
+def as_slack(notice: Notice) -> dict[str, Any]:
+    """Slack: all that others chose is in a block of code, where nothing is formatted."""
+    body = "\n".join(_escaped(line) for line in lines_of(notice))
+    block = f"\n```\n{body}\n```" if body else ""
+    link = f"\n<{_escaped(notice.link)}>" if notice.link else ""
+    return {"text": f"{_escaped(notice.subject)}{block}{link}"}
+
+
+def as_mattermost(notice: Notice) -> dict[str, Any]:
+    """Mattermost: the same; names in a block of code are no mentions."""
+    body = "\n".join(line.replace("`", "'") for line in lines_of(notice))
+    subject = notice.subject.replace("`", "'")
+    return {"text": f"`{subject}`\n```\n{body}\n```\n{notice.link}".rstrip()}
+
+
+def as_teams(notice: Notice) -> dict[str, Any]:
+    """Teams: an adaptive card whose texts are runs, which have no markdown."""
+
+    def text(line: str, weight: str = "Default") -> dict[str, Any]:
+        run = {"type": "TextRun", "text": line, "weight": weight}
+        return {"type": "RichTextBlock", "inlines": [run]}
+
+    body = [text(notice.subject, "Bolder"), *map(text, lines_of(notice))]
+    actions = [{"type": "Action.OpenUrl", "title": "Page", "url": notice.link}]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard", "version": "1.4", "body": body,
+        **({"actions": actions} if notice.link else {}),
+    }  # fmt: skip
+    kind = "application/vnd.microsoft.card.adaptive"
+    return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
+
+
+def as_webhook(notice: Notice) -> dict[str, Any]:
+    """Any other program: the gate's answer as `check gate --json` has it, and what changed."""
+    told = {"site": notice.site, "link": notice.link, "new": [one.id for one in notice.new],
+            "over": list(notice.over), "gate": notice.answer.as_data()}  # fmt: skip
+    inert: dict[str, Any] = inert_values(told)
+    return inert
+
+
+BODIES: Mapping[str, Callable[[Notice], dict[str, Any]]] = {
+    "slack": as_slack, "mattermost": as_mattermost, "teams": as_teams, "webhook": as_webhook
+}  # fmt: skip
+"""What each kind of service takes, as JSON."""
+
+
+def _escaped(text: str) -> str:
+    """Slack's three special characters; and no end of a block of code."""
+    marks: Sequence[tuple[str, str]] = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("`", "'"))
+    for mark, plain in marks:
+        text = text.replace(mark, plain)
+    return text
 
 
 @dataclass(frozen=True)
@@ -76,9 +197,8 @@ class Addressees:
 def read_addressees(path: Path) -> Addressees:
     """Whom to tell, from a file that only this user can read.
 
-    Raises:
-        BadInput: others may read it, or it has faults; all of them, with their places but not
-            with what is there, which may be a secret.
+    Raises BadInput: others may read it, or it has faults; all of them, with their places but not
+    with what is there, which may be a secret.
     """
     try:
         return _addressees(path)
@@ -124,18 +244,21 @@ def tell(
     `page` is attached to mails.
     """
     record = home("notices") / f"{site}.json"
-    before = _read(record)
-    work: list[tuple[Target, Notice]] = []
-    for target in addressees.targets:
-        notice = notice_of(site, answer, before.get(target.key, {}), addressees.link)
-        if addressees.when == "always" or notice.changed:
-            work.append((target, notice))
-    failed = _at_once([_sender(target, notice, page) for target, notice in work])
+    before, lines = _read(record), []
+    notices = [(target, notice_of(site, answer, before.get(target.key, {}), addressees.link))
+               for target in addressees.targets]  # fmt: skip
+    work = [(target, notice) for target, notice in notices
+            if addressees.when == "always" or notice.changed]  # fmt: skip
+    failed = _at_once([
+        partial(_mail, target.values, notice, page) if target.kind == "mail"
+        else partial(_post, target, notice)
+        for target, notice in work
+    ])  # fmt: skip
     for (target, notice), fault in zip(work, failed, strict=True):
-        if not fault:
+        if fault:
+            lines.append(in_a_line(f"{target.name}: {fault}"))
+        else:
             before[target.key] = notice.told
-    lines = [in_a_line(f"{target.name}: {fault}")
-             for (target, _), fault in zip(work, failed, strict=True) if fault]  # fmt: skip
     try:
         write_atomic(record, json.dumps(before) + "\n")
     except HpcdlError as fault:
@@ -185,12 +308,6 @@ def _reason(fault: Exception) -> str:
     return str(said or type(cause or fault).__name__)
 
 
-def _sender(target: Target, notice: Notice, page: Path | None) -> Callable[[], None]:
-    if target.kind == "mail":
-        return lambda: _mail(target.values, notice, page)
-    return lambda: _post(target, notice)
-
-
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """A secret goes to nobody else."""
 
@@ -199,10 +316,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _post(target: Target, notice: Notice) -> None:
-    """Post JSON; an answer other than 2xx is an error."""
     headers = {"Content-Type": "application/json", **(target.values.get("headers") or {})}
+    data = json.dumps(BODIES[target.kind](notice)).encode()
     request = urllib.request.Request(  # noqa: S310 - https, or this machine
-        target.values["url"], data=body_of(target.kind, notice), headers=headers, method="POST"
+        target.values["url"], data=data, headers=headers, method="POST"
     )
     opener = urllib.request.build_opener(_NoRedirect)
     with opener.open(request, timeout=SECONDS) as answer:
@@ -210,7 +327,6 @@ def _post(target: Target, notice: Notice) -> None:
 
 
 def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
-    """Send a mail by the machine's sendmail, or by an SMTP server with TLS."""
     message = EmailMessage()
     message["Subject"], message["To"] = f"[hpcdl] {notice.subject}", ", ".join(values["to"])
     message["From"] = values.get("from") or "hpcdl"
@@ -218,11 +334,9 @@ def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
     if page is not None:
         data = read_regular(page, _MOST_BYTES, "page")
         message.add_attachment(data, maintype="text", subtype="html", filename=page.name)
-    server = values.get("smtp")
-    _by_smtp(message, values, server) if server else _by_sendmail(message)
-
-
-def _by_sendmail(message: EmailMessage) -> None:
+    if values.get("smtp"):
+        _by_smtp(message, values, values["smtp"])
+        return
     program = shutil.which("sendmail") or "/usr/sbin/sendmail"
     if not Path(program).exists():
         raise BadInput("there is no sendmail on this machine; give `smtp: HOST:PORT`")

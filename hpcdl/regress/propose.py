@@ -11,20 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpcdl.regress import references
 from hpcdl.regress.identity import LOWER, TIMES
-from hpcdl.regress.references import (
-    MIN_RUNS,
-    OWN_DEMAND,
-    WIDEST,
-    Edit,
-    Key,
-    Reference,
-    by_set,
-    edit_of,
-    from_runs,
-    load_references,
-    update_references,
-)
+from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND, WIDEST, Edit, Key, Reference, by_set
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
 from hpcdl.regress.run_directory import runs_directory
 from hpcdl.results.faults import FaultKind, Status
@@ -40,19 +29,21 @@ _USABLE = {Status.PASS.value, Status.STALE.value, Status.NO_REFERENCE.value,
 
 @dataclass(frozen=True)
 class Drafts:
-    """Changes of the sets' files, and what is still measured too seldom, as text."""
+    """Changes of the sets' files, and what is still measured too seldom, as text.
+
+    `nights` says whether anything was measured that could be proposed; `rows` are what the changes
+    add or replace.
+    """
 
     edits: tuple[Edit, ...]
     waiting: tuple[str, ...]
     nights: bool = True
-    """Whether anything was measured that could be proposed."""
     rows: tuple[Reference, ...] = ()
-    """What the changes add or replace."""
 
     def write(self, site: Site) -> None:
         """Make the changes, in the files as they are by now."""
         for name, rows in by_set(site, self.rows).items():
-            update_references(site, name, rows)
+            references.update_references(site, name, rows)
 
 
 def propose(
@@ -60,21 +51,15 @@ def propose(
 ) -> Drafts:
     """Draft references from the runs of the release that is published now.
 
-    All partitions and all checks (`names`, also as `check/case`) by default.
-
-    Raises:
-        BadInput: an unknown partition, or a reference file with faults.
+    All partitions and all checks (`names`, also as `check/case`) by default. Raises BadInput: an
+    unknown partition, or a reference file with faults.
     """
     chosen = [part.label for part in site.by_groups(partitions)]
-    measured = [
-        row
-        for row in read_rows(site)
-        if row.partition in chosen
-        and row.release == module_on(modules, row.partition).release
-        and (not names or row.names & set(names))
-    ]
+    measured = [row for row in read_rows(site) if row.partition in chosen
+                and row.release == module_on(modules, row.partition).release
+                and (not names or row.names & {*names})]  # fmt: skip
     rows, waiting = draft(site, measured)
-    edits = tuple(edit_of(site, name, new) for name, new in by_set(site, rows).items())
+    edits = tuple(references.edit_of(site, name, new) for name, new in by_set(site, rows).items())
     return Drafts(edits, waiting, bool(measured), tuple(rows))
 
 
@@ -83,15 +68,15 @@ def draft(site: Site, measured: Iterable[Reference]) -> tuple[list[Reference], t
     rows, waiting = [], []
     for key, group in by_key(measured).items():
         now = (group[0].machine, group[0].driver)
-        known = load_references(site, site.partition(key[2]).reference_set).get(key)
+        known = references.load_references(site, site.partition(key[2]).reference_set).get(key)
         same = [row for row in group if row.value > 0 and (row.machine, row.driver) == now]
         if known is not None and not _outdated(known, group[0]):
             continue
-        if len(same) < MIN_RUNS:
+        if len(same) >= MIN_RUNS:
+            rows.append(of_runs(same[:MOST_RUNS]))
+        else:
             name = f"{key[0]}/{key[1]} on {key[2]}, {key[3]}"
             waiting.append(f"{name}: {len(same)} of {MIN_RUNS} runs")
-            continue
-        rows.append(of_runs(same[:MOST_RUNS]))
     return rows, tuple(waiting)
 
 
@@ -106,11 +91,10 @@ def by_key(rows: Iterable[Reference]) -> dict[Key, list[Reference]]:
 def of_runs(rows: Sequence[Reference]) -> Reference:
     """One reference from those of single runs, the newest first.
 
-    Raises:
-        MissingPrerequisite: too few of them are good.
+    Raises MissingPrerequisite: too few of them are good.
     """
     nodes = tuple(sorted({node for row in rows for node in row.nodes}))
-    return from_runs(replace(rows[0], nodes=nodes), [row.value for row in rows])
+    return references.from_runs(replace(rows[0], nodes=nodes), [row.value for row in rows])
 
 
 def read_rows(site: Site) -> Iterator[Reference]:
@@ -121,7 +105,10 @@ def read_rows(site: Site) -> Iterator[Reference]:
         date = f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}"
         try:
             run = VERDICTS.read(path).values
-            good = [one for one in run["verdicts"] if not run["settings"] and _usable(one)]
+            good = [
+                one for one in run["verdicts"] if not run["settings"] and one["status"] in _USABLE
+                and FaultKind.FEW_STEPS not in {fault["kind"] for fault in one["faults"]}
+            ]  # fmt: skip
             found = [*rows_of(good, run.get("machine"), date, source)]
         except (BadInput, KeyError, TypeError, AttributeError, ValueError, OverflowError):
             continue
@@ -147,14 +134,7 @@ def rows_of(
                 )  # fmt: skip
 
 
-def _usable(verdict: Mapping[str, Any]) -> bool:
-    """Whether a verdict's numbers are those of a good run, whatever its references."""
-    kinds = {fault["kind"] for fault in verdict["faults"]}
-    return verdict["status"] in _USABLE and FaultKind.FEW_STEPS not in kinds
-
-
 def _outdated(known: Reference, newest: Reference) -> bool:
-    """Whether a reference says nothing of today's software and machine any more."""
     if known.proof != "run":
         return True
     now = {"release": newest.release, "driver": newest.driver, "machine": newest.machine}

@@ -19,7 +19,6 @@ from hpcdl.slurm.parse import JobRecord
 
 CLOCKS_SECONDS = 60.0
 """How far the clocks of nodes, controller and this machine may lie apart."""
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -75,34 +74,25 @@ def _foreign(measured: Measured, run: Run) -> Iterator[Fault]:
     token = measured.text("job", "token")
     if token and run.token and token != run.token:
         yield _fault("is of another submission (job.token)", run.token, token)
-    yield from _elsewhere(measured, run)
+    names = at(measured.values, "layout", "nodes")
+    strange = {*map(str, names)} - {*run.nodes} if isinstance(names, list) and run.nodes else set()
+    if strange:
+        named = ", ".join(sorted(strange)[:8])
+        yield _fault(f"is of nodes that the job did not have: {named}", ",".join(run.nodes), named)
     yield from _at_another_time(measured, run)
     gpu = measured.text("layout", "gpu")
     if gpu and run.gpu and run.gpu.lower() not in gpu.lower():
         yield _fault(f"is of a GPU '{gpu[:60]}', and the partition has {run.gpu}", run.gpu, gpu)
 
 
-def _elsewhere(measured: Measured, run: Run) -> Iterator[Fault]:
-    """Nodes that the job did not have."""
-    names = at(measured.values, "layout", "nodes")
-    if not isinstance(names, list) or not run.nodes:
-        return
-    strange = sorted({str(name) for name in names} - set(run.nodes))
-    if strange:
-        named = ", ".join(strange[:_SHOWN])
-        yield _fault(f"is of nodes that the job did not have: {named}", ",".join(run.nodes), named)
-
-
 def _at_another_time(measured: Measured, run: Run) -> Iterator[Fault]:
-    """An end before the job began, or after it ended."""
     ended = measured.number("ended")
     if ended is None:
         yield _fault("does not say when it was written (ended)", run.ended, None)
     elif run.started is not None and ended < run.started - CLOCKS_SECONDS:
-        early = run.started - ended
-        yield _fault(f"was written {_long(early)} before the job began", run.started, ended)
-    elif ended > (run.ended or time.time()) + CLOCKS_SECONDS:
-        late = ended - (run.ended or time.time())
+        early = _long(run.started - ended)
+        yield _fault(f"was written {early} before the job began", run.started, ended)
+    elif (late := ended - (run.ended or time.time())) > CLOCKS_SECONDS:
         yield _fault(f"was written {_long(late)} after the job ended", run.ended, ended)
 
 

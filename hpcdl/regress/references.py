@@ -96,30 +96,21 @@ def site_file(site: Site, reference_set: str) -> Path:
 def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
     """The references of a set by `Reference.key`: published ones, and the site's over them.
 
-    Published ones hold for every partition of the site with this set.
-
-    Raises:
-        BadInput: the site's file has faults; all of them, with their places.
+    Published ones hold for every partition of the site with this set. Raises BadInput: the site's
+    file has faults; all of them, with their places.
     """
     members = [part.label for part in site.by_groups() if part.reference_set == reference_set]
     rows = [replace(row, partition=name) for row in published(reference_set) for name in members]
-    found: dict[Key, Reference] = {row.key: row for row in rows}
-    path = site_file(site, reference_set)
-    if path.exists():
-        found |= {row.key: row for row in read_references(path)}
-    return found
+    return {row.key: row for row in [*rows, *read_references(site_file(site, reference_set))]}
 
 
 def published(reference_set: str) -> tuple[Reference, ...]:
     """The published references of a set, without a partition; none where there are none."""
     known = facts.load("references")
     groups = known["sets"].get(reference_set, ())
-    if not groups:
-        return ()
-    records = {record["id"]: record for record in facts.load("throughput")["records"]}
-    return tuple(
-        _of_record(known, group, records[name]) for group in groups for name in group["records"]
-    )
+    records = {one["id"]: one for one in facts.load("throughput")["records"]} if groups else {}
+    return tuple(_of_record(known, group, records[name])
+                 for group in groups for name in group["records"])  # fmt: skip
 
 
 def _of_record(
@@ -130,25 +121,20 @@ def _of_record(
     data = record["data"] if record["data"] == "imagenet" else "synthetic"
     shape = f"{nodes}x{int(record['gpus']) // nodes}"
     return Reference(
-        check=known["check"],
+        check=known["check"], metric=known["metric"], partition="", unit="images/s",
         case=f"{record['model']}-{shape}-{data}-{record['precision'].rpartition('/')[2]}",
-        partition="",
-        metric=known["metric"],
-        value=float(record["images_per_sec"]),
-        unit="images/s",
-        lower=float(group["lower"]),
-        source=f"{record['source']}: {record['id']}",
-        proof=record["proof"],
-        date=str(record.get("date") or "unknown"),
-    )
+        value=float(record["images_per_sec"]), lower=float(group["lower"]), proof=record["proof"],
+        source=f"{record['source']}: {record['id']}", date=str(record.get("date") or "unknown"),
+    )  # fmt: skip
 
 
 def read_references(path: Path) -> tuple[Reference, ...]:
-    """The references of a file.
+    """The references of a file, none where there is no such file.
 
-    Raises:
-        BadInput: every fault of the file at once.
+    Raises BadInput: every fault of the file at once.
     """
+    if not path.exists():
+        return ()
     document = read_document(path, if_empty="`hpcdl check references measure` drafts one")
     values = check(document, facts.load("check_formats")["references"])
     found = (values or {}).get("set")
@@ -201,9 +187,8 @@ class Edit:
 def edit_of(site: Site, reference_set: str, rows: Sequence[Reference]) -> Edit:
     """The change of a set's file by rows, which take the places of those that it has."""
     path = site_file(site, reference_set)
-    before = text_of(path)
-    old = read_references(path) if before else ()
-    return Edit(path, before, render_references(reference_set, merged(old, rows)))
+    new = render_references(reference_set, merged(read_references(path), rows))
+    return Edit(path, text_of(path), new)
 
 
 def text_of(path: Path) -> str:
@@ -222,14 +207,12 @@ def by_set(site: Site, rows: Iterable[Reference]) -> dict[str, list[Reference]]:
 def update_references(site: Site, reference_set: str, rows: Sequence[Reference]) -> Path:
     """Put rows into the site's file of a set, beside those it has; two at once lose nothing.
 
-    Raises:
-        BadInput: the file has faults.
+    Raises BadInput: the file has faults.
     """
     path = site_file(site, reference_set)
     with locked(path.with_name(".lock")):
         clear_leftovers(path)
-        old = read_references(path) if path.exists() else ()
-        write_atomic(path, render_references(reference_set, merged(old, rows)))
+        write_atomic(path, render_references(reference_set, merged(read_references(path), rows)))
     return path
 
 
@@ -248,7 +231,7 @@ def render_references(reference_set: str, rows: Sequence[Reference]) -> str:
 
 def merged(old: Sequence[Reference], new: Sequence[Reference]) -> list[Reference]:
     """The old rows with the new ones in their places."""
-    return [*({row.key: row for row in old} | {row.key: row for row in new}).values()]
+    return [*{row.key: row for row in (*old, *new)}.values()]
 
 
 def spread_of(values: Sequence[float]) -> float:
@@ -277,8 +260,7 @@ def lower_bound(spread: float) -> float:
 def from_runs(row: Reference, values: Sequence[float]) -> Reference:
     """`row` with value, spread and bound from measured values: `upper` where it has one.
 
-    Raises:
-        MissingPrerequisite: too few values.
+    Raises MissingPrerequisite: too few values.
     """
     good = [value for value in values if math.isfinite(value) and value > 0]
     if len(good) < MIN_RUNS:

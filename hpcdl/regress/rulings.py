@@ -58,11 +58,8 @@ class Rulings:
 
     def levels(self, today: datetime.date) -> list[Finding]:
         """The levels that are accepted, to be shown."""
-        return [
-            Finding(one.series, "level", f"normal since {one.since}", accepted=one.describe())
-            for one in self.accepted
-            if one.since and one.holds(today)
-        ]
+        return [Finding(one.series, "level", f"normal since {one.since}", accepted=one.describe())
+                for one in self.accepted if one.since and one.holds(today)]  # fmt: skip
 
     def over(
         self, finding: Finding, today: datetime.date, last: datetime.date | None

@@ -1,6 +1,7 @@
 """A run's directory: settings, what ReFrame said, events of its jobs, report, verdicts.
 
-WORK/checks/runs/STAMP holds settings.py, reframe.log, events.jsonl, record.jsonl, report.json,
+WORK/checks/runs/STAMP holds settings.py, what ReFrame printed (reframe.log), a line per change of
+a job's state (events.jsonl), a line per thing that ReFrame left out (record.jsonl), report.json,
 stage/ and verdicts.json. The run holds a lock on it while it lives. A directory whose lock is free
 is looked through by the next run: jobs that are left, since the run was killed or Slurm did not
 answer, are cancelled; then the lock goes.
@@ -17,11 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
-from hpcdl.slurm.parse import ACTIVE, JobRecord
+from hpcdl.slurm.parse import ACTIVE
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import (
     clear_leftovers,
@@ -36,51 +37,26 @@ from hpcdl.system.text import utc_stamp
 
 SUBMITTING = "SUBMITTING"
 """The state of a job whose token is known and whose id is not."""
-_GIVEN_UP = "GIVEN_UP"
 _MOST_BYTES = 50_000_000
 _NAME = re.compile(r"\d{8}-\d{6}Z-[0-9a-f]{4}")
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """Where one run keeps its files."""
 
-    path: Path
-
-    @property
-    def settings(self) -> Path:
-        """ReFrame's settings."""
-        return self.path / "settings.py"
-
-    @property
-    def log(self) -> Path:
-        """What ReFrame printed."""
-        return self.path / "reframe.log"
-
-    @property
-    def events(self) -> Path:
-        """One line per change of a job's state."""
-        return self.path / "events.jsonl"
-
-    @property
-    def record(self) -> Path:
-        """One line per thing that ReFrame left out."""
-        return self.path / "record.jsonl"
-
-    @property
-    def report(self) -> Path:
-        """ReFrame's report."""
-        return self.path / "report.json"
-
-    @property
-    def verdicts(self) -> Path:
-        """What came out."""
-        return self.path / "verdicts.json"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings = path / "settings.py"
+        self.log = path / "reframe.log"
+        self.events = path / "events.jsonl"
+        self.record = path / "record.jsonl"
+        self.report = path / "report.json"
+        self.verdicts = path / "verdicts.json"
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """The state of one of the run's jobs."""
+    """The state of one of the run's jobs; `record` is what Slurm said of it last."""
 
     job: int
     name: str
@@ -90,7 +66,6 @@ class JobEvent:
     nodes: str
     restarts: int
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What Slurm said of it last."""
 
     @property
     def ended(self) -> bool:
@@ -133,17 +108,11 @@ def read_events(path: Path) -> dict[int, JobEvent]:
     found: dict[int, JobEvent] = {}
     for entry in json_lines(path):
         with suppress(KeyError, TypeError, ValueError):
-            event = JobEvent(
-                job=int(entry["job"]),
-                name=str(entry["name"]),
-                directory=Path(entry["directory"]),
-                state=str(entry["state"]),
-                why=str(entry.get("why", "")),
-                nodes=str(entry.get("nodes", "")),
-                restarts=int(entry.get("restarts", 0)),
-                record=entry.get("record") or {},
-            )
-            found[event.job] = event
+            found[int(entry["job"])] = JobEvent(
+                int(entry["job"]), str(entry["name"]), Path(entry["directory"]),
+                str(entry["state"]), str(entry.get("why", "")), str(entry.get("nodes", "")),
+                int(entry.get("restarts", 0)), entry.get("record") or {},
+            )  # fmt: skip
     return found
 
 
@@ -151,18 +120,14 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     """Cancel the jobs of a run that still wait or run, and give their ids.
 
     A job is the run's own only if its script lies in the run's directory: ids come back after a
-    cluster is set up anew.
-
-    Raises:
-        HpcdlError: Slurm does not answer, so that their states are unknown.
+    cluster is set up anew. Raises HpcdlError: Slurm does not answer, so that their states are
+    unknown.
     """
-    left = [
-        event.job
-        for event in read_events(directory.events).values()
-        if _still_ours(event, directory.path.resolve())
-    ]
+    left = [event.job for event in read_events(directory.events).values()
+            if _still_ours(event, directory.path.resolve())]  # fmt: skip
     found = once.by_token(_tokens(directory.events))
-    left += [job for ids in found.values() for job in ids if _active(client.job(job))]
+    left += [job for ids in found.values() for job in ids
+             if (record := client.job(job)) and record.active]  # fmt: skip
     client.cancel(left)
     return left
 
@@ -202,19 +167,15 @@ def sweep(site: Site) -> list[int]:
 
 def _still_ours(event: JobEvent, run: Path) -> bool:
     # One that was given up was cancelled, if Slurm heard it.
-    if event.ended and event.state != _GIVEN_UP:
+    if event.ended and event.state != "GIVEN_UP":
         return False
     record = client.job(event.job)
-    if not _active(record):
+    if record is None or not record.active:
         return False
     # Resolved, all: one may name the home directory by a link to it. What the event says is not
     # enough: a directory that it names could hold all jobs.
     ours = event.directory.resolve()
     return ours.is_relative_to(run) and Path(record.script).resolve().is_relative_to(ours)
-
-
-def _active(record: JobRecord | None) -> TypeGuard[JobRecord]:
-    return record is not None and record.active
 
 
 def is_held(lock: Path) -> bool:

@@ -1,20 +1,30 @@
-"""Runs checks in a directory of their own and turns what ReFrame reports into verdicts."""
+"""Runs checks in a directory of their own and turns what ReFrame reports into verdicts.
+
+Of a check in ReFrame's own way it reports its own name (`bw_0`), and of the job little. The
+parameters are in the name that it displays, what became of the job is in the run's events, and the
+release is that of the partition, where the environment loads it.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.job_state import JUDGED, exit_fault
 from hpcdl.regress.nodes import name_slow_nodes, node_of
-from hpcdl.regress.plain import Plain, with_evidence
 from hpcdl.regress.references import fingerprint, load_references
-from hpcdl.regress.reframe_adapter.arguments import refuse_ours
-from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, to_argv
+from hpcdl.regress.reframe_adapter.process import (
+    Progress,
+    Session,
+    execute,
+    refuse_ours,
+    to_argv,
+)
 from hpcdl.regress.reframe_adapter.releases import require_reframe
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on, reframe_name, render_settings
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
@@ -34,7 +44,9 @@ from hpcdl.system.safe_read import last_text
 class CheckOutcome:
     """What a run found.
 
-    `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster.
+    `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster;
+    `settings` are options that the run set itself, which makes it no night like the others; `ended`
+    is in seconds since 1970.
     """
 
     directory: RunDirectory
@@ -42,10 +54,8 @@ class CheckOutcome:
     seconds: float
     machine: str | None = None
     settings: tuple[str, ...] = ()
-    """Options that the run set itself; such a run is no night like the others."""
     site: str = ""
     ended: float | None = None
-    """Seconds since 1970."""
 
     @property
     def ok(self) -> bool:
@@ -59,12 +69,9 @@ def run_checks(
     """Run checks and judge them.
 
     `modules` are of the release that the checks must use; `progress` is called about ten times a
-    second while ReFrame runs.
-
-    Raises:
-        MissingPrerequisite: no ReFrame, or Slurm is away.
-        BadInput: an unknown partition, a setting that cannot be passed on, bad references.
-        Stopped: a signal ended it; its jobs were cancelled.
+    second while ReFrame runs. Raises MissingPrerequisite: no ReFrame, or Slurm is away. Raises
+    BadInput: an unknown partition, a setting that cannot be passed on, bad references. Raises
+    Stopped: a signal ended it; its jobs were cancelled.
     """
     require_reframe()
     referenced = _check_request(site, request)
@@ -74,22 +81,15 @@ def run_checks(
     with new_run(site) as run:
         execution = current()
         machine = fingerprint() if execution.machine_references else None
-        text = render_settings(
-            site,
-            modules,
-            partitions=request.partitions,
-            prefix=run.path,
-            execution=execution,
-        )
-        write_atomic(run.settings, text)
-        retries = _retries(request, execution.retries if referenced else 0)
-        argv = to_argv(run, request, retries, serial=execution.serial)
+        write_atomic(run.settings, render_settings(
+            site, modules, partitions=request.partitions, prefix=run.path, execution=execution
+        ))  # fmt: skip
+        usual = execution.retries if referenced else 0
+        argv = to_argv(run, request, usual, serial=execution.serial)
         session = execute(run, argv, progress)
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
-        verdicts = tuple(waive(found, request.waived))
-        seconds = time.monotonic() - start
-        outcome = CheckOutcome(run, verdicts, seconds, machine, request.changed, site.name,
-                               time.time())  # fmt: skip
+        outcome = CheckOutcome(run, tuple(waive(found, request.waived)), time.monotonic() - start,
+                               machine, request.changed, site.name, time.time())  # fmt: skip
         VERDICTS.write(run.verdicts, _values(outcome))
     return outcome
 
@@ -135,30 +135,13 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
     return any(known)
 
 
-def _retries(request: CheckRequest, usual: int) -> int:
-    if request.retries is not None:
-        return request.retries
-    # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
-    nightly = request.repeat == 1 and not request.measuring and not request.settings
-    return usual if nightly else 0
-
-
 def _verdicts(
-    site: Site,
-    modules: Modules,
-    run: RunDirectory,
-    request: CheckRequest,
-    session: Session,
+    site: Site, modules: Modules, run: RunDirectory, request: CheckRequest, session: Session,
     machine: str | None,
-) -> list[Verdict]:
-    """Verdicts on every case, on what was left out, and on what did not run."""
-    asked = request.retries is not None
-    known = _known(site, run, modules)
-    found = [
-        _counted(site, judge_tries([with_evidence(case, known) for case in tries], machine,
-                                   any_fault=asked))
-        for tries in session.cases
-    ]  # fmt: skip
+) -> list[Verdict]:  # fmt: skip
+    asked, known = request.retries is not None, _known(site, run, modules)
+    told = [[with_evidence(case, known) for case in tries] for tries in session.cases]
+    found = [_counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in told]
     broken = [_problem(reason) for reason in session.left_out]
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
@@ -170,17 +153,12 @@ def _verdicts(
 
 
 def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
-    """What this run knows of jobs, partitions and releases."""
     labels = [part.label for part in site.by_groups()]
-    events = read_events(run.events)
+    loading = [one for one in labels if isinstance(modules, Module) or one in modules]
     return Plain(
-        jobs={str(job): event.record for job, event in events.items()},
+        jobs={str(job): event.record for job, event in read_events(run.events).items()},
         partitions={reframe_name(label): label for label in labels},
-        releases={
-            (label, "tensorflow"): module_on(modules, label).release or ""
-            for label in labels
-            if isinstance(modules, Module) or label in modules
-        },
+        releases={(one, "tensorflow"): module_on(modules, one).release or "" for one in loading},
     )
 
 
@@ -209,26 +187,23 @@ def _partitions_without(
     """A partition that was asked for by name, or a group of its nodes, on which nothing ran."""
     seen = {verdict.partition for verdict in found}
     asked = site.by_groups(request.partitions) if request.partitions else ()
-    return [
-        _problem("no check fits this partition", part.label)
-        for part in asked
-        if part.label not in seen
-    ]
+    return [_problem("no check fits this partition", part.label) for part in asked
+            if part.label not in seen]  # fmt: skip
 
 
 def _names_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
     """A check that was asked for by name and did not run: ReFrame is content with any other."""
+
+    def means(name: str, verdict: Verdict) -> bool:
+        check, _, case = name.partition("/")
+        named = re.match(rf"{re.escape(check)}\b", verdict.check) is not None
+        return named and (not case or verdict.case in {"", case})
+
     return [
         _problem(f"no check was selected by name {name}", kind=FaultKind.SELECTION)
         for name in request.names
-        if not any(_means(name, verdict) for verdict in found)
+        if not any(means(name, verdict) for verdict in found)
     ]
-
-
-def _means(name: str, verdict: Verdict) -> bool:
-    check, _, case = name.partition("/")
-    named = re.match(rf"{re.escape(check)}\b", verdict.check) is not None
-    return named and (not case or not verdict.case or case == verdict.case)
 
 
 def _counted(site: Site, verdict: Verdict) -> Verdict:
@@ -246,3 +221,50 @@ def _why_nothing(run: RunDirectory, request: CheckRequest, session: Session) -> 
         return f"ReFrame exited with status {session.exit_code}: {' / '.join(last)[-400:]}"
     wanted = [*(f"tag {tag}" for tag in request.tags), *(f"name {n}" for n in request.names)]
     return "no check was selected" + (f" by {', '.join(wanted)}" if wanted else "")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What a run knows of plain checks.
+
+    `jobs` is what became of each job, by id; `partitions` are the site's names by ReFrame's;
+    `releases` is what is loaded, by partition and environment.
+    """
+
+    jobs: Mapping[str, Mapping[str, Any]]
+    partitions: Mapping[str, str]
+    releases: Mapping[tuple[str, str], str]
+
+
+def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
+    """A case of the report; one of a plain check with the evidence of its name and its job."""
+    job = known.jobs.get(str(case.get("jobid") or ""), {})
+    own = case.get("evidence") or {}
+    if own.get("check"):
+        # One that was given up never came to the point where it notes its job.
+        return case if own.get("job") or not job else {**case, "evidence": {**own, "job": job}}
+    check, parameters = _names(str(case.get("display_name") or case.get("name") or ""))
+    partition = str(case.get("partition") or "")
+    label = known.partitions.get(partition, partition)
+    environment = str(case.get("environ") or "")
+    code, judged = job.get("exit_code"), job.get("state") in JUDGED
+    evidence = {
+        "check": check,
+        "case": parameters,
+        "partition": label,
+        # That of hpcdl's own checks is no part of a name.
+        "environment": "" if environment == "hpcdl" else environment,
+        "release": known.releases.get((label, environment)),
+        "job": dict(job) or {"id": case.get("jobid")},
+        "faults": [exit_fault(int(code)).as_data()] if code and judged else [],
+    }
+    return {**case, "evidence": evidence}
+
+
+def _names(displayed: str) -> tuple[str, str]:
+    """A check's name, and its parameters as `size=1,mode=read`; ReFrame's own are left out."""
+    check, *rest = displayed.split(" %")
+    named = [text.partition("~")[0].strip() for text in rest]
+    return check.partition("~")[0].strip(), ",".join(
+        text for text in named if text.partition("=")[0].isidentifier()
+    )

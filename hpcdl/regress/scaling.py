@@ -29,8 +29,7 @@ YARDSTICKS = {
     "fp16": TrainingCase("resnet50", 1, 1, steps=100, batch=64, data="synthetic",
                          precision="fp16", real=True, minutes=30),
 }  # fmt: skip
-_BANDS = 2.0
-_WIDEST = 0.9
+_BANDS, _WIDEST = 2.0, 0.9
 FAST_CONVOLUTIONS = 4.0
 _UNITS = {"fp32": ("fp32", "tf32"), "tf32": ("fp32", "tf32")}
 
@@ -93,14 +92,9 @@ def expected_efficiency(
         return None
     uncertainty = 1 - point.low / point.images_per_second
     return Reference(
-        check=check,
-        case=str(case),
-        partition=partition.label,
-        metric="efficiency",
-        value=round(point.efficiency, 4),
-        unit="of ideal",
-        lower=-min(_WIDEST, round(_BANDS * uncertainty, 3)),
+        check=check, case=str(case), partition=partition.label, metric="efficiency",
+        value=round(point.efficiency, 4), unit="of ideal",
+        lower=-min(_WIDEST, round(_BANDS * uncertainty, 3)), proof="doubtful",
         source="hpcdl predict, from one GPU's rate of the same night",
-        proof="doubtful",
         date=time.strftime("%Y-%m-%d"),
-    )
+    )  # fmt: skip

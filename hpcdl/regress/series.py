@@ -91,28 +91,17 @@ def analysis_text(analysis: Analysis) -> str:
 
 def analysis_data(analysis: Analysis) -> dict[str, Any]:
     """An analysis as plain values, for JSON."""
-    changes = [
-        {
-            **asdict(change),
-            "kind": change.word,
-            "began": change.began.isoformat(),
-            "earliest": change.earliest.isoformat(),
-            "latest": change.latest.isoformat(),
-            "seen": change.seen.isoformat(),
-            "ended": change.ended.isoformat() if change.ended else None,
-            "change": round(change.change, 5),
-        }
-        for change in analysis.changes
-    ]
-    alarm = analysis.alarm
+
+    def plain(change: Change) -> dict[str, Any]:
+        values = {name: value.isoformat() if isinstance(value, date) else value
+                  for name, value in asdict(change).items()}  # fmt: skip
+        return values | {"kind": change.word, "change": round(change.change, 5)}
+
     return {
         "schema": 1,
-        "nights": analysis.nights,
-        "enough": analysis.enough,
-        "level": analysis.level,
-        "spread": analysis.spread,
-        "changes": changes,
-        "alarm": alarm.kind.value if alarm else None,
+        **{name: getattr(analysis, name) for name in ("nights", "enough", "level", "spread")},
+        "changes": [*map(plain, analysis.changes)],
+        "alarm": analysis.alarm.kind.value if analysis.alarm else None,
         "warning": analysis.warning.kind.value if analysis.warning else None,
         "slow_nodes": list(analysis.slow_nodes),
     }
@@ -148,14 +137,6 @@ def _date(text: str) -> date:
 
 
 def _row(change: Change) -> list[str]:
-    return [
-        change.word,
-        change.began.isoformat(),
-        f"{change.earliest} .. {change.latest}",
-        change.seen.isoformat(),
-        change.ended.isoformat() if change.ended else "-",
-        number(change.before),
-        number(change.after),
-        f"{change.change:+.1%}",
-        ", ".join(change.suspects) or "-",
-    ]
+    return [change.word, str(change.began), f"{change.earliest} .. {change.latest}",
+            str(change.seen), str(change.ended or "-"), number(change.before), number(change.after),
+            f"{change.change:+.1%}", ", ".join(change.suspects) or "-"]  # fmt: skip

@@ -14,7 +14,7 @@ from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
 from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.verdict import MetricVerdict, Verdict, bounds_text, number
+from hpcdl.regress.verdict import Verdict, bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.results.records import PROGRESS
 from hpcdl.system.inert import in_a_line
@@ -27,11 +27,8 @@ _HEADER = ("check", "partition", "verdict", "measured", "reference", "change", "
 def verdict_table(verdicts: Sequence[Verdict]) -> str:
     """The table of a run's verdicts, one line per metric, with the reasons below it."""
     rows = [row for verdict in verdicts for row in _rows(verdict)]
-    reasons = [
-        f"{_word(verdict)} {verdict.name} on {verdict.place}: " + in_a_line(verdict.reason)
-        for verdict in verdicts
-        if verdict.reason
-    ]
+    reasons = [f"{_word(one)} {one.name} on {one.place}: {in_a_line(one.reason)}"
+               for one in verdicts if one.reason]  # fmt: skip
     return "\n".join([table(rows, _HEADER), *(["", *reasons] if reasons else [])])
 
 
@@ -42,11 +39,8 @@ def outcome_text(outcome: CheckOutcome) -> str:
         if verdict.result:
             lines += [f"{verdict.name} on {verdict.place}:", *_files(verdict)]
     passed = sum(verdict.ok for verdict in outcome.verdicts)
-    lines += [
-        f"run    {outcome.directory.path}",
-        f"{passed} of {len(outcome.verdicts)} pass, {duration(outcome.seconds)}",
-    ]
-    return "\n".join(lines)
+    counts = f"{passed} of {len(outcome.verdicts)} pass, {duration(outcome.seconds)}"
+    return "\n".join([*lines, f"run    {outcome.directory.path}", counts])
 
 
 def progress_line(directory: RunDirectory) -> tuple[str, object]:
@@ -68,30 +62,20 @@ def _snapshot(event: JobEvent) -> Snapshot:
     text = describe(event.state, event.why, event.nodes)
     if event.state == "SUBMITTED":
         text = "it is handed to Slurm"
-    return Snapshot(
-        job_id=event.job,
-        state=event.state,
-        description=text,
-        exit_code=0,
-        nodes=event.nodes,
-        restarts=event.restarts,
-        progress=found_in(event.directory, PROGRESS),
-    )
+    return Snapshot(event.job, event.state, text, 0, event.nodes, event.restarts,
+                    found_in(event.directory, PROGRESS))  # fmt: skip
 
 
 def _rows(verdict: Verdict) -> list[list[str]]:
     head = [verdict.name, verdict.place, _word(verdict)]
     if not verdict.metrics:
         return [[*head, "-", "-", "-", "-"]]
-    rows = [[*head, *_numbers(metric)] for metric in verdict.metrics]
-    return [rows[0], *([["", "", "", *row[3:]] for row in rows[1:]])]
-
-
-def _numbers(metric: MetricVerdict) -> list[str]:
-    change = "-" if metric.change is None else f"{metric.change:+.1%}"
-    bounds = bounds_text(metric.low, metric.high) or "-"
-    measured = f"{number(metric.value)} {metric.unit}"
-    return [measured, number(metric.reference), change, bounds]
+    numbers = [
+        [f"{number(one.value)} {one.unit}", number(one.reference),
+         "-" if one.change is None else f"{one.change:+.1%}", bounds_text(one.low, one.high) or "-"]
+        for one in verdict.metrics
+    ]  # fmt: skip
+    return [[*head, *numbers[0]], *(["", "", "", *row] for row in numbers[1:])]
 
 
 def _word(verdict: Verdict) -> str:
@@ -105,12 +89,8 @@ def _files(verdict: Verdict) -> list[str]:
     lines = [f"  job    {job} on {nodes}"] if job else []
     sources = {metric.source for metric in verdict.metrics if metric.source}
     lines += [f"  source {source}" for source in sorted(sources)]
-    return [
-        *lines,
-        f"  script {verdict.script}",
-        f"  log    {verdict.log}",
-        f"  result {verdict.result}",
-    ]
+    files = ("script", verdict.script), ("log   ", verdict.log), ("result", verdict.result)
+    return lines + [f"  {name} {path}" for name, path in files]
 
 
 def references_text(rows: Sequence[Reference]) -> str:
@@ -119,25 +99,19 @@ def references_text(rows: Sequence[Reference]) -> str:
         return "no references; `hpcdl check references measure` makes them"
     header = ("check", "partition", "metric", "reference", "bounds", "runs", "spread", "evidence",
               "source")  # fmt: skip
-    return table([_reference_row(row) for row in rows], header)
+    each = [[f"{row.check}/{row.case}", row.partition, row.metric,
+             f"{number(row.value)} {row.unit}", bounds_text(*row.bounds), str(row.runs),
+             f"{row.spread:.1%}", row.proof, row.source] for row in rows]  # fmt: skip
+    return table(each, header)
 
 
 def proposals_text(drafts: Drafts) -> str:
     """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
     diffs = "".join(edit.diff for edit in drafts.edits)
     waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
-    nothing = (
-        "what was measured has its reference"
-        if drafts.nights
-        else ("no night of the release that is published now was measured yet")
-    )
+    nothing = "no night of the release that is published now was measured yet"
+    nothing = "what was measured has its reference" if drafts.nights else nothing
     return diffs + waiting or f"# nothing to propose: {nothing}\n"
-
-
-def _reference_row(row: Reference) -> list[str]:
-    return [f"{row.check}/{row.case}", row.partition, row.metric, f"{number(row.value)} {row.unit}",
-            bounds_text(*row.bounds), str(row.runs), f"{row.spread:.1%}", row.proof,
-            row.source]  # fmt: skip
 
 
 def history_text(history: History, path: Path) -> str:
@@ -162,10 +136,8 @@ def gate_text(answer: GateAnswer) -> str:
     slept = [[*_finding_row(one), in_a_line(one.accepted)] for one in answer.accepted]
     lines = [answer.headline, *([table(told)] if told else [])]
     lines += ["accepted:", table(slept)] if slept else []
-    lines += [
-        f"ended, nothing for {ENDED_DAYS} days: {in_a_line(name_of(one))}" for one in answer.ended
-    ]
-    return "\n".join(lines)
+    ended = f"ended, nothing for {ENDED_DAYS} days:"
+    return "\n".join([*lines, *(f"{ended} {in_a_line(name_of(one))}" for one in answer.ended)])
 
 
 def _finding_row(finding: Finding) -> list[str]:

@@ -30,7 +30,11 @@ _JOB_PREFIX = re.compile(r"^(job error|[a-z ]*error): (\[jobid=\w*\] )?")
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """A measured number beside its reference; `low` and `high` are the bounds in `unit`."""
+    """A measured number beside its reference; `low` and `high` are the bounds in `unit`.
+
+    One that is not `wanted` is shown, and not judged; `better` says which values are (`higher`,
+    `lower`, '' where neither is known).
+    """
 
     name: str
     value: float | None
@@ -41,14 +45,7 @@ class MetricVerdict:
     source: str = ""
     proof: str = ""
     wanted: bool = True
-    """Whether it is to be judged; others are shown only."""
     better: str = ""
-    """Which values are better: `higher`, `lower`, or '' where neither is known."""
-
-    @property
-    def ruled(self) -> bool:
-        """Whether the check itself demands its value, so that no measurement may."""
-        return self.source == OWN_DEMAND
 
     @property
     def holds(self) -> bool:
@@ -57,8 +54,8 @@ class MetricVerdict:
             return True
         if self.value is None or not math.isfinite(self.value) or not self.judged:
             return False
-        above = self.low is None or self.value >= self.low
-        return above and (self.high is None or self.value <= self.high)
+        low, high = (one if one is not None else self.value for one in (self.low, self.high))
+        return low <= self.value <= high
 
     @property
     def judged(self) -> bool:
@@ -87,7 +84,10 @@ class MetricVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said of one case on one partition; its status follows from its faults."""
+    """What is to be said of one case on one partition; its status follows from its faults.
+
+    `planned` is the node that it was to run on, where it was for one.
+    """
 
     check: str
     case: str
@@ -106,7 +106,6 @@ class Verdict:
     seconds: float = 0.0
     environment: str = ""
     planned: str = ""
-    """The node that it was to run on, where it was for one."""
 
     @property
     def name(self) -> str:
@@ -130,12 +129,14 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     `machine` is this machine's fingerprint, to know references of another one.
     """
     evidence: Mapping[str, Any] = case.get("evidence") or {}
+    shown = str(case.get("display_name") or "")
     metrics = _metrics(case, evidence)
     faults = _faults(case, evidence, metrics, machine)
     notes = _suspects(faults, evidence, machine)
     return Verdict(
         check=str(evidence.get("check") or case.get("name")),
-        case=str(evidence.get("case", _variant(case))),
+        # One that never got so far as to say so itself is known by its parameters.
+        case=str(evidence.get("case", "-".join(_PARAMETER.findall(shown)) or "default")),
         partition=str(evidence.get("partition") or case.get("partition") or ""),
         environment=str(evidence.get("environment") or ""),
         planned=str((evidence.get("job") or {}).get("planned") or ""),
@@ -162,32 +163,17 @@ def judge_tries(
     first try stands.
     """
     first, last = judge(cases[0], machine), judge(cases[-1], machine)
-    if len(cases) == 1 or not (any_fault or _only_slow(first)):
+    only_slow = bool(first.metrics) and {one.kind for one in first.faults} == {FaultKind.BOUND}
+    if len(cases) == 1 or not (any_fault or only_slow):
         return first
     before = f"try {len(cases)}; the first was {first.status.value}: {first.reason}"
     return replace(last, reason="; ".join(part for part in (last.reason, before) if part))
 
 
-def _only_slow(verdict: Verdict) -> bool:
-    """Whether all that is wrong with a case is a rate beyond its bound."""
-    kinds = {fault.kind for fault in verdict.faults}
-    return kinds == {FaultKind.BOUND} and bool(verdict.metrics)
-
-
-def _variant(case: Mapping[str, Any]) -> str:
-    """Which variant of a check it is that never got so far as to say so itself."""
-    values = _PARAMETER.findall(str(case.get("display_name") or ""))
-    return "-".join(values) or "default"
-
-
 def waive(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[Verdict]:
     """The verdicts with those waived that a name means: `check` or `check/case`."""
-    return [
-        replace(verdict, waived=True)
-        if verdict.status.waivable and {verdict.check, verdict.name} & set(names)
-        else verdict
-        for verdict in verdicts
-    ]
+    return [replace(one, waived=one.status.waivable and bool({one.check, one.name} & {*names}))
+            for one in verdicts]  # fmt: skip
 
 
 def number(value: float | None) -> str:
@@ -204,37 +190,30 @@ def bounds_text(low: float | None, high: float | None) -> str:
 
 
 def _metrics(case: Mapping[str, Any], evidence: Mapping[str, Any]) -> tuple[MetricVerdict, ...]:
-    """Our own checks' metrics with their references, else what ReFrame knows of others'."""
     if "metrics" in evidence:
-        found = evidence["metrics"] or {}
-        return tuple(_metric(name, entry) for name, entry in found.items())
-    values = case.get("perfvalues") or {}
-    return tuple(_foreign_metric(key, entry) for key, entry in values.items())
+        return tuple(_metric(*item) for item in (evidence["metrics"] or {}).items())
+    return tuple(_foreign_metric(*item) for item in (case.get("perfvalues") or {}).items())
 
 
 def _metric(name: str, entry: Mapping[str, Any]) -> MetricVerdict:
-    row = entry.get("reference")
-    wanted = bool(entry.get("judged", True))
-    unit, said = str(entry.get("unit", "")), str(entry.get("better") or "")
-    if not row:
-        better = better_of(unit, None, None, said)
-        return MetricVerdict(name, entry.get("value"), unit, wanted=wanted, better=better)
-    low, high = row.get("lower"), row.get("upper")
+    row = entry.get("reference") or {}
+    low, high, value = row.get("lower"), row.get("upper"), row.get("value")
+    unit = str(entry.get("unit", ""))
     return MetricVerdict(
         name=name,
         value=entry.get("value"),
         unit=unit,
-        reference=row["value"],
-        low=None if low is None else row["value"] * (1 + low),
-        high=None if high is None else row["value"] * (1 + high),
+        reference=value,
+        low=None if low is None else value * (1 + low),
+        high=None if high is None else value * (1 + high),
         source=str(row.get("source", "")),
         proof=str(row.get("proof", "")),
-        better=better_of(unit, low, high, said),
+        wanted=bool(row or entry.get("judged", True)),
+        better=better_of(unit, low, high, str(entry.get("better") or "")),
     )
 
 
 def _foreign_metric(key: str, entry: Sequence[Any]) -> MetricVerdict:
-    """A performance variable of a check in ReFrame's own way."""
     value, reference, lower, upper, unit = (*entry, *[None] * 5)[:5]
     base = float(reference or 0)
     return MetricVerdict(
@@ -262,10 +241,18 @@ def _faults(
         return (Fault(FaultKind.RUN, _reason(case)),)
     return (
         faults
-        or tuple(_unmeasured(metrics))
+        or tuple(
+            Fault(FaultKind.NO_METRIC, f"missing metric: {one.name}", one.name)
+            for one in metrics
+            if one.value is None or not math.isfinite(one.value)
+        )
         or tuple(_of_other_units(evidence))
         or tuple(_impossible(metrics, evidence))
-        or tuple(_unjudged(metrics))
+        or tuple(
+            Fault(FaultKind.NO_REFERENCE, f"no reference for {one.name}", one.name)
+            for one in metrics
+            if not one.judged
+        )
         or tuple(_too_fast(metrics, evidence, machine))
         or tuple(metric.fault for metric in metrics if not metric.holds)
         or ((Fault(FaultKind.BOUND, _reason(case)),) if phase == "performance" else ())
@@ -273,23 +260,11 @@ def _faults(
     )
 
 
-def _unmeasured(metrics: Iterable[MetricVerdict]) -> Iterator[Fault]:
-    for metric in metrics:
-        if metric.value is None or not math.isfinite(metric.value):
-            yield Fault(FaultKind.NO_METRIC, f"missing metric: {metric.name}", metric.name)
-
-
-def _unjudged(metrics: Iterable[MetricVerdict]) -> Iterator[Fault]:
-    for metric in metrics:
-        if not metric.judged:
-            yield Fault(FaultKind.NO_REFERENCE, f"no reference for {metric.name}", metric.name)
-
-
 def _of_other_units(evidence: Mapping[str, Any]) -> Iterator[Fault]:
     """References in another unit than the metric: no number of them can be compared."""
-    for name, entry in (evidence.get("metrics") or {}).items():
-        row = entry.get("reference") or {}
-        wanted, unit = str(row.get("unit") or ""), str(entry.get("unit") or "")
+    for name, row in _references(evidence).items():
+        wanted = str(row.get("unit") or "")
+        unit = str(evidence["metrics"][name].get("unit") or "")
         if wanted and wanted != unit:
             text = f"the reference of {name} is in {wanted}, and it was measured in {unit or '1'}"
             yield Fault(FaultKind.UNIT, text, name, wanted=wanted, got=unit)
@@ -311,11 +286,12 @@ def _too_fast(
     metrics: Iterable[MetricVerdict], evidence: Mapping[str, Any], machine: str | None
 ) -> Iterator[Fault]:
     """Numbers that nothing but an error explains, unless the reference is of another machine."""
-    rows = dict(_references(evidence))
+    rows = _references(evidence)
     for metric in metrics:
         value, reference = metric.value, metric.reference
         elsewhere = rows.get(metric.name, {}).get("machine") not in {None, machine}
-        if metric.ruled or elsewhere or not value or not reference or min(value, reference) < 0:
+        aside = metric.source == OWN_DEMAND or elsewhere
+        if aside or not value or not reference or min(value, reference) < 0:
             continue
         times = value / reference if metric.better == HIGHER else reference / value
         # Where one machine emulates all nodes, rates are less regular. A bandwidth is the
@@ -333,8 +309,7 @@ def _too_fast(
 
 
 def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator[Fault]:
-    """Why the numbers that a value was compared with are not to be trusted."""
-    for name, row in _references(evidence):
+    for name, row in _references(evidence).items():
         runs = int(row.get("runs") or 0)
         if row.get("proof") == "run" and 0 < runs < MIN_RUNS:
             text = f"the reference of {name} rests on {runs} runs"
@@ -347,16 +322,14 @@ def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator
             yield Fault(FaultKind.STALE_REFERENCE, text, name, wanted=row[what], got=current)
 
 
-def _references(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The reference of each metric, by its name."""
-    for name, entry in (evidence.get("metrics") or {}).items():
-        yield name, entry.get("reference") or {}
+def _references(evidence: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    metrics = evidence.get("metrics") or {}
+    return {name: entry.get("reference") or {} for name, entry in metrics.items()}
 
 
 def _changes(
     row: Mapping[str, Any], evidence: Mapping[str, Any], machine: str | None
 ) -> Iterator[tuple[str, str]]:
-    """What is different now from when a reference was measured."""
     now = {"release": evidence.get("release"), "driver": evidence.get("driver"), "machine": machine}
     for what, current in now.items():
         if row.get(what) and current and row[what] != current:
@@ -368,17 +341,13 @@ def _suspects(
 ) -> list[str]:
     """What has changed since the references of values beyond their bounds were measured."""
     slow = {fault.metric for fault in faults if fault.kind is FaultKind.BOUND}
-    found = [
-        f"since that was measured: {what} {row[what]} -> {current}"
-        for name, row in _references(evidence)
-        if name in slow
-        for what, current in _changes(row, evidence, machine)
-    ]
+    rows = [row for name, row in _references(evidence).items() if name in slow]
+    found = [f"since that was measured: {what} {row[what]} -> {current}"
+             for row in rows for what, current in _changes(row, evidence, machine)]  # fmt: skip
     return list(dict.fromkeys(found))
 
 
 def _reason(case: Mapping[str, Any]) -> str:
-    """Why a case did not succeed, as ReFrame says it, without its ornaments."""
     result, phase = case.get("result"), case.get("fail_phase")
     said = str(case.get("fail_reason") or "").strip()
     text = _JOB_PREFIX.sub("", " ".join(said.split()))

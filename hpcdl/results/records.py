@@ -35,16 +35,13 @@ class Record:
     def need(self, *places: str) -> None:
         """Raise BadInput unless all these places hold what the schema wants of them."""
         for place in places:
-            fault = self._fault(place)
-            if fault:
-                raise BadInput(f"{self.path}: {fault}")
-
-    def _fault(self, place: str) -> str:
-        above = [place[:end] for end, sign in enumerate(f"{place}.") if sign == "."]
-        for other, said in self.faults.items():
-            if other in above or other.startswith((f"{place}.", f"{place}[")):
-                return said
-        return f"it lacks {place}" if at(self.values, *place.split(".")) is None else ""
+            above = [place[:end] for end, sign in enumerate(f"{place}.") if sign == "."]
+            found = [said for other, said in self.faults.items()
+                     if other in above or other.startswith((f"{place}.", f"{place}["))]  # fmt: skip
+            if not found and at(self.values, *place.split(".")) is None:
+                found = [f"it lacks {place}"]
+            if found:
+                raise BadInput(f"{self.path}: {found[0]}")
 
 
 def at(values: object, *path: str) -> Any:
@@ -72,8 +69,7 @@ class Format:
     def read(self, path: Path) -> Record:
         """What a file says.
 
-        Raises:
-            BadInput: there is no such file, it is no regular one, too large, or no JSON mapping.
+        Raises BadInput: there is no such file, it is no regular one, too large, or no JSON mapping.
         """
         try:
             text = read_regular(path, self.most_bytes, self.name).decode()
@@ -94,8 +90,7 @@ class Format:
     def of(self, value: Any, path: Path = Path(), *, halves: bool = False) -> Record:
         """What parsed JSON says; with `halves`, escapes of half a character may be in it.
 
-        Raises:
-            BadInput: it is no mapping.
+        Raises BadInput: it is no mapping.
         """
         from hpcdl.system.schema import check_values
 
@@ -119,11 +114,9 @@ class Format:
     def write(self, path: Path, values: Mapping[str, Any], *, sync: bool = True) -> None:
         """Write a file as a whole; without `sync` a crash of the machine may lose it.
 
-        Raises:
-            MissingPrerequisite: the file system refuses it.
+        Raises MissingPrerequisite: the file system refuses it.
         """
-        data = self.data(values)
-        text = as_json(data)
+        text = as_json(self.data(values))
         # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
         write_atomic(path, f"{text}\n".encode(errors="backslashreplace"), sync=sync)
 
@@ -134,7 +127,6 @@ def outcome(status: str, reason: str = "", exit_code: int = 0) -> Values:
 
 
 def _units(schema: Values, value: object, place: str = "") -> Iterator[tuple[str, str]]:
-    """Where a value has numbers with a unit, and which."""
     if "unit" in schema:
         yield place, schema["unit"]
     elif isinstance(value, Mapping):

@@ -19,8 +19,8 @@ import pytest
 from hpcdl.cluster import ClusterState, processes, read_state, up
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.regress.batch import Batch, take_apart
 from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.command import Batch, take_apart
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.regress.reframe_adapter.settings import render_settings

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.batch import Batch, take_apart
-from hpcdl.regress.command import rendered
+from hpcdl.regress.command import Batch, rendered, take_apart
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.training import ALL, TrainingCase, shape_name
 from hpcdl.site import Site, find_site_file, load_site

@@ -66,11 +66,18 @@ def gate(site: Site, tmp_path: Path) -> Any:
         return ask(history, now=datetime.now(timezone.utc), rulings=rulings_of(site))
 
 
-def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(site: Site, tmp_path: Path) -> None:
+def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(site, tmp_path)
     update_references(site, "embedded", [reference()])
     (finding,) = gate(site, tmp_path).findings
     assert main(["check", "accept", finding.id, *WHO]) == 0
+    capsys.readouterr()
+    assert main(["check", "accept", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["series"]["check"] == "throughput"
+    assert "new driver" in listed["said"]
     answer = gate(site, tmp_path)
     assert answer.open
     (shown,) = answer.accepted
@@ -191,18 +198,6 @@ def test_a_silent_series_has_no_level_to_accept(
     day = str(date.today() + timedelta(days=3))
     assert main(["check", "accept", NAME, *WHO, "--until", day]) == 0
     assert gate(site, tmp_path).open
-
-
-def test_what_is_accepted_is_listed(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill(site, tmp_path)
-    main(["check", "accept", NAME, *WHO])
-    capsys.readouterr()
-    assert main(["check", "accept", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["series"]["check"] == "throughput"
-    assert "new driver" in row["said"]
 
 
 def test_a_broken_file_is_refused_with_its_place(site: Site) -> None:

@@ -33,18 +33,6 @@ def drops(values: list[float]) -> list[Found]:
     return [change for change in detect(values) if change[0] is not Kind.RISE]
 
 
-def test_a_lasting_drop_of_5_percent_is_seen_within_3_nights() -> None:
-    """Rates are in the benchmark; here nearly all of 50 series must show it, well dated."""
-    seen, dated = 0, 0
-    for seed in range(50):
-        values = [v * (0.95 if night >= 60 else 1) for night, v in enumerate(noisy(70, seed))]
-        found = [c for c in drops(values) if 60 <= c.seen <= 62]
-        seen += bool(found)
-        dated += any(one.kind is Kind.DROP and abs(one.began - 60) <= 1 for one in found)
-    assert seen >= 49
-    assert dated >= 48
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_drop_of_20_percent_is_seen_the_same_night(seed: int) -> None:
     values = [*noisy(60, seed), 800.0]
@@ -97,26 +85,22 @@ def test_a_night_far_off_is_no_lasting_change_in_noise(size: float) -> None:
     assert beside <= without + 1
 
 
-def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm() -> None:
+def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = [v * (0.93 if 60 <= n < 63 else 1) for n, v in enumerate(noisy(75))]
     (drop,) = analyse(nights(values)).changes
     assert drop.ended is not None
     assert drop.ended <= START + timedelta(days=64)
     assert analyse(nights(values)).alarm is None
     assert analyse(nights(values[:62])).alarm is not None
-
-
-def test_the_command_tells_when_a_drop_ended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    values = [v * (0.93 if 60 <= n < 63 else 1) for n, v in enumerate(noisy(75))]
     file = tmp_path / "nights.csv"
     file.write_text("date,value\n" + "\n".join(f"{n.date},{n.value}" for n in nights(values)))
     assert main(["check", "drift", str(file), "--json"]) == 0
-    (change,) = json.loads(capsys.readouterr().out)["changes"]
-    assert change["began"] < change["seen"] < change["ended"] <= "2026-03-10"
+    (told,) = json.loads(capsys.readouterr().out)["changes"]
+    assert told["began"] < told["seen"] < told["ended"] == str(drop.ended)
     assert main(["check", "drift", str(file)]) == 0
-    assert change["ended"] in capsys.readouterr().out
+    assert told["ended"] in capsys.readouterr().out
 
 
 def test_an_older_drop_that_holds_outlives_a_later_one_that_ended() -> None:
@@ -125,13 +109,6 @@ def test_an_older_drop_that_holds_outlives_a_later_one_that_ended() -> None:
     analysis = analyse(nights(values))
     assert [change.ended is None for change in analysis.changes] == [True, False]
     assert analysis.alarm == analysis.changes[0]
-
-
-def test_nights_that_broke_and_were_mended_are_no_alarm() -> None:
-    values = noisy(60)
-    values[50:52] = [500.0, 500.0]
-    assert analyse(nights(values[:52])).alarm is not None
-    assert analyse(nights(values)).alarm is None
 
 
 @pytest.mark.parametrize("count", [6, 10, 14, 20])
@@ -150,10 +127,10 @@ def test_the_runs_of_a_night_are_averaged_but_for_one_gone_astray() -> None:
     assert means[3:] == [7.0, 2.0]
 
 
-def test_a_steady_series_has_no_change_and_constants_do_no_harm() -> None:
-    assert detect([5.0] * 200) == []
-    assert detect([0.0] * 50) == []
-    assert detect([]) == []
+@pytest.mark.parametrize("values", [[5.0] * 200, [0.0] * 50, []])
+def test_constants_have_no_change(values: list[float]) -> None:
+    assert detect(values) == []
+    assert not analyse(nights(values[:10])).enough
 
 
 def test_weekends_that_are_slower_every_week_are_no_change() -> None:
@@ -182,17 +159,6 @@ def nights(values: list[float], **columns: object) -> list[Night]:
     return [Night(START + timedelta(days=n), v, **columns) for n, v in enumerate(values)]
 
 
-def test_the_release_that_changed_with_it_is_named() -> None:
-    slow = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(66))]
-    series = [
-        Night(START + timedelta(days=n), v, release="new" if n >= 60 else "old", driver="535")
-        for n, v in enumerate(slow)
-    ]
-    change = analyse(series).changes[-1]
-    assert change.began == START + timedelta(days=60)
-    assert change.suspects == ("release old -> new",)
-
-
 @pytest.mark.parametrize("what", ["release", "driver", "node"])
 def test_what_changed_with_it_is_named_and_dates_it_though_noise_hides_the_night(what: str) -> None:
     named = 0
@@ -211,43 +177,23 @@ def test_nodes_that_differ_every_night_are_no_suspects() -> None:
     assert analyse(series).changes[-1].suspects == ()
 
 
-def test_one_slow_node_among_many_is_named() -> None:
-    rng = random.Random(3)
-    series = [
-        Night(START + timedelta(days=n), 1000 * (1 + 0.01 * rng.gauss(0, 1))
-              * (0.9 if node == 13 else 1), node=f"n{node:02d}")
-        for n in range(5) for node in range(32)
-    ]  # fmt: skip
-    assert analyse(series).slow_nodes == ("n13",)
-
-
-def test_one_slow_node_of_three_is_named() -> None:
+@pytest.mark.parametrize(
+    ("count", "spread", "factor", "only", "slow"),
+    [(32, 0.01, 0.9, None, ("1",)), (3, 0.02, 0.62, None, ("1",)), (16, 0.0, 0.5, 1, ()),
+     (16, 0.02, 1.0, None, ())],
+    ids=["one of many", "one of three", "on one night only", "none"],
+)  # fmt: skip
+def test_a_node_that_is_slower_than_the_others_on_each_night_is_named(
+    count: int, spread: float, factor: float, only: int | None, slow: tuple[str, ...]
+) -> None:
     for seed in range(20):
         rng = random.Random(seed)
         series = [
-            Night(START + timedelta(days=n), 1000 * (1 + 0.02 * rng.gauss(0, 1))
-                  * (0.62 if node == "b" else 1), node=node)
-            for n in range(3) for node in "abc"
+            Night(START + timedelta(days=n), 1000 * (1 + spread * rng.gauss(0, 1))
+                  * (factor if node == 1 and only in {None, n} else 1), node=str(node))
+            for n in range(3) for node in range(count)
         ]  # fmt: skip
-        assert analyse(series).slow_nodes == ("b",)
-
-
-def test_a_node_that_was_slow_on_one_night_only_is_not_called_slow() -> None:
-    series = [
-        Night(START + timedelta(days=n), 500.0 if (n, node) == (1, 7) else 1000.0, node=str(node))
-        for n in range(3) for node in range(16)
-    ]  # fmt: skip
-    assert analyse(series).slow_nodes == ()
-
-
-def test_equal_nodes_are_not_called_slow() -> None:
-    for seed in range(50):
-        rng = random.Random(seed)
-        series = [
-            Night(START + timedelta(days=n), 1000 * (1 + 0.02 * rng.gauss(0, 1)), node=str(node))
-            for n in range(3) for node in range(16)
-        ]  # fmt: skip
-        assert analyse(series).slow_nodes == ()
+        assert analyse(series).slow_nodes == slow
 
 
 def test_the_command_reads_csv_and_answers_no(
@@ -303,7 +249,3 @@ def test_what_spreadsheets_write_is_read(tmp_path: Path, mark: str, encoding: st
     file.write_text(text, encoding=encoding)
     series = read_series(file)
     assert [(night.value, night.release) for night in series] == [(2.5, "r2"), (1.5, "r1")]
-
-
-def test_the_history_of_a_few_nights_is_not_judged(tmp_path: Path) -> None:
-    assert not analyse(nights(noisy(10))).enough

@@ -16,35 +16,19 @@ from hpcdl.regress.estimate import noise_of
 from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.job_state import dead_wait, fault_of, takes_no_jobs, unavailable
+from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
-from hpcdl.regress.reframe_adapter.process import RETRY_ALL, Session, to_argv
+from hpcdl.regress.reframe_adapter.process import Session
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import _nodes_without, _partitions_without, _verdicts
 from hpcdl.regress.show import proposals_text
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import find_site_file, load_site
-from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
+from tests.unit.test_regress_verdict import record
 
 NOW = datetime.now(timezone.utc)
-
-
-def record(state: str, **changes: Any) -> JobRecord:
-    row = JobRecord(id=1, name="j", state=state, reason="None", exit_code=0, signal=0,
-                    partition="p", nodes="", restarts=0, submitted="", started="", ended="",
-                    time_limit="00:10:00", script="")  # fmt: skip
-    return row._replace(**changes)
-
-
-def test_the_nodes_of_a_job_that_was_put_back_are_named() -> None:
-    fault = fault_of(record("PENDING", restarts=1), was_on="p100-02")
-    assert fault is not None
-    assert "after it ran on p100-02" in fault.text
-    failed = fault_of(record("NODE_FAIL"), was_on="p100-02")
-    assert failed is not None
-    assert "(p100-02)" in failed.text
 
 
 @pytest.mark.parametrize(
@@ -70,12 +54,6 @@ def test_what_waits_for_dead_nodes_is_known_from_what_waits_for_busy_ones() -> N
     assert dead_wait(record("PENDING", reason=down))
     assert not dead_wait(record("PENDING", reason="Resources"))
     assert [takes_no_jobs(state) for state in ("ALLOCATED", "IDLE+POWERED_DOWN")] == [False, False]
-
-
-def test_reframe_is_told_to_retry_everything_only_where_somebody_asked(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    assert RETRY_ALL not in to_argv(run, CheckRequest(), 1, serial=True)
-    assert RETRY_ALL in to_argv(run, CheckRequest(retries=2), 2, serial=True)
 
 
 def one_of(node: str, **changes: Any) -> Verdict:
@@ -132,20 +110,13 @@ def run_of(ran: tuple[str, ...], tmp_path: Path, **request: Any) -> list[Verdict
 @pytest.mark.parametrize("names", [(), ("storage",)])
 def test_a_mistyped_name_is_an_error_and_no_night(tmp_path: Path, names: tuple[str, ...]) -> None:
     found = run_of(names, tmp_path, names=("storge", *names))
+    (night,) = run_of((), tmp_path, tags=("nightly",))
+    assert night.faults[0].kind is FaultKind.RUN, "a tag that selects nothing went wrong"
     told = [one for one in found if "storge" in one.reason]
     assert [one.faults[0].kind for one in told] == [FaultKind.SELECTION]
-    verdicts = [
-        {"check": one.check, "case": "", "partition": "", "status": one.status.value,
-         "waived": False, "reason": one.reason, "metrics": [],
-         "faults": [fault.as_data() for fault in one.faults]}
-        for one in told
-    ]  # fmt: skip
+    verdicts = [failed(one.reason, faults=[fault.as_data() for fault in one.faults])
+                for one in told]  # fmt: skip
     assert [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())] == []
-
-
-def test_a_tag_that_selects_nothing_is_a_night_that_went_wrong(tmp_path: Path) -> None:
-    (found,) = run_of((), tmp_path, tags=("nightly",))
-    assert found.faults[0].kind is FaultKind.RUN
 
 
 def test_options_that_no_training_has_are_refused_before_anything_runs(
@@ -186,19 +157,13 @@ def failed(reason: str, **changes: Any) -> dict[str, Any]:
             "reason": reason, "metrics": [], "faults": [], **changes}  # fmt: skip
 
 
-def test_two_problems_of_a_night_without_a_job_are_both_kept(tmp_path: Path) -> None:
-    verdicts = [
-        failed("a.py: SyntaxError"),
-        failed("b.py: ImportError"),
-        failed("b.py: ImportError"),
-    ]
-    found = [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())]
-    assert [one.reason for one in found] == ["a.py: SyntaxError; b.py: ImportError"]
-
-
-def test_a_run_with_other_settings_is_no_night_when_it_is_imported() -> None:
-    run = {"run": "r", "settings": ["delay_ms=400"], "verdicts": [failed("x")]}
-    assert [*of_run(run, NOW.isoformat())] == []
+def test_two_problems_of_a_night_without_a_job_are_both_kept() -> None:
+    broken = [failed("a.py: SyntaxError"), *[failed("b.py: ImportError")] * 2]
+    run: dict[str, Any] = {"run": "r", "verdicts": broken}
+    found = [one.reason for one in of_run(run, NOW.isoformat())]
+    assert found == ["a.py: SyntaxError; b.py: ImportError"]
+    tried = run | {"settings": ["delay_ms=400"]}
+    assert [*of_run(tried, NOW.isoformat())] == [], "with other settings it is no night"
 
 
 def test_a_copied_verdict_file_is_of_its_own_night(tmp_path: Path) -> None:

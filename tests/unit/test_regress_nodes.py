@@ -10,12 +10,10 @@ import pytest
 
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.job_state import unavailable
 from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes, slower_than_the_rest
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import SINGLE_NODE
-from tests.unit.test_regress_verdict import record
 
 
 def verdict(node: str, value: float | None, status: Status = Status.PASS) -> Verdict:
@@ -95,14 +93,6 @@ def test_the_gate_sees_the_slow_node_whichever_result_is_last(tmp_path: Path) ->
             history.add(order)
             answer = ask(history)
         assert "slow node: n2" in [finding.description for finding in answer.findings]
-
-
-def test_a_job_for_a_node_that_takes_none_is_known_by_slurms_reason() -> None:
-    pending = record("PENDING")._replace(reason="ReqNodeNotAvail,_UnavailableNodes:n2")
-    idle = {"n2": "IDLE"}
-    assert "n2" in str(unavailable(pending, idle))
-    assert unavailable(pending._replace(reason="Resources"), idle) is None
-    assert unavailable(pending._replace(state="RUNNING"), idle) is None
 
 
 def test_a_metric_of_which_nobody_knows_the_better_side_accuses_no_node() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email import message_from_bytes, policy
@@ -25,8 +25,7 @@ from hpcdl.regress import notify
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.notice import BODIES, notice_of
-from hpcdl.regress.notify import Addressees, Target, read_addressees, tell
+from hpcdl.regress.notify import BODIES, Addressees, Target, notice_of, read_addressees, tell
 from hpcdl.system.errors import BadInput
 
 SERIES = Series("throughput", "resnet50", "p100", "rate", unit="images/s")
@@ -282,28 +281,19 @@ def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path: Path, text: str)
     assert "hush" not in found.value.render()
 
 
-def closed_history(path: Path) -> None:
-    at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
-    with open_history(path, "embedded") as history:
-        history.add([Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL",
-                            reason="slow")])  # fmt: skip
-
-
-@contextmanager
-def nobody_listens() -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{free.getsockname()[1]}/secret"
-
-
 def test_the_gate_answers_the_same_whoever_can_be_told(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    closed_history(tmp_path / "h")
+    at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
+    with open_history(tmp_path / "h", "embedded") as history:
+        history.add([Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL",
+                            reason="slow")])  # fmt: skip
     words = ["check", "gate", "--site", "embedded", "--history", str(tmp_path / "h")]
     assert main(words) == 1
     answer = capsys.readouterr().out
-    with nobody_listens() as url:
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}/secret"
         file = addressees(tmp_path / "n.yaml", kind="mattermost", url=url)
         assert main([*words, "--notify", str(file)]) == 1
     told = capsys.readouterr()

@@ -30,6 +30,7 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.system.errors import CheckFailed
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
 OLD = Reference(
@@ -70,12 +71,22 @@ def test_three_nights_make_a_reference(site: Site) -> None:
     assert (row.date, row.nodes, row.proof) == ("2026-01-03", ("p100-01",), "run")
 
 
-def test_two_nights_wait_for_a_third(site: Site) -> None:
-    night(site, 1, 100.0)
-    night(site, 2, 100.0)
-    found = drafts(site)
-    assert found.edits == ()
-    assert found.waiting == ("throughput/mlp on p100, images_per_second: 2 of 3 runs",)
+@pytest.mark.parametrize(("values", "count"), [([100.0, 100.0], 2), ([0.0, 0.0, 0.0], 0)])
+def test_too_few_good_nights_wait_for_more(site: Site, values: list[float], count: int) -> None:
+    for day, value in enumerate(values, 1):
+        night(site, day, value)
+    waiting = (f"throughput/mlp on p100, images_per_second: {count} of 3 runs",)
+    assert drafts(site) == Drafts((), waiting)
+
+
+def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site: Site) -> None:
+    ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
+    for day in (1, 2, 3):
+        night(site, day, None, metrics=[ruled])
+    night(site, 4, None)
+    (runs_directory(site) / "20260105-020000-abcd").mkdir()
+    (runs_directory(site) / "20260105-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
+    assert drafts(site) == Drafts((), (), nights=False)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +107,6 @@ def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
     night(site, 2, 100.0)
     night(site, 3, 100.0)
     assert drafts(site).edits == ()
-
-
-def test_a_damaged_night_is_left_out(site: Site) -> None:
-    night(site, 1, None)
-    (runs_directory(site) / "20260102-020000-abcd").mkdir()
-    (runs_directory(site) / "20260102-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
-    assert drafts(site) == Drafts((), (), nights=False)
 
 
 def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site) -> None:
@@ -163,19 +167,6 @@ def test_the_generations_of_gpus_have_published_references_under_the_checks_own_
     ]
 
 
-def test_what_a_check_itself_demands_is_never_drafted(site: Site) -> None:
-    ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
-    for day in (1, 2, 3):
-        night(site, day, None, metrics=[ruled])
-    assert drafts(site) == Drafts((), (), nights=False)
-
-
-def test_a_metric_that_stood_still_waits_and_stops_no_other(site: Site) -> None:
-    for day in (1, 2, 3):
-        night(site, day, 0.0)
-    assert drafts(site).waiting == ("throughput/mlp on p100, images_per_second: 0 of 3 runs",)
-
-
 def test_two_proposals_written_at_once_lose_nothing(site: Site) -> None:
     for day in (1, 2, 3):
         night(site, day, 100.0)
@@ -212,13 +203,24 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     assert row.nodes == ("p100-01", "p100-02")
 
 
-def test_a_dry_run_of_measuring_runs_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(check_references, "modules", lambda *_: {})
-    monkeypatch.setattr("hpcdl.regress.measure.measure", lambda *_: pytest.fail("it ran"))
+@pytest.mark.parametrize(
+    ("there", "words", "code"),
+    [(True, ["--if-missing"], 0), (False, ["--if-missing"], 1), (True, [], 1),
+     (True, ["--dry-run"], 0)],
+)  # fmt: skip
+def test_what_is_there_is_measured_again_only_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool,
+    words: list[str], code: int,
+) -> None:  # fmt: skip
+    def measure(*_: object, **__: object) -> None:
+        raise CheckFailed("measuring is left out here")
+
+    monkeypatch.setattr(check_references, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
+    monkeypatch.setattr("hpcdl.regress.measure.measure", measure)
+    monkeypatch.setattr("hpcdl.regress.measure.covered", lambda *_: there)
     monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
-    words = ("--site", "embedded", "--partition", "p100", "--name", "throughput", "--dry-run")
-    assert main(["check", "references", "measure", *words]) == 0
-    said = "would run throughput 5 times on p100, and write the references\n"
-    assert capsys.readouterr().out == said
+    where = ["--site", "embedded", "--partition", "p100", "--name", "throughput"]
+    assert main(["check", "references", "measure", *where, *words]) == code
+    if words == ["--dry-run"]:
+        said = "would run throughput 5 times on p100, and write the references\n"
+        assert capsys.readouterr().out == said

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import History, Result, open_history
+from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.provenance import Run, of_this_run
 from hpcdl.regress.result import Measured, read_result
 from hpcdl.regress.verdict import judge
@@ -29,10 +29,6 @@ GOOD: dict[str, Any] = {
     "layout": {"nodes": ["p100-02"], "gpu": "Tesla P100-PCIE-16GB"},
     "summary": {"images_per_second": 900.0},
 }
-
-
-def test_what_says_that_it_is_of_this_run_is_taken() -> None:
-    assert of_this_run(Measured(GOOD), RUN).values == GOOD
 
 
 @pytest.mark.parametrize(
@@ -127,40 +123,27 @@ def stamp(at: datetime) -> str:
     return at.isoformat(timespec="seconds")
 
 
-def plant(history: History, row: Result) -> None:
-    """Put a row past the refusal, as a clock that was wrong has left it."""
-    history.as_of(datetime.now(timezone.utc) + timedelta(days=9000)).add([row])
-
-
-@pytest.mark.parametrize("days", [2, 400])
+@pytest.mark.parametrize(
+    ("rows", "days", "kind"),
+    [
+        (nights(60, last=800.0), 2, "drop"),
+        (nights(60, last=800.0), 400, "drop"),
+        ([*nights(3)[:2], replace(nights(3)[2], status="ERROR", reason="node lost")], 2, "ERROR"),
+        (nights(20)[:10], 3650, "old"),
+    ],
+)
 def test_a_date_in_the_future_neither_moves_a_baseline_nor_opens_the_gate(
-    tmp_path: Path, days: int
+    tmp_path: Path, rows: list[Result], days: int, kind: str
 ) -> None:
     now = datetime.now(timezone.utc)
+    late = replace(nights(1)[0], run="later", time=stamp(now + timedelta(days=days)))
     with open_history(tmp_path / "h") as history:
-        history.add(nights(60, last=800.0))
-        assert not ask(history, now=now).open
-        plant(history, replace(nights(1)[0], run="later", time=stamp(now + timedelta(days=days))))
+        history.add(rows)
+        # Past the refusal, as a clock that was wrong has left it.
+        history.as_of(now + timedelta(days=9000)).add([late])
         answer = ask(history, now=now)
-    assert [finding.kind for finding in answer.findings] == ["drop"]
+    assert [finding.kind for finding in answer.findings] == [kind]
     assert [finding.kind for finding in answer.warnings] == ["future"]
-
-
-def test_tonights_error_stands_though_a_later_row_passes(tmp_path: Path) -> None:
-    now = datetime.now(timezone.utc)
-    rows = nights(3)
-    with open_history(tmp_path / "h") as history:
-        history.add([*rows[:2], replace(rows[2], status="ERROR", reason="node lost")])
-        plant(history, replace(rows[2], run="later", time=stamp(now + timedelta(days=2))))
-        assert [one.kind for one in ask(history, now=now).findings] == ["ERROR"]
-
-
-def test_a_series_falls_silent_though_its_last_row_is_of_the_future(tmp_path: Path) -> None:
-    now = datetime.now(timezone.utc)
-    with open_history(tmp_path / "h") as history:
-        history.add(nights(20)[:10])
-        plant(history, replace(nights(1)[0], run="later", time=stamp(now + timedelta(days=3650))))
-        assert [one.kind for one in ask(history, now=now).findings] == ["old"]
 
 
 def test_what_is_dated_later_is_refused_and_nothing_of_it_is_added(tmp_path: Path) -> None:
@@ -183,5 +166,6 @@ def test_the_numbers_of_an_error_move_no_baseline(tmp_path: Path) -> None:
 
 
 def test_a_clock_at_the_limit_is_no_stranger() -> None:
+    assert of_this_run(Measured(GOOD), RUN).values == GOOD
     late = {**GOOD, "ended": time.time() + 30}
     assert not of_this_run(Measured(late), replace(RUN, ended=None)).faults

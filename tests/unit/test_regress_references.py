@@ -12,7 +12,6 @@ from hpcdl.regress.propose import rows_of
 from hpcdl.regress.references import (
     Reference,
     from_runs,
-    merged,
     read_references,
     render_references,
     spread_of,
@@ -51,23 +50,12 @@ def test_one_wild_run_does_not_hide_in_the_median() -> None:
     assert spread_of([100.0, 101.0, 99.0, 100.0, 40.0]) > 0.2
 
 
-def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "set.yaml"
-    path.write_text(render_references("set", [ROW]))
-    assert read_references(path) == (ROW,)
-
-
 def test_a_row_that_hides_another_is_a_fault(tmp_path: Path) -> None:
     path = tmp_path / "set.yaml"
     path.write_text(render_references("set", [ROW, replace(ROW, value=2.0)]))
     with pytest.raises(BadInput) as caught:
         read_references(path)
     assert "a second reference of" in caught.value.render()
-
-
-def test_new_rows_take_the_place_of_old_ones() -> None:
-    newer = from_runs(ROW, [5.0, 5.0, 5.0])
-    assert merged([ROW], [newer]) == [newer]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def fault(kind: str, **data: Any) -> dict[str, Any]:
         (case(float("nan")), Status.ERROR),
         (case(float("inf")), Status.ERROR),
         (case(row={**ROW, "release": "r0"}), Status.STALE),
+        (case(row={**ROW, "driver": "550"}, evidence={"driver": "570"}), Status.STALE),
         (case(row={**ROW, "runs": 2}), Status.INSUFFICIENT),
         (case(50.0, {**ROW, "release": "r0"}), Status.FAIL),
         (case(evidence={"faults": [fault("few-steps")]}), Status.INSUFFICIENT),
@@ -128,31 +129,9 @@ def test_whatever_else_went_wrong_once_stands_unless_somebody_asked_for_retries(
     assert judge_tries([first, case()]).status is Status.PASS
 
 
-def test_a_case_that_ran_once_is_judged_as_it_is() -> None:
-    assert judge_tries([case()], any_fault=False) == judge(case())
-
-
 def test_a_reference_measured_on_another_machine_is_stale() -> None:
     assert judge(case(), "m1").status is Status.PASS
     assert judge(case(), "m2").status is Status.STALE
-
-
-def test_a_reference_measured_with_another_driver_is_stale() -> None:
-    given = case(row={**ROW, "driver": "550.54.15"}, evidence={"driver": "570.86.10"})
-    assert judge(given).status is Status.STALE
-
-
-def test_a_failure_says_how_far_it_is_off() -> None:
-    verdict = judge(case(50.0))
-    assert verdict.reason == (
-        "images_per_second 50 images/s is 50% below its reference 100, beyond the bound 90"
-    )
-
-
-def test_half_the_speed_never_passes_whatever_the_spread() -> None:
-    from hpcdl.regress.references import lower_bound
-
-    assert all(lower_bound(spread / 100) >= -0.4 for spread in range(1000))
 
 
 def test_only_what_lacks_a_fresh_reference_can_be_waived_and_only_by_its_name() -> None:
@@ -162,12 +141,11 @@ def test_only_what_lacks_a_fresh_reference_can_be_waived_and_only_by_its_name() 
     assert [v.ok for v in waive(verdicts, ["through", "mlp", ""])] == [False, False, False]
 
 
-def record(state: str, restarts: int = 0) -> JobRecord:
-    return JobRecord(
-        id=1, name="j", state=state, reason="None", exit_code=0, signal=0, partition="p",
-        nodes="n1", restarts=restarts, submitted="", started="", ended="", time_limit="00:10:00",
-        script="",
-    )  # fmt: skip
+def record(state: str, **changes: Any) -> JobRecord:
+    row = JobRecord(id=1, name="j", state=state, reason="None", exit_code=0, signal=0,
+                    partition="p", nodes="", restarts=0, submitted="", started="", ended="",
+                    time_limit="00:10:00", script="")  # fmt: skip
+    return row._replace(**changes)
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "COMPLETED", "FAILED"])
@@ -197,7 +175,10 @@ def test_every_other_ending_is_a_failure_with_its_state(state: str, word: str) -
 
 def test_a_job_that_slurm_forgot_or_queued_again_is_a_failure() -> None:
     assert "does not know" in str(fault_of(None))
-    assert "node lost" in str(fault_of(record("PENDING", restarts=1)))
+    again = str(fault_of(record("PENDING", restarts=1), was_on="p100-02"))
+    assert "node lost" in again
+    assert "after it ran on p100-02" in again
+    assert "(p100-02)" in str(fault_of(record("NODE_FAIL"), was_on="p100-02"))
     assert fault_of(record("RUNNING", restarts=1), allowed_restarts=1) is None
 
 

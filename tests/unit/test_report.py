@@ -15,16 +15,10 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.regress.history import Point, Result, history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report import (
-    directory_of,
-    night_page,
-    read_files,
-    series_view,
-)
+from hpcdl.regress.report import directory_of, night_page, read_files, series_view
+from hpcdl.regress.report.comparisons import MOST, layout_of, nodes_of, scaling
 from hpcdl.regress.report.files import HEAD, TAIL, attach
-from hpcdl.regress.report.nodes_view import MOST, nodes_of
 from hpcdl.regress.report.page import embedded_json
-from hpcdl.regress.report.scaling_view import layout_of, scaling
 from hpcdl.regress.report.series_view import view, views
 from hpcdl.regress.report.tonight import bar, headline, rows, when
 from hpcdl.site import find_site_file, load_site
@@ -42,30 +36,17 @@ def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
     return Point(time, value, values.pop("status"), **values)
 
 
-def test_runs_of_one_date_are_one_night_with_its_extremes() -> None:
-    values = view(SERIES, [point(0), point(0, 1100.0), point(0, 900.0), point(2)]).values
-    assert values["day"] == [0, 2]
-    assert values["value"] == [1000, 1000]
-    assert (values["low"], values["high"], values["runs"]) == ([900, 1000], [1100, 1000], [3, 1])
-
-
-def test_a_night_without_a_number_is_shown_as_lost() -> None:
-    one = view(SERIES, [point(0), point(1, None), point(2)], [point(3).time])
-    assert one.values["lost"] == [1, 3]
-
-
-def test_numbers_that_no_figure_can_show_count_as_none() -> None:
-    values = view(SERIES, [point(0), point(1, float("inf"), high=float("inf"))]).values
-    assert values["lost"] == [1]
-    embedded_json(values)
-
-
-def test_releases_and_bounds_are_told_where_they_change() -> None:
+def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bounds_change() -> None:
     after = {"release": "r2", "reference": 1200.0}
-    points = [point(0), point(1), point(2, **after), point(3, **after)]
-    values = view(SERIES, points).values
-    assert values["release"] == [[0, "r1"], [2, "r2"]]
-    assert values["bound"] == [[0, [1000, 900, None]], [2, [1200, 900, None]]]
+    points = [point(0), point(0, 1100.0), point(0, 900.0), point(1, None), point(2, **after),
+              point(3, **after), point(4, float("inf"), high=float("inf"))]  # fmt: skip
+    values = view(SERIES, points, [point(5).time]).values
+    assert (values["day"], values["value"]) == ([0, 2, 3], [1000, 1000, 1000])
+    assert (values["low"][0], values["high"][0], values["runs"]) == (900, 1100, [3, 1, 1])
+    assert values["lost"] == [1, 4, 5]
+    assert values["release"] == [[0, "r1"], [1, "r2"]]
+    assert values["bound"] == [[0, [1000, 900, None]], [1, [1200, 900, None]]]
+    embedded_json(values)
 
 
 def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
@@ -121,7 +102,7 @@ def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn() -> None:
     assert len(found.values["rows"]) == MOST
     assert found.values["rows"][:3] == ["n500", "n0", "n1"]
     assert found.values["rows"][-1] == "n999"
-    assert found.others == 1000 - MOST
+    assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
 
 
 def test_rows_of_one_case_on_several_nodes_name_theirs() -> None:
@@ -149,7 +130,7 @@ def test_scaling_is_held_against_the_smallest_layout() -> None:
     ideal, tonight = family.values["lines"]
     assert [p["y"] for p in ideal["points"]] == [200, 800]
     assert [p["label"] for p in tonight["points"]] == ["", "88\N{NO-BREAK SPACE}%"]
-    assert family.efficiency == pytest.approx(0.875)
+    assert family.notes == ("88\N{NO-BREAK SPACE}% of the ideal at the largest layout",)
 
 
 def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
@@ -157,7 +138,8 @@ def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
              for check, case, value in (("alone", "mlp-1x1-a", 100.0),
                                         ("scaling_small", "mlp-1x2-a", 150.0))]  # fmt: skip
     (family,) = scaling(views)
-    assert (family.check, family.efficiency) == ("scaling_small", 0.75)
+    assert family.subtitle.startswith("scaling_small")
+    assert family.notes[0].startswith("75")
 
 
 def test_what_needs_a_person_stands_first() -> None:
@@ -310,10 +292,3 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert str(page) in capsys.readouterr().out
     assert "1 of 40 checks does not pass" not in page.read_text()
     assert "2 of 40 checks do not pass" in page.read_text()
-
-
-@pytest.mark.parametrize("text", ['{"verdicts": [3]}', '{"verdicts": [{"check": 1}]}'])
-def test_verdicts_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "verdicts.json").write_text(text)
-    page = str(tmp_path / "p.html")
-    assert main(["check", "report", str(tmp_path), "--site", "embedded", "--html", page]) == 2

@@ -21,16 +21,7 @@ from hpcdl.jobs.submission import find
 from hpcdl.jobs.watch import Snapshot, as_line, result_of
 from hpcdl.regress.result import read_result
 from hpcdl.results.faults import FaultKind
-from hpcdl.results.records import (
-    EXPECTATION,
-    JOB,
-    PROGRESS,
-    RESULT,
-    VERDICTS,
-    Format,
-    at,
-    outcome,
-)
+from hpcdl.results.records import EXPECTATION, JOB, PROGRESS, RESULT, VERDICTS, Format, at, outcome
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpcdl import facts
 from hpcdl.regress.identity import Series
-from hpcdl.regress.notice import BODIES
+from hpcdl.regress.notify import BODIES
 from hpcdl.regress.references import Reference as CheckReference
 from hpcdl.site.schema import site_schema
 from hpcdl.system.document import InvalidDocument, parse_document

@@ -102,7 +102,9 @@ class HpcdlJob(_SlurmJob):
     jobid = property(lambda self: str(self.id) if self.id else None)
     submit_time = property(lambda self: self.submitted or None)
     state = property(lambda self: self.record.state if self.record else None)
-    exitcode = property(lambda self: _exit_code(self.record))
+    exitcode = property(
+        lambda self: self.record.exit_code if self.record and not self.record.active else None
+    )
     nodelist = property(lambda self: [*expand_hostlist(self.record.nodes)] if self.record else [])
     stdout = property(lambda self: self.plan.log if self.plan else super().stdout)
     stderr = property(lambda self: self.plan.log if self.plan else super().stderr)
@@ -146,8 +148,10 @@ class HpcdlSlurm(SlurmJobScheduler):
     def poll(self, *jobs: HpcdlJob | None) -> None:
         """Learn how jobs stand."""
         _leave_with_parent()
-        for job in jobs:
-            if job is not None and not self.finished(job) and _due(job):
+        for job in jobs:  # not too often: slurmctld serves others too
+            now = time.monotonic()
+            if job is not None and not self.finished(job) and now - job.asked >= _POLL_SECONDS:
+                job.asked = now
                 self._ask(job)
 
     def finished(self, job: HpcdlJob) -> bool:
@@ -199,9 +203,8 @@ class HpcdlSlurm(SlurmJobScheduler):
         if changed:
             _tell(job, record.state)
         waited = time.time() - job.submitted
-        limit = min(
-            job.plan.patience if job.plan else PATIENCE_SECONDS, job.max_pending_time or math.inf
-        )
+        patience = job.plan.patience if job.plan else PATIENCE_SECONDS
+        limit = min(patience, job.max_pending_time or math.inf)
         fault = fault_of(record, job.plan.restarts if job.plan else 0, _which(job, record))
         fault = fault or waits_too_long(record, waited, limit)
         if fault is None and record.state == "RUNNING":
@@ -239,21 +242,7 @@ def declared_name(check: type) -> str:
     return next(cls.__name__ for cls in check.__mro__ if cls.__module__ != "reframe.core.meta")
 
 
-def _exit_code(record: JobRecord | None) -> int | None:
-    return record.exit_code if record and not record.active else None
-
-
-def _due(job: HpcdlJob) -> bool:
-    """Whether the last question was long enough ago; slurmctld serves others too."""
-    now = time.monotonic()
-    if now - job.asked < _POLL_SECONDS:
-        return False
-    job.asked = now
-    return True
-
-
 def _lasts(job: HpcdlJob, what: str, limit: float) -> bool:
-    """Whether `what` has been so for `limit` seconds."""
     return time.monotonic() - job.since.setdefault(what, time.monotonic()) > limit
 
 
@@ -282,7 +271,6 @@ def _which(job: HpcdlJob, record: JobRecord) -> str:
 
 
 def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
-    """Why a job that is called RUNNING is taken for dead, or None."""
     if job.watchdog is None:
         job.watchdog = Watchdog(job.plan.silence) if job.plan else Watchdog()
     silence = job.watchdog.silence(_signs(Path(job.workdir)))
@@ -292,28 +280,22 @@ def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
 
 
 def _signs(directory: Path) -> object:
-    """What changes while a job is alive: sizes and times of its files."""
     found = []
-    with suppress(OSError):
-        for entry in os.scandir(directory):
-            with suppress(OSError):
-                status = entry.stat()
-                found.append((entry.name, status.st_size, status.st_mtime_ns))
+    for path in directory.glob("*"):
+        with suppress(OSError):
+            status = path.stat()
+            found.append((path.name, status.st_size, status.st_mtime_ns))
     return sorted(found)
 
 
 def _node_restarted(record: JobRecord) -> bool:
-    """Whether slurmd of one of the job's nodes started after the job did."""
     with suppress(HpcdlError):
-        return any(
-            started and record.started and started > record.started
-            for started in client.daemon_starts(record.nodes).values()
-        )
+        starts = client.daemon_starts(record.nodes).values()
+        return any(one and record.started and one > record.started for one in starts)
     return False
 
 
 def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
-    """Append one line to the run's events, for whoever follows the run."""
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return

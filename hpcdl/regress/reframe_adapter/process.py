@@ -20,7 +20,7 @@ from typing import Any
 
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
-from hpcdl.system.errors import HpcdlError, Stopped
+from hpcdl.system.errors import BadInput, HpcdlError, Stopped
 from hpcdl.system.files import current_umask
 from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder as resource
@@ -35,6 +35,23 @@ RETRY_ALL = "--hpcdl-retry-all"
 _RECORDER = "hpcdl.regress.reframe_adapter.recorder"
 _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
+_INSTEAD = {
+    "-C": "use --config FILE", "--config-file": "use --config FILE",
+    "-c": "use --checks PATH", "--checkpath": "use --checks PATH",
+    "-R": "use --checks PATH", "--recursive": "use --checks PATH",
+    "-n": "use --name", "--name": "use --name", "-t": "use --tag", "--tag": "use --tag",
+    "--system": "use --partition",
+    "--max-retries": "use --retries", "--repeat": "use --runs", "--distribute": "use --distribute",
+    "--mode": "a mode may set any of these",
+}  # fmt: skip
+# What hpcdl itself sets, and what would make it no run.
+_REFUSED = [
+    *_INSTEAD, "-r", "--run", "--report-file", "--perflogdir", "--exec-policy", "--nocolor",
+    "--restore-session", "--prefix", "-s", "--stage", "-o", "--output", "--keep-stage-files",
+    "--dont-restage", "--duration", "--reruns", "-l", "--list", "-L", "--list-detailed",
+    "--list-tags", "--describe", "--dry-run", "--ci-generate", "-h", "--help", "-V", "--version",
+    "--show-config", "--detect-host-topology", "--upgrade-config-file",
+]  # fmt: skip
 Progress = Callable[[RunDirectory], None]
 
 
@@ -51,8 +68,26 @@ class Session:
     selected: int | None
 
 
-def to_argv(run: RunDirectory, request: CheckRequest, retries: int, *, serial: bool) -> list[str]:
-    """ReFrame's command line."""
+def refuse_ours(words: Sequence[str]) -> None:
+    """Refuse arguments that would take the run out of hpcdl's hands.
+
+    Raises BadInput: the first of them, with what to use instead.
+    """
+    for word in words:
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        # argparse takes the beginning of a long option for it.
+        meant = [one for one in _REFUSED
+                 if one == name or (len(name) > 3 and one.startswith(name))]  # fmt: skip
+        if meant:
+            hint = _INSTEAD.get(meant[0], "it is not for a run of `hpcdl check run`")
+            raise BadInput(f"{word[:40]} is not passed on to ReFrame", hint=hint)
+
+
+def to_argv(run: RunDirectory, request: CheckRequest, usual: int, *, serial: bool) -> list[str]:
+    """ReFrame's command line; `usual` is how often a night tries again what was too slow."""
+    # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
+    nightly = request.repeat == 1 and not request.measuring and not request.settings
+    retries = (usual if nightly else 0) if request.retries is None else request.retries
     paths = request.paths or (resource("reframe_checks"),)
     argv = [*map(str, module_argv(sys.executable, _RECORDER))]
     argv += [RETRY_ALL] if request.retries else []
@@ -82,11 +117,7 @@ def _name_pattern(name: str) -> str:
 
 
 def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -> Session:
-    """Run ReFrame to its end.
-
-    Raises:
-        Stopped: a signal ended it; its jobs were cancelled.
-    """
+    """Run ReFrame to its end. Raises Stopped: a signal ended it; its jobs were cancelled."""
     # Settings that a shell has for another ReFrame (RFM_*) would be added to the run's.
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RFM_")},
@@ -122,7 +153,6 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
 
 
 def _stopped(run: RunDirectory, process: subprocess.Popen[bytes] | None) -> Stopped:
-    """End ReFrame and its jobs after a signal."""
     if process is not None:
         process.terminate()
         try:
@@ -151,25 +181,21 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     selected = [int(event["cases"]) for event in events if event["event"] == "selected"]
     return Session(
         exit_code=exit_code,
-        cases=tuple(_tries(_report(run))),
+        cases=tuple(_tries(run)),
         left_out=tuple(dict.fromkeys(found)),
         selected=selected[-1] if selected else None,
     )
 
 
-def _tries(report: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
-    """Every case, as often as it ran: a retry holds only those that failed before."""
+def _tries(run: RunDirectory) -> list[list[Mapping[str, Any]]]:
+    """Every case of ReFrame's report, as often as it ran: a retry holds only what failed before."""
+    try:
+        report = json.loads(run.report.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
     cases: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
-    for run in report.get("runs") or ():
-        for case in run.get("testcases") or ():
+    for each in report.get("runs") or ():
+        for case in each.get("testcases") or ():
             key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
             cases.setdefault(key, []).append(case)
     return [*cases.values()]
-
-
-def _report(run: RunDirectory) -> dict[str, Any]:
-    try:
-        value = json.loads(run.report.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

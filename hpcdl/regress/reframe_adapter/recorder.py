@@ -29,11 +29,7 @@ from reframe import utility
 from reframe.core import decorators
 from reframe.core.exceptions import PerformanceError, SkipTestError, what
 from reframe.core.meta import RegressionTestMeta
-from reframe.core.pipeline import (
-    CompileOnlyRegressionTest,
-    RegressionTest,
-    RunOnlyRegressionTest,
-)
+from reframe.core.pipeline import CompileOnlyRegressionTest, RegressionTest, RunOnlyRegressionTest
 from reframe.core.runtime import runtime
 from reframe.frontend import cli, dependencies
 from reframe.frontend.executors import Runner
@@ -78,14 +74,14 @@ def _load_all(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
     return original(loader, *args, **kwargs)
 
 
-def _import_file(original: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
-    with unless_it_raises("check file", filename):
-        return original(filename, *args, **kwargs)
+def _guarded(kind: str, name: Callable[..., object]) -> Callable[..., Any]:
+    """What records that a call with these arguments raised, and so left something out."""
 
+    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+        with unless_it_raises(kind, name(*args)):
+            return original(*args, **kwargs)
 
-def _load_module(original: Any, loader: Any, module: Any) -> Any:
-    with unless_it_raises("check file", module.__file__):
-        return original(loader, module)
+    return around
 
 
 def _simple_test(original: Any, cls: Any) -> Any:
@@ -148,20 +144,19 @@ def _case(check: Any, partition: Any, environ: Any) -> tuple[str, ...]:
 
 _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (RegressionCheckLoader, "load_all", _load_all),
-    (utility, "import_module_from_file", _import_file),
-    (RegressionCheckLoader, "load_from_module", _load_module),
+    (utility, "import_module_from_file", _guarded("check file", lambda file, *_: file)),
+    (RegressionCheckLoader, "load_from_module",
+     _guarded("check file", lambda _, module: module.__file__)),
     (reframe, "simple_test", _simple_test),
     (decorators, "simple_test", _simple_test),
     (RegressionTestMeta, "__call__", _make_check),
     (RegressionCheckLoader, "_validate_check", _validate_check),
     (dependencies, "build_deps", _build_deps),
     (Runner, "runall", _run_all),
-    *(
-        (cls, "setup", _setup)
-        for cls in (RegressionTest, RunOnlyRegressionTest, CompileOnlyRegressionTest)
-    ),
+    *((cls, "setup", _setup)
+      for cls in (RegressionTest, RunOnlyRegressionTest, CompileOnlyRegressionTest)),
     (RegressionTest, "check_performance", _check_performance),
-)
+)  # fmt: skip
 """Where ReFrame leaves something out and continues: the function, and what is called around it."""
 
 

@@ -19,25 +19,20 @@ def supported() -> tuple[str, ...]:
 def require_reframe(release: str | None = None) -> None:
     """Refuse a ReFrame that is not there, or that hpcdl was not run with.
 
-    `release` is what it calls itself, by default as the installed package says.
-
-    Raises:
-        MissingPrerequisite: it is not there, or not in the supported range.
+    `release` is what it calls itself, by default as the installed package says. Raises
+    MissingPrerequisite: it is not there, or not in the supported range.
     """
     if find_spec("reframe") is None:
         raise MissingPrerequisite("ReFrame is not installed for this hpcdl", hint=_HINT)
-    found, known = release or _installed(), supported()
+    try:
+        found = release or version("reframe-hpc")
+    except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
+        import reframe
+
+        found = str(reframe.VERSION)
+    known = supported()
     if found not in known:
         raise MissingPrerequisite(
             f"ReFrame {found} is not supported: hpcdl works with {known[0]} to {known[-1]}",
             hint=_HINT,
         )
-
-
-def _installed() -> str:
-    try:
-        return version("reframe-hpc")
-    except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
-        import reframe
-
-        return str(reframe.VERSION)

@@ -36,16 +36,17 @@ Modules = Module | Mapping[str, Module]
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment of ReFrame: commands that a script runs first, and why."""
+    """An environment of ReFrame: commands that a script runs first, and why.
+
+    It is for these partitions, all where there are none; compilers are of C, C++ and Fortran.
+    """
 
     name: str
     comment: str
     prepare: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
-    """The partitions it is for; all where there are none."""
     features: tuple[str, ...] = ()
     compilers: tuple[str, str, str] = ("gcc", "g++", "gfortran")
-    """Of C, C++ and Fortran."""
     nvcc: str = "nvcc"
 
 
@@ -66,10 +67,7 @@ def render_settings(
     """The text of a ReFrame settings file.
 
     `prefix` is where ReFrame keeps its files, WORK/checks/reframe by default; `execution` says how
-    many jobs run at a time.
-
-    Raises:
-        BadInput: an unknown partition.
+    many jobs run at a time. Raises BadInput: an unknown partition.
     """
     chosen = site.by_groups(partitions)
     place = prefix or site.paths.work / "checks" / "reframe"
@@ -81,12 +79,10 @@ def render_settings(
         prefix=str(place),
         database=str(place / "results.db"),
         max_jobs=execution.max_jobs,
-        partitions=[
-            partition_settings(site, part, module_on(modules, part.label), execution)
-            for part in chosen
-        ],
+        partitions=[partition_settings(site, one, module_on(modules, one.label), execution)
+                    for one in chosen],
         environments=environments(site, modules, [part.label for part in chosen]),
-    )
+    )  # fmt: skip
 
 
 def module_on(modules: Modules, partition: str) -> Module:
@@ -121,7 +117,6 @@ def environments(
 
 
 def _cuda(site: Site, partitions: Sequence[str]) -> tuple[Environment, ...]:
-    """CUDA's compiler on partitions with GPUs, where a stack of the site says where it is."""
     home = next((one.cuda_home for one in site.stacks.values() if one.cuda_home), None)
     gpus = [one.label for one in site.by_groups(partitions) if one.gpu]
     if home is None or not gpus:
@@ -132,7 +127,6 @@ def _cuda(site: Site, partitions: Sequence[str]) -> tuple[Environment, ...]:
 
 
 def _prepare(site: Site, module: Module) -> tuple[str, ...]:
-    """Commands that load a module in a job."""
     found = [f"source {quote.word(str(site.paths.lmod_init))}", "module --force purge"]
     if module.folder is not None:
         found.append(f"module use {quote.word(str(module.folder))}")
@@ -146,18 +140,17 @@ def partition_settings(
     gpu = partition.gpu
     device = {"type": "gpu", "model": gpu.model, "arch": gpu.compute,
               "num_devices": gpu.per_node} if gpu else None  # fmt: skip
+    each = f"{gpu.per_node} x {gpu.model}" if gpu else f"{partition.cores} cores"
     features = (*partition.features, "gpu" if gpu else "cpu", site.container)
     return {
         "name": reframe_name(partition.label),
-        "descr": _description(partition),
+        "descr": f"{partition.nodes} nodes, {each} each",
         "access": _access(site, partition),
         "resources": _resources(site, partition),
         "processor": {
-            "arch": partition.target,
-            "num_cpus": partition.cpus,
-            "num_cpus_per_core": partition.threads_per_core,
+            "arch": partition.target, "num_cpus": partition.cpus,
+            "num_cpus_per_core": partition.threads_per_core, "num_sockets": partition.sockets,
             "num_cpus_per_socket": partition.cpus // partition.sockets,
-            "num_sockets": partition.sockets,
         },
         "devices": [device] if device else [],
         "features": [*dict.fromkeys(map(reframe_name, filter(None, features)))],
@@ -176,13 +169,7 @@ def partition_settings(
             "gpus_per_node": partition.gpus_per_node,
             "memory_gb": partition.memory_gb,
         },
-    }
-
-
-def _description(partition: Partition) -> str:
-    gpu = partition.gpu
-    each = f"{gpu.per_node} x {gpu.model}" if gpu else f"{partition.cores} cores"
-    return f"{partition.nodes} nodes, {each} each"
+    }  # fmt: skip
 
 
 def _access(site: Site, partition: Partition) -> list[str]:
@@ -211,7 +198,6 @@ def _template() -> jinja2.Template:
 
 
 def _names_for(environments: Sequence[Environment], partition: str) -> list[str]:
-    """The environments of a partition, each once."""
     names = [one.name for one in environments if partition in (one.partitions or (partition,))]
     return [*dict.fromkeys(names)]
 

@@ -1,7 +1,7 @@
 """The report of a night and of all nights before it: one HTML file that needs no network.
 
-`series_view`, `nodes_view`, `scaling_view` and `tonight` turn results into plain values and text,
-without touching a file; `page` lays them into templates/report, whose figures.js draws what is in
+`series_view`, `comparisons` and `tonight` turn results into plain values and text, without
+touching a file; `page` lays them into templates/report, whose figures.js draws what is in
 view from those values. `files` alone reads: the scripts and logs that a reader may open.
 """
 

@@ -52,14 +52,9 @@ def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
 def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]:
     """Script and log of each verdict, in the verdicts' order."""
     above = [] if directory is None else [directory, Path(str(run.get("run") or directory))]
-    return [
-        {
-            kind: attach(directory, above, str(verdict[kind]))
-            for kind in ("script", "log")
-            if verdict.get(kind)
-        }
-        for verdict in run["verdicts"]
-    ]
+    return [{kind: attach(directory, above, str(verdict[kind]))
+             for kind in ("script", "log") if verdict.get(kind)}
+            for verdict in run["verdicts"]]  # fmt: skip
 
 
 def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached:
@@ -111,7 +106,6 @@ def _refusal(status: os.stat_result, owner: int) -> str:
 
 
 def _cut(descriptor: int) -> tuple[str, str]:
-    """A file's text, and what was left out of it."""
     with os.fdopen(os.dup(descriptor), "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)

@@ -11,8 +11,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -21,17 +20,17 @@ from hpcdl.regress.formats import Run
 from hpcdl.regress.gate import ask, first_night
 from hpcdl.regress.history import History, Point
 from hpcdl.regress.identity import LOWER, Series
-from hpcdl.regress.report import nodes_view, scaling_view, tonight
+from hpcdl.regress.report import comparisons, tonight
 from hpcdl.regress.report.files import Attached
 from hpcdl.regress.report.series_view import (
+    Figure,
     SeriesView,
-    Work,
     better_of_points,
     describe_metric,
-    percent,
     views,
 )
 from hpcdl.regress.rulings import Rulings
+from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.inert import inert_text, inert_values
@@ -39,51 +38,6 @@ from hpcdl.system.resources import folder, templates
 
 NIGHTS = 365
 _SCRIPTS = ("figures.js", "page.js")
-KINDS = ("time", "lines", "heat")
-"""Figures that figures.js draws: a series over time, lines over a number, a grid of cells."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of a page: `values` are what figures.js draws for its `kind` (see KINDS).
-
-    `name` is its identity in links, such as `#NAME`.
-    """
-
-    kind: str
-    title: str
-    values: Mapping[str, Any]
-    name: str
-    subtitle: str
-    partition: str
-    notes: tuple[str, ...]
-    tone: str = ""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with text and figures below it, or what to say where there is none (`empty`).
-
-    With `ranges` the reader chooses how many nights are shown.
-    """
-
-    name: str
-    heading: str
-    text: str
-    figures: tuple[Figure, ...]
-    empty: str
-    ranges: bool = False
-
-
-@dataclass(frozen=True)
-class Attention:
-    """One thing that a person should look at, and where it is on the page."""
-
-    tone: str
-    kind: str
-    name: str
-    description: str
-    link: str
 
 
 def night_page(
@@ -115,7 +69,7 @@ def night_page(
               for kind, one in attached.items()}  # fmt: skip
     return _render(
         f"{site}: {answer.headline}",
-        [_over_time(shown), _scaling(shown), _nodes(found, shown)],
+        _sections(found, shown),
         blocks,
         site=site,
         run=str(run.get("run", "")).rpartition("/")[2],
@@ -124,7 +78,6 @@ def night_page(
         **_night(answer, run["verdicts"], rows, shown),
         files=files,
         partitions=sorted({row.partition for _, row in rows} | {one.series.place for one in shown}),
-        bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
     )
 
 
@@ -138,7 +91,7 @@ def _night(
     return {
         "headline": answer.headline, "open": answer.open, "accepted": answer.accepted,
         "rows": rows, "counts": Counter(row.status for _, row in rows),
-        "attention": [*_of_verdicts(rows), *_of_gate(answer, verdicts, shown)],
+        "attention": [*_attention(answer, verdicts, rows, shown)],
         "links": {(one.series.check, one.series.case, one.series.place): f"s{index}"
                   for index, one in reversed([*enumerate(shown)])},
         "verdicts": tonight.headline(verdicts),
@@ -163,122 +116,95 @@ def _views(
     told: dict[Series, tuple[Finding, ...]] = {}
     for one in (*answer.findings, *answer.warnings):
         told[one.series] = (*told.get(one.series, ()), one)
-    work: list[Work] = []
+    work = []
     for series, points in found.items():
         if series.metric:
             without = found.get(series.of_case, ())
             lost = [p.time for p in without if p.status == Status.ERROR.value]
             since = first(series, points[-1].time)
-            of_gate = told.get(series, ())
-            work.append((series, points, lost, least, watched, of_gate, since))
+            work.append((series, points, lost, least, watched, told.get(series, ()), since))
     return [one for one in views(work) if one.values["value"]]
 
 
-def _over_time(views: Sequence[SeriesView]) -> Section:
-    figures = tuple(
-        Figure("time", one.series.case or one.series.check, one.values, f"s{index}",
-               f"{one.series.check} \N{MIDDLE DOT} {describe_metric(one.series.metric)}",
-               one.series.place, one.findings,
-               "bad" if one.alarm else "")
-        for index, one in enumerate(views)
-    )  # fmt: skip
-    return Section(
-        "time",
-        "Over time",
-        "Each dot is a night. The line is the level between changes, the band around it two "
-        "standard deviations; what lies beyond the bounds is shaded.",
-        figures,
-        "There is no history yet: each `hpcdl check run` adds a night.",
-        ranges=True,
-    )
-
-
-def _scaling(views: Sequence[SeriesView]) -> Section:
-    figures = tuple(
-        Figure("lines", one.family or one.check, one.values, f"x{index}",
-               f"{one.check} \N{MIDDLE DOT} {one.metric}", one.partition,
-               (f"{percent(one.efficiency)} of the ideal at the largest layout",))
-        for index, one in enumerate(scaling_view.scaling(views))
-    )  # fmt: skip
-    return Section(
-        "scaling", "Scaling",
-        "The same training on more ranks, beside the smallest layout's rate times the ranks.",
-        figures,
-        "No training ran on more than one number of ranks.",
-    )  # fmt: skip
-
-
-def _nodes(found: Mapping[Series, list[Point]], views: Sequence[SeriesView]) -> Section:
+def _sections(
+    found: Mapping[Series, list[Point]], shown: Sequence[SeriesView]
+) -> list[dict[str, Any]]:
+    """Headings with their figures by the identity that links have, `empty` where there is none."""
     maps = []
     for partition in sorted({series.partition for series in found}):
         each = [_as_rates(series.unit, points) for series, points in found.items()
                 if series.partition == partition]  # fmt: skip
-        slow = [n for one in views if one.series.partition == partition for n in one.slow_nodes]
-        one = nodes_view.nodes_of(partition, each, slow)
-        if one is not None:
-            maps.append(one)
-    figures = tuple(
-        Figure("heat", one.partition, one.values, f"n{index}",
-               f"{len(one.values['rows'])} nodes{_of_more(one)}, "
-               f"last {len(one.values['columns'])} nights",
-               one.partition, tuple(f"{name} is slower than the others" for name in one.slow),
-               "bad" if one.slow else "")
-        for index, one in enumerate(maps)
-    )  # fmt: skip
-    return Section(
-        "nodes", "Nodes",
-        "Each cell is a node on a night, against the median of all nodes of that night.",
-        figures,
-        "No check ran on single nodes: `hpcdl check run --tag node --distribute` measures each.",
-    )  # fmt: skip
+        slow = [n for one in shown if one.series.partition == partition for n in one.slow_nodes]
+        maps.append(comparisons.nodes_of(partition, each, slow))
 
+    def named(letter: str, figures: Iterable[Figure | None]) -> dict[str, Figure]:
+        return {f"{letter}{index}": one for index, one in enumerate(filter(None, figures))}
 
-def _of_more(one: nodes_view.NodesView) -> str:
-    """Of how many nodes those are shown that lie farthest from the others."""
-    if not one.others:
-        return ""
-    return f" of {len(one.values['rows']) + one.others:,}, farthest from the median"
+    return [
+        {
+            "name": "time", "heading": "Over time",
+            "text": "Each dot is a night. The line is the level between changes, the band around "
+            "it two standard deviations; what lies beyond the bounds is shaded.",
+            "figures": named("s", [one.figure for one in shown]),
+            "empty": "There is no history yet: each `hpcdl check run` adds a night.",
+        },
+        {
+            "name": "scaling", "heading": "Scaling", "text": "The same training on more ranks, "
+            "beside the smallest layout's rate times the ranks.",
+            "figures": named("x", comparisons.scaling(shown)),
+            "empty": "No training ran on more than one number of ranks.",
+        },
+        {
+            "name": "nodes", "heading": "Nodes", "text": "Each cell is a node on a night, against "
+            "the median of all nodes of that night.",
+            "figures": named("n", maps),
+            "empty": "No check ran on single nodes: `hpcdl check run --tag node --distribute` "
+            "measures each.",
+        },
+    ]  # fmt: skip
 
 
 def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
-    """Results of which higher ones are better."""
     if better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
         return points
     return [one._replace(value=1 / one.value if one.value else None) for one in points]
 
 
-def _of_verdicts(rows: Sequence[tuple[int, tonight.Row]]) -> list[Attention]:
-    return [
-        Attention(row.tone, row.status, f"{row.name} on {row.partition or 'no partition'}",
-                  row.reason or "no reason given", f"v{index}")
-        for index, row in rows
-        if row.tone != "good" and not row.waived
-    ]  # fmt: skip
-
-
-def _of_gate(
-    answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]], views: Sequence[SeriesView]
-) -> list[Attention]:
-    """What closes the gate beside this run's verdicts, newest first; then what is not sure yet."""
-    links = {one.series: f"s{index}" for index, one in enumerate(views)}
+def _attention(
+    answer: GateAnswer,
+    verdicts: Sequence[Mapping[str, Any]],
+    rows: Sequence[tuple[int, tonight.Row]],
+    shown: Sequence[SeriesView],
+) -> Iterator[dict[str, str]]:
+    """What to look at: verdicts; what else closes the gate, newest first; what is not sure yet."""
+    for index, row in rows:
+        if row.tone != "good" and not row.waived:
+            yield {"tone": row.tone, "kind": row.status, "link": f"v{index}",
+                   "name": f"{row.name} on {row.partition or 'no partition'}",
+                   "description": row.reason or "no reason given"}  # fmt: skip
+    links = {one.series: f"s{index}" for index, one in enumerate(shown)}
     closing = sorted(beside(answer, verdicts), key=lambda one: str(one.began), reverse=True)
-    told = [("bad", one) for one in closing] + [("uncertain", one) for one in answer.warnings]
-    return [
-        Attention(tone, one.kind, one.name, f"{one.description} (id {one.id})",
-                  links.get(one.series, "time"))
-        for tone, one in told
-    ]  # fmt: skip
+    for one in (*closing, *answer.warnings):
+        yield {"tone": "uncertain" if one in answer.warnings else "bad", "kind": one.kind,
+               "name": one.name, "description": f"{one.description} (id {one.id})",
+               "link": links.get(one.series, "time")}  # fmt: skip
 
 
 def _render(
-    title: str, sections: Sequence[Section], blocks: Mapping[str, object], **values: object
+    title: str,
+    sections: Sequence[Mapping[str, Any]],
+    blocks: Mapping[str, object],
+    **values: object,
 ) -> str:
     place = folder("templates") / "report"
     environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
                             lstrip_blocks=True, keep_trailing_newline=False)  # fmt: skip
+    environment.filters.update(number=number, change=tonight.change_text, bounds=bounds_text,
+                               named=describe_metric)  # fmt: skip
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    data = {figure.name: figure.values for section in sections for figure in section.figures}
+    figures = {name: one for section in sections for name, one in section["figures"].items()}
+    data = {name: one.values for name, one in figures.items()}
     return environment.get_template("night.html.j2").render(
         title=title,
         sections=sections,
@@ -287,6 +213,7 @@ def _render(
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
+        bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
         **values,
     )
 

@@ -27,12 +27,9 @@ from hpcdl.regress.history import Point, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.results.faults import Status
 
-Work = tuple[Series, Sequence[Point], Sequence[str], float, int, tuple[Finding, ...], str]
-"""The arguments of `view`."""
 _MUCH, _MOST_WORKERS = 4000, 8
 _NAMED = 8
 """Nodes of a night that are named; of more, their number is told."""
-_DIGITS = 6
 _MAD_TO_SIGMA = 1.4826
 _METRIC_WORDS = {
     "images_per_second": "images per second",
@@ -41,14 +38,28 @@ _METRIC_WORDS = {
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A figure of a page: `values` are what figures.js draws for its `kind`.
+
+    Kinds are `time` (a series over time), `lines` (over a number) and `heat` (a grid of cells).
+    """
+
+    kind: str
+    title: str
+    subtitle: str
+    partition: str
+    values: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    tone: str = ""
+
+
+@dataclass(frozen=True)
 class SeriesView:
-    """A series as the page shows it: its names, what is found in it, and its figure's values."""
+    """A series as the page shows it: its figure's values, and what the gate finds in it."""
 
     series: Series
-    judged: bool
     values: Mapping[str, Any]
     told: tuple[Finding, ...] = ()
-    """What the gate finds in it."""
 
     @property
     def alarm(self) -> bool:
@@ -61,9 +72,13 @@ class SeriesView:
         return tuple(one.node for one in self.told if one.kind == SLOW_NODE)
 
     @property
-    def findings(self) -> tuple[str, ...]:
-        """What a reader must know of it, in the gate's words."""
-        return tuple(f"{one.kind}: {one.description}" for one in self.told if not one.of_last_night)
+    def figure(self) -> Figure:
+        """The series over time, with what a reader must know of it in the gate's words."""
+        one = self.series
+        subtitle = f"{one.check} \N{MIDDLE DOT} {describe_metric(one.metric)}"
+        notes = tuple(f"{f.kind}: {f.description}" for f in self.told if not f.of_last_night)
+        return Figure("time", one.case or one.check, subtitle, one.place, self.values, notes,
+                      "bad" if self.alarm else "")  # fmt: skip
 
 
 def describe_metric(name: str) -> str:
@@ -89,24 +104,28 @@ def view(
     """
     measured = [point for point in points if _finite(point.value)]
     better = better_of_points(series.unit, measured)
-    looked_at = [_night(point) for point in measured if point.time >= since]
+    looked_at = [
+        Night(date.fromisoformat(one.time[:10]), one.value or 0.0, one.release, one.driver,
+              single_node(one.nodes))
+        for one in measured
+        if one.time >= since
+    ]  # fmt: skip
     analysis = analyse(looked_at, least, watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
-    without = {point.time[:10] for point in points if not _finite(point.value)} | {
-        time[:10] for time in lost
-    }
+    without = {one.time[:10] for one in points if not _finite(one.value)}
+    without |= {time[:10] for time in lost}
     values = {
         "unit": series.unit,
         **_columns(nights),
         "lost": _offsets(sorted(without - set(days)), days),
-        "bound": _steps(nights, _bounds),
+        "bound": _steps(nights, lambda one: [*map(rounded, (one.reference, one.low, one.high))]),
         "release": _steps(nights, lambda point: point.release),
         "driver": _steps(nights, lambda point: point.driver),
         "levels": _levels(nights, analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    return SeriesView(series, bool(better), values, told)
+    return SeriesView(series, values, told)
 
 
 def better_of_points(unit: str, points: Sequence[Point]) -> str:
@@ -115,8 +134,8 @@ def better_of_points(unit: str, points: Sequence[Point]) -> str:
     return better_of(unit, last.low, last.high, last.better) if last else ""
 
 
-def views(work: Sequence[Work]) -> list[SeriesView]:
-    """Many series as the page shows them: on all CPUs where there is much to look through."""
+def views(work: Sequence[tuple[Any, ...]]) -> list[SeriesView]:
+    """What `view` gives of each of these arguments: on all CPUs where there is much to do."""
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
     if workers > 1 and sum(len(one[2]) for one in work) >= _MUCH:
         # A machine may grant no more processes, or no shared memory: then it takes longer.
@@ -141,43 +160,31 @@ def percent(fraction: float) -> str:
 
 def rounded(value: float | None) -> float | None:
     """A value with the digits that a figure can show; keeps the page small."""
-    return float(f"{value:.{_DIGITS}g}") if value is not None and _finite(value) else None
+    return float(f"{value:.6g}") if value is not None and _finite(value) else None
 
 
 def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _night(point: Point) -> Night:
-    day = date.fromisoformat(point.time[:10])
-    return Night(day, point.value or 0.0, point.release, point.driver, single_node(point.nodes))
-
-
 def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:
     """The nights column by column; `low` and `high` only where a night has several runs."""
     each = [sorted(point.value or 0.0 for point in rows) for _, rows in nights]
-    several = any(len(values) > 1 for values in each)
+    several = each if any(len(values) > 1 for values in each) else []
     start = nights[0][0] if nights else ""
+    nodes = [sorted({point.nodes for point in rows} - {""}) for _, rows in nights]
     return {
         "start": start,
         "day": _offsets([day for day, _ in nights], [start]),
         "value": [rounded(value) for value in nightly(each).values],
-        "low": [rounded(values[0]) for values in each] if several else [],
-        "high": [rounded(values[-1]) for values in each] if several else [],
-        "runs": [len(values) for values in each] if several else [],
-        "bad": [
-            index
-            for index, (_, rows) in enumerate(nights)
-            if any(point.status in {Status.FAIL.value, Status.ERROR.value} for point in rows)
-        ],
-        "node": _nodes(nights),
-    }
-
-
-def _nodes(nights: Sequence[tuple[str, list[Point]]]) -> list[str]:
-    """The nodes of each night; empty where they never differ, which the release list says once."""
-    each = [sorted({point.nodes for point in rows} - {""}) for _, rows in nights]
-    return ["+".join(one)[:80] if len(one) <= _NAMED else f"{len(one):,} nodes" for one in each]
+        "low": [rounded(values[0]) for values in several],
+        "high": [rounded(values[-1]) for values in several],
+        "runs": [len(values) for values in several],
+        "bad": [index for index, (_, rows) in enumerate(nights)
+                if any(point.status in {Status.FAIL, Status.ERROR} for point in rows)],
+        "node": ["+".join(one)[:80] if len(one) <= _NAMED else f"{len(one):,} nodes"
+                 for one in nodes],
+    }  # fmt: skip
 
 
 def _offsets(days: Sequence[str], base: Sequence[str]) -> list[int]:
@@ -185,10 +192,6 @@ def _offsets(days: Sequence[str], base: Sequence[str]) -> list[int]:
         return []
     first = date.fromisoformat(base[0]).toordinal()
     return [date.fromisoformat(day).toordinal() - first for day in days]
-
-
-def _bounds(point: Point) -> list[float | None]:
-    return [rounded(point.reference), rounded(point.low), rounded(point.high)]
 
 
 def _steps(
@@ -215,8 +218,7 @@ def _levels(
     edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
     found: list[list[float | int | None]] = []
     for first, end in pairwise(edges):
-        part = values[first:end]
-        if part:
+        if part := values[first:end]:
             level = median(part)
             spread = median(abs(value - level) for value in part) * _MAD_TO_SIGMA
             found.append([first, end - 1, rounded(level), rounded(spread)])
@@ -224,9 +226,8 @@ def _levels(
 
 
 def _change(change: Change, days: Sequence[str], judged: bool) -> dict[str, Any]:
-    tone = ("good" if change.kind is Kind.RISE else "bad") if judged else ""
     return {
-        "tone": tone,
+        "tone": ("good" if change.kind is Kind.RISE else "bad") if judged else "",
         "kind": change.word,
         "night": days.index(change.began.isoformat()),
         "label": signed(change.change),

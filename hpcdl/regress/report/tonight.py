@@ -1,4 +1,4 @@
-"""Tonight's verdicts as rows of a table: text, numbers, and places within bounds. Pure."""
+"""Tonight's verdicts as rows of a table, and where their values lie within bounds. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 from hpcdl.regress.history import single_node
 from hpcdl.regress.identity import place_of
-from hpcdl.regress.report.series_view import describe_metric, signed
+from hpcdl.regress.report.series_view import signed
 from hpcdl.regress.run_directory import began
-from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.system.text import duration
 
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "PASS")
@@ -33,20 +32,6 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class MetricRow:
-    """A metric as text."""
-
-    name: str
-    value: str
-    unit: str
-    reference: str
-    bounds: str
-    change: str
-    source: str
-    bar: Bar | None
-
-
-@dataclass(frozen=True)
 class Row:
     """A verdict as the table shows it. `tone` is good, uncertain or bad."""
 
@@ -58,15 +43,12 @@ class Row:
     tone: str
     waived: bool
     reason: str
-    metrics: tuple[MetricRow, ...]
+    metrics: Sequence[Mapping[str, Any]]
+    """Those that are judged first: the first is the one that the table shows."""
     facts: tuple[tuple[str, str], ...]
+    bar: Bar | None
     node: str = ""
     """Where it ran, where the same case ran on several nodes."""
-
-    @property
-    def main(self) -> MetricRow | None:
-        """The metric that the table shows: the first that is judged."""
-        return self.metrics[0] if self.metrics else None
 
 
 def rows(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
@@ -75,7 +57,12 @@ def rows(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
     often = Counter((row.name, row.partition) for _, row in found)
     found = [(index, row if often[row.name, row.partition] > 1 else replace(row, node=""))
              for index, row in found]  # fmt: skip
-    return sorted(found, key=lambda pair: (_rank(pair[1]), pair[1].partition, pair[1].name))
+
+    def urgency(row: Row) -> tuple[bool, int, str, str]:
+        place = _ORDER.index(row.status) if row.status in _ORDER else 0
+        return row.tone == "good" or row.waived, place, row.partition, row.name
+
+    return sorted(found, key=lambda pair: urgency(pair[1]))
 
 
 def when(run: str) -> str:
@@ -97,47 +84,31 @@ def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
     return f"{bad} of {total} checks {'does' if bad == 1 else 'do'} not pass"
 
 
-def _rank(row: Row) -> tuple[int, int]:
-    place = _ORDER.index(row.status) if row.status in _ORDER else 0
-    return int(row.tone == "good" or row.waived), place
-
-
 def _row(verdict: Mapping[str, Any]) -> Row:
     status = str(verdict["status"])
     check, case = str(verdict["check"]), str(verdict.get("case") or "")
-    judged = sorted(verdict.get("metrics") or (), key=lambda metric: not metric["wanted"])
+    metrics = [{"source": "", **metric} for metric in verdict.get("metrics") or ()]
+    judged = sorted(metrics, key=lambda metric: not metric["wanted"])
     tone = {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "uncertain")
     return Row(
         name=f"{check}/{case}" if case else check,
         check=check,
         case=case,
-        partition=place_of(
-            str(verdict.get("partition") or ""), str(verdict.get("environment") or "")
-        ),
+        partition=place_of(*(str(verdict.get(of) or "") for of in ("partition", "environment"))),
         status=status,
         tone=tone,
         waived=bool(verdict.get("waived")),
         reason=str(verdict.get("reason") or ""),
-        metrics=tuple(map(_metric, judged)),
+        metrics=judged,
         facts=tuple(_facts(verdict)),
+        bar=bar(*map(judged[0].get, ("value", "reference", "low", "high"))) if judged else None,
         node=single_node(str((verdict.get("job") or {}).get("nodes") or "")),
     )
 
 
-def _metric(metric: Mapping[str, Any]) -> MetricRow:
-    value, reference = metric.get("value"), metric.get("reference")
-    change = value / reference - 1 if value is not None and reference else None
-    low, high = metric.get("low"), metric.get("high")
-    return MetricRow(
-        name=describe_metric(str(metric["name"])),
-        value=number(value),
-        unit=str(metric.get("unit") or ""),
-        reference=number(reference),
-        bounds=bounds_text(low, high),
-        change="" if change is None else signed(change),
-        source=str(metric.get("source") or ""),
-        bar=bar(value, reference, low, high),
-    )
+def change_text(value: float | None, reference: float | None) -> str:
+    """How far a value lies from its reference, '' where nobody knows."""
+    return signed(value / reference - 1) if value is not None and reference else ""
 
 
 def bar(
@@ -156,18 +127,16 @@ def bar(
     def place(x: float) -> float:
         return round(BAR_WIDTH / 2 * (1 + (x / reference - 1) / reach), 1)
 
-    text = f"{signed(value / reference - 1)} from the reference"
     return Bar(
         low=place(low) if low is not None else 0.0,
         high=place(high) if high is not None else float(BAR_WIDTH),
         reference=BAR_WIDTH / 2,
         value=place(value),
-        text=text,
+        text=f"{change_text(value, reference)} from the reference",
     )
 
 
 def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is known of the job, in the order a person asks."""
     job: Mapping[str, Any] = verdict.get("job") or {}
     seconds = [("waited", job.get("queue_wait_seconds")), ("ran", job.get("run_seconds"))]
     known = [
