@@ -32,10 +32,7 @@ _GIGA = 1e9
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
-    """GB/s that every link must carry to average `size` bytes over `ranks` in `seconds`.
-
-    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
-    """
+    """GB/s on every link to average `size` bytes (NVIDIA/nccl-tests, doc/PERFORMANCE.md)."""
     return size / seconds * 2 * (ranks - 1) / ranks / _GIGA
 
 
@@ -49,11 +46,7 @@ def summarize(seconds: dict[int, list[float]], ranks: int) -> dict[str, dict[str
 
 
 def measure(ranks: Communicator, size: int, repeats: int) -> list[float]:
-    """Seconds of every iteration on the slowest rank, after the warm-up.
-
-    Raises:
-        HpcdlError: the mean of the ranks' values is wrong.
-    """
+    """Seconds of every iteration on the slowest rank, after the warm-up."""
     import tensorflow as tf
 
     tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))

@@ -35,11 +35,7 @@ def write_measurement(
     samples: Mapping[str, Any],
     summary: Mapping[str, Any],
 ) -> Path:
-    """Write result.json; its path.
-
-    `hosts` has the node of every rank, `samples` every single measurement, `summary` the metrics
-    that checks read.
-    """
+    """Write result.json: `hosts` has every rank's node, `summary` the metrics that checks read."""
     nodes = list(dict.fromkeys(hosts))
     path = job_directory() / RESULT.name
     RESULT.write(path, {

@@ -32,11 +32,7 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 @contextmanager
 def written_file(folder: Path, size: int) -> Iterator[Path]:
-    """A file of `size` bytes that no cache holds; removed in the end.
-
-    Raises:
-        MissingPrerequisite: the directory cannot be written to, or is full.
-    """
+    """A file of `size` bytes that no cache holds; removed in the end."""
     folder.mkdir(parents=True, exist_ok=True)
     block = os.urandom(BLOCK)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="hpcdl-read-") as file:

@@ -57,11 +57,7 @@ def _run(place: RankPlace) -> None:
 
 
 def _compute() -> str:
-    """The device that computed a product of two small matrices.
-
-    Raises:
-        HpcdlError: the product is wrong.
-    """
+    """The device that computed a product of two small matrices."""
     import tensorflow as tf
 
     product = tf.matmul(tf.ones([64, 64]), tf.ones([64, 64]))

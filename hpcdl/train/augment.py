@@ -23,12 +23,7 @@ _MIXERS = {"mixup", "cutmix"}
 
 
 def make_augment(options: TrainOptions, source: Source, random: Draws | None, rank: int) -> Change:
-    """What changes (images, labels) of a step; `random` is the network's.
-
-    Raises:
-        BadInput: the data are no images, there is no such layer, or it refuses them.
-        MissingPrerequisite: Keras is too old.
-    """
+    """What changes (images, labels) of a step; `random` is the network's."""
     names = [name for name in options.augment.lower().split(",") if name]
     if not names or random is None:
         return lambda images, labels: (images, labels)

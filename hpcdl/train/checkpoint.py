@@ -52,8 +52,7 @@ def path_of(folder: Path, step: int) -> Path:
 def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint as a whole, then drop all but the newest `keep`.
 
-    Raises:
-        MissingPrerequisite: no space left; the earlier checkpoints are intact.
+    Raises MissingPrerequisite: no space left; the earlier checkpoints are intact.
     """
     path = path_of(folder, checkpoint.step)
     aside = path.with_suffix(f".{os.getpid()}.part")
@@ -75,11 +74,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint and check it.
-
-    Raises:
-        DamagedCheckpoint: it is truncated, altered, or not a checkpoint.
-    """
+    """Read one checkpoint; DamagedCheckpoint: it is truncated, altered, or none."""
     data = path.read_bytes()
     start = len(_MAGIC) + _LENGTHS.size
     if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
@@ -138,10 +133,7 @@ def set_aside(folder: Path) -> None:
 
 
 def start_over(folder: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Begin without the earlier checkpoints; once per job, which resumes when it is requeued.
-
-    `say` is called where a requeued job keeps its checkpoints.
-    """
+    """Begin without the earlier checkpoints; once per job, which resumes when it is requeued."""
     if environ.get("SLURM_RESTART_COUNT", "0") == "0":
         set_aside(folder)
     else:
@@ -158,21 +150,13 @@ class Writer:
         self._fault: BaseException | None = None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Begin to write; waits for the one before.
-
-        Raises:
-            MissingPrerequisite: the one before could not be written.
-        """
+        """Begin to write; waits for the one before, and raises what went wrong with it."""
         self.wait()
         self._thread = threading.Thread(target=self._save, args=(checkpoint,), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when everything is on disk.
-
-        Raises:
-            MissingPrerequisite: it could not be written.
-        """
+        """Return when everything is on disk; raises MissingPrerequisite where it cannot be."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -105,10 +105,7 @@ class Chief(Communicator):
         return tf.nest.map_structure(pick, group.images), pick(group.labels)
 
     def _land(self, most: int) -> None:
-        """Wait until no more than `most` steps are on their way.
-
-        A loss that is no number stays: such weights do not become better.
-        """
+        """Wait until at most `most` steps are on their way; a loss that is no number stays."""
         while len(self._flying) > most:
             loss, late = self._flying.popleft().fetch()
             self._loss = float(loss) if not self.late or math.isfinite(self._loss) else self._loss
@@ -166,11 +163,7 @@ class Chief(Communicator):
 
 
 def _wait_for(addresses: Sequence[str]) -> None:
-    """Wait until all members answer: TensorFlow would wait for ever.
-
-    Raises:
-        MissingPrerequisite: one does not.
-    """
+    """Wait until all members answer: TensorFlow would wait for ever."""
     deadline = time.monotonic() + WAIT
     for address in addresses:
         host, _, port = address.rpartition(":")

@@ -135,10 +135,9 @@ class Horovod(Communicator):
 
 
 def compiled(body: Callable[..., Any], signature: Any = None) -> Callable[..., Any]:
-    """A tf.function without AutoGraph, whose import alone takes a second.
+    """A tf.function without AutoGraph, whose import takes a second, and without XLA.
 
-    With a `signature` it is traced once; else again for other shapes. XLA is kept off: it cannot
-    compile Horovod's operations.
+    With a `signature` it is traced once; else again for other shapes.
     """
     function: Callable[..., Any] = tf.function(
         body, input_signature=signature, autograph=False, jit_compile=False,
@@ -148,11 +147,7 @@ def compiled(body: Callable[..., Any], signature: Any = None) -> Callable[..., A
 
 
 def buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
-    """Indices in groups of about `limit` bytes, from the last to the first.
-
-    Back-propagation gives the last layers' gradients first, so the first group can be sent while
-    the gradients of the first layers are still computed.
-    """
+    """Indices in groups of about `limit` bytes, from the last to the first: gradients come so."""
     groups: list[list[int]] = []
     filled = 0
     for index in reversed(range(len(sizes))):

@@ -25,11 +25,7 @@ PARTS = ("optimizer", "schedule", "loss", "callback", "augment")
 
 
 def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
-    """The arguments that `--set` gives to a part.
-
-    Raises:
-        BadInput: a setting is not `part.argument=value`.
-    """
+    """The arguments that `--set` gives to a part; BadInput: one is not `part.argument=value`."""
     found: dict[str, Any] = {}
     for setting in settings:
         place, equals, text = setting.partition("=")
@@ -48,13 +44,10 @@ def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
 def make(
     module: Any, base: type, option: str, name: str, arguments: dict[str, Any], **ours: Any
 ) -> Any:  # fmt: skip
-    """An object of the class of that name.
+    """An object of the class of that name in any case of letters, which derives from `base`.
 
-    The class derives from `base`; `option` is for messages, such as `--optimizer`; `name` is in any
-    case of letters. `ours` are more arguments, which are not looked at.
-
-    Raises:
-        BadInput: there is no such class, or it refuses the arguments.
+    `option` is for messages; `ours` are arguments that are not checked. Raises BadInput: no such
+    class, or it refuses the arguments.
     """
     kinds = {
         each.lower(): kind
@@ -130,11 +123,7 @@ def _stay_with_variables(made: Any) -> None:
 
 
 def make_schedule(name: str, lr: float, arguments: dict[str, Any]) -> Any:
-    """The learning rate of a step, by one of Keras' schedules.
-
-    Raises:
-        BadInput: as `make`.
-    """
+    """The learning rate of a step, by one of Keras' schedules."""
     module = tf.keras.optimizers.schedules
     kinds = {each.lower(): kind for each, kind in vars(module).items()}
     takes = inspect.signature(kinds.get(name.lower(), object)).parameters
@@ -145,11 +134,7 @@ def make_schedule(name: str, lr: float, arguments: dict[str, Any]) -> Any:
 
 
 def make_loss(name: str, classes: int, arguments: dict[str, Any]) -> Any:
-    """loss(logits, labels): the mean of a loss of Keras, or of a function (labels, logits).
-
-    Raises:
-        BadInput: as `make`, or the function cannot be imported.
-    """
+    """loss(logits, labels): the mean of a loss of Keras, or of a function (labels, logits)."""
     if ":" in name:
         chosen = user_function("--loss", name)
     else:
@@ -170,11 +155,7 @@ def make_loss(name: str, classes: int, arguments: dict[str, Any]) -> Any:
 
 
 def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
-    """Functions (labels, logits) of a value per example, or of their mean, by name.
-
-    Raises:
-        BadInput: Keras has no such metric, or a function cannot be imported.
-    """
+    """Functions (labels, logits) of a value per example, or of their mean, by name."""
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for name in filter(None, names.split(",")):
         if ":" in name:
@@ -190,11 +171,7 @@ def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def make_callbacks(names: str, settings: Sequence[str], network: Network) -> Any:
-    """A list of Keras that tells all of them: of Keras by name, or `package.module:Class`.
-
-    Raises:
-        BadInput: there is no such callback, or it refuses its arguments.
-    """
+    """A list of Keras that tells all of them: of Keras by name, or `package.module:Class`."""
     given, module, made = settings_of(settings, "callback"), tf.keras.callbacks, []
     for name in filter(None, names.split(",")):
         if ":" not in name:

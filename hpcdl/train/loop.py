@@ -105,11 +105,7 @@ def identity_of(training: Training) -> dict[str, Any]:
 
 
 def resume(training: Training) -> None:
-    """Resume from the newest intact checkpoint, if there is one. Rank 0 reads, all get it.
-
-    Raises:
-        BadInput: the checkpoint is of another run; on every rank, so that none waits for it.
-    """
+    """Resume from the newest intact checkpoint, if any: rank 0 reads, or refuses, for all."""
     state = np.zeros(4)
     fault: BadInput | None = None
     if training.ranks.rank == 0:
@@ -152,11 +148,7 @@ def assign(training: Training, found: checkpoints.Checkpoint) -> None:
 
 
 def _streams_of(training: Training, found: checkpoints.Checkpoint) -> int:
-    """The shard streams of a checkpoint's epoch: its rest is what was not seen; 0 for any number.
-
-    Raises:
-        BadInput: they cannot be divided among the ranks, and the epoch is not at its end.
-    """
+    """The streams of a checkpoint's epoch, whose rest is what was not seen; 0 for any number."""
     streams, ranks = int(found.meta.get("streams", 0)), training.ranks.size
     if streams % ranks == 0:
         return streams
@@ -190,7 +182,7 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
 
 
 def save(training: Training) -> float:
-    """Begin a checkpoint of the state now; rank 0 only. Returns the seconds training waited.
+    """Begin a checkpoint of the state now, on rank 0; returns the seconds that training waited.
 
     The arrays are the variables' own buffers: TensorFlow copies a buffer that someone else
     holds before it writes to the variable, so they stay as they are now.
@@ -213,7 +205,6 @@ def _checkpoint(training: Training) -> checkpoints.Checkpoint:
 
 
 def _validate(training: Training) -> bool:
-    """Score the test set and keep the best weights; whether to end, as rank 0 decides."""
     validation, step = training.validation, training.step_number
     if validation is None or not validation.due(step):
         return False
@@ -229,10 +220,7 @@ def _validate(training: Training) -> bool:
 
 
 def train(training: Training) -> str:
-    """Run to the last step, or to a stop. Returns `completed`, `requeue` or `stopped`.
-
-    The last checkpoint is on disk when this returns.
-    """
+    """Run to the end, with the last checkpoint on disk; `completed`, `requeue` or `stopped`."""
     outcome = None if training.step_number < training.plan.steps else "completed"
     told = training.callbacks
     if told:
@@ -270,9 +258,9 @@ def _end_epoch(training: Training, epoch: int) -> str | None:
 
 
 def level_for(seconds: float) -> int:
-    """The level at which a group of steps of `seconds` each takes about 25 ms; 0 for long steps.
+    """The level at which a group of steps of `seconds` takes about 25 ms; 0 for long steps.
 
-    Long enough that a call from Python does not count, short enough for signals and progress.
+    So a call from Python does not count, and signals and progress do not wait.
     """
     if not 0.0 < seconds < _GROUP_SECONDS:
         return 0

@@ -109,11 +109,7 @@ def build(
     precision: str = "fp32", channels_first: bool = False, keras: bool = False,
     freeze: str = "", split: int = 1, adapt: Callable[[Any], None] | None = None,
 ) -> Network:  # fmt: skip
-    """The network for images of `shape` (height, width, channels), weights drawn from `seed`.
-
-    Raises:
-        BadInput: a user's model that cannot be imported or is no Keras model.
-    """
+    """The network for images of `shape` (height, width, channels), weights drawn from `seed`."""
     if facts_of(model)["builder"] == "mlp" and not keras:
         return _mlp(model, shape, classes, seed)
     return _keras(model, shape, classes, seed, precision, channels_first, freeze, split, adapt)
@@ -204,11 +200,6 @@ def _set_up(seed: int, precision: str, channels_first: bool) -> str:
 
 
 def _freeze(made: Any, patterns: str) -> None:
-    """Keep the layers as they are whose names match one of the patterns, divided by commas.
-
-    Raises:
-        BadInput: a pattern matches no layer, or nothing is left to train.
-    """
     layers = list(made._flatten_layers(include_self=False))
     for pattern in filter(None, patterns.split(",")):
         chosen = [layer for layer in layers if fnmatch(layer.name, pattern)]
@@ -262,11 +253,6 @@ def _builder(model: str, random: Draws | None) -> Callable[..., Any]:
 
 
 def _make(model: str, builder: Callable[..., Any], shape: tuple[int, ...], classes: int) -> Any:
-    """The Keras model that a builder makes, and a user's one looked at.
-
-    Raises:
-        BadInput: it cannot be made for such images, or does not give logits.
-    """
     try:
         made = builder(shape, classes)
         if ":" not in model:
@@ -302,11 +288,7 @@ def origin(fault: BaseException) -> list[str]:
 
 
 def user_function(option: str, named: str) -> Callable[..., Any]:
-    """A user's `package.module:function`.
-
-    Raises:
-        BadInput: it cannot be imported; says where it was raised.
-    """
+    """A user's `package.module:function`; BadInput: it cannot be imported, and why."""
     module, _, name = named.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

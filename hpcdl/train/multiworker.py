@@ -93,13 +93,7 @@ def no_server(fault: Exception) -> MissingPrerequisite:
 
 
 def join(place: RankPlace) -> MultiWorker:
-    """Set up the cluster of this job.
-
-    Raises:
-        MissingPrerequisite: the ranks' nodes are unknown, or a port is taken, or nobody said that
-            whoever reaches their ports may run code as this user: TensorFlow's server asks for no
-            password.
-    """
+    """Set up the cluster of this job; MissingPrerequisite: no nodes, a taken port, no trust."""
     if "TF_CONFIG" not in os.environ:
         if place.size > 1:
             require_trust("multiworker")

@@ -254,11 +254,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def from_namespace(args: argparse.Namespace) -> TrainOptions:
-    """The options of a parsed command line.
-
-    Raises:
-        BadInput: two options that exclude each other.
-    """
+    """The options of a parsed command line; BadInput: two that exclude each other."""
     given = {
         field.name: getattr(args, field.name)
         for field in fields(TrainOptions)

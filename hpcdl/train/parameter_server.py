@@ -59,11 +59,7 @@ def config_here() -> dict[str, Any]:
 
 
 def check(options: TrainOptions) -> None:
-    """Refuse what goes with synchronous ranks only.
-
-    Raises:
-        BadInput: names it.
-    """
+    """Refuse, by BadInput, what goes with synchronous ranks only."""
     unfit = [f"--{name}" for name in _UNFIT if getattr(options, name)]
     unfit += ["--precision fp16"] if options.precision == "fp16" else []
     if unfit:
@@ -75,10 +71,9 @@ def check(options: TrainOptions) -> None:
 
 
 def lead(options: TrainOptions, place: RankPlace) -> int:
-    """Run this rank's members until the chief has ended; returns the chief's exit code.
+    """Run this rank's members until the chief has ended; returns its exit code.
 
-    Raises:
-        MissingPrerequisite: as `multiworker.join`; or members are killed again and again.
+    Raises MissingPrerequisite: nobody trusts the network, or members are killed again and again.
     """
     check(options)
     workers = config_here()["cluster"].get("worker")

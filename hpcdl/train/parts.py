@@ -24,11 +24,7 @@ def make_parts(
     options: TrainOptions, model: dict[str, Any], source: Source, ranks: Communicator, *,
     keras: bool,
 ) -> StepParts:  # fmt: skip
-    """The parts of a run's step; `keras` makes a Keras model even of the smallest network.
-
-    Raises:
-        BadInput: the options name what does not exist, or does not fit.
-    """
+    """The parts of a run's step; `keras` makes a Keras model even of the smallest network."""
     settings_of(options.settings, "")  # a typo is refused before the network is built
     network = models.build(
         options.model, source.shape, source.classes, options.seed, precision=options.precision,

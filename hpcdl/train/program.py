@@ -36,9 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 def _fail(error: HpcdlError, place: RankPlace) -> int:
     """Print the error and exit with its code.
 
-    One of several ranks skips the orderly exit, which would wait for ranks that are stuck; the
-    launcher then ends those. Ranks other than 0 wait a moment before they print: an error that
-    all ranks have is printed once.
+    Ranks other than 0 wait a moment: an error that all ranks have is then printed once.
     """
     prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
     if place.rank:
@@ -50,8 +48,7 @@ def _fail(error: HpcdlError, place: RankPlace) -> int:
 def _leave(code: int, place: RankPlace) -> int:
     """The exit code; if it is not 0, one of several ranks exits with it at once.
 
-    The launcher ends the other ranks when one is gone, also those that are still taking TensorFlow
-    apart: the step's code would be that of a kill.
+    Else the launcher ends those that still take TensorFlow apart: the code would be that of a kill.
     """
     if code and place.size > 1:
         sys.stdout.flush()
@@ -81,11 +78,7 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
 
 
 def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run:
-    """The run, with TensorFlow imported and the ranks joined.
-
-    Raises:
-        HpcdlError: the options do not fit together, or a prerequisite is missing.
-    """
+    """The run, with TensorFlow imported and the ranks joined; HpcdlError: it cannot be."""
     model = facts_of(options.model)
     keras = model["builder"] != "mlp" or options.needs_keras
     # Refused before the seconds that TensorFlow and MPI take.

@@ -57,11 +57,7 @@ class Log:
 
 
 class Bar(Log):
-    """Rich's progress bar.
-
-    Raises:
-        ImportError: Rich is not installed.
-    """
+    """Rich's progress bar; ImportError where Rich is not installed."""
 
     every = 0.2
 

@@ -34,14 +34,10 @@ class RankPlace:
 
 
 def place(environ: Mapping[str, str], affinity: int, host: str) -> RankPlace:
-    """The place of a process.
+    """The place of a process that may use `affinity` CPUs, on the node `host`.
 
-    `affinity` is the number of CPUs that the kernel lets it use; `host` is the node's name.
-
-    The share of the CPUs is SLURM_CPUS_PER_TASK where given, never more than `affinity`. Without
-    it a rank takes its part of the mask: a mask of its own cannot be
-    distinguished from one shared by all, so the mask is divided by the ranks on the node unless it
-    is already as small as such a part.
+    Its CPUs are SLURM_CPUS_PER_TASK where given. Else the mask is divided by the ranks on the node,
+    for a mask of its own cannot be told from one shared by all, unless it is already so small.
     """
     rank, size, local_rank, local_size = _numbers(environ)
     asked = _number(environ.get("SLURM_CPUS_PER_TASK"))

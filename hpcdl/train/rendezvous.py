@@ -33,11 +33,7 @@ def require_trust(strategy: str) -> None:
 def cluster_config(
     environ: Mapping[str, str], place: RankPlace, names: Callable[[str], list[str]]
 ) -> dict[str, Any]:
-    """TF_CONFIG: every rank a worker, on a port that depends on run and local rank.
-
-    Raises:
-        MissingPrerequisite: several nodes, and not under srun.
-    """
+    """TF_CONFIG: every rank a worker, on a port that depends on run and local rank."""
     base = _FIRST_PORT + zlib.crc32(_run_name(environ, place).encode()) % _PORTS
     if place.local_size == place.size:
         workers = [f"localhost:{base + rank}" for rank in range(place.size)]

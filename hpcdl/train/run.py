@@ -148,11 +148,7 @@ class Run:
         return {k: v for k, v in vars(self.options).items() if v is not None}
 
     def _take_job_directory(self) -> None:
-        """Keep other runs out of the job's directory while this one works there.
-
-        Raises:
-            LockBusy: another one does.
-        """
+        """Keep other runs out of the job's directory while this one works there."""
         folder = self.options.folder
         with explain_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +163,6 @@ class Run:
             self._complain(f"{fault.message}: nothing keeps other runs out of {folder}")
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:
-        """The clear error for a fault."""
         if isinstance(fault, HpcdlError):
             return fault
         if self.chief:
@@ -182,7 +177,6 @@ class Run:
         return out_of_memory(str(fault), batch)
 
     def _complain(self, what: str) -> None:
-        """A line on standard error that says which rank it is from."""
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
 
     def _at_work(self) -> None:
@@ -191,7 +185,6 @@ class Run:
             self.training.watchdog.work()
 
     def _prepare(self) -> Training:
-        """Data, network and step, ready to go."""
         options = self.options
         if self.ranks.rank == 0:
             self._take_job_directory()
@@ -255,11 +248,7 @@ class Run:
         training.step = first
 
     def _load_weights(self, training: Training) -> None:
-        """Take the weights that were asked for: to score, or to begin where no checkpoint is.
-
-        Raises:
-            BadInput: there is nothing to evaluate.
-        """
+        """Take the weights that were asked for: to score, or to begin where no checkpoint is."""
         wanted, network = self.options.weights, training.parts.network
         if wanted and not training.step_number:
             if self.ranks.rank == 0:
@@ -306,7 +295,6 @@ class Run:
             return None
 
     def _export(self, training: Training) -> None:
-        """Write the model for others; rank 0."""
         if not self.options.export or self.ranks.rank:
             return
         folder, source = Path(self.options.export), training.source
@@ -348,7 +336,6 @@ class Run:
         return code
 
     def _write_timeline(self, training: Training) -> None:
-        """Gather all ranks' samples and threads; rank 0 draws them as one timeline."""
         self.tracer.stop()
         columns = {name: kept[:_DRAWN_STEPS] for name, kept in training.samples.columns.items()}
         first = self.tracer.first
@@ -370,7 +357,6 @@ class Run:
     def _write(
         self, status: str, message: str, code: int, metrics: dict[str, float]
     ) -> dict[str, Any]:
-        """Write result.json (rank 0) and return its content."""
         damaged = len(self.damaged or self.repairs.places)
         result = {
             "outcome": outcome(status, message, code),

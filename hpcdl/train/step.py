@@ -79,10 +79,7 @@ class StepParts:
 
     @property
     def grouped(self) -> bool:
-        """Whether one call may run several steps.
-
-        By the network alone, so that a resumed run uses the same graph.
-        """
+        """Whether one call may run several steps: by the network, so that a resume is the same."""
         return len(self.network.trainable) <= _FEW_VARIABLES
 
 
@@ -90,10 +87,7 @@ Step = Callable[[Group, Sequence[float], RankSignal, int], list[StepResult]]
 
 
 def make_step(parts: StepParts) -> Step:
-    """The training step `step(group, rates, signal, number)`.
-
-    It runs a step per learning rate in `rates`; `number` is the first one's.
-    """
+    """The step `step(group, rates, signal, number)`: one per learning rate, from `number` on."""
     single = parts.ranks.replica(_make_single(parts))
 
     def alone(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:

@@ -26,10 +26,7 @@ from hpcdl.train.options import TrainOptions
 
 @dataclass(frozen=True)
 class Task:
-    """`loss(logits, labels)` is this rank's mean; `name` is `classes` or `findings`.
-
-    `metrics` are more functions to score by, of (labels, logits): a value per example, or a mean.
-    """
+    """`loss(logits, labels)` is this rank's mean, `metrics` are functions of (labels, logits)."""
 
     name: str
     loss: Callable[[Any, Any], Any]
@@ -59,11 +56,7 @@ def make_task(name: str, smoothing: float) -> Task:
 
 
 def chosen_metric(options: TrainOptions, task: Task, *, tested: bool) -> str:
-    """The metric by which validation chooses; what could fail only when it scores fails here.
-
-    Raises:
-        BadInput: there is no test set, or no such metric.
-    """
+    """The metric by which validation chooses; refuses now what could fail only when it scores."""
     asked = {"--best": options.best, "--patience": options.patience, "--predict": options.predict}
     if not tested and (named := next((name for name, value in asked.items() if value), "")):
         raise BadInput(f"{named} needs a test set, and the data have none",
@@ -78,10 +71,9 @@ def chosen_metric(options: TrainOptions, task: Task, *, tested: bool) -> str:
 
 
 class Evaluator:
-    """Scores a network on the test set, over all ranks; compiled once.
+    """Scores a network on the test set, over all ranks, by rank 0's moving averages; compiled once.
 
-    `network` is scored with rank 0's moving averages, the ones that checkpoints hold; `alive` is
-    called after every batch.
+    `alive` is called after every batch.
     """
 
     def __init__(
@@ -169,11 +161,7 @@ def _areas(logits: Floats, labels: Floats) -> dict[str, float]:
 
 
 def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) -> None:
-    """A table of the test set, CSV or Parquet: place, labels, and a probability per class.
-
-    Raises:
-        MissingPrerequisite: the file system refuses it.
-    """
+    """A table of the test set, CSV or Parquet: place, labels, and a probability per class."""
     if _one(task):
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         chances = raised / raised.sum(axis=1, keepdims=True)
@@ -202,10 +190,7 @@ def _parquet(columns: Mapping[str, Any]) -> bytes:
 
 
 def area(scores: Floats, labels: Floats) -> float:
-    """Area under the ROC curve; NaN where only one answer occurs.
-
-    The chance that a positive scores above a negative, ties counting half (Mann and Whitney).
-    """
+    """Area under the ROC curve, ties counting half (Mann and Whitney); NaN for one answer only."""
     positive = labels > 0.5
     count = int(positive.sum())
     others = len(labels) - count

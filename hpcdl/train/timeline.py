@@ -19,10 +19,7 @@ Event = dict[str, Any]
 
 
 def events(rank: int, host: str, columns: Mapping[str, Sequence[float]]) -> list[Event]:
-    """The trace events of one rank: its parts one after the other in every step, in microseconds.
-
-    Within a step the order is that of the program; the rest comes at its end.
-    """
+    """The trace events of one rank: its parts one after the other in every step, in µs."""
     found = [_name("process_name", f"rank {rank} on {host}", pid=rank)]
     found += [
         _name("thread_name", part, pid=rank, tid=row) for row, part in enumerate(PARTS)
@@ -40,7 +37,7 @@ def events(rank: int, host: str, columns: Mapping[str, Sequence[float]]) -> list
 
 
 def thread_events(rank: int, rows: Sequence[Mapping[str, Any]], begin: float) -> Iterator[Event]:
-    """The trace events of one rank's traced threads; `begin` seconds is where their trace begins.
+    """The trace events of one rank's traced threads, whose trace begins at `begin` seconds.
 
     Each row is `{"name": ..., "events": [(name, begin, seconds), ...]}`.
     """
@@ -51,10 +48,7 @@ def thread_events(rank: int, rows: Sequence[Mapping[str, Any]], begin: float) ->
 
 
 def nested(events: Sequence[tuple[str, float, float]]) -> Iterator[tuple[str, float, float]]:
-    """Events of (name, begin, seconds) by begin, each clipped where the one around it ends.
-
-    Viewers draw blocks of a thread inside each other and drop what reaches out of its block.
-    """
+    """Events (name, begin, seconds) by begin, each clipped to the one around it, for viewers."""
     ends: list[float] = []
     for name, begin, took in sorted(events, key=lambda event: (event[1], -event[2])):
         while ends and ends[-1] <= begin:

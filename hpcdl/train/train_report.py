@@ -15,10 +15,7 @@ from hpcdl.train.progress_display import Log, Progress, choose_face
 
 
 class Reporter:
-    """Shows progress. `silent` is for ranks other than 0.
-
-    `every` is seconds between lines where nobody watches a terminal.
-    """
+    """Shows progress, on rank 0; `every` is seconds between lines where there is no terminal."""
 
     def __init__(self, folder: Path, steps: int, every: float, *, silent: bool) -> None:
         self._path = folder / PROGRESS.name

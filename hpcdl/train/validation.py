@@ -37,11 +37,7 @@ class Validation:
         return bool(self.every) and step % self.every == 0
 
     def add(self, step: int, metrics: dict[str, float]) -> bool:
-        """Keep the scores after a step; whether they are the best ones so far.
-
-        Raises:
-            BadInput: there is no such metric.
-        """
+        """Keep the scores after a step; whether they are the best. BadInput: no such metric."""
         if self.metric not in metrics and self.required:
             raise BadInput(f"there is no metric '{self.metric}' to choose the best weights by",
                            hint=f"--best is one of {', '.join(metrics) or 'none'}")  # fmt: skip

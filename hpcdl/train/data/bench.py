@@ -33,12 +33,7 @@ def _note(text: str) -> None:
 def bench(
     dataset: Dataset, *, pipeline: str, crop: int, batch: int, seconds: float, threads: int
 ) -> dict[str, Any]:
-    """Run the pipeline for some seconds and return what came out of it.
-
-    Raises:
-        BadInput: the data set has no records of images.
-        MissingPrerequisite: no memory for a batch.
-    """
+    """Run the pipeline for some seconds and return what came out of it."""
     if not dataset.examples("train"):
         raise BadInput(f"{dataset.folder} holds no records")
     if dataset.encoding != "jpeg":
@@ -92,10 +87,7 @@ def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float]:
 
 
 def rates(marks: Sequence[float], batch: int, span: float = 0.5) -> list[float]:
-    """Images per second over spans of at least `span` seconds.
-
-    `marks` are seconds at the start and after each batch; what remains at the end is left out.
-    """
+    """Images per second over spans of at least `span` seconds; `marks` are as of `_timed`."""
     found: list[float] = []
     first = 0
     for index, now in enumerate(marks):

@@ -100,11 +100,7 @@ def write_dataset(dataset: Dataset) -> Path:
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """Read dataset.json and check that every shard is there with its size.
-
-    Raises:
-        BadInput: no data set, one of another version, or shards missing or truncated.
-    """
+    """Read dataset.json; BadInput: none, of another version, or shards missing or truncated."""
     path = folder / FILE
     values = _read(path)
     try:
@@ -116,11 +112,7 @@ def read_dataset(folder: Path) -> Dataset:
 
 
 def promised(folder: Path) -> dict[str, int]:
-    """The records that every shard should have, by its name.
-
-    Raises:
-        BadInput: dataset.json cannot be read.
-    """
+    """The records that every shard should have, by its name; BadInput: dataset.json is damaged."""
     path = folder / FILE
     try:
         parts = _read(path)["splits"].values()

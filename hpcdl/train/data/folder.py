@@ -72,11 +72,7 @@ def _record(row: Row, names: tuple[str, ...], several: bool) -> bytes:
 
 
 def _as_jpeg(row: Row) -> bytes:
-    """The file where it is a JPEG, else its pixels as one.
-
-    Raises:
-        BadInput: it cannot be decoded.
-    """
+    """The file where it is a JPEG, else its pixels as one."""
     try:
         data = row.path.read_bytes()
         image = tf.io.decode_image(data, channels=3, expand_animations=False)

@@ -25,12 +25,7 @@ _ALIGNED = 64
 
 
 class Images:
-    """Crops images.
-
-    Args:
-        size: (height, width) of what is given out.
-        cropper: the compiled library, or None for TensorFlow alone.
-    """
+    """Crops images to `size` (height, width) by the compiled library, or by TensorFlow alone."""
 
     def __init__(self, size: tuple[int, int], cropper: Cropper | None) -> None:
         self._size = size

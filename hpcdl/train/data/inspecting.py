@@ -90,11 +90,7 @@ class Report:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The record files of a directory: `*.tfrecord*` and `NAME-00000-of-00010`.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The record files of a directory: `*.tfrecord*` and `NAME-00000-of-00010`; BadInput: none."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a directory", hint="`hpcdl data make` makes a data set")
     found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
@@ -112,11 +108,7 @@ def is_for_tests(name: str) -> bool:
 
 
 def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> Report:
-    """Look at every shard.
-
-    `count` gives the number of records of a sound file, None where it is not
-    (`source.count_records`); `threads` shards are read at the same time.
-    """
+    """Look at every shard, `threads` at a time; `count` gives a sound file's records, else None."""
     files = shard_files(folder)
     with ThreadPoolExecutor(threads) as pool:
         shards = tuple(pool.map(lambda path: _look(path, count), files))
@@ -142,13 +134,7 @@ def _other(shard: ShardReport, wanted: int) -> str:
 
 
 def data_of(folder: Path) -> Dataset:
-    """The data set in a directory, or what a directory without dataset.json holds.
-
-    Records without one are counted, and their labels are not looked at.
-
-    Raises:
-        BadInput: it holds no records, or an incomplete data set.
-    """
+    """The data set in a directory, or the records of one without dataset.json, labels not read."""
     if (folder / FILE).exists():
         dataset = read_dataset(folder)
         some = next((shards for shards in dataset.splits.values() if shards), ())
@@ -176,11 +162,7 @@ def _counted(path: Path) -> Shard:
 
 
 def index(folder: Path, report: Report, classes: int, task: str, offset: int) -> Dataset:
-    """Write dataset.json for a directory that has none; `validation` and `test` shards are `test`.
-
-    Raises:
-        BadInput: the directory is not sound.
-    """
+    """Write dataset.json for a sound directory that has none; `validation` shards are `test`."""
     if not report.sound:
         raise BadInput(
             f"{folder} is not sound, so it gets no {FILE}", details=report.as_text().splitlines()

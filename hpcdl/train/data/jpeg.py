@@ -48,16 +48,8 @@ class Cropper:
     def crop(self, data: bytes, area: Area, out: NDArray[np.uint8]) -> bool:
         """Decode the crop to `out` (height, width, 3), resized; other threads run meanwhile.
 
-        Args:
-            data: the file; what lies below the crop is not read.
-            area: top, left, height, width; contiguous.
-            out: contiguous.
-
-        Returns:
-            False where it is no JPEG with red, green and blue: another format, or inks.
-
-        Raises:
-            ValueError: the image is damaged.
+        `data` is the file, of which nothing below the crop is read; arrays are contiguous. False
+        where it is no JPEG with red, green and blue. Raises ValueError: the image is damaged.
         """
         if not data.startswith(_START):
             return False
@@ -93,11 +85,7 @@ def _target() -> Path:
 
 
 def _compile(library: Path) -> None:
-    """Compile aside and rename: ranks may do so at the same time.
-
-    Raises:
-        HpcdlError: there is no compiler, no libjpeg-turbo, or no space left.
-    """
+    """Compile aside and rename: ranks may do so at the same time."""
     aside = library.with_suffix(f".{platform.node()}.{os.getpid()}")
     with explain_os_errors(library):
         make_private(library.parent)

@@ -116,11 +116,7 @@ def _write(folder: Path, plan: ShardPlan, progress: _Progress) -> Shard:
 
 
 def write_records(path: Path, records: Iterable[bytes], wrote: Callable[[int], None]) -> None:
-    """Write a shard and bring it to disk; `wrote` is called with the bytes of every record.
-
-    Raises:
-        MissingPrerequisite: no space is left; TensorFlow's writer has errors of its own for that.
-    """
+    """Write a shard and bring it to disk; `wrote` is called with the bytes of every record."""
     try:
         with tf.io.TFRecordWriter(str(path)) as writer:
             for record in records:

@@ -36,12 +36,7 @@ _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 
 
 def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
-    """Write the data set; takes up an interrupted one.
-
-    Raises:
-        BadInput: the bytes cannot be met at that size.
-        MissingPrerequisite: no space left.
-    """
+    """Write the data set, or go on with it; BadInput: the bytes cannot be met at that size."""
     plans = plans_of(request, _Painter(request).record)
     splits = make_shards(folder, plans, asdict(request), threads)
     found = request.task == "findings"

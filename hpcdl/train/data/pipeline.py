@@ -65,8 +65,8 @@ def interleave_shards(
 ) -> list[list[Unit]]:
     """What every stream reads in an epoch: `length` records each, and none twice.
 
-    `shards` are files and their numbers of records, at least `streams` x `length` in all. `seed` is
-    of the shards' order, and of what is left out where some are left; `epoch` draws both again.
+    `shards` are files and their numbers of records, at least `streams` x `length` in all; seed and
+    epoch draw their order, and what is left out.
     """
     spare = sum(count for _, count in shards) - streams * length
     queues: list[list[Unit]] = [[] for _ in range(streams)]
@@ -127,11 +127,7 @@ class Records(Source):
         return tf.where(mirrored[:, None, None, None], values[:, :, ::-1], values)
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """This rank's part of the epoch's batches from number `first` on, one by one.
-
-        Raises:
-            BadInput: a shard is gone, or more records are damaged than may be skipped.
-        """
+        """This rank's part of the epoch's batches from number `first` on, one by one."""
         errors = tf.errors  # an interpreter that ends takes modules apart
         batch = first
         while batch < self.steps_per_epoch:
@@ -202,11 +198,7 @@ class Records(Source):
         return (self.images.crop_batch(encoded, areas), mirrored), labels
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every `ranks`-th test image, the middle of it.
-
-        Raises:
-            BadInput: more records are damaged than may be skipped.
-        """
+        """Every `ranks`-th test image, the middle of it."""
         done, more = 0, "test" in self._dataset.splits
         while more:
             records = self._test_records().skip(done * self._share.at_once)
@@ -238,13 +230,7 @@ class Records(Source):
         return records.filter(lambda record: tf.reduce_all(record != unreadable))
 
     def _leave_out(self, records: Any, split: str, why: str) -> None:
-        """Name the images among a batch's records that cannot be decoded.
-
-        They are left out from now on.
-
-        Raises:
-            BadInput: too many are, or none can be found.
-        """
+        """Name the images of a batch that cannot be decoded, and leave them out from now on."""
         batch = [record.numpy() for record in records]
         faults = {record: fault for record in batch if (fault := self._fault_of(record))}
         if not faults:
@@ -266,13 +252,12 @@ class Records(Source):
         return self.images.fault_of(encoded)
 
     def _serialized(self, epoch: int, first: int) -> Any:
-        """This rank's serialized records from batch `first` on."""
         if self._pipeline == "old":
             return self._one_by_one(epoch).skip(first * self._share.per_rank)
         return self._records(epoch, first)
 
     def _records(self, epoch: int, first: int) -> Any:
-        """The same, in the streams' order."""
+        """Serialized records in the streams' order."""
         share = self._share
         shards = [
             (self._repairs.path(self._dataset.folder / shard.name), shard.examples)

@@ -85,7 +85,7 @@ class Source:
     tested: bool = False
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """This rank's part of the epoch's batches from number `first` on.
+        """This rank's batches of the epoch from `first` on.
 
         `wanted` is asked before each group how many batches it may hold; it can hold fewer.
         """
@@ -101,11 +101,7 @@ class Source:
 
 
 def steps_in(examples: int, share: Share) -> int:
-    """Steps of an epoch; what does not fill a global batch is left out.
-
-    Raises:
-        BadInput: there are none.
-    """
+    """Steps of an epoch; what does not fill a global batch is left out. BadInput: there is none."""
     if examples < share.global_batch:
         raise BadInput(
             f"the data set has {examples} training examples, fewer than one global batch of "
@@ -154,14 +150,7 @@ class Synthetic(Source):
 
 
 class InMemory(Source):
-    """A small data set held in memory as NumPy arrays.
-
-    `arrays` are images and labels by split; no `test` is no test set. `classes` is how many labels
-    may name; `digest` says which data it is.
-
-    Raises:
-        BadInput: there are fewer examples than a global batch has.
-    """
+    """A small data set in memory: images and labels by split. No `test` is no test set."""
 
     pixels = "the data set's values / its scale: 0 to 1"
 
@@ -197,11 +186,7 @@ class InMemory(Source):
 
 
 def read_raw(dataset: Dataset, split: str, repairs: Repairs) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards.
-
-    Raises:
-        BadInput: more records are damaged than may be skipped.
-    """
+    """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards."""
     files = dataset.files(split)
     records = _records(files, repairs)
     try:

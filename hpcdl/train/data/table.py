@@ -34,10 +34,7 @@ class Row:
 def request_of(
     images: Path, table: Path, rows: Sequence[Row], *, shards: int, test: float, seed: int
 ) -> dict[str, Any]:
-    """What the records follow from, as JSON values: the same again need not be made again.
-
-    Images count by their sizes and times, so that one that was repaired is read again.
-    """
+    """What the records follow from, images by sizes and times: the same again need not be made."""
     states = [(row.path.name, row.path.stat()) for row in rows]
     seen = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
     return {
@@ -51,11 +48,7 @@ def request_of(
 
 
 def read_table(images: Path, table: Path) -> list[Row]:
-    """The rows of the CSV.
-
-    Raises:
-        BadInput: it cannot be read, or rows are wrong: all of them, with their lines.
-    """
+    """The rows of the CSV; BadInput: it cannot be read, or all the rows that are wrong."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))

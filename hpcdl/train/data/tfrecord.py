@@ -62,11 +62,7 @@ def read(path: Path, offset: int, length: int) -> bytes:
 
 
 def find(files: Sequence[Path], data: bytes) -> tuple[Path, int]:
-    """The file and the offset of the first record that holds `data`.
-
-    Raises:
-        LookupError: none does.
-    """
+    """The file and offset of the first record that holds `data`; LookupError: none does."""
     for path in files:
         for record in walk(path, check_data=False):
             if record.length == len(data) and read(path, record.offset, record.length) == data:
