@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.train.data.__main__ import main
-from hpcdl.train.data.dataset import Dataset, Shard, write_dataset
-from hpcdl.train.data.requests import MADE, REQUEST, PhotoRequest, finish
+from hpcdl.train.data.dataset import MADE, REQUEST, Dataset, PhotoRequest, Shard, write_dataset
 from hpcdl.train.data.table import read_table, request_of
 
 ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3500",
@@ -93,7 +92,7 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(
     assert answer() == "write", "nothing says what it was made of"
     (made / REQUEST).write_text(json.dumps(request))
     assert answer() == "write", "it is not at its end"
-    finish(made)
+    (made / REQUEST).replace(made / MADE)
     assert answer() == "keep"
     (images / "1.jpg").write_bytes(b"mended")
     assert answer() == "write"

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from hpcdl.train.data.dataset import FINDINGS
+from hpcdl.train.data.dataset import FINDINGS, PhotoRequest
 from hpcdl.train.data.photos import plans_of, stream, stripes
-from hpcdl.train.data.requests import PhotoRequest
 
 
 def test_every_finding_looks_different_and_is_seen() -> None:

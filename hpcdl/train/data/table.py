@@ -41,6 +41,7 @@ def request_of(
         "table": hashlib.sha256(table.read_bytes()).hexdigest(),
         "files": hashlib.sha256(seen.encode()).hexdigest(),
         "images": str(images),
+        "labels": str(table),
         "shards": shards,
         "test": test,
         "seed": seed,
