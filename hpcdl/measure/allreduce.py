@@ -87,9 +87,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
     prepare_environment(place, onednn=False)
     import_tensorflow(place, keras=False)
-    from hpcdl.train.strategies import Joining, join_ranks
+    from hpcdl.train.strategies import join_ranks
 
-    ranks = join_ranks(args.strategy, Joining(place, StartupClock(), keras=False))
+    ranks = join_ranks(args.strategy, place, StartupClock(), keras=False)
     if ranks.size < 2:
         raise HpcdlError("an all-reduce needs at least two ranks")
     hosts = ranks.gather_text(place.host)

@@ -17,10 +17,9 @@ import numpy as np
 
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
-from hpcdl.train.ahead import BATCHES, Ahead
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.source import Group, Source
+from hpcdl.train.data.source import BATCHES, Ahead, Group, Source
 from hpcdl.train.diagnostics import LossGuard
 from hpcdl.train.history import History
 from hpcdl.train.options import TrainOptions
@@ -29,8 +28,8 @@ from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult
 from hpcdl.train.stop import StopRequest, meaning
+from hpcdl.train.tasks import Validation, scores_line
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.validation import Validation, scores_line
 from hpcdl.train.watchdog import Watchdog
 
 _CHANGEABLE = ("task", "loss", "optimizer", "settings", "momentum", "weight_decay",

@@ -17,8 +17,7 @@ import tensorflow as tf
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.train.communicate import Communicator, Floats, Tensor, by_type
 from hpcdl.train.data.images import first_line
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.rendezvous import cluster_config, node_names, require_trust
+from hpcdl.train.ranks import RankPlace, cluster_config, node_names, require_trust
 
 
 class MultiWorker(Communicator):

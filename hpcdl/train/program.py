@@ -91,7 +91,7 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")
     from hpcdl.train.run import Run
-    from hpcdl.train.strategies import Joining, join_ranks
+    from hpcdl.train.strategies import join_ranks
 
-    ranks = join_ranks(options.strategy, Joining(place, clock, keras))
+    ranks = join_ranks(options.strategy, place, clock, keras=keras)
     return Run(options, place, clock, ranks, model, keras=keras)

@@ -32,19 +32,16 @@ from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
 from hpcdl.train.options import SCHEDULES, TrainOptions
-from hpcdl.train.parts import channels_first, make_parts
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
-from hpcdl.train.step import make_step
+from hpcdl.train.step import channels_first, make_parts, make_step
 from hpcdl.train.stop import StopRequest
-from hpcdl.train.tasks import Evaluator, chosen_metric, write_predictions
-from hpcdl.train.timeline import write_timeline
-from hpcdl.train.tracing import Tracer, rows_file
+from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
+from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.validation import Validation, scores_line
 from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000

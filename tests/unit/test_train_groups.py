@@ -14,12 +14,13 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import checkpoint, loop  # noqa: E402
-from hpcdl.train.ahead import Ahead  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
+from hpcdl.train.data.source import Ahead  # noqa: E402
 from hpcdl.train.history import History  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.result import Samples  # noqa: E402
 from hpcdl.train.run_plan import RunPlan  # noqa: E402
+from hpcdl.train.scalars import Scalars  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,10 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
     assert loop._epoch(run, 1, 0) is None
     ((seconds, waited),) = noted
     assert seconds >= waited > 0.15
+
+
+def test_a_run_without_tensorboard_needs_none() -> None:
+    Scalars(None).step(10, loss=1.0)
 
 
 def test_training_continues_while_a_checkpoint_is_written(

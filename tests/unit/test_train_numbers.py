@@ -10,6 +10,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.run_plan import RunPlan, global_batch
+from hpcdl.train.startup import StartupClock
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
@@ -97,7 +98,7 @@ def test_every_gradient_is_in_one_group() -> None:
 
 
 def test_tf_config_names_every_rank_of_every_node() -> None:
-    from hpcdl.train.rendezvous import cluster_config
+    from hpcdl.train.ranks import cluster_config
 
     environ = {"SLURM_JOB_ID": "9", "SLURM_STEP_NODELIST": "n[1-2]",
                "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
@@ -115,7 +116,7 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
      {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"}],
 )  # fmt: skip
 def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> None:
-    from hpcdl.train.rendezvous import cluster_config
+    from hpcdl.train.ranks import cluster_config
 
     here, there = RankPlace(0, 2, 0, 2, 1, "n1"), RankPlace(1, 2, 1, 2, 1, "n1")
     first = cluster_config({"PMIX_NAMESPACE": "78"}, here, lambda _: [])["cluster"]["worker"]
@@ -125,7 +126,7 @@ def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> 
 
 
 def test_unknown_nodes_are_said_and_not_guessed() -> None:
-    from hpcdl.train.rendezvous import cluster_config
+    from hpcdl.train.ranks import cluster_config
 
     with pytest.raises(MissingPrerequisite, match="are unknown"):
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
@@ -174,9 +175,9 @@ def test_ranks_work_together_as_they_were_started(
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda _: strategy)  # type: ignore[arg-type,return-value]
-    joining = strategies.Joining(RankPlace(0, size, 0, size, size, "n1"), None, False)  # type: ignore[arg-type]
-    assert strategies.join_ranks("auto", joining) == strategy
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda *_: strategy)  # type: ignore[arg-type,return-value]
+    place = RankPlace(0, size, 0, size, size, "n1")
+    assert strategies.join_ranks("auto", place, StartupClock(), keras=False) == strategy
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 from hpcdl.system.errors import BadInput  # noqa: E402
 from hpcdl.train import checkpoint, parameter_server, watchdog  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
-from hpcdl.train.validation import Validation  # noqa: E402
+from hpcdl.train.tasks import Validation  # noqa: E402
 
 
 def validation(*scores: dict[str, float], required: bool = True, patience: int = 0) -> Validation:

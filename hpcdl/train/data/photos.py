@@ -34,7 +34,7 @@ _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 
 
 def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
-    """Write the data set, or go on with it; BadInput: the bytes cannot be met at that size."""
+    """Write the data set; resumes. Raises BadInput: the bytes cannot be met at that size."""
     found = request.task == "findings"
     dataset = Dataset(
         folder, "photos", "jpeg", (request.height, request.width, 3),

@@ -9,11 +9,13 @@ at a time, and the one who runs them says each time how many.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -233,3 +235,34 @@ def count_records(path: Path) -> int | None:
         return sum(int(tf.size(batch)) for batch in records)
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
         return None
+
+
+Item = TypeVar("Item")
+BATCHES = 4
+"""So many before the end of an epoch the next one is opened."""
+
+
+class Ahead(Generic[Item]):
+    """An epoch that `opens` gives; dropped if `state` gives something else when it is taken."""
+
+    def __init__(self, opens: Callable[[], Iterator[Item]], state: Callable[[], object]) -> None:
+        self._opens = opens
+        self._state = state
+        self._before = state()
+        self._found: Iterator[Item] | None = None
+        self._thread = threading.Thread(target=self._open, daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
+        with suppress(Exception):  # who takes it opens it again, and is told
+            batches = self._opens()
+            self._found = chain([next(batches)], batches)
+
+    def take(self) -> Iterator[Item]:
+        """The batches, from the first one on."""
+        self.wait()
+        return self._found if self._found and self._state() == self._before else self._opens()
+
+    def wait(self) -> None:
+        """Return when the thread has ended."""
+        self._thread.join()
