@@ -13,12 +13,7 @@ from hpcdl import __version__
 from hpcdl.measure.measurement import run_program, write_measurement
 from hpcdl.system.errors import HpcdlError
 from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.startup import (
-    StartupClock,
-    import_horovod,
-    import_tensorflow,
-    prepare_environment,
-)
+from hpcdl.train.startup import StartupClock, import_horovod, import_tensorflow, prepare_environment
 
 
 def main() -> int:

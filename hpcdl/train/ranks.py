@@ -122,8 +122,7 @@ def cluster_config(
         ]
     else:
         raise MissingPrerequisite(
-            "the nodes of the other ranks are unknown",
-            hint="launch with srun, or set TF_CONFIG",
+            "the nodes of the other ranks are unknown", hint="launch with srun, or set TF_CONFIG"
         )
     return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
 

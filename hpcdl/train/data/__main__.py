@@ -11,14 +11,7 @@ from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.data_options import build_parser
-from hpcdl.train.data.dataset import (
-    FILE,
-    Dataset,
-    PhotoRequest,
-    guard,
-    load_dataset,
-    made_before,
-)
+from hpcdl.train.data.dataset import FILE, Dataset, PhotoRequest, guard, load_dataset, made_before
 from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
 from hpcdl.train.data.table import Row, read_table, request_of
 from hpcdl.train.ranks import this_place
