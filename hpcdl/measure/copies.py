@@ -64,7 +64,6 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
 
 
 def _between(tf: Any, gpus: int, size: int) -> Iterator[Way]:
-    """Copies between the host and every GPU, and between GPUs."""
     names = [f"GPU:{index}" for index in range(gpus)]
     values = {}
     for device in ("CPU:0", *names):

@@ -81,7 +81,6 @@ def _read_blocks(path: Path, blocks: range, direct: bool) -> int:
 
 
 def _forget(handle: int) -> None:
-    """Let the page cache drop a file."""
     with suppress(OSError, AttributeError):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -97,7 +97,6 @@ class History:
 
 
 def _before(step: int, piece: dict[str, Any]) -> list[dict[str, Any]]:
-    """The part of a piece that lies before a step."""
     count = min(len(piece["loss"]), step - piece["first_step"])
     columns = ("images", "loss", *COLUMNS)
     return [{**piece, **{name: piece[name][:count] for name in columns}}] if count > 0 else []

@@ -328,7 +328,6 @@ def _look_ahead(training: Training, epoch: int) -> None:
 
 
 def _run(training: Training, group: Group) -> list[StepResult]:
-    """Run the steps of a group; afterwards the ranks agree on how many come next."""
     begun = time.perf_counter()
     number = training.step_number
     if training.options.delay_ms:
@@ -376,7 +375,6 @@ def _note(
 
 
 def _show(training: Training, epoch: int, number: int, results: list[StepResult]) -> None:
-    """Pass a group to the reporter, and each of its steps to the scalars."""
     batch, count = training.plan.global_batch, len(results)
     training.reporter.step(training.step_number, epoch, training.loss, batch * count)
     seconds = training.samples.columns["seconds"][-count:]

@@ -116,7 +116,6 @@ def build(
 
 
 def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
-    """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
     hidden: list[int] = facts_of(model)["hidden"]
     widths = [math.prod(shape), *hidden, classes]
     weights, biases = [], []
@@ -232,7 +231,6 @@ def _logits(made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
 
 
 def _builder(model: str, random: Draws | None) -> Callable[..., Any]:
-    """What makes the Keras model from (shape, classes)."""
     if ":" in model:
         return user_function("--model", model)
     row = facts_of(model)

@@ -165,7 +165,6 @@ def _open(meeting: tuple[str, int]) -> socket.socket:
 
 
 def _tell(door: socket.socket, ranks: int, code: int) -> None:
-    """Tell the other ranks, who wait connected, that the run has ended."""
     with suppress(OSError):
         for _ in range(ranks):
             other, _ = door.accept()
@@ -176,7 +175,6 @@ def _tell(door: socket.socket, ranks: int, code: int) -> None:
 def _follow(
     options: TrainOptions, cluster: Cluster, members: Members, meeting: tuple[str, int]
 ) -> int:
-    """As `_watch`, for ranks without the chief."""
     deadline = time.monotonic() + WAIT
     while True:
         with suppress(OSError):

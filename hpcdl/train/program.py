@@ -34,10 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fail(error: HpcdlError, place: RankPlace) -> int:
-    """Print the error and exit with its code.
-
-    Ranks other than 0 wait a moment: an error that all ranks have is then printed once.
-    """
+    """Print the error and exit with its code; ranks but 0 wait, so that it is printed once."""
     prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
     if place.rank:
         time.sleep(3.0)
@@ -46,10 +43,7 @@ def _fail(error: HpcdlError, place: RankPlace) -> int:
 
 
 def _leave(code: int, place: RankPlace) -> int:
-    """The exit code; if it is not 0, one of several ranks exits with it at once.
-
-    Else the launcher ends those that still take TensorFlow apart: the code would be that of a kill.
-    """
+    """The exit code; if not 0, one of several ranks exits at once, as a launcher expects."""
     if code and place.size > 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -141,7 +141,6 @@ class Run:
         return None if code < 0 else int(code)
 
     def _asked(self) -> dict[str, Any]:
-        """The options as result.json has them."""
         return {k: v for k, v in vars(self.options).items() if v is not None}
 
     def _take_job_directory(self) -> None:
@@ -245,7 +244,6 @@ class Run:
         training.step = first
 
     def _load_weights(self, training: Training) -> None:
-        """Take the weights that were asked for: to score, or to begin where no checkpoint is."""
         wanted, network = self.options.weights, training.parts.network
         if wanted and not training.step_number:
             if self.ranks.rank == 0:

@@ -105,8 +105,6 @@ def make_step(parts: StepParts) -> Step:
 
 
 def _looped(single: Callable[..., Any]) -> Callable[..., Any]:
-    """The steps of a group, one after the other, in the graph; gives a row for each."""
-
     def several(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:
         count = tf.shape(rates)[0]
 
@@ -205,7 +203,6 @@ def _make_single(parts: StepParts) -> Callable[..., Any]:
 
 
 def _total(parts: StepParts, gradients: list[Any], signals: Any) -> list[Any]:
-    """The gradients' sums and, last, that of the ranks' signals."""
     if not parts.compress:
         return parts.ranks.total([*gradients, signals])
     # The stop signal and the loss do not fit into fp16.

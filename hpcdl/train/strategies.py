@@ -28,10 +28,7 @@ def _single(place: RankPlace, keras: bool) -> Communicator:
 
 
 def _horovod(place: RankPlace, keras: bool) -> Communicator:
-    """Ranks as MPI sees them.
-
-    Where Slurm's and Open MPI's PMIx differ, every task believes to be alone, and would train so.
-    """
+    """Refuses the world of MPI where PMIx differs: every task believes to be alone."""
     hvd = import_horovod(keras=keras)
     hvd.init()
     if hvd.size() != place.size:

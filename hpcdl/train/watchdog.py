@@ -78,7 +78,6 @@ class Watchdog:
         return time.time() - said > self._limit
 
     def _end(self) -> None:
-        """Write this rank's stacks, print all ranks' stacks, exit."""
         with suppress(OSError):  # a full disk keeps nobody waiting
             self._write()
         # Ranks notice within a second of each other, for they all wait for the same one.

@@ -113,7 +113,6 @@ class _Painter:
         return float(np.mean(sizes))
 
     def _fit(self) -> float:
-        """The noise that gives the wanted bytes, by bisection."""
         low, high = 0.0, 80.0
         least, most = self._mean_bytes(low), self._mean_bytes(high)
         if not least <= self._request.bytes <= most:

@@ -257,7 +257,6 @@ class Records(Source):
         return self._records(epoch, first)
 
     def _records(self, epoch: int, first: int) -> Any:
-        """Serialized records in the streams' order."""
         share = self._share
         shards = [
             (self._repairs.path(self._dataset.folder / shard.name), shard.examples)
@@ -338,7 +337,6 @@ class Records(Source):
         return tf.reduce_all((label >= 0) & (label < most))
 
     def _one_by_one(self, epoch: int) -> Any:
-        """Records as the slow form reads them: shard after shard."""
         share = self._share
         files = [self._repairs.path(path) for path in self._dataset.files("train")]
         order = epoch_order(share.seed, epoch, len(files))
