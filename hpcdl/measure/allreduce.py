@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -51,27 +51,15 @@ def measure(ranks: Communicator, size: int, repeats: int) -> list[float]:
 
     tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))
     averaged = ranks.function(lambda values: ranks.total([values])[0][:1] / ranks.size)
-    times = [_timed(averaged, tensor, ranks) for _ in range(WARMUP + repeats)]
+    times = []
+    for _ in range(WARMUP + repeats):
+        start = time.perf_counter()
+        value = float(np.asarray(averaged(tensor)).ravel()[0])
+        times.append(time.perf_counter() - start)
+        if abs(value - (ranks.size + 1) / 2) > 1e-3:
+            raise HpcdlError(f"the mean of 1..{ranks.size} came out as {value}")
     slowest = ranks.gather_rows(np.array([times[WARMUP:]])).max(axis=0)
     return [float(seconds) for seconds in slowest]
-
-
-def _timed(averaged: Callable[[Any], Any], tensor: Any, ranks: Communicator) -> float:
-    """Seconds of one iteration; its result must be the mean of 1..n."""
-    start = time.perf_counter()
-    value = float(np.asarray(averaged(tensor)).ravel()[0])
-    seconds = time.perf_counter() - start
-    if abs(value - (ranks.size + 1) / 2) > 1e-3:
-        raise HpcdlError(f"the mean of 1..{ranks.size} came out as {value}")
-    return seconds
-
-
-def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.allreduce", allow_abbrev=False)
-    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
-    parser.add_argument("--strategy", choices=("auto", "horovod", "multiworker"), default="auto")
-    return parser.parse_args(argv)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -80,7 +68,11 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure all sizes, write result.json, print a line per size; returns the exit code."""
-    args = _options(argv)
+    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.allreduce", allow_abbrev=False)
+    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
+    parser.add_argument("--strategy", choices=("auto", "horovod", "multiworker"), default="auto")
+    args = parser.parse_args(argv)
     return run_program(lambda place: _run(args, place), this_place())
 
 
@@ -106,23 +98,17 @@ def _tell(
     import tensorflow as tf
 
     summary = summarize(seconds, ranks.size)
+    horovod = sys.modules.get("horovod.tensorflow")
+    nccl = None if horovod is None else bool(horovod.nccl_built())
     write_measurement(
-        "allreduce",
-        hosts,
-        gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
-        versions={"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": _nccl()},
+        "allreduce", hosts, gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
+        versions={"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": nccl},
         options={"sizes": list(args.sizes), "repeats": args.repeats, "warmup": WARMUP},
         samples={"seconds_by_bytes": {str(size): times for size, times in seconds.items()}},
         summary=summary,
-    )
+    )  # fmt: skip
     for size in seconds:
         print(f"{size:>12,} bytes: {summary['bus_gbs'][str(size)]:.3f} GB/s on the bus", flush=True)
-
-
-def _nccl() -> bool | None:
-    """Whether Horovod was built with NCCL; None where it takes no part."""
-    horovod = sys.modules.get("horovod.tensorflow")
-    return None if horovod is None else bool(horovod.nccl_built())
 
 
 if __name__ == "__main__":

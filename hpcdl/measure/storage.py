@@ -46,13 +46,10 @@ def written_file(folder: Path, size: int) -> Iterator[Path]:
 
 def reads_past_cache(path: Path) -> bool:
     """Whether the file system takes O_DIRECT."""
-    if not _DIRECT:
-        return False
-    try:
+    with suppress(OSError):
         os.close(os.open(path, os.O_RDONLY | _DIRECT))
-    except OSError:
-        return False
-    return True
+        return bool(_DIRECT)
+    return False
 
 
 def read_pass(path: Path, size: int, threads: int, *, direct: bool) -> float:
@@ -107,12 +104,10 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     rates = [round(size / passed / _MEGA, 3) for passed in seconds[1:]]
     summary = {"read_mbs": median(rates), "best_read_mbs": max(rates), "past_cache": direct}
     write_measurement(
-        "storage",
-        [place.host],
+        "storage", [place.host], summary=summary,
         options={"directory": str(folder), "bytes": size, "threads": args.threads},
         samples={"seconds": seconds[1:], "read_mbs": rates},
-        summary=summary,
-    )
+    )  # fmt: skip
     print(f"{folder}: {summary['read_mbs']:,.0f} MB/s", flush=True)
 
 

@@ -85,8 +85,12 @@ class Chief(Communicator):
             begun = time.perf_counter()
             done = number + len(rates)
             for at, rate in enumerate(rates):
-                given = (*self._batch(group, at), tf.constant(rate),
-                         tf.constant(number + at))  # fmt: skip
+                # The batch of the step; the only one, where there is one.
+                images, labels = tf.nest.map_structure(
+                    lambda whole, at=at: tf.convert_to_tensor(whole[min(at, len(whole) - 1)]),
+                    group[:2],
+                )
+                given = (images, labels, tf.constant(rate), tf.constant(number + at))
                 self._flying.append(self._coordinator.schedule(single, args=given))
                 self._land(_AT_ONCE * len(self.hosts) if self.late else 0)
             if asked.stop or any(done % n == 0 for n in every):
@@ -95,14 +99,6 @@ class Chief(Communicator):
             return [StepResult(self._loss, asked, each, 0.0, 0.0)] * len(rates)
 
         return step
-
-    def _batch(self, group: Group, at: int) -> tuple[Any, Any]:
-        """The batch of a group for its step `at`; the only one, where there is one."""
-
-        def pick(whole: Any) -> Any:
-            return tf.convert_to_tensor(whole[min(at, len(whole) - 1)])
-
-        return tf.nest.map_structure(pick, group.images), pick(group.labels)
 
     def _land(self, most: int) -> None:
         """Wait until at most `most` steps are on their way; a loss that is no number stays."""

@@ -90,7 +90,8 @@ class Horovod(Communicator):
         found: dict[int, Tensor] = {}
         # Ranks trace the same steps in the same order, so that the names agree.
         self._traced += 1
-        for number, members in enumerate(buckets([_bytes(tensor) for tensor in tensors])):
+        sizes = [int(t.shape.num_elements() or 0) * int(t.dtype.size) for t in tensors]
+        for number, members in enumerate(buckets(sizes)):
             # Horovod groups no sparse gradients, such as an embedding's, with dense ones.
             sent = [tf.convert_to_tensor(tensors[member]) for member in members]
             if compress:
@@ -174,7 +175,3 @@ def by_type(values: Sequence[Any]) -> list[list[int]]:
     for index, value in enumerate(values):
         kinds.setdefault(value.dtype, []).append(index)
     return list(kinds.values())
-
-
-def _bytes(tensor: Tensor) -> int:
-    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

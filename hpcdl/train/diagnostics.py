@@ -54,18 +54,14 @@ def _no_space_left(text: str) -> bool:
 
 def out_of_memory(why: str, batch: int) -> HpcdlError:
     """The error for a batch per rank that does not fit."""
+    lines = why.splitlines() or [""]
+    said = next((line.strip() for line in lines if "OOM" in line), lines[0])
     return MissingPrerequisite(
         f"out of memory with {batch} images per rank",
-        details=[_line(why)[:200]],
+        details=[said[:200]],
         hint="the same command with --find-batch measures how many fit; --accumulate N computes "
         "the batch in N parts",
     )
-
-
-def _line(why: str) -> str:
-    """The line of TensorFlow's message that says what found no memory; else the first one."""
-    lines = why.splitlines() or [""]
-    return next((line.strip() for line in lines if "OOM" in line), lines[0])
 
 
 def explain(fault: BaseException, saved: str) -> HpcdlError | None:

@@ -137,8 +137,7 @@ def _read(network: Network, path: Path) -> Sequence[Any]:
     if path.suffix == ".ckpt":
         found = checkpoint.load(path)
         # Which are trained, and stand first, may have been others: --freeze.
-        order = found.meta.get("order") or network.order()
-        arrays = dict(zip(order, found.arrays, strict=False))
+        arrays = dict(zip(found.meta["order"], found.arrays, strict=False))
         return [arrays[index] for index in sorted(arrays) if index >= 0]
     if path.suffix == ".keras":
         return list(tf.keras.models.load_model(path, compile=False).weights)

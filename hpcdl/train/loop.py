@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,7 @@ from hpcdl.train.options import TrainOptions
 from hpcdl.train.result import Samples
 from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
-from hpcdl.train.step import RankSignal, Step, StepParts, StepResult
-from hpcdl.train.stop import StopRequest, meaning
+from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, StopRequest, meaning
 from hpcdl.train.tasks import Validation, scores_line
 from hpcdl.train.train_report import Reporter
 from hpcdl.train.watchdog import Watchdog
@@ -278,7 +276,11 @@ def _wanted(training: Training) -> int:
 def _epoch(training: Training, epoch: int, first: int) -> str | None:
     """The rest of an epoch from batch `first` on; the outcome where it ended early."""
     begun = asked = time.perf_counter()  # waiting for an epoch that is being opened is input
-    groups = _groups(training, epoch, first)
+    ahead, training.ahead = training.ahead, None
+    if ahead and not first:
+        groups = ahead.take()
+    else:
+        groups = training.source.batches(epoch, first, lambda: _wanted(training))
     while (group := next(groups, None)) is not None:
         waited = time.perf_counter() - asked
         number = training.step_number
@@ -297,23 +299,15 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         due = outcome or (every and training.step_number % every == 0)
         saved = save(training) if due else 0.0
         now = time.perf_counter()
-        _note(training, results, now - begun, waited, saved)
+        _note(training, epoch, results, now - begun, waited, saved)
         if training.history and training.saved_at == training.step_number:
             training.history.append(training.samples)
         begun = now
-        _show(training, epoch, number, results)
         if outcome:
             return outcome
         _look_ahead(training, epoch)
         asked = time.perf_counter()
     return None
-
-
-def _groups(training: Training, epoch: int, first: int) -> Iterator[Group]:
-    ahead, training.ahead = training.ahead, None
-    if ahead and not first:
-        return ahead.take()
-    return training.source.batches(epoch, first, lambda: _wanted(training))
 
 
 def _look_ahead(training: Training, epoch: int) -> None:
@@ -360,26 +354,21 @@ def _judge(training: Training, loss: float, number: int) -> None:
 
 
 def _note(
-    training: Training, results: list[StepResult], seconds: float, waited: float, saved: float
-) -> None:
-    """Keep the samples of a group: what lies between its steps is shared out among them."""
-    count = len(results)
+    training: Training, epoch: int, results: list[StepResult], seconds: float, waited: float,
+    saved: float,
+) -> None:  # fmt: skip
+    """Keep and show a group: what lies between its steps is shared out among them."""
+    count, batch = len(results), training.plan.global_batch
     between = (seconds - saved - sum(result.seconds for result in results)) / count
-    for done, result in enumerate(results, 1):
-        last = saved if done == count else 0.0
+    for number, result in enumerate(results, training.step_number - count):
+        last = saved if number == training.step_number - 1 else 0.0
+        took = result.seconds + between + last
         training.samples.add(
-            training.plan.global_batch, result.loss, seconds=result.seconds + between + last,
-            input=waited / count, compute=result.compute, communication=result.communication,
-            update=result.update, checkpoint=last,
+            batch, result.loss, seconds=took, input=waited / count, compute=result.compute,
+            communication=result.communication, update=result.update, checkpoint=last,
         )  # fmt: skip
-
-
-def _show(training: Training, epoch: int, number: int, results: list[StepResult]) -> None:
-    batch, count = training.plan.global_batch, len(results)
-    training.reporter.step(training.step_number, epoch, training.loss, batch * count)
-    seconds = training.samples.columns["seconds"][-count:]
-    for done, (result, took) in enumerate(zip(results, seconds, strict=True)):
         training.scalars.step(
-            number + done + 1, loss=result.loss, learning_rate=training.plan.lr_at(number + done),
+            number + 1, loss=result.loss, learning_rate=training.plan.lr_at(number),
             images_per_second=batch / max(took, 1e-9),
         )  # fmt: skip
+    training.reporter.step(training.step_number, epoch, training.loss, batch * count)

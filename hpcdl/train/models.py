@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -112,35 +113,6 @@ def build(
     """The network for images of `shape` (height, width, channels), weights drawn from `seed`."""
     if facts_of(model)["builder"] == "mlp" and not keras:
         return _mlp(model, shape, classes, seed)
-    return _keras(model, shape, classes, seed, precision, channels_first, freeze, split, adapt)
-
-
-def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
-    hidden: list[int] = facts_of(model)["hidden"]
-    widths = [math.prod(shape), *hidden, classes]
-    weights, biases = [], []
-    for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
-        draw = tf.random.stateless_truncated_normal((fan_in, fan_out), seed=(seed, layer))
-        weights.append(tf.Variable(draw * math.sqrt(2.0 / fan_in), name=f"layer{layer}/weights"))
-        biases.append(tf.Variable(tf.zeros(fan_out), name=f"layer{layer}/biases"))
-
-    def forward(images: Any, training: bool) -> Any:
-        values = tf.reshape(images, (-1, widths[0]))
-        for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            values = tf.matmul(values, tf.cast(weight, values.dtype))
-            values = tf.nn.bias_add(values, tf.cast(bias, values.dtype))
-            if layer < len(weights) - 1:
-                values = tf.nn.relu(values)
-        return values
-
-    ordered = tuple(chain.from_iterable(zip(weights, biases, strict=True)))  # as Keras has them
-    return Network(model, forward, (*weights, *biases), (), weights=ordered)
-
-
-def _keras(
-    model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
-    channels_first: bool, freeze: str, split: int, adapt: Callable[[Any], None] | None,
-) -> Network:  # fmt: skip
     policy = _set_up(seed, precision, channels_first)
     channels_first = channels_first and len(shape) == 3
     ordered = (shape[2], *shape[:2]) if channels_first else shape
@@ -183,6 +155,28 @@ def _keras(
         model, forward, trainable, state, random, penalties, weights, names, plain,
         split, made,
     )  # fmt: skip
+
+
+def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
+    hidden: list[int] = facts_of(model)["hidden"]
+    widths = [math.prod(shape), *hidden, classes]
+    weights, biases = [], []
+    for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        draw = tf.random.stateless_truncated_normal((fan_in, fan_out), seed=(seed, layer))
+        weights.append(tf.Variable(draw * math.sqrt(2.0 / fan_in), name=f"layer{layer}/weights"))
+        biases.append(tf.Variable(tf.zeros(fan_out), name=f"layer{layer}/biases"))
+
+    def forward(images: Any, training: bool) -> Any:
+        values = tf.reshape(images, (-1, widths[0]))
+        for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            values = tf.matmul(values, tf.cast(weight, values.dtype))
+            values = tf.nn.bias_add(values, tf.cast(bias, values.dtype))
+            if layer < len(weights) - 1:
+                values = tf.nn.relu(values)
+        return values
+
+    ordered = tuple(chain.from_iterable(zip(weights, biases, strict=True)))  # as Keras has them
+    return Network(model, forward, (*weights, *biases), (), weights=ordered)
 
 
 def _set_up(seed: int, precision: str, channels_first: bool) -> str:
@@ -236,18 +230,10 @@ def _builder(model: str, random: Draws | None) -> Callable[..., Any]:
     row = facts_of(model)
     if row["builder"] == "keras":
         application = getattr(tf.keras.applications, row["application"])
-
-        def make(shape: tuple[int, ...], classes: int) -> Any:
-            return application(
-                weights=None, input_shape=shape, classes=classes, classifier_activation=None
-            )
-
-        return make
-
-    def own(shape: tuple[int, ...], classes: int) -> Any:
-        return getattr(networks, row["builder"])(shape, classes, random)
-
-    return own
+        return lambda shape, classes: application(
+            weights=None, input_shape=shape, classes=classes, classifier_activation=None
+        )
+    return partial(getattr(networks, row["builder"]), random=random)
 
 
 def _make(model: str, builder: Callable[..., Any], shape: tuple[int, ...], classes: int) -> Any:

@@ -33,11 +33,7 @@ class MultiWorker(Communicator):
 
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as this worker's one replica; the strategy allows no loop around its sums."""
-
-        def outer(*arguments: Any) -> Any:
-            return self._strategy.run(body, args=arguments)
-
-        return outer
+        return lambda *arguments: self._strategy.run(body, args=arguments)
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The replica context's all-reduce, which packs gradients itself."""

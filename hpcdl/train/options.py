@@ -155,11 +155,11 @@ class TrainOptions:
     @property
     def needs_keras(self) -> bool:
         """Whether even the smallest network must be one of Keras."""
-        parts = self.loss or self.metrics or self.settings or self.keras_optimizer
-        parts = parts or self.model_parallel > 1 or self.callback or self.augment
-        return bool(self.weights or self.freeze or self.export or self.sync_bn or parts) or (
-            self.lr_schedule not in SCHEDULES
-        )
+        return any((
+            self.loss, self.metrics, self.settings, self.keras_optimizer, self.model_parallel > 1,
+            self.callback, self.augment, self.weights, self.freeze, self.export, self.sync_bn,
+            self.lr_schedule not in SCHEDULES,
+        ))  # fmt: skip
 
     @property
     def keras_optimizer(self) -> bool:

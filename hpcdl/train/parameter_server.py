@@ -66,9 +66,6 @@ def check(options: TrainOptions) -> None:
                        hint="leave it out, or use --strategy multiworker")  # fmt: skip
 
 
-# A rank: starts its members, and those again that were killed.
-
-
 def lead(options: TrainOptions, place: RankPlace) -> int:
     """Run this rank's members until the chief has ended; returns its exit code.
 
@@ -89,7 +86,10 @@ def lead(options: TrainOptions, place: RankPlace) -> int:
             return _follow(options, cluster, members, meeting)
         with _open(meeting) as door:
             code = _watch(options, cluster, members, lambda: members["chief", 0].poll())
-            _tell(door, place.size - 1, code)
+            with suppress(OSError):  # the other ranks wait connected to learn of the end
+                for _ in range(place.size - 1):
+                    with closing(door.accept()[0]) as other:
+                        other.sendall(bytes([code]))
         return code
     finally:
         for process in members.values():
@@ -162,14 +162,6 @@ def _open(meeting: tuple[str, int]) -> socket.socket:
                                   hint="another run has it; try again") from fault  # fmt: skip
     door.settimeout(30.0)
     return door
-
-
-def _tell(door: socket.socket, ranks: int, code: int) -> None:
-    with suppress(OSError):
-        for _ in range(ranks):
-            other, _ = door.accept()
-            with other:
-                other.sendall(bytes([code]))
 
 
 def _follow(

@@ -30,16 +30,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(parse(sys.argv[1:] if argv is None else argv), place, clock)
     except HpcdlError as error:
-        return _fail(error, place)
-
-
-def _fail(error: HpcdlError, place: RankPlace) -> int:
-    """Print the error and exit with its code; ranks but 0 wait, so that it is printed once."""
-    prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
-    if place.rank:
-        time.sleep(3.0)
-    print(prefix + error.render(), file=sys.stderr, flush=True)
-    return _leave(int(error.exit_code), place)
+        prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
+        if place.rank:
+            time.sleep(3.0)  # an error that all ranks have is printed once
+        print(prefix + error.render(), file=sys.stderr, flush=True)
+        return _leave(int(error.exit_code), place)
 
 
 def _leave(code: int, place: RankPlace) -> int:

@@ -46,12 +46,11 @@ def place(environ: Mapping[str, str], affinity: int, host: str) -> RankPlace:
     for a mask of its own cannot be told from one shared by all, unless it is already so small.
     """
     rank, size, local_rank, local_size = _numbers(environ)
-    asked = _number(environ.get("SLURM_CPUS_PER_TASK"))
-    if asked:
-        cpus = min(asked, affinity)
+    asked = environ.get("SLURM_CPUS_PER_TASK", "")
+    shared = affinity * local_size > (os.cpu_count() or affinity)
+    if asked.isdigit() and int(asked):
+        cpus = min(int(asked), affinity)
     else:
-        online = os.cpu_count() or affinity
-        shared = affinity * local_size > online
         cpus = affinity // local_size if shared else affinity
     return RankPlace(rank, size, local_rank, local_size, max(1, cpus), host)
 
@@ -86,10 +85,6 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     return 0, 1, 0, 1
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdigit() and int(text) > 0 else None
-
-
 TRUSTED = "HPCDL_TRUSTED_NETWORK"
 _FIRST_PORT = 20000
 _PORTS = 12000
@@ -110,7 +105,11 @@ def cluster_config(
     environ: Mapping[str, str], place: RankPlace, names: Callable[[str], list[str]]
 ) -> dict[str, Any]:
     """TF_CONFIG: every rank a worker, on a port that depends on run and local rank."""
-    base = _FIRST_PORT + zlib.crc32(_run_name(environ, place).encode()) % _PORTS
+    # What all ranks of this run have in common, and no other run on these nodes has.
+    step = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    run_name = environ.get("PMIX_NAMESPACE") or ".".join(environ.get(name, "") for name in step)
+    run_name = str(os.getpid()) if place.size == 1 else run_name
+    base = _FIRST_PORT + zlib.crc32(run_name.encode()) % _PORTS
     if place.local_size == place.size:
         workers = [f"localhost:{base + rank}" for rank in range(place.size)]
     elif "SLURM_STEP_NODELIST" in environ:
@@ -125,14 +124,6 @@ def cluster_config(
             "the nodes of the other ranks are unknown", hint="launch with srun, or set TF_CONFIG"
         )
     return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
-
-
-def _run_name(environ: Mapping[str, str], place: RankPlace) -> str:
-    """What all ranks of this run have in common, and no other run on these nodes has."""
-    if place.size == 1:
-        return str(os.getpid())
-    step = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    return environ.get("PMIX_NAMESPACE") or ".".join(environ.get(name, "") for name in step)
 
 
 def node_names(hostlist: str) -> list[str]:

@@ -37,8 +37,7 @@ from hpcdl.train.result import job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
-from hpcdl.train.step import channels_first, make_parts, make_step
-from hpcdl.train.stop import StopRequest
+from hpcdl.train.step import StopRequest, channels_first, make_parts, make_step
 from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
 from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter
@@ -77,7 +76,7 @@ class Run:
         self.damaged: set[str] = set()  # of all ranks, once they have told each other
         self.repairs = Repairs(
             options.max_damaged, lambda path: count_records(path) is not None, self._complain,
-            self._at_work,
+            lambda: self.training.watchdog.work() if self.training else None,
         )  # fmt: skip
 
     def go(self) -> int:
@@ -174,11 +173,6 @@ class Run:
 
     def _complain(self, what: str) -> None:
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
-
-    def _at_work(self) -> None:
-        """Keep the watchdogs from ending the run meanwhile."""
-        if self.training is not None:
-            self.training.watchdog.work()
 
     def _prepare(self) -> Training:
         options = self.options

@@ -118,21 +118,19 @@ class Evaluator:
                 logits.append(batch.reshape(len(batch), -1))
                 labels.append(wanted.reshape(len(batch), -1).astype(np.float64))
         right, count, answers, loss, *more = ranks.sum_on_host(sums)
-        shared = {"test_loss": loss / count, "test_images": count} if count else {}
+        if not count:
+            return {}, np.zeros((0, 0)), np.zeros((0, 0))
+        shared = {"test_loss": loss / count, "test_images": count}
         named = zip(self._task.metrics, more, strict=True)
-        shared |= {name: value / count for name, value in named if count}
-        if not keep or not count:
-            return self._named(right, answers, shared), np.zeros((0, 0)), np.zeros((0, 0))
+        shared |= {name: value / count for name, value in named}
+        if _one(self._task):
+            shared = {"accuracy": right / answers, **shared}
+        if not keep:
+            return shared, np.zeros((0, 0)), np.zeros((0, 0))
         # Ranks take test examples in turn.
         order = np.arange(sum(map(len, logits)), dtype=np.float64) * ranks.size + ranks.rank
         rows = _gathered(ranks, order, logits), _gathered(ranks, order, labels)
-        if _one(self._task):
-            return self._named(right, answers, shared), *rows
-        return {**_areas(*rows), **shared}, *rows
-
-    def _named(self, right: float, answers: float, shared: dict[str, float]) -> dict[str, float]:
-        one = shared and _one(self._task)
-        return {"accuracy": right / answers, **shared} if one else shared
+        return (shared if _one(self._task) else {**_areas(*rows), **shared}), *rows
 
 
 def _gathered(ranks: Communicator, order: Floats, parts: list[Floats]) -> Floats:
@@ -173,21 +171,17 @@ def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) ->
     columns |= {name: labels[:, k].astype(int) for k, name in enumerate(names)}
     columns |= {f"p_{k}": chances[:, k] for k in range(chances.shape[1])}
     if path.suffix == ".parquet":
-        write_atomic(path, _parquet(columns))
+        import pyarrow
+        import pyarrow.parquet
+
+        sink = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+        write_atomic(path, bytes(sink.getvalue()))
         return
     texts = [[f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in column]
              for column in columns.values()]  # fmt: skip
     rows = [columns, *zip(*texts, strict=True)]
     write_atomic(path, "\n".join(",".join(row) for row in rows) + "\n")
-
-
-def _parquet(columns: Mapping[str, Any]) -> bytes:
-    import pyarrow
-    import pyarrow.parquet
-
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
-    return bytes(sink.getvalue())
 
 
 def area(scores: Floats, labels: Floats) -> float:

@@ -75,14 +75,14 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
         time.sleep(0.2)
         return iter([SimpleNamespace(steps=1)])
 
-    noted: list[tuple[float, float]] = []
+    noted: list[tuple[float, ...]] = []
 
-    def note(_run: Any, _results: Any, seconds: float, waited: float, _saved: float) -> None:
-        noted.append((seconds, waited))
+    def note(_run: Any, _epoch: int, _results: Any, *times: float) -> None:
+        noted.append(times[:2])
 
     result = SimpleNamespace(loss=1.0, signals=SimpleNamespace(stop=0))
     monkeypatch.setattr(loop, "_run", lambda *_: [result])
-    for name in ("_judge", "_validate", "_show", "_look_ahead"):
+    for name in ("_judge", "_validate", "_look_ahead"):
         monkeypatch.setattr(loop, name, lambda *_: None)
     monkeypatch.setattr(loop, "_note", note)
     run = training(5)
@@ -240,12 +240,6 @@ def test_a_full_disk_is_pruned_before_it_is_written_to(
     ]  # fmt: skip
 
 
-def test_what_is_saved_is_said_as_it_is(tmp_path: Path) -> None:
-    assert checkpoint.describe_saved(tmp_path / "none") == "there is no checkpoint yet"
-    checkpoint.save(tmp_path, checkpoint.Checkpoint(7, {}, ()), keep=1)
-    assert checkpoint.describe_saved(tmp_path).endswith("the checkpoint after step 7")
-
-
 def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no_good() -> None:
     opened: list[int] = []
     given: list[int] = []
@@ -314,6 +308,8 @@ def test_a_metric_is_missed_only_where_it_was_asked_for() -> None:
 def test_checkpoints_after_the_step_that_is_saved_are_of_an_abandoned_run(tmp_path: Path) -> None:
     for step in (50, 100, 60):
         checkpoint.save(tmp_path, checkpoint.Checkpoint(step, {}, (np.ones(2),)), keep=1)
+    assert checkpoint.describe_saved(tmp_path).endswith("the checkpoint after step 60")
+    assert checkpoint.describe_saved(tmp_path / "none") == "there is no checkpoint yet"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step-000000060.ckpt", "step-000000100.bad",
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from hpcdl.train.options import ARGUMENTS, TrainOptions, parse, to_argv
 from hpcdl.train.ranks import place, slurm_tasks_on_node
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
 from hpcdl.train.run_plan import check_parallel, check_target, global_batch, make_plan
-from hpcdl.train.stop import TERM, USR2, meaning
+from hpcdl.train.step import TERM, USR2, meaning
 from hpcdl.train.timeline import PARTS, nested, write_timeline
 from tests.trace_format import faults
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -26,10 +27,6 @@ _WARMUP_BATCHES = 3
 _MOST_DAMAGED = 1000
 
 
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def bench(
     dataset: Dataset, *, pipeline: str, crop: int, batch: int, seconds: float, threads: int
 ) -> dict[str, Any]:
@@ -39,7 +36,8 @@ def bench(
     if dataset.encoding != "jpeg":
         raise BadInput(f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
                        hint="`hpcdl data make photos DIR` makes JPEG records")  # fmt: skip
-    repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, _note)
+    note = partial(print, file=sys.stderr, flush=True)
+    repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, note)
     batch = min(batch, dataset.examples("train"))
     source = Records(dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
     # One epoch without end: streams begin again, and building a pipeline is not measured.

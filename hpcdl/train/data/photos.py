@@ -1,11 +1,10 @@
 """Photograph-like JPEGs of a wanted size and number of bytes, for studies of storage and input.
 
-Photographs have power that falls with frequency as 1/f (Field 1987), which is what makes JPEG's
-blocks, its Huffman codes and a decoder's work look like those of photographs. A few large
-textures of that kind are drawn; every image is a crop of one, mirrored or not, with fine noise
-whose strength is chosen on samples so that the mean file has the wanted bytes. A finding is
-visible: stripes of a colour and width of its own lie over the image. Everything follows from
-the seed and the image's number, so an interrupted run continues with the same images.
+Photographs have power that falls with frequency as 1/f (Field 1987): JPEG's blocks, its Huffman
+codes and a decoder's work follow from that. Every image is a crop of a large texture of that kind,
+mirrored or not, with fine noise whose strength is chosen on samples so that the mean file has the
+wanted bytes. A finding is visible: stripes of a colour and width of its own. Everything follows
+from the seed and the image's number, so an interrupted run continues with the same images.
 """
 
 from __future__ import annotations

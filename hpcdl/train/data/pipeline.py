@@ -1,13 +1,11 @@
 """The input pipeline for records of images: interleaved reads, fused decode and crop, prefetch.
 
 The epoch's records, shard after shard in a new order, are divided into streams of equal length.
-Every stream reads its shards, or parts of them, one after the other, mixes them in a buffer, and
-gives the same number of images to every global batch; a rank owns neighbouring streams. What lies
-in them depends on seed, epoch and their number, which goes by global batch and shards as long as
-the ranks can share it: then batch k is the same set of images on 1 rank and on 8. Checkpoints keep
-the number, so that a run resumed on other ranks gives the rest of its epoch. Crop and mirror are
-drawn from (seed, epoch, place in the epoch). To resume inside an epoch, a stream passes over the
-records it has given, without decoding them.
+Every stream mixes what it reads in a buffer and gives as many images to every global batch; a rank
+owns neighbouring streams. Their number goes by global batch and shards where the ranks can share
+it: then batch k is the same set of images on 1 rank and on 8. Checkpoints keep it, so that a run
+resumed on other ranks gives the rest of its epoch; a stream passes over the records it has given.
+Crop and mirror are drawn from (seed, epoch, place in the epoch).
 """
 
 from __future__ import annotations
@@ -201,7 +199,9 @@ class Records(Source):
         """Every `ranks`-th test image, the middle of it."""
         done, more = 0, "test" in self._dataset.splits
         while more:
-            records = self._test_records().skip(done * self._share.at_once)
+            files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
+            records = tf.data.TFRecordDataset(files).shard(self._share.ranks, self._share.rank)
+            records = self._readable(records).skip(done * self._share.at_once)
             try:
                 for batch in self._test_dataset(records):
                     yield batch
@@ -212,11 +212,6 @@ class Records(Source):
                 self._repairs.repair(self._dataset.files("test"), first_line(fault))
             except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as fault:
                 self._leave_out(records.take(self._share.at_once), "test", first_line(fault))
-
-    def _test_records(self) -> Any:
-        files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
-        records = tf.data.TFRecordDataset(files)
-        return self._readable(records.shard(self._share.ranks, self._share.rank))
 
     def _test_dataset(self, records: Any) -> Any:
         batches = self._decoded(records, self._test_part, self._share.at_once)
@@ -252,9 +247,14 @@ class Records(Source):
         return self.images.fault_of(encoded)
 
     def _serialized(self, epoch: int, first: int) -> Any:
-        if self._pipeline == "old":
-            return self._one_by_one(epoch).skip(first * self._share.per_rank)
-        return self._records(epoch, first)
+        share = self._share
+        if self._pipeline != "old":
+            return self._records(epoch, first)
+        files = [self._repairs.path(path) for path in self._dataset.files("train")]
+        order = epoch_order(share.seed, epoch, len(files))
+        records = tf.data.TFRecordDataset([str(files[i]) for i in order])
+        mine = self._readable(records.shard(share.ranks, share.rank)).repeat()
+        return mine.skip(first * share.per_rank)
 
     def _records(self, epoch: int, first: int) -> Any:
         share = self._share
@@ -335,13 +335,6 @@ class Records(Source):
     def _is_valid(self, label: Any) -> Any:
         most = 2 if self._dataset.task == "findings" else self.classes
         return tf.reduce_all((label >= 0) & (label < most))
-
-    def _one_by_one(self, epoch: int) -> Any:
-        share = self._share
-        files = [self._repairs.path(path) for path in self._dataset.files("train")]
-        order = epoch_order(share.seed, epoch, len(files))
-        records = tf.data.TFRecordDataset([str(files[i]) for i in order])
-        return self._readable(records.shard(share.ranks, share.rank)).repeat()
 
     def _old(self, records: Any) -> Any:
         """The slow form: whole images decoded, one by one, and nothing done ahead."""

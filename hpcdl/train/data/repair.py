@@ -42,17 +42,16 @@ class Repairs:
 
     def repair(self, shards: Sequence[Path], why: str) -> None:
         """Find the damaged shards, copy what is sound in them; BadInput: too many records, none."""
-        damaged = [path for path in shards if path not in self._copies and self._is_damaged(path)]
+        damaged = []
+        for shard in shards:
+            if shard not in self._copies:
+                damaged += [] if self._sound(shard) else [shard]
+                self._read()
         if not damaged:
             raise BadInput(f"a record is damaged, but no shard shows it: {why}")
         for shard in damaged:
             self._copies[shard] = self._copy(shard)
             self._read()
-
-    def _is_damaged(self, shard: Path) -> bool:
-        sound = self._sound(shard)
-        self._read()
-        return not sound
 
     def close(self) -> None:
         """Remove the copies."""

@@ -10,7 +10,7 @@ at a time, and the one who runs them says each time how many.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -190,7 +190,13 @@ class InMemory(Source):
 def read_raw(dataset: Dataset, split: str, repairs: Repairs) -> tuple[NDArray[Any], NDArray[Any]]:
     """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards."""
     files = dataset.files(split)
-    records = _records(files, repairs)
+    records = None
+    while records is None:
+        try:
+            paths = [str(repairs.path(path)) for path in files]
+            records = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
+        except tf.errors.DataLossError as fault:
+            repairs.repair(files, str(fault).splitlines()[0])
     try:
         parsed = _parse_raw(records)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # its message quotes the record
@@ -216,16 +222,6 @@ def _is_raw(record: bytes) -> bool:
     with suppress(tf.errors.InvalidArgumentError, UnicodeDecodeError):
         return bool(_parse_raw([record]))
     return False
-
-
-def _records(files: Sequence[Path], repairs: Repairs) -> list[bytes]:
-    """The records of all shards whose checksums are right."""
-    while True:
-        try:
-            paths = [str(repairs.path(path)) for path in files]
-            return list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
-        except tf.errors.DataLossError as fault:
-            repairs.repair(files, str(fault).splitlines()[0])
 
 
 def count_records(path: Path) -> int | None:

@@ -69,7 +69,9 @@ def read_table(images: Path, table: Path) -> list[Row]:
         elif path in rows:
             faults.append(f"{table.name}:{number}: the image of line {rows[path].line} again")
         else:
-            rows[path] = Row(path, _labels(line[1]), number)
+            parts = (part.strip() for part in line[1].split("|"))
+            labels = tuple(part for part in parts if part.lower() not in _NOTHING)
+            rows[path] = Row(path, labels, number)
     _refuse(table, faults)
     if not rows:
         raise BadInput(f"{table} names no image", hint="its columns are: file name, label")
@@ -89,11 +91,6 @@ def _refuse(table: Path, faults: Sequence[str]) -> None:
     if faults:
         raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN],
                        hint="a row is: file name, class")  # fmt: skip
-
-
-def _labels(text: str) -> tuple[str, ...]:
-    parts = (part.strip() for part in text.split("|"))
-    return tuple(part for part in parts if part.lower() not in _NOTHING)
 
 
 def names_of(rows: Sequence[Row]) -> tuple[str, ...]:
