@@ -15,11 +15,7 @@ from hpcdl.system.python import module_argv
 
 
 def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
-    """Run `python -m PACKAGE ARGUMENTS` where TensorFlow is, and return its exit code.
-
-    Raises:
-        MissingPrerequisite: neither this Python nor a published release has it.
-    """
+    """Run `python -m PACKAGE ARGUMENTS` where TensorFlow is, here or in a release."""
     # The process that is to be replaced has imported nothing heavy; nor does the search.
     if find_spec("tensorflow") is not None:
         return ExitCode(import_module(f"{package}.__main__").main(argv))

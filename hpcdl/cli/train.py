@@ -48,12 +48,8 @@ def train_options(program: Sequence[str]) -> set[str]:
 def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
     """Refuse arguments of `hpcdl train` that it would refuse when the job runs.
 
-    An option that is unknown ends the command as one of its own would. A data set is looked for
-    where the job is queued: a script that is only printed may be for another machine.
-
-    Raises:
-        BadInput: an unknown model, what the launcher does not serve, or a data set that is not
-            there.
+    A data set is looked for where the job is queued: a script that is only printed may be for
+    another machine.
     """
     from hpcdl.jobs.spec import is_train
 

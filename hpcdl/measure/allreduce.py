@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,10 +32,7 @@ _GIGA = 1e9
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
-    """GB/s that every link must carry to average `size` bytes over `ranks` in `seconds`.
-
-    Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
-    """
+    """GB/s on every link to average `size` bytes (NVIDIA/nccl-tests, doc/PERFORMANCE.md)."""
     return size / seconds * 2 * (ranks - 1) / ranks / _GIGA
 
 
@@ -49,36 +46,20 @@ def summarize(seconds: dict[int, list[float]], ranks: int) -> dict[str, dict[str
 
 
 def measure(ranks: Communicator, size: int, repeats: int) -> list[float]:
-    """Seconds of every iteration on the slowest rank, after the warm-up.
-
-    Raises:
-        HpcdlError: the mean of the ranks' values is wrong.
-    """
+    """Seconds of every iteration on the slowest rank, after the warm-up."""
     import tensorflow as tf
 
     tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))
     averaged = ranks.function(lambda values: ranks.total([values])[0][:1] / ranks.size)
-    times = [_timed(averaged, tensor, ranks) for _ in range(WARMUP + repeats)]
+    times = []
+    for _ in range(WARMUP + repeats):
+        start = time.perf_counter()
+        value = float(np.asarray(averaged(tensor)).ravel()[0])
+        times.append(time.perf_counter() - start)
+        if abs(value - (ranks.size + 1) / 2) > 1e-3:
+            raise HpcdlError(f"the mean of 1..{ranks.size} came out as {value}")
     slowest = ranks.gather_rows(np.array([times[WARMUP:]])).max(axis=0)
     return [float(seconds) for seconds in slowest]
-
-
-def _timed(averaged: Callable[[Any], Any], tensor: Any, ranks: Communicator) -> float:
-    """Seconds of one iteration; its result must be the mean of 1..n."""
-    start = time.perf_counter()
-    value = float(np.asarray(averaged(tensor)).ravel()[0])
-    seconds = time.perf_counter() - start
-    if abs(value - (ranks.size + 1) / 2) > 1e-3:
-        raise HpcdlError(f"the mean of 1..{ranks.size} came out as {value}")
-    return seconds
-
-
-def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.allreduce", allow_abbrev=False)
-    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
-    parser.add_argument("--strategy", choices=("auto", "horovod", "multiworker"), default="auto")
-    return parser.parse_args(argv)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -87,16 +68,20 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure all sizes, write result.json, print a line per size; returns the exit code."""
-    args = _options(argv)
+    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.allreduce", allow_abbrev=False)
+    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
+    parser.add_argument("--strategy", choices=("auto", "horovod", "multiworker"), default="auto")
+    args = parser.parse_args(argv)
     return run_program(lambda place: _run(args, place), this_place())
 
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
     prepare_environment(place, onednn=False)
     import_tensorflow(place, keras=False)
-    from hpcdl.train.strategies import Joining, join_ranks
+    from hpcdl.train.strategies import join_ranks
 
-    ranks = join_ranks(args.strategy, Joining(place, StartupClock(), keras=False))
+    ranks = join_ranks(args.strategy, place, StartupClock(), keras=False)
     if ranks.size < 2:
         raise HpcdlError("an all-reduce needs at least two ranks")
     hosts = ranks.gather_text(place.host)
@@ -113,23 +98,17 @@ def _tell(
     import tensorflow as tf
 
     summary = summarize(seconds, ranks.size)
+    horovod = sys.modules.get("horovod.tensorflow")
+    nccl = None if horovod is None else bool(horovod.nccl_built())
     write_measurement(
-        "allreduce",
-        hosts,
-        gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
-        versions={"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": _nccl()},
+        "allreduce", hosts, gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
+        versions={"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": nccl},
         options={"sizes": list(args.sizes), "repeats": args.repeats, "warmup": WARMUP},
         samples={"seconds_by_bytes": {str(size): times for size, times in seconds.items()}},
         summary=summary,
-    )
+    )  # fmt: skip
     for size in seconds:
         print(f"{size:>12,} bytes: {summary['bus_gbs'][str(size)]:.3f} GB/s on the bus", flush=True)
-
-
-def _nccl() -> bool | None:
-    """Whether Horovod was built with NCCL; None where it takes no part."""
-    horovod = sys.modules.get("horovod.tensorflow")
-    return None if horovod is None else bool(horovod.nccl_built())
 
 
 if __name__ == "__main__":

@@ -47,8 +47,12 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     ways = _between(tf, len(gpus), size) if gpus else _in_memory(size)
     rates: dict[str, dict[str, list[float]]] = {}
     for kind, name, copy in ways:
-        times = [_timed(copy) for _ in range(WARMUP + args.repeats)][WARMUP:]
-        rates.setdefault(kind, {})[name] = [round(size / one / _GIGA, 4) for one in times]
+        times = []
+        for _ in range(WARMUP + args.repeats):
+            start = time.perf_counter()
+            copy()
+            times.append(time.perf_counter() - start)
+        rates.setdefault(kind, {})[name] = [round(size / one / _GIGA, 4) for one in times[WARMUP:]]
     summary = {kind: min(map(median, of.values())) for kind, of in rates.items()}
     best = {f"best_{kind}": min(map(max, of.values())) for kind, of in rates.items()}
     write_measurement(
@@ -64,7 +68,6 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
 
 
 def _between(tf: Any, gpus: int, size: int) -> Iterator[Way]:
-    """Copies between the host and every GPU, and between GPUs."""
     names = [f"GPU:{index}" for index in range(gpus)]
     values = {}
     for device in ("CPU:0", *names):
@@ -94,12 +97,6 @@ def _between(tf: Any, gpus: int, size: int) -> Iterator[Way]:
 def _in_memory(size: int) -> Iterator[Way]:
     source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
     yield "host_to_host_gbs", "host to host", lambda: np.copyto(target, source)
-
-
-def _timed(copy: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    copy()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -20,29 +20,18 @@ from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of
 
 
-def job_directory() -> Path:
-    """Where results go: HPCDL_JOB_DIR, else the current directory."""
-    return Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
-
-
 def write_measurement(
-    kind: str,
-    hosts: Sequence[str],
-    *,
-    gpu_per_rank: int = 0,
-    versions: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any],
-    samples: Mapping[str, Any],
-    summary: Mapping[str, Any],
-) -> Path:
-    """Write result.json; its path.
+    kind: str, hosts: Sequence[str], *, gpu_per_rank: int = 0,
+    versions: Mapping[str, Any] | None = None, options: Mapping[str, Any],
+    samples: Mapping[str, Any], summary: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write result.json into HPCDL_JOB_DIR, else the current directory.
 
-    `hosts` has the node of every rank, `samples` every single measurement, `summary` the metrics
-    that checks read.
+    `hosts` has every rank's node, `summary` the metrics that checks read.
     """
     nodes = list(dict.fromkeys(hosts))
-    path = job_directory() / RESULT.name
-    RESULT.write(path, {
+    folder = Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
+    RESULT.write(folder / RESULT.name, {
         "kind": kind,
         "outcome": outcome("completed"),
         "ended": time.time(),
@@ -55,7 +44,6 @@ def write_measurement(
         "samples": dict(samples),
         "summary": dict(summary),
     })  # fmt: skip
-    return path
 
 
 def run_program(main: Callable[[RankPlace], None], place: RankPlace) -> int:

@@ -32,11 +32,7 @@ _DIRECT: int = getattr(os, "O_DIRECT", 0)
 
 @contextmanager
 def written_file(folder: Path, size: int) -> Iterator[Path]:
-    """A file of `size` bytes that no cache holds; removed in the end.
-
-    Raises:
-        MissingPrerequisite: the directory cannot be written to, or is full.
-    """
+    """A file of `size` bytes that no cache holds; removed in the end."""
     folder.mkdir(parents=True, exist_ok=True)
     block = os.urandom(BLOCK)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="hpcdl-read-") as file:
@@ -50,13 +46,10 @@ def written_file(folder: Path, size: int) -> Iterator[Path]:
 
 def reads_past_cache(path: Path) -> bool:
     """Whether the file system takes O_DIRECT."""
-    if not _DIRECT:
-        return False
-    try:
+    with suppress(OSError):
         os.close(os.open(path, os.O_RDONLY | _DIRECT))
-    except OSError:
-        return False
-    return True
+        return bool(_DIRECT)
+    return False
 
 
 def read_pass(path: Path, size: int, threads: int, *, direct: bool) -> float:
@@ -85,7 +78,6 @@ def _read_blocks(path: Path, blocks: range, direct: bool) -> int:
 
 
 def _forget(handle: int) -> None:
-    """Let the page cache drop a file."""
     with suppress(OSError, AttributeError):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -112,12 +104,10 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     rates = [round(size / passed / _MEGA, 3) for passed in seconds[1:]]
     summary = {"read_mbs": median(rates), "best_read_mbs": max(rates), "past_cache": direct}
     write_measurement(
-        "storage",
-        [place.host],
+        "storage", [place.host], summary=summary,
         options={"directory": str(folder), "bytes": size, "threads": args.threads},
         samples={"seconds": seconds[1:], "read_mbs": rates},
-        summary=summary,
-    )
+    )  # fmt: skip
     print(f"{folder}: {summary['read_mbs']:,.0f} MB/s", flush=True)
 
 

@@ -13,12 +13,7 @@ from hpcdl import __version__
 from hpcdl.measure.measurement import run_program, write_measurement
 from hpcdl.system.errors import HpcdlError
 from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.startup import (
-    StartupClock,
-    import_horovod,
-    import_tensorflow,
-    prepare_environment,
-)
+from hpcdl.train.startup import StartupClock, import_horovod, import_tensorflow, prepare_environment
 
 
 def main() -> int:
@@ -45,23 +40,15 @@ def _run(place: RankPlace) -> None:
         "nccl_built": bool(horovod.nccl_built()),
     }
     write_measurement(
-        "versions",
-        [place.host],
-        gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
-        versions=versions,
-        options={},
-        samples={},
+        "versions", [place.host], gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
+        versions=versions, options={}, samples={},
         summary={"startup_seconds": round(clock.total, 3)},
-    )
+    )  # fmt: skip
     print(", ".join(f"{name} {value}" for name, value in versions.items()), flush=True)
 
 
 def _compute() -> str:
-    """The device that computed a product of two small matrices.
-
-    Raises:
-        HpcdlError: the product is wrong.
-    """
+    """The device that computed a product of two small matrices."""
     import tensorflow as tf
 
     product = tf.matmul(tf.ones([64, 64]), tf.ones([64, 64]))

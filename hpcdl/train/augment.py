@@ -8,6 +8,7 @@ the examples of a rank's part of the batch, and make of each label a share for e
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -23,12 +24,7 @@ _MIXERS = {"mixup", "cutmix"}
 
 
 def make_augment(options: TrainOptions, source: Source, random: Draws | None, rank: int) -> Change:
-    """What changes (images, labels) of a step; `random` is the network's.
-
-    Raises:
-        BadInput: the data are no images, there is no such layer, or it refuses them.
-        MissingPrerequisite: Keras is too old.
-    """
+    """What changes (images, labels) of a step; `random` is the network's."""
     names = [name for name in options.augment.lower().split(",") if name]
     if not names or random is None:
         return lambda images, labels: (images, labels)
@@ -42,7 +38,8 @@ def make_augment(options: TrainOptions, source: Source, random: Draws | None, ra
     base, given = keras.layers.MixUp.__base__, _arguments(options, names)
     # Not what the network computes in, nor in its layout.
     ours = {"dtype": "float32", "data_format": "channels_last"}
-    layers = [make(keras.layers, base, "--augment", name, given[name], **ours) for name in names]
+    chosen = partial(make, keras.layers, base, "--augment")
+    layers = [chosen(name, given[name], {}, **ours) for name in names]
     if (options.loss or "").lower().startswith("sparse") and _MIXERS.intersection(names):
         raise BadInput(f"--loss {options.loss} takes no labels that are mixed",
                        hint="categoricalcrossentropy does, or leave out --loss")  # fmt: skip

@@ -52,8 +52,7 @@ def path_of(folder: Path, step: int) -> Path:
 def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint as a whole, then drop all but the newest `keep`.
 
-    Raises:
-        MissingPrerequisite: no space left; the earlier checkpoints are intact.
+    Raises MissingPrerequisite: no space left; the earlier checkpoints are intact.
     """
     path = path_of(folder, checkpoint.step)
     aside = path.with_suffix(f".{os.getpid()}.part")
@@ -75,11 +74,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint and check it.
-
-    Raises:
-        DamagedCheckpoint: it is truncated, altered, or not a checkpoint.
-    """
+    """Read one checkpoint; DamagedCheckpoint: it is truncated, altered, or none."""
     data = path.read_bytes()
     start = len(_MAGIC) + _LENGTHS.size
     if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
@@ -115,37 +110,28 @@ def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
 
 def describe_saved(folder: Path) -> str:
     """What a run that ends now can resume from."""
-    steps = [int(path.stem.removeprefix("step-")) for path in _all(folder)]
-    if not steps:
+    step = max((_step(path) for path in _all(folder)), default=None)
+    if step is None:
         return "there is no checkpoint yet"
-    return f"the run resumes from the checkpoint after step {max(steps)}"
+    return f"the run resumes from the checkpoint after step {step}"
 
 
 def discard(folder: Path, first: int) -> None:
     """Rename the checkpoints after `first` steps and later: what they hold has proved bad."""
     for path in _all(folder):
-        if int(path.stem.removeprefix("step-")) >= first:
+        if _step(path) >= first:
             path.replace(path.with_suffix(".bad"))
 
 
-def set_aside(folder: Path) -> None:
-    """Rename the checkpoints' directory, so that a run starts over without losing them."""
-    if folder.is_dir():
+def start_over(folder: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Begin without the earlier checkpoints; once per job, which resumes when it is requeued."""
+    if environ.get("SLURM_RESTART_COUNT", "0") != "0":
+        say("--fresh applied to the job's first start; requeued, it resumes")
+    elif folder.is_dir():
         number = 1
         while (target := folder.with_name(f"{folder.name}.before-{number}")).exists():
             number += 1
         folder.rename(target)
-
-
-def start_over(folder: Path, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Begin without the earlier checkpoints; once per job, which resumes when it is requeued.
-
-    `say` is called where a requeued job keeps its checkpoints.
-    """
-    if environ.get("SLURM_RESTART_COUNT", "0") == "0":
-        set_aside(folder)
-    else:
-        say("--fresh applied to the job's first start; requeued, it resumes")
 
 
 class Writer:
@@ -158,33 +144,26 @@ class Writer:
         self._fault: BaseException | None = None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Begin to write; waits for the one before.
-
-        Raises:
-            MissingPrerequisite: the one before could not be written.
-        """
+        """Begin to write; waits for the one before, and raises what went wrong with it."""
         self.wait()
-        self._thread = threading.Thread(target=self._save, args=(checkpoint,), daemon=True)
+
+        def write() -> None:
+            try:
+                save(self._folder, checkpoint, self._keep)
+            except BaseException as fault:
+                self._fault = fault
+
+        self._thread = threading.Thread(target=write, daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when everything is on disk.
-
-        Raises:
-            MissingPrerequisite: it could not be written.
-        """
+        """Return when everything is on disk; raises MissingPrerequisite where it cannot be."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
-
-    def _save(self, checkpoint: Checkpoint) -> None:
-        try:
-            save(self._folder, checkpoint, self._keep)
-        except BaseException as fault:
-            self._fault = fault
 
 
 def _write(file: Any, checkpoint: Checkpoint) -> None:
@@ -207,7 +186,7 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
 
 
 def _dtype(name: str) -> Any:
-    if name in ("bfloat16", "<V2"):  # the latter in files of before
+    if name == "bfloat16":
         import ml_dtypes  # comes with TensorFlow
 
         return np.dtype(ml_dtypes.bfloat16)
@@ -226,6 +205,10 @@ def _bytes(array: NDArray[Any]) -> memoryview:
 
 def _all(folder: Path) -> Iterable[Path]:
     return (path for path in folder.glob("step-*.ckpt") if _NAME.match(path.name))
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
 
 
 def _drop_old(folder: Path, keep: int) -> None:

@@ -85,8 +85,12 @@ class Chief(Communicator):
             begun = time.perf_counter()
             done = number + len(rates)
             for at, rate in enumerate(rates):
-                given = (*self._batch(group, at), tf.constant(rate),
-                         tf.constant(number + at))  # fmt: skip
+                # The batch of the step; the only one, where there is one.
+                images, labels = tf.nest.map_structure(
+                    lambda whole, at=at: tf.convert_to_tensor(whole[min(at, len(whole) - 1)]),
+                    group[:2],
+                )
+                given = (images, labels, tf.constant(rate), tf.constant(number + at))
                 self._flying.append(self._coordinator.schedule(single, args=given))
                 self._land(_AT_ONCE * len(self.hosts) if self.late else 0)
             if asked.stop or any(done % n == 0 for n in every):
@@ -96,19 +100,8 @@ class Chief(Communicator):
 
         return step
 
-    def _batch(self, group: Group, at: int) -> tuple[Any, Any]:
-        """The batch of a group for its step `at`; the only one, where there is one."""
-
-        def pick(whole: Any) -> Any:
-            return tf.convert_to_tensor(whole[min(at, len(whole) - 1)])
-
-        return tf.nest.map_structure(pick, group.images), pick(group.labels)
-
     def _land(self, most: int) -> None:
-        """Wait until no more than `most` steps are on their way.
-
-        A loss that is no number stays: such weights do not become better.
-        """
+        """Wait until at most `most` steps are on their way; a loss that is no number stays."""
         while len(self._flying) > most:
             loss, late = self._flying.popleft().fetch()
             self._loss = float(loss) if not self.late or math.isfinite(self._loss) else self._loss
@@ -166,11 +159,7 @@ class Chief(Communicator):
 
 
 def _wait_for(addresses: Sequence[str]) -> None:
-    """Wait until all members answer: TensorFlow would wait for ever.
-
-    Raises:
-        MissingPrerequisite: one does not.
-    """
+    """Wait until all members answer: TensorFlow would wait for ever."""
     deadline = time.monotonic() + WAIT
     for address in addresses:
         host, _, port = address.rpartition(":")

@@ -90,7 +90,8 @@ class Horovod(Communicator):
         found: dict[int, Tensor] = {}
         # Ranks trace the same steps in the same order, so that the names agree.
         self._traced += 1
-        for number, members in enumerate(buckets([_bytes(tensor) for tensor in tensors])):
+        sizes = [int(t.shape.num_elements() or 0) * int(t.dtype.size) for t in tensors]
+        for number, members in enumerate(buckets(sizes)):
             # Horovod groups no sparse gradients, such as an embedding's, with dense ones.
             sent = [tf.convert_to_tensor(tensors[member]) for member in members]
             if compress:
@@ -135,10 +136,9 @@ class Horovod(Communicator):
 
 
 def compiled(body: Callable[..., Any], signature: Any = None) -> Callable[..., Any]:
-    """A tf.function without AutoGraph, whose import alone takes a second.
+    """A tf.function without AutoGraph, whose import takes a second, and without XLA.
 
-    With a `signature` it is traced once; else again for other shapes. XLA is kept off: it cannot
-    compile Horovod's operations.
+    With a `signature` it is traced once; else again for other shapes.
     """
     function: Callable[..., Any] = tf.function(
         body, input_signature=signature, autograph=False, jit_compile=False,
@@ -148,11 +148,7 @@ def compiled(body: Callable[..., Any], signature: Any = None) -> Callable[..., A
 
 
 def buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
-    """Indices in groups of about `limit` bytes, from the last to the first.
-
-    Back-propagation gives the last layers' gradients first, so the first group can be sent while
-    the gradients of the first layers are still computed.
-    """
+    """Indices in groups of about `limit` bytes, from the last to the first: gradients come so."""
     groups: list[list[int]] = []
     filled = 0
     for index in reversed(range(len(sizes))):
@@ -179,7 +175,3 @@ def by_type(values: Sequence[Any]) -> list[list[int]]:
     for index, value in enumerate(values):
         kinds.setdefault(value.dtype, []).append(index)
     return list(kinds.values())
-
-
-def _bytes(tensor: Tensor) -> int:
-    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)

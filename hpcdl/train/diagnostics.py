@@ -26,11 +26,7 @@ class LossGuard:
         self._first: float | None = None
 
     def check(self, loss: float, step: int, lr: float) -> None:
-        """Look at the loss of a step; the same on all ranks, so all of them stop.
-
-        Raises:
-            CheckFailed: it is no number, or 10,000 times the first one.
-        """
+        """Look at a step's loss, the same on all ranks; CheckFailed: no number, or exploded."""
         finite = math.isfinite(loss)
         if finite and self._first is None:
             self._first = max(abs(loss), 1.0)
@@ -47,10 +43,7 @@ class LossGuard:
 
 
 def is_out_of_memory(fault: BaseException) -> bool:
-    """Whether a fault says that memory ran out, of the device or of the host.
-
-    TensorFlow has the same kind of error for a full disk.
-    """
+    """Whether memory ran out, of device or host; for a full disk TensorFlow has the same error."""
     kinds = (tf.errors.ResourceExhaustedError, MemoryError)
     return isinstance(fault, kinds) and not _no_space_left(str(fault))
 
@@ -61,25 +54,18 @@ def _no_space_left(text: str) -> bool:
 
 def out_of_memory(why: str, batch: int) -> HpcdlError:
     """The error for a batch per rank that does not fit."""
+    lines = why.splitlines() or [""]
+    said = next((line.strip() for line in lines if "OOM" in line), lines[0])
     return MissingPrerequisite(
         f"out of memory with {batch} images per rank",
-        details=[_line(why)[:200]],
+        details=[said[:200]],
         hint="the same command with --find-batch measures how many fit; --accumulate N computes "
         "the batch in N parts",
     )
 
 
-def _line(why: str) -> str:
-    """The line of TensorFlow's message that says what found no memory; else the first one."""
-    lines = why.splitlines() or [""]
-    return next((line.strip() for line in lines if "OOM" in line), lines[0])
-
-
 def explain(fault: BaseException, saved: str) -> HpcdlError | None:
-    """The error for a fault that others caused: a rank, the data, a disk; None for our own.
-
-    `saved` says what the run resumes from.
-    """
+    """The error for a fault of others; None for our own. `saved`: what the run resumes from."""
     text = str(fault)
     if _no_space_left(text):
         return MissingPrerequisite(

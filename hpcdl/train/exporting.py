@@ -31,12 +31,7 @@ _NEEDED = {".onnx": ("tf2onnx", "onnx"), ".parquet": ("pyarrow",)}
 
 
 def check_outputs(options: TrainOptions) -> None:
-    """Refuse files that could not be written at the end of the run, at its start.
-
-    Raises:
-        BadInput: the directory of --export exists.
-        MissingPrerequisite: a package is not installed.
-    """
+    """Refuse, at the start of a run, files that could not be written at its end."""
     if options.export and Path(options.export).exists():
         raise BadInput(f"the directory of --export exists: {options.export}",
                        hint="remove it, or name another one")  # fmt: skip
@@ -48,13 +43,7 @@ def check_outputs(options: TrainOptions) -> None:
 
 
 def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
-    """Write a network as a whole: aside, then renamed.
-
-    `folder` must not exist; `said` is what model.json says.
-
-    Raises:
-        MissingPrerequisite: the file system refuses it.
-    """
+    """Write a network as a whole: aside, then renamed. `said` is what model.json says."""
     model = _plain(network)
     aside = folder.with_name(f".{folder.name}.part")
     with explain_os_errors(folder):
@@ -68,11 +57,7 @@ def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
 
 
 def export_onnx(network: Network, path: Path) -> None:
-    """Write a network as an ONNX file, by tf2onnx.
-
-    Raises:
-        MissingPrerequisite: ONNX lacks one of its operations, or the file system refuses it.
-    """
+    """Write a network as an ONNX file; MissingPrerequisite: ONNX lacks one of its operations."""
     import onnx
     import tf2onnx
 
@@ -100,12 +85,9 @@ def _plain(network: Network) -> Any:
 
 
 def load_weights(network: Network, path: Path) -> str:
-    """Assign the weights of a file; returns what to say of it.
+    """Assign the weights of a file; what to say of it. BadInput: they are of another network.
 
     A last layer of another width keeps its first weights: so a model is tuned for other classes.
-
-    Raises:
-        BadInput: there are none, or they are of another network; names the layers.
     """
     try:
         found = _read(network, path)
@@ -155,8 +137,7 @@ def _read(network: Network, path: Path) -> Sequence[Any]:
     if path.suffix == ".ckpt":
         found = checkpoint.load(path)
         # Which are trained, and stand first, may have been others: --freeze.
-        order = found.meta.get("order") or network.order()
-        arrays = dict(zip(order, found.arrays, strict=False))
+        arrays = dict(zip(found.meta["order"], found.arrays, strict=False))
         return [arrays[index] for index in sorted(arrays) if index >= 0]
     if path.suffix == ".keras":
         return list(tf.keras.models.load_model(path, compile=False).weights)

@@ -22,12 +22,9 @@ from hpcdl.train.communicate import Communicator
 
 
 def synchronize(model: Any, ranks: Communicator, *, wanted: bool, xla: bool) -> None:
-    """Let `synchronized` layers take their statistics over all ranks, where Keras' would not.
+    """Let layers that are `synchronized`, or all if `wanted`, take their statistics over all ranks.
 
-    If `wanted`, all layers of batch normalisation do so; `xla` says whether XLA compiles the model.
-
-    Raises:
-        BadInput: there is no such layer, or nothing that would synchronize it.
+    Raises BadInput where there is no such layer, or nothing that would synchronize it, such as XLA.
     """
     kind = tf.keras.layers.BatchNormalization
     layers = [each for each in model._flatten_layers() if isinstance(each, kind)
@@ -57,13 +54,7 @@ def _moments(ranks: Communicator, axes: list[int], inputs: Any, mask: Any) -> tu
 
 
 def fuse(model: Any) -> int:
-    """Replace the computation in the layers where it is the same.
-
-    Of a model of Keras 2 the normalisation is left as it is.
-
-    Returns:
-        The number of layers of normalisation that were changed.
-    """
+    """Replace the computation where it is the same; how many normalisations were changed."""
     layers = [layer for layer in model._flatten_layers() if _can(layer)]
     for layer in layers:
         layer.call = _fused(layer, _without_bias(model, layer))

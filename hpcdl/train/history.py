@@ -38,7 +38,10 @@ class History:
             lines = self._path.read_text(encoding="utf-8").splitlines()
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):
-                self._pieces += _before(step, json.loads(line))
+                piece = json.loads(line)
+                count = min(len(piece["loss"]), step - piece["first_step"])
+                kept = {name: piece[name][:count] for name in ("images", "loss", *COLUMNS)}
+                self._pieces += [{**piece, **kept}] if count > 0 else []
         text = "".join(json.dumps(piece) + "\n" for piece in self._pieces)
         if lines:
             write_atomic(self._path, text)
@@ -94,10 +97,3 @@ class History:
         means = [None if None in part else finite(sum(part) / len(part)) for part in parts]
         return {"step": [steps[min(at + width, len(steps)) - 1]
                          for at in range(0, len(steps), width)], "loss": means}  # fmt: skip
-
-
-def _before(step: int, piece: dict[str, Any]) -> list[dict[str, Any]]:
-    """The part of a piece that lies before a step."""
-    count = min(len(piece["loss"]), step - piece["first_step"])
-    columns = ("images", "loss", *COLUMNS)
-    return [{**piece, **{name: piece[name][:count] for name in columns}}] if count > 0 else []

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MethodType
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import tensorflow as tf
@@ -25,11 +25,7 @@ PARTS = ("optimizer", "schedule", "loss", "callback", "augment")
 
 
 def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
-    """The arguments that `--set` gives to a part.
-
-    Raises:
-        BadInput: a setting is not `part.argument=value`.
-    """
+    """The arguments that `--set` gives to a part; BadInput: one is not `part.argument=value`."""
     found: dict[str, Any] = {}
     for setting in settings:
         place, equals, text = setting.partition("=")
@@ -46,15 +42,13 @@ def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
 
 
 def make(
-    module: Any, base: type, option: str, name: str, arguments: dict[str, Any], **ours: Any
+    module: Any, base: type, option: str, name: str, arguments: dict[str, Any],
+    usual: Mapping[str, Any] = MappingProxyType({}), **ours: Any,
 ) -> Any:  # fmt: skip
-    """An object of the class of that name.
+    """An object of the class of that name in any case of letters, which derives from `base`.
 
-    The class derives from `base`; `option` is for messages, such as `--optimizer`; `name` is in any
-    case of letters. `ours` are more arguments, which are not looked at.
-
-    Raises:
-        BadInput: there is no such class, or it refuses the arguments.
+    `option` is for messages; `usual` are arguments where it takes them, `ours` are not checked.
+    Raises BadInput: no such class, or it refuses the arguments.
     """
     kinds = {
         each.lower(): kind
@@ -70,7 +64,8 @@ def make(
             raise BadInput(f"{option} {name} has no argument '{argument}'",
                            hint=did_you_mean(argument, known))  # fmt: skip
     try:
-        return kind(**arguments, **ours)
+        given = {name: value for name, value in usual.items() if name in known} | arguments
+        return kind(**given, **ours)
     except (TypeError, ValueError) as fault:
         raise BadInput(f"{option} {name}: {str(fault).splitlines()[0]}",
                        hint="`--set` gives the arguments of Keras' class") from fault  # fmt: skip
@@ -81,8 +76,8 @@ class KerasOptimizer:
 
     def __init__(self, network: Network, name: str, arguments: dict[str, Any]) -> None:
         module = tf.keras.optimizers
-        given = {"learning_rate": 0.0, **arguments}
-        self._made = make(module, module.Optimizer, "--optimizer", name, given)
+        usual = {"learning_rate": 0.0}
+        self._made = make(module, module.Optimizer, "--optimizer", name, arguments, usual)
         self._variables = tuple(network.model.trainable_variables)
         if network.stages > 1:
             _stay_with_variables(self._made)
@@ -130,34 +125,20 @@ def _stay_with_variables(made: Any) -> None:
 
 
 def make_schedule(name: str, lr: float, arguments: dict[str, Any]) -> Any:
-    """The learning rate of a step, by one of Keras' schedules.
-
-    Raises:
-        BadInput: as `make`.
-    """
+    """The learning rate of a step, by one of Keras' schedules."""
     module = tf.keras.optimizers.schedules
-    kinds = {each.lower(): kind for each, kind in vars(module).items()}
-    takes = inspect.signature(kinds.get(name.lower(), object)).parameters
-    given = {**({"initial_learning_rate": lr} if "initial_learning_rate" in takes else {}),
-             **arguments}  # fmt: skip
-    schedule = make(module, module.LearningRateSchedule, "--lr-schedule", name, given)
+    base, usual = module.LearningRateSchedule, {"initial_learning_rate": lr}
+    schedule = make(module, base, "--lr-schedule", name, arguments, usual)
     return lambda step: float(schedule(step))
 
 
 def make_loss(name: str, classes: int, arguments: dict[str, Any]) -> Any:
-    """loss(logits, labels): the mean of a loss of Keras, or of a function (labels, logits).
-
-    Raises:
-        BadInput: as `make`, or the function cannot be imported.
-    """
+    """loss(logits, labels): the mean of a loss of Keras, or of a function (labels, logits)."""
     if ":" in name:
         chosen = user_function("--loss", name)
     else:
         module = tf.keras.losses
-        kinds = {each.lower(): kind for each, kind in vars(module).items() if each[0].isupper()}
-        takes = inspect.signature(kinds.get(name.lower(), object)).parameters
-        given = {"from_logits": True, **arguments} if "from_logits" in takes else arguments
-        chosen = make(module, module.Loss, "--loss", name, given)
+        chosen = make(module, module.Loss, "--loss", name, arguments, {"from_logits": True})
     sparse = ":" in name or name.lower().startswith("sparse")
 
     def loss(outputs: Any, labels: Any) -> Any:
@@ -170,11 +151,7 @@ def make_loss(name: str, classes: int, arguments: dict[str, Any]) -> Any:
 
 
 def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
-    """Functions (labels, logits) of a value per example, or of their mean, by name.
-
-    Raises:
-        BadInput: Keras has no such metric, or a function cannot be imported.
-    """
+    """Functions (labels, logits) of a value per example, or of their mean, by name."""
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for name in filter(None, names.split(",")):
         if ":" in name:
@@ -190,11 +167,7 @@ def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
 
 
 def make_callbacks(names: str, settings: Sequence[str], network: Network) -> Any:
-    """A list of Keras that tells all of them: of Keras by name, or `package.module:Class`.
-
-    Raises:
-        BadInput: there is no such callback, or it refuses its arguments.
-    """
+    """A list of Keras that tells all of them: of Keras by name, or `package.module:Class`."""
     given, module, made = settings_of(settings, "callback"), tf.keras.callbacks, []
     for name in filter(None, names.split(",")):
         if ":" not in name:

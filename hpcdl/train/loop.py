@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,18 @@ import numpy as np
 
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
-from hpcdl.train.ahead import BATCHES, Ahead
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.source import Group, Source
+from hpcdl.train.data.source import BATCHES, Ahead, Group, Source
 from hpcdl.train.diagnostics import LossGuard
 from hpcdl.train.history import History
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.result import Samples
 from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
-from hpcdl.train.step import RankSignal, Step, StepParts, StepResult
-from hpcdl.train.stop import StopRequest, meaning
+from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, StopRequest, meaning
+from hpcdl.train.tasks import Validation, scores_line
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.validation import Validation, scores_line
 from hpcdl.train.watchdog import Watchdog
 
 _CHANGEABLE = ("task", "loss", "optimizer", "settings", "momentum", "weight_decay",
@@ -105,11 +102,7 @@ def identity_of(training: Training) -> dict[str, Any]:
 
 
 def resume(training: Training) -> None:
-    """Resume from the newest intact checkpoint, if there is one. Rank 0 reads, all get it.
-
-    Raises:
-        BadInput: the checkpoint is of another run; on every rank, so that none waits for it.
-    """
+    """Resume from the newest intact checkpoint, if any: rank 0 reads, or refuses, for all."""
     state = np.zeros(4)
     fault: BadInput | None = None
     if training.ranks.rank == 0:
@@ -152,11 +145,7 @@ def assign(training: Training, found: checkpoints.Checkpoint) -> None:
 
 
 def _streams_of(training: Training, found: checkpoints.Checkpoint) -> int:
-    """The shard streams of a checkpoint's epoch: its rest is what was not seen; 0 for any number.
-
-    Raises:
-        BadInput: they cannot be divided among the ranks, and the epoch is not at its end.
-    """
+    """The streams of a checkpoint's epoch, whose rest is what was not seen; 0 for any number."""
     streams, ranks = int(found.meta.get("streams", 0)), training.ranks.size
     if streams % ranks == 0:
         return streams
@@ -190,7 +179,7 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
 
 
 def save(training: Training) -> float:
-    """Begin a checkpoint of the state now; rank 0 only. Returns the seconds training waited.
+    """Begin a checkpoint of the state now, on rank 0; returns the seconds that training waited.
 
     The arrays are the variables' own buffers: TensorFlow copies a buffer that someone else
     holds before it writes to the variable, so they stay as they are now.
@@ -213,7 +202,6 @@ def _checkpoint(training: Training) -> checkpoints.Checkpoint:
 
 
 def _validate(training: Training) -> bool:
-    """Score the test set and keep the best weights; whether to end, as rank 0 decides."""
     validation, step = training.validation, training.step_number
     if validation is None or not validation.due(step):
         return False
@@ -229,10 +217,7 @@ def _validate(training: Training) -> bool:
 
 
 def train(training: Training) -> str:
-    """Run to the last step, or to a stop. Returns `completed`, `requeue` or `stopped`.
-
-    The last checkpoint is on disk when this returns.
-    """
+    """Run to the end, with the last checkpoint on disk; `completed`, `requeue` or `stopped`."""
     outcome = None if training.step_number < training.plan.steps else "completed"
     told = training.callbacks
     if told:
@@ -270,9 +255,9 @@ def _end_epoch(training: Training, epoch: int) -> str | None:
 
 
 def level_for(seconds: float) -> int:
-    """The level at which a group of steps of `seconds` each takes about 25 ms; 0 for long steps.
+    """The level at which a group of steps of `seconds` takes about 25 ms; 0 for long steps.
 
-    Long enough that a call from Python does not count, short enough for signals and progress.
+    So a call from Python does not count, and signals and progress do not wait.
     """
     if not 0.0 < seconds < _GROUP_SECONDS:
         return 0
@@ -291,7 +276,11 @@ def _wanted(training: Training) -> int:
 def _epoch(training: Training, epoch: int, first: int) -> str | None:
     """The rest of an epoch from batch `first` on; the outcome where it ended early."""
     begun = asked = time.perf_counter()  # waiting for an epoch that is being opened is input
-    groups = _groups(training, epoch, first)
+    ahead, training.ahead = training.ahead, None
+    if ahead and not first:
+        groups = ahead.take()
+    else:
+        groups = training.source.batches(epoch, first, lambda: _wanted(training))
     while (group := next(groups, None)) is not None:
         waited = time.perf_counter() - asked
         number = training.step_number
@@ -310,23 +299,15 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         due = outcome or (every and training.step_number % every == 0)
         saved = save(training) if due else 0.0
         now = time.perf_counter()
-        _note(training, results, now - begun, waited, saved)
+        _note(training, epoch, results, now - begun, waited, saved)
         if training.history and training.saved_at == training.step_number:
             training.history.append(training.samples)
         begun = now
-        _show(training, epoch, number, results)
         if outcome:
             return outcome
         _look_ahead(training, epoch)
         asked = time.perf_counter()
     return None
-
-
-def _groups(training: Training, epoch: int, first: int) -> Iterator[Group]:
-    ahead, training.ahead = training.ahead, None
-    if ahead and not first:
-        return ahead.take()
-    return training.source.batches(epoch, first, lambda: _wanted(training))
 
 
 def _look_ahead(training: Training, epoch: int) -> None:
@@ -341,7 +322,6 @@ def _look_ahead(training: Training, epoch: int) -> None:
 
 
 def _run(training: Training, group: Group) -> list[StepResult]:
-    """Run the steps of a group; afterwards the ranks agree on how many come next."""
     begun = time.perf_counter()
     number = training.step_number
     if training.options.delay_ms:
@@ -374,27 +354,21 @@ def _judge(training: Training, loss: float, number: int) -> None:
 
 
 def _note(
-    training: Training, results: list[StepResult], seconds: float, waited: float, saved: float
-) -> None:
-    """Keep the samples of a group: what lies between its steps is shared out among them."""
-    count = len(results)
+    training: Training, epoch: int, results: list[StepResult], seconds: float, waited: float,
+    saved: float,
+) -> None:  # fmt: skip
+    """Keep and show a group: what lies between its steps is shared out among them."""
+    count, batch = len(results), training.plan.global_batch
     between = (seconds - saved - sum(result.seconds for result in results)) / count
-    for done, result in enumerate(results, 1):
-        last = saved if done == count else 0.0
+    for number, result in enumerate(results, training.step_number - count):
+        last = saved if number == training.step_number - 1 else 0.0
+        took = result.seconds + between + last
         training.samples.add(
-            training.plan.global_batch, result.loss, seconds=result.seconds + between + last,
-            input=waited / count, compute=result.compute, communication=result.communication,
-            update=result.update, checkpoint=last,
+            batch, result.loss, seconds=took, input=waited / count, compute=result.compute,
+            communication=result.communication, update=result.update, checkpoint=last,
         )  # fmt: skip
-
-
-def _show(training: Training, epoch: int, number: int, results: list[StepResult]) -> None:
-    """Pass a group to the reporter, and each of its steps to the scalars."""
-    batch, count = training.plan.global_batch, len(results)
-    training.reporter.step(training.step_number, epoch, training.loss, batch * count)
-    seconds = training.samples.columns["seconds"][-count:]
-    for done, (result, took) in enumerate(zip(results, seconds, strict=True)):
         training.scalars.step(
-            number + done + 1, loss=result.loss, learning_rate=training.plan.lr_at(number + done),
+            number + 1, loss=result.loss, learning_rate=training.plan.lr_at(number),
             images_per_second=batch / max(took, 1e-9),
         )  # fmt: skip
+    training.reporter.step(training.step_number, epoch, training.loss, batch * count)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -109,43 +110,9 @@ def build(
     precision: str = "fp32", channels_first: bool = False, keras: bool = False,
     freeze: str = "", split: int = 1, adapt: Callable[[Any], None] | None = None,
 ) -> Network:  # fmt: skip
-    """The network for images of `shape` (height, width, channels), weights drawn from `seed`.
-
-    Raises:
-        BadInput: a user's model that cannot be imported or is no Keras model.
-    """
+    """The network for images of `shape` (height, width, channels), weights drawn from `seed`."""
     if facts_of(model)["builder"] == "mlp" and not keras:
         return _mlp(model, shape, classes, seed)
-    return _keras(model, shape, classes, seed, precision, channels_first, freeze, split, adapt)
-
-
-def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
-    """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
-    hidden: list[int] = facts_of(model)["hidden"]
-    widths = [math.prod(shape), *hidden, classes]
-    weights, biases = [], []
-    for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
-        draw = tf.random.stateless_truncated_normal((fan_in, fan_out), seed=(seed, layer))
-        weights.append(tf.Variable(draw * math.sqrt(2.0 / fan_in), name=f"layer{layer}/weights"))
-        biases.append(tf.Variable(tf.zeros(fan_out), name=f"layer{layer}/biases"))
-
-    def forward(images: Any, training: bool) -> Any:
-        values = tf.reshape(images, (-1, widths[0]))
-        for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            values = tf.matmul(values, tf.cast(weight, values.dtype))
-            values = tf.nn.bias_add(values, tf.cast(bias, values.dtype))
-            if layer < len(weights) - 1:
-                values = tf.nn.relu(values)
-        return values
-
-    ordered = tuple(chain.from_iterable(zip(weights, biases, strict=True)))  # as Keras has them
-    return Network(model, forward, (*weights, *biases), (), weights=ordered)
-
-
-def _keras(
-    model: str, shape: tuple[int, ...], classes: int, seed: int, precision: str,
-    channels_first: bool, freeze: str, split: int, adapt: Callable[[Any], None] | None,
-) -> Network:  # fmt: skip
     policy = _set_up(seed, precision, channels_first)
     channels_first = channels_first and len(shape) == 3
     ordered = (shape[2], *shape[:2]) if channels_first else shape
@@ -190,6 +157,28 @@ def _keras(
     )  # fmt: skip
 
 
+def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
+    hidden: list[int] = facts_of(model)["hidden"]
+    widths = [math.prod(shape), *hidden, classes]
+    weights, biases = [], []
+    for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        draw = tf.random.stateless_truncated_normal((fan_in, fan_out), seed=(seed, layer))
+        weights.append(tf.Variable(draw * math.sqrt(2.0 / fan_in), name=f"layer{layer}/weights"))
+        biases.append(tf.Variable(tf.zeros(fan_out), name=f"layer{layer}/biases"))
+
+    def forward(images: Any, training: bool) -> Any:
+        values = tf.reshape(images, (-1, widths[0]))
+        for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            values = tf.matmul(values, tf.cast(weight, values.dtype))
+            values = tf.nn.bias_add(values, tf.cast(bias, values.dtype))
+            if layer < len(weights) - 1:
+                values = tf.nn.relu(values)
+        return values
+
+    ordered = tuple(chain.from_iterable(zip(weights, biases, strict=True)))  # as Keras has them
+    return Network(model, forward, (*weights, *biases), (), weights=ordered)
+
+
 def _set_up(seed: int, precision: str, channels_first: bool) -> str:
     """Keras' seed, layout and policy of precision, which is returned."""
     try:
@@ -204,11 +193,6 @@ def _set_up(seed: int, precision: str, channels_first: bool) -> str:
 
 
 def _freeze(made: Any, patterns: str) -> None:
-    """Keep the layers as they are whose names match one of the patterns, divided by commas.
-
-    Raises:
-        BadInput: a pattern matches no layer, or nothing is left to train.
-    """
     layers = list(made._flatten_layers(include_self=False))
     for pattern in filter(None, patterns.split(",")):
         chosen = [layer for layer in layers if fnmatch(layer.name, pattern)]
@@ -241,32 +225,18 @@ def _logits(made: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
 
 
 def _builder(model: str, random: Draws | None) -> Callable[..., Any]:
-    """What makes the Keras model from (shape, classes)."""
     if ":" in model:
         return user_function("--model", model)
     row = facts_of(model)
     if row["builder"] == "keras":
         application = getattr(tf.keras.applications, row["application"])
-
-        def make(shape: tuple[int, ...], classes: int) -> Any:
-            return application(
-                weights=None, input_shape=shape, classes=classes, classifier_activation=None
-            )
-
-        return make
-
-    def own(shape: tuple[int, ...], classes: int) -> Any:
-        return getattr(networks, row["builder"])(shape, classes, random)
-
-    return own
+        return lambda shape, classes: application(
+            weights=None, input_shape=shape, classes=classes, classifier_activation=None
+        )
+    return partial(getattr(networks, row["builder"]), random=random)
 
 
 def _make(model: str, builder: Callable[..., Any], shape: tuple[int, ...], classes: int) -> Any:
-    """The Keras model that a builder makes, and a user's one looked at.
-
-    Raises:
-        BadInput: it cannot be made for such images, or does not give logits.
-    """
     try:
         made = builder(shape, classes)
         if ":" not in model:
@@ -302,11 +272,7 @@ def origin(fault: BaseException) -> list[str]:
 
 
 def user_function(option: str, named: str) -> Callable[..., Any]:
-    """A user's `package.module:function`.
-
-    Raises:
-        BadInput: it cannot be imported; says where it was raised.
-    """
+    """A user's `package.module:function`; BadInput: it cannot be imported, and why."""
     module, _, name = named.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:

@@ -17,8 +17,7 @@ import tensorflow as tf
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.train.communicate import Communicator, Floats, Tensor, by_type
 from hpcdl.train.data.images import first_line
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.rendezvous import cluster_config, node_names, require_trust
+from hpcdl.train.ranks import RankPlace, cluster_config, node_names, require_trust
 
 
 class MultiWorker(Communicator):
@@ -34,11 +33,7 @@ class MultiWorker(Communicator):
 
     def replica(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body as this worker's one replica; the strategy allows no loop around its sums."""
-
-        def outer(*arguments: Any) -> Any:
-            return self._strategy.run(body, args=arguments)
-
-        return outer
+        return lambda *arguments: self._strategy.run(body, args=arguments)
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The replica context's all-reduce, which packs gradients itself."""
@@ -93,13 +88,7 @@ def no_server(fault: Exception) -> MissingPrerequisite:
 
 
 def join(place: RankPlace) -> MultiWorker:
-    """Set up the cluster of this job.
-
-    Raises:
-        MissingPrerequisite: the ranks' nodes are unknown, or a port is taken, or nobody said that
-            whoever reaches their ports may run code as this user: TensorFlow's server asks for no
-            password.
-    """
+    """Set up the cluster of this job; MissingPrerequisite: no nodes, a taken port, no trust."""
     if "TF_CONFIG" not in os.environ:
         if place.size > 1:
             require_trust("multiworker")

@@ -85,10 +85,7 @@ def _inception(x: Any, filters: tuple[int, ...]) -> Any:
 
 
 def _dropout(random: Any, number: int, rate: float = 0.5) -> Any:
-    """A dropout layer that draws from (seed, step), the part of the batch and its own number.
-
-    Keras' own where `random` is None.
-    """
+    """Keras' where `random` is None, else one that draws from (seed, step), part and number."""
     if random is None:
         return tf.keras.layers.Dropout(rate)
 

@@ -1,7 +1,7 @@
 """What a training run is asked to do: the arguments and the frozen value made of them.
 
-No TensorFlow here: `hpcdl train --help` and the command line's checks need none. One table,
-`ARGUMENTS`, declares every option; `from_namespace` reads a parsed command line and `to_argv`
+No TensorFlow here: `hpcdl train --help` and the command line's checks need none. A field of
+`TrainOptions` declares its option; `from_namespace` reads a parsed command line and `to_argv`
 writes one, so that the command line can hand a run to another Python unchanged.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,77 +25,141 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 SYNTHETIC = "synthetic"
 
 
+_METAVARS = {str: "NAME", positive: "N", not_negative: "N", seed: "N", amount: "X", fraction: "X"}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One option of the command line; its default is the field's of `TrainOptions`."""
+
+    field: str
+    help: str
+    type: Any
+    choices: tuple[str, ...] | None
+    metavar: str | None
+
+    @property
+    def flag(self) -> str:
+        """The option as typed."""
+        return "--set" if self.field == "settings" else "--" + self.field.replace("_", "-")
+
+
+def _option(
+    default: Any, text: str, kind: Any = str, *, choices: tuple[str, ...] | None = None,
+    metavar: str | None = None,
+) -> Any:  # fmt: skip
+    """A field with its option: help, and the function that reads its value; list: given often."""
+    metavar = metavar or (None if choices else _METAVARS.get(kind))
+    return field(default=default, metadata={"help": text, "type": kind, "choices": choices,
+                                            "metavar": metavar})  # fmt: skip
+
+
 @dataclass(frozen=True)
 class TrainOptions:
     """One run. Times in seconds unless the name says otherwise; None means "by the model"."""
 
-    model: str = "mlp"
-    data: str = SYNTHETIC
-    dataset: str | None = None
-    image_size: int | None = None
-    task: str | None = None
-    pipeline: str = "new"
-    max_damaged: int = 16
-    global_batch: int | None = None
-    batch_per_rank: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    lr: float | None = None
-    momentum: float = 0.9
-    optimizer: str = "sgd"
-    weight_decay: float = 0.0
-    label_smoothing: float = 0.0
-    lr_schedule: str = "constant"
-    loss: str | None = None
-    metrics: str = ""
-    augment: str = ""
-    sync_bn: bool = False
-    callback: str = ""
-    settings: tuple[str, ...] = ()
-    lr_warmup_steps: int = 0
-    scale_lr: bool = False
-    accumulate: int = 1
-    compress: bool = False
-    xla: bool = False
-    layout: str = "auto"
-    seed: int = 1
-    precision: str = "fp32"
-    strategy: str = "auto"
-    servers: int = 1
-    model_parallel: int = 1
-    job_dir: str | None = None
-    checkpoint_every: int | None = None
-    keep_checkpoints: int = 3
-    fresh: bool = False
-    allow_change: str = ""
-    profile: bool = False
-    tensorboard: bool = False
-    hang_limit: float = 600.0
-    deterministic: bool = False
-    warmup_steps: int = 5
-    report_every: float = 5.0
-    target_accuracy: float | None = None
-    delay_ms: float = 0.0
-    find_batch: bool = False
-    weights: str | None = None
-    freeze: str = ""
-    export: str | None = None
-    evaluate: bool = False
-    predict: str | None = None
-    validate_every: int = 0
-    validate_steps: int = 0
-    best: str | None = None
-    patience: int = 0
-    json: bool = False
+    # fmt: off
+    model: str = _option("mlp", "network to train (default mlp)")
+    data: str = _option(SYNTHETIC, "directory made by `hpcdl data make`, or 'synthetic'",
+        metavar="DIR")
+    dataset: str | None = _option(None, "data of your own: package.module:function, called with "
+        "'train' and 'test', returns arrays or a tf.data.Dataset")
+    image_size: int | None = _option(None, "side of the images in pixels (default by the model)",
+        positive, metavar="PX")
+    task: str | None = _option(None, "one class, or several findings per image (default by the "
+        "model)", choices=("classes", "findings"))
+    pipeline: str = _option("new", "input pipeline for JPEG records; old: slow, for comparison",
+        choices=("new", "old"))
+    max_damaged: int = _option(16, "damaged records a rank may skip (default 16)", not_negative)
+    global_batch: int | None = _option(None, "images per step over all ranks", positive)
+    batch_per_rank: int | None = _option(None, "images per step and rank", positive)
+    epochs: int | None = _option(None, "passes over the data (default by the model)", positive)
+    steps: int | None = _option(None, "number of steps, instead of epochs", positive)
+    strategy: str = _option("auto", "how ranks communicate (default auto)", choices=STRATEGIES)
+    servers: int = _option(1, "servers that hold the weights with --strategy parameter-server "
+        "(default 1)", positive)
+    model_parallel: int = _option(1, "devices of a node to split the model's layers over (default "
+        "1)", positive)
+    job_dir: str | None = _option(None, "directory of the results (default: HPCDL_JOB_DIR, or .)",
+        metavar="DIR")
+    seed: int = _option(1, "random seed (default 1)", seed)
+    hang_limit: float = _option(600.0, "seconds without a step until the run is stopped; 0: never "
+        "(default 600)", amount, metavar="S")
+    lr: float | None = _option(None, "learning rate (default by the model)", amount)
+    momentum: float = _option(0.9, "momentum of SGD (default 0.9)", fraction)
+    optimizer: str = _option("sgd", "sgd (default), lars, or one of Keras, such as adamw")
+    settings: tuple[str, ...] = _option((), "argument of Keras' optimizer, schedule, loss, "
+        "callback or augment, such as optimizer.weight_decay=0.05", list, metavar="PART.NAME=VALUE")
+    loss: str | None = _option(None, "one of Keras, or package.module:function of (labels, "
+        "outputs)")
+    augment: str = _option("", "Keras' layers that change images while training, such as "
+        "mixup,randaugment", metavar="NAMES")
+    sync_bn: bool = _option(False, "batch normalisation takes its statistics over all ranks", bool)
+    weight_decay: float = _option(0.0, "L2 penalty on kernels (default 0)", amount)
+    label_smoothing: float = _option(0.0, "label smoothing (default 0)", fraction)
+    lr_schedule: str = _option("constant", "constant (default), cosine, linear, or one of Keras, "
+        "such as exponentialdecay")
+    lr_warmup_steps: int = _option(0, "steps over which the rate rises from 0 (default 0)",
+        not_negative)
+    scale_lr: bool = _option(False, "multiply the learning rate by global batch / default batch",
+        bool)
+    precision: str = _option("fp32", "precision of compute (default fp32); fp16 scales the loss",
+        choices=PRECISIONS)
+    accumulate: int = _option(1, "compute a batch in N parts, to save memory", positive)
+    compress: bool = _option(False, "send gradients as fp16", bool)
+    xla: bool = _option(False, "compile forward and backward with XLA", bool)
+    layout: str = _option("auto", "layout of images in memory (default: by the device)",
+        choices=LAYOUTS)
+    deterministic: bool = _option(False, "bit-identical results; slower on GPUs", bool)
+    metrics: str = _option("", "functions of Keras, or package.module:function, to score by as "
+        "well", metavar="NAMES")
+    validate_every: int = _option(0, "epochs between validations on the test set (default: at the "
+        "end)", not_negative)
+    validate_steps: int = _option(0, "the same in steps", not_negative)
+    best: str | None = _option(None, "metric by which the best validated weights are kept and used "
+        "at the end", metavar="METRIC")
+    patience: int = _option(0, "end after N validations without anything better", not_negative)
+    callback: str = _option("", "callbacks of Keras, or package.module:Class, that rank 0 tells of "
+        "the run", metavar="NAMES")
+    warmup_steps: int = _option(5, "first steps not included in the throughput (default 5)",
+        not_negative)
+    profile: bool = _option(False, "write timeline.json: all ranks' steps and threads, for "
+        "Perfetto", bool)
+    tensorboard: bool = _option(False, "write loss and throughput for TensorBoard", bool)
+    report_every: float = _option(5.0, "seconds between progress lines in a log (default 5)",
+        amount, metavar="S")
+    find_batch: bool = _option(False, "measure the largest batch per rank that fits into memory, "
+        "and stop", bool)
+    target_accuracy: float | None = _option(None, "exit with status 1 if the test accuracy stays "
+        "below", fraction)
+    delay_ms: float = _option(0.0, "sleep in every step, to emulate a slow run",
+        amount, metavar="MS")
+    checkpoint_every: int | None = _option(None, "steps between checkpoints; 0: only at the end "
+        "(default: an epoch)", not_negative)
+    keep_checkpoints: int = _option(3, "newest checkpoints to keep (default 3)", positive)
+    fresh: bool = _option(False, "start over and keep earlier checkpoints aside; a requeued job "
+        "resumes", bool)
+    allow_change: str = _option("", "settings that may differ from those of the checkpoint, such "
+        "as lr,momentum", metavar="NAMES")
+    weights: str | None = _option(None, "start from these weights: a directory of --export, a "
+        ".keras or .weights.h5 file, or a checkpoint", metavar="PATH")
+    freeze: str = _option("", "layers that are not trained, such as 'conv*,bn_1'", metavar="NAMES")
+    export: str | None = _option(None, "write the trained model for Keras and TensorFlow; "
+        "FILE.onnx: for ONNX", metavar="DIR")
+    evaluate: bool = _option(False, "score the checkpoint, or --weights, and train nothing", bool)
+    predict: str | None = _option(None, "write a table of the test set's predictions; "
+        "FILE.parquet: as Parquet", metavar="FILE.csv")
+    json: bool = False  # of the whole command line
+    # fmt: on
 
     @property
     def needs_keras(self) -> bool:
         """Whether even the smallest network must be one of Keras."""
-        parts = self.loss or self.metrics or self.settings or self.keras_optimizer
-        parts = parts or self.model_parallel > 1 or self.callback or self.augment
-        return bool(self.weights or self.freeze or self.export or self.sync_bn or parts) or (
-            self.lr_schedule not in SCHEDULES
-        )
+        return any((
+            self.loss, self.metrics, self.settings, self.keras_optimizer, self.model_parallel > 1,
+            self.callback, self.augment, self.weights, self.freeze, self.export, self.sync_bn,
+            self.lr_schedule not in SCHEDULES,
+        ))  # fmt: skip
 
     @property
     def keras_optimizer(self) -> bool:
@@ -109,161 +173,34 @@ class TrainOptions:
         return Path(self.job_dir or os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
 
 
-@dataclass(frozen=True)
-class Argument:
-    """One option of the command line; its default is the field's of `TrainOptions`."""
-
-    field: str
-    help: str
-    type: Any = str
-    choices: tuple[str, ...] | None = None
-    metavar: str | None = None
-    group: str = "run"
-
-    @property
-    def flag(self) -> str:
-        """The option as typed."""
-        return "--set" if self.field == "settings" else "--" + self.field.replace("_", "-")
-
-
-ARGUMENTS: tuple[Argument, ...] = (
-    Argument("model", "network to train (default mlp)", metavar="NAME"),
-    Argument("data", "directory made by `hpcdl data make`, or 'synthetic'", metavar="DIR"),
-    Argument("dataset", "data of your own: package.module:function, called with 'train' and "
-             "'test', returns arrays or a tf.data.Dataset", metavar="NAME"),
-    Argument("image_size", "side of the images in pixels (default by the model)", positive,
-             metavar="PX"),
-    Argument("task", "one class, or several findings per image (default by the model)",
-             choices=("classes", "findings")),
-    Argument("pipeline", "input pipeline for JPEG records; old: slow, for comparison",
-             choices=("new", "old")),
-    Argument("max_damaged", "damaged records a rank may skip (default 16)", not_negative,
-             metavar="N"),
-    Argument("global_batch", "images per step over all ranks", positive, metavar="N"),
-    Argument("batch_per_rank", "images per step and rank", positive, metavar="N"),
-    Argument("epochs", "passes over the data (default by the model)", positive, metavar="N"),
-    Argument("steps", "number of steps, instead of epochs", positive, metavar="N"),
-    Argument("strategy", "how ranks communicate (default auto)", choices=STRATEGIES),
-    Argument("servers", "servers that hold the weights with --strategy parameter-server "
-             "(default 1)", positive, metavar="N"),
-    Argument("model_parallel", "devices of a node to split the model's layers over (default 1)",
-             positive, metavar="N"),
-    Argument("job_dir", "directory of the results (default: HPCDL_JOB_DIR, or .)", metavar="DIR"),
-    Argument("seed", "random seed (default 1)", seed, metavar="N"),
-    Argument("lr", "learning rate (default by the model)", amount, group="step"),
-    Argument("momentum", "momentum of SGD (default 0.9)", fraction, group="step"),
-    Argument("optimizer", "sgd (default), lars, or one of Keras, such as adamw", metavar="NAME",
-             group="step"),
-    Argument("settings", "argument of Keras' optimizer, schedule, loss, callback or augment, such "
-             "as optimizer.weight_decay=0.05", list, metavar="PART.NAME=VALUE", group="step"),
-    Argument("loss", "one of Keras, or package.module:function of (labels, outputs)",
-             metavar="NAME", group="step"),
-    Argument("metrics", "functions of Keras, or package.module:function, to score by as well",
-             metavar="NAMES", group="validation"),
-    Argument("callback", "callbacks of Keras, or package.module:Class, that rank 0 tells of the "
-             "run", metavar="NAMES", group="measuring"),
-    Argument("augment", "Keras' layers that change images while training, such as "
-             "mixup,randaugment", metavar="NAMES", group="step"),
-    Argument("sync_bn", "batch normalisation takes its statistics over all ranks", bool,
-             group="step"),
-    Argument("weight_decay", "L2 penalty on kernels (default 0)", amount, group="step"),
-    Argument("label_smoothing", "label smoothing (default 0)", fraction,
-             group="step"),
-    Argument("lr_schedule", "constant (default), cosine, linear, or one of Keras, such as "
-             "exponentialdecay", metavar="NAME", group="step"),
-    Argument("lr_warmup_steps", "steps over which the rate rises from 0 (default 0)",
-             not_negative, metavar="N", group="step"),
-    Argument("scale_lr", "multiply the learning rate by global batch / default batch", bool,
-             group="step"),
-    Argument("precision", "precision of compute (default fp32); fp16 scales the loss",
-             choices=PRECISIONS, group="step"),
-    Argument("accumulate", "compute a batch in N parts, to save memory", positive,
-             metavar="N", group="step"),
-    Argument("compress", "send gradients as fp16", bool, group="step"),
-    Argument("xla", "compile forward and backward with XLA", bool, group="step"),
-    Argument("layout", "layout of images in memory (default: by the device)", choices=LAYOUTS,
-             group="step"),
-    Argument("deterministic", "bit-identical results; slower on GPUs", bool, group="step"),
-    Argument("checkpoint_every", "steps between checkpoints; 0: only at the end (default: "
-             "an epoch)", not_negative, metavar="N", group="checkpoints"),
-    Argument("keep_checkpoints", "newest checkpoints to keep (default 3)", positive, metavar="N",
-             group="checkpoints"),
-    Argument("fresh", "start over and keep earlier checkpoints aside; a requeued job resumes",
-             bool, group="checkpoints"),
-    Argument("allow_change", "settings that may differ from those of the checkpoint, such as "
-             "lr,momentum", metavar="NAMES", group="checkpoints"),
-    Argument("weights", "start from these weights: a directory of --export, a .keras or "
-             ".weights.h5 file, or a checkpoint", metavar="PATH", group="models"),
-    Argument("freeze", "layers that are not trained, such as 'conv*,bn_1'", metavar="NAMES",
-             group="models"),
-    Argument("export", "write the trained model for Keras and TensorFlow; FILE.onnx: for ONNX",
-             metavar="DIR",
-             group="models"),
-    Argument("evaluate", "score the checkpoint, or --weights, and train nothing", bool,
-             group="models"),
-    Argument("predict", "write a table of the test set's predictions; FILE.parquet: as Parquet",
-             metavar="FILE.csv",
-             group="models"),
-    Argument("validate_every", "epochs between validations on the test set (default: at the end)",
-             not_negative, metavar="N", group="validation"),
-    Argument("validate_steps", "the same in steps", not_negative, metavar="N",
-             group="validation"),
-    Argument("best", "metric by which the best validated weights are kept and used at the end",
-             metavar="METRIC", group="validation"),
-    Argument("patience", "end after N validations without anything better", not_negative,
-             metavar="N", group="validation"),
-    Argument("hang_limit", "seconds without a step until the run is stopped; 0: never "
-             "(default 600)", amount, metavar="S"),
-    Argument("warmup_steps", "first steps not included in the throughput (default 5)", not_negative,
-             metavar="N", group="measuring"),
-    Argument("profile", "write timeline.json: all ranks' steps and threads, for Perfetto", bool,
-             group="measuring"),
-    Argument("tensorboard", "write loss and throughput for TensorBoard", bool,
-             group="measuring"),
-    Argument("report_every", "seconds between progress lines in a log (default 5)", amount,
-             metavar="S", group="measuring"),
-    Argument("find_batch", "measure the largest batch per rank that fits into memory, and stop",
-             bool, group="measuring"),
-    Argument("target_accuracy", "exit with status 1 if the test accuracy stays below", fraction,
-             metavar="X", group="measuring"),
-    Argument("delay_ms", "sleep in every step, to emulate a slow run", amount,
-             metavar="MS", group="measuring"),
-)  # fmt: skip
+_SECTIONS = {"model": "run", "lr": "step", "metrics": "validation", "callback": "measuring",
+             "checkpoint_every": "checkpoints", "weights": "models"}  # fmt: skip
+"""The groups of the help, by the first option of each."""
+ARGUMENTS = tuple(
+    Argument(one.name, **one.metadata) for one in fields(TrainOptions) if one.metadata
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add every option of `ARGUMENTS` to a parser. Not given means None: see `from_namespace`."""
-    groups: dict[str, Any] = {}
+    group: Any = parser
     for argument in ARGUMENTS:
-        if argument.group not in groups:
-            groups[argument.group] = parser.add_argument_group(argument.group)
-        group = groups[argument.group]
+        if argument.field in _SECTIONS:
+            group = parser.add_argument_group(_SECTIONS[argument.field])
         if argument.type is bool:
             group.add_argument(argument.flag, action="store_true", default=None, help=argument.help)
         elif argument.type is list:
             group.add_argument(argument.flag, action="append", dest=argument.field,
                                metavar=argument.metavar, help=argument.help)  # fmt: skip
         else:
-            group.add_argument(
-                argument.flag,
-                type=argument.type,
-                choices=argument.choices,
-                metavar=argument.metavar if argument.choices else argument.metavar or "X",
-                help=argument.help,
-            )
+            group.add_argument(argument.flag, type=argument.type, choices=argument.choices,
+                               metavar=argument.metavar, help=argument.help)  # fmt: skip
 
 
 def from_namespace(args: argparse.Namespace) -> TrainOptions:
-    """The options of a parsed command line.
-
-    Raises:
-        BadInput: two options that exclude each other.
-    """
-    given = {
-        field.name: getattr(args, field.name)
-        for field in fields(TrainOptions)
-        if getattr(args, field.name, None) is not None
-    }
+    """The options of a parsed command line; BadInput: two that exclude each other."""
+    names = [one.name for one in fields(TrainOptions)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
     for one, other in (("global_batch", "batch_per_rank"), ("epochs", "steps"),
                        ("validate_every", "validate_steps")):  # fmt: skip
         if one in given and other in given:

@@ -24,8 +24,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.run import tie
 from hpcdl.train.options import TrainOptions, to_argv
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.rendezvous import cluster_config, node_names, require_trust
+from hpcdl.train.ranks import RankPlace, cluster_config, node_names, require_trust
 
 NAME = "parameter-server"
 _MOST_LOST = 10
@@ -59,11 +58,7 @@ def config_here() -> dict[str, Any]:
 
 
 def check(options: TrainOptions) -> None:
-    """Refuse what goes with synchronous ranks only.
-
-    Raises:
-        BadInput: names it.
-    """
+    """Refuse, by BadInput, what goes with synchronous ranks only."""
     unfit = [f"--{name}" for name in _UNFIT if getattr(options, name)]
     unfit += ["--precision fp16"] if options.precision == "fp16" else []
     if unfit:
@@ -71,14 +66,10 @@ def check(options: TrainOptions) -> None:
                        hint="leave it out, or use --strategy multiworker")  # fmt: skip
 
 
-# A rank: starts its members, and those again that were killed.
-
-
 def lead(options: TrainOptions, place: RankPlace) -> int:
-    """Run this rank's members until the chief has ended; returns the chief's exit code.
+    """Run this rank's members until the chief has ended; returns its exit code.
 
-    Raises:
-        MissingPrerequisite: as `multiworker.join`; or members are killed again and again.
+    Raises MissingPrerequisite: nobody trusts the network, or members are killed again and again.
     """
     check(options)
     workers = config_here()["cluster"].get("worker")
@@ -95,7 +86,10 @@ def lead(options: TrainOptions, place: RankPlace) -> int:
             return _follow(options, cluster, members, meeting)
         with _open(meeting) as door:
             code = _watch(options, cluster, members, lambda: members["chief", 0].poll())
-            _tell(door, place.size - 1, code)
+            with suppress(OSError):  # the other ranks wait connected to learn of the end
+                for _ in range(place.size - 1):
+                    with closing(door.accept()[0]) as other:
+                        other.sendall(bytes([code]))
         return code
     finally:
         for process in members.values():
@@ -170,19 +164,9 @@ def _open(meeting: tuple[str, int]) -> socket.socket:
     return door
 
 
-def _tell(door: socket.socket, ranks: int, code: int) -> None:
-    """Tell the other ranks, who wait connected, that the run has ended."""
-    with suppress(OSError):
-        for _ in range(ranks):
-            other, _ = door.accept()
-            with other:
-                other.sendall(bytes([code]))
-
-
 def _follow(
     options: TrainOptions, cluster: Cluster, members: Members, meeting: tuple[str, int]
 ) -> int:
-    """As `_watch`, for ranks without the chief."""
     deadline = time.monotonic() + WAIT
     while True:
         with suppress(OSError):

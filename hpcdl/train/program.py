@@ -30,29 +30,15 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(parse(sys.argv[1:] if argv is None else argv), place, clock)
     except HpcdlError as error:
-        return _fail(error, place)
-
-
-def _fail(error: HpcdlError, place: RankPlace) -> int:
-    """Print the error and exit with its code.
-
-    One of several ranks skips the orderly exit, which would wait for ranks that are stuck; the
-    launcher then ends those. Ranks other than 0 wait a moment before they print: an error that
-    all ranks have is printed once.
-    """
-    prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
-    if place.rank:
-        time.sleep(3.0)
-    print(prefix + error.render(), file=sys.stderr, flush=True)
-    return _leave(int(error.exit_code), place)
+        prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
+        if place.rank:
+            time.sleep(3.0)  # an error that all ranks have is printed once
+        print(prefix + error.render(), file=sys.stderr, flush=True)
+        return _leave(int(error.exit_code), place)
 
 
 def _leave(code: int, place: RankPlace) -> int:
-    """The exit code; if it is not 0, one of several ranks exits with it at once.
-
-    The launcher ends the other ranks when one is gone, also those that are still taking TensorFlow
-    apart: the step's code would be that of a kill.
-    """
+    """The exit code; if not 0, one of several ranks exits at once, as a launcher expects."""
     if code and place.size > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -81,11 +67,7 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
 
 
 def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run:
-    """The run, with TensorFlow imported and the ranks joined.
-
-    Raises:
-        HpcdlError: the options do not fit together, or a prerequisite is missing.
-    """
+    """The run, with TensorFlow imported and the ranks joined; HpcdlError: it cannot be."""
     model = facts_of(options.model)
     keras = model["builder"] != "mlp" or options.needs_keras
     # Refused before the seconds that TensorFlow and MPI take.
@@ -98,7 +80,7 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")
     from hpcdl.train.run import Run
-    from hpcdl.train.strategies import Joining, join_ranks
+    from hpcdl.train.strategies import join_ranks
 
-    ranks = join_ranks(options.strategy, Joining(place, clock, keras))
+    ranks = join_ranks(options.strategy, place, clock, keras=keras)
     return Run(options, place, clock, ranks, model, keras=keras)

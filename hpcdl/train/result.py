@@ -60,8 +60,7 @@ class Samples:
 def summarize(samples: Samples, warmup: int) -> dict[str, Any]:
     """Throughput and phases after the first `warmup` steps (all, where there are no more).
 
-    `images_per_second` is the median over the steps of images / seconds; the spread is given by
-    the 5th and 95th percentiles and by the mean over the whole time.
+    `images_per_second` is the median over the steps of images / seconds.
     """
     skip = warmup if len(samples) > warmup else 0
     seconds = samples.columns["seconds"][skip:]

@@ -32,19 +32,15 @@ from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
 from hpcdl.train.options import SCHEDULES, TrainOptions
-from hpcdl.train.parts import channels_first, make_parts
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
-from hpcdl.train.step import make_step
-from hpcdl.train.stop import StopRequest
-from hpcdl.train.tasks import Evaluator, chosen_metric, write_predictions
-from hpcdl.train.timeline import write_timeline
-from hpcdl.train.tracing import Tracer, rows_file
+from hpcdl.train.step import StopRequest, channels_first, make_parts, make_step
+from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
+from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.validation import Validation, scores_line
 from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000
@@ -80,7 +76,7 @@ class Run:
         self.damaged: set[str] = set()  # of all ranks, once they have told each other
         self.repairs = Repairs(
             options.max_damaged, lambda path: count_records(path) is not None, self._complain,
-            self._at_work,
+            lambda: self.training.watchdog.work() if self.training else None,
         )  # fmt: skip
 
     def go(self) -> int:
@@ -144,15 +140,10 @@ class Run:
         return None if code < 0 else int(code)
 
     def _asked(self) -> dict[str, Any]:
-        """The options as result.json has them."""
         return {k: v for k, v in vars(self.options).items() if v is not None}
 
     def _take_job_directory(self) -> None:
-        """Keep other runs out of the job's directory while this one works there.
-
-        Raises:
-            LockBusy: another one does.
-        """
+        """Keep other runs out of the job's directory while this one works there."""
         folder = self.options.folder
         with explain_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +158,6 @@ class Run:
             self._complain(f"{fault.message}: nothing keeps other runs out of {folder}")
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:
-        """The clear error for a fault."""
         if isinstance(fault, HpcdlError):
             return fault
         if self.chief:
@@ -182,16 +172,9 @@ class Run:
         return out_of_memory(str(fault), batch)
 
     def _complain(self, what: str) -> None:
-        """A line on standard error that says which rank it is from."""
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
 
-    def _at_work(self) -> None:
-        """Keep the watchdogs from ending the run meanwhile."""
-        if self.training is not None:
-            self.training.watchdog.work()
-
     def _prepare(self) -> Training:
-        """Data, network and step, ready to go."""
         options = self.options
         if self.ranks.rank == 0:
             self._take_job_directory()
@@ -255,11 +238,6 @@ class Run:
         training.step = first
 
     def _load_weights(self, training: Training) -> None:
-        """Take the weights that were asked for: to score, or to begin where no checkpoint is.
-
-        Raises:
-            BadInput: there is nothing to evaluate.
-        """
         wanted, network = self.options.weights, training.parts.network
         if wanted and not training.step_number:
             if self.ranks.rank == 0:
@@ -306,7 +284,6 @@ class Run:
             return None
 
     def _export(self, training: Training) -> None:
-        """Write the model for others; rank 0."""
         if not self.options.export or self.ranks.rank:
             return
         folder, source = Path(self.options.export), training.source
@@ -348,7 +325,6 @@ class Run:
         return code
 
     def _write_timeline(self, training: Training) -> None:
-        """Gather all ranks' samples and threads; rank 0 draws them as one timeline."""
         self.tracer.stop()
         columns = {name: kept[:_DRAWN_STEPS] for name, kept in training.samples.columns.items()}
         first = self.tracer.first
@@ -370,7 +346,6 @@ class Run:
     def _write(
         self, status: str, message: str, code: int, metrics: dict[str, float]
     ) -> dict[str, Any]:
-        """Write result.json (rank 0) and return its content."""
         damaged = len(self.damaged or self.repairs.places)
         result = {
             "outcome": outcome(status, message, code),

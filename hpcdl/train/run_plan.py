@@ -61,11 +61,7 @@ class RunPlan:
 
 
 def facts_of(model: str) -> dict[str, Any]:
-    """The row of facts/models.yaml; for a user's model, the defaults.
-
-    Raises:
-        BadInput: unknown model; the hint names the nearest.
-    """
+    """The row of facts/models.yaml, for a user's model the defaults; BadInput: unknown model."""
     if ":" in model:
         return dict(_USER_MODEL)
     rows: dict[str, dict[str, Any]] = facts.load("models")["models"]
@@ -79,11 +75,7 @@ def facts_of(model: str) -> dict[str, Any]:
 
 
 def global_batch(options: TrainOptions, model: dict[str, Any], ranks: int) -> int:
-    """Images per step over all ranks.
-
-    Raises:
-        BadInput: it cannot be shared equally; names the nearest sizes that can.
-    """
+    """Images per step over all ranks; BadInput: not shared equally, with the nearest that are."""
     unit = ranks * options.accumulate
     if options.global_batch is None and options.batch_per_rank is None:
         return int(-(-model["global_batch"] // unit) * unit)
@@ -100,11 +92,7 @@ def global_batch(options: TrainOptions, model: dict[str, Any], ranks: int) -> in
 
 
 def check_parallel(options: TrainOptions, ranks: int) -> None:
-    """Refuse what does not go with a model on several devices.
-
-    Raises:
-        BadInput: names it.
-    """
+    """Refuse, by BadInput, what does not go with a model on several devices."""
     if options.model_parallel == 1:
         return
     unfit = ["--xla"] if options.xla else []
@@ -118,11 +106,7 @@ def check_parallel(options: TrainOptions, ranks: int) -> None:
 def make_plan(
     options: TrainOptions, model: dict[str, Any], batch: int, steps_per_epoch: int
 ) -> RunPlan:
-    """The numbers of the run, once the data's length is known.
-
-    Raises:
-        BadInput: epochs of data without an end.
-    """
+    """The numbers of the run, once the data's length is known; BadInput: epochs without an end."""
     if options.epochs and not steps_per_epoch:
         raise BadInput("synthetic data has no epochs", hint="give --steps")
     if options.validate_every and not steps_per_epoch:
@@ -151,13 +135,7 @@ def make_plan(
 
 
 def check_target(options: TrainOptions, task: str, tested: int) -> None:
-    """Refuse a target that nothing will be measured for.
-
-    `task` is `classes` or `findings`; `tested` is the number of images to test with.
-
-    Raises:
-        BadInput: there will be no accuracy.
-    """
+    """Refuse a target that nothing is measured for; `tested` images there are to test with."""
     if options.target_accuracy is None or (task == "classes" and tested):
         return
     if task != "classes":

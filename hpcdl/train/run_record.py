@@ -25,10 +25,7 @@ from hpcdl.train.result import Samples, finite, summarize
 def measured(
     training: Training | None, options: TrainOptions, metrics: dict[str, float], damaged: int
 ) -> dict[str, Any]:
-    """The numbers, as far as a training came.
-
-    `training` is None where it never began.
-    """
+    """The numbers, as far as a training came; None where it never began."""
     if training is None:
         summary = {**summarize(Samples(), 0), "loss": None, "metrics": {}}
         return {"samples": Samples().as_json(), "summary": summary}
@@ -79,11 +76,7 @@ def layout_of(place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, A
 
 
 def require_one_decoder(decoders: Sequence[str], hosts: Sequence[str]) -> None:
-    """Refuse ranks that decode images differently: pixels and speed would differ, too.
-
-    Raises:
-        MissingPrerequisite: they are not all the same.
-    """
+    """Refuse ranks that decode images differently: pixels and speed would differ, too."""
     if len(set(decoders)) > 1:
         raise MissingPrerequisite(
             "ranks decode images with different libraries",

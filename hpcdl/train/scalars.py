@@ -8,19 +8,19 @@ import tensorflow as tf
 
 
 class Scalars:
-    """Writes scalars below `folder`; without a directory it does nothing."""
+    """Writes scalars below `folder`; without a directory nothing, and TensorBoard is not needed."""
 
     def __init__(self, folder: Path | None) -> None:
-        create = tf.summary.create_file_writer
-        self._writer = create(str(folder)) if folder else tf.summary.create_noop_writer()
+        self._writer = tf.summary.create_file_writer(str(folder)) if folder else None
 
     def step(self, number: int, every: int = 10, **values: float) -> None:
         """After a step; every tenth is kept."""
-        if number % every == 0:
+        if self._writer and number % every == 0:
             with self._writer.as_default(number):
                 for name, value in values.items():
                     tf.summary.scalar(name, value)
 
     def close(self) -> None:
         """Bring everything to disk."""
-        self._writer.close()
+        if self._writer:
+            self._writer.close()

@@ -18,12 +18,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 
 def split(model: Any, wanted: int, change: Callable[[Any], object]) -> None:
-    """Place a model's layers in `wanted` stages; `change` is called once its variables are there.
-
-    Raises:
-        BadInput: there are fewer layers with parameters than stages.
-        MissingPrerequisite: Keras is older than 3.
-    """
+    """Place a model's layers in `wanted` stages; `change` is called with its variables there."""
     parts = list(_operations(model)) if wanted > 1 else []
     held = [getattr(part, "variables", ()) for part in parts]
     if any(not hasattr(variable, "_value") for variables in held for variable in variables):

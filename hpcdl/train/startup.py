@@ -78,11 +78,7 @@ def prepare_environment(place: RankPlace, *, onednn: bool) -> None:
 
 
 def import_tensorflow(place: RankPlace, *, keras: bool, devices: int = 1) -> Any:
-    """TensorFlow, with `devices` visible GPUs for this local rank, or else so many parts of a CPU.
-
-    Raises:
-        MissingPrerequisite: it is not installed here, or cannot be loaded, or GPUs are too few.
-    """
+    """TensorFlow with `devices` visible GPUs for this local rank, or so many parts of a CPU."""
     with _quick_imports(), _calm_stderr(), _without({} if keras else _KERAS_OPTIMIZERS):
         try:
             import tensorflow as tf
@@ -114,11 +110,7 @@ def import_tensorflow(place: RankPlace, *, keras: bool, devices: int = 1) -> Any
 
 
 def import_horovod(*, keras: bool) -> Any:
-    """Horovod's TensorFlow module, not yet initialised.
-
-    Raises:
-        MissingPrerequisite: it is not installed here, or was built for another TensorFlow.
-    """
+    """Horovod's TensorFlow module, uninitialised; MissingPrerequisite: it is not for this one."""
     hidden = {} if keras else {"horovod.tensorflow.sync_batch_norm": _EmptyModule("sync")}
     with _quick_imports(), _without(hidden):
         try:
@@ -171,10 +163,7 @@ def _quick_imports() -> Iterator[None]:
 
 @contextmanager
 def _calm_stderr() -> Iterator[None]:
-    """Hold back what C++ prints on file descriptor 2 before its log level counts.
-
-    Shown after all when the import fails. HPCDL_VERBOSE=1 lets it through.
-    """
+    """Hold back what C++ prints on file descriptor 2 unless the import fails, or HPCDL_VERBOSE."""
     if os.environ.get("HPCDL_VERBOSE"):
         yield
         return

@@ -1,29 +1,66 @@
 """The compiled step: forward, backward, all-reduce, update, and the time each of them took.
 
-One tf.function holds all of it. A call from Python costs as much as half a step of a small
-network, so there the function is a loop over a group of steps; networks of many layers, whose
-steps are long, are called step by step, for the loop would cost them 1 %. Four clock readings sit
-in every step, tied by control dependencies: start; all local gradients ready; all averaged
-gradients ready; all variables updated. So "communication" is what back-propagation did not hide,
-and "update" what neither did. In the all-reduce the ranks also agree on the stop signal and on
-how many steps come next.
+A call from Python costs as much as half a step of a small network, so there the one tf.function is
+a loop over a group of steps; networks of many layers are called step by step, for the loop would
+cost them 1 %. Four clock readings sit in every step, tied by control dependencies: start; all local
+gradients ready; all averaged gradients ready; all variables updated. So "communication" is what
+back-propagation did not hide, and "update" what neither did.
+
+In the all-reduce the ranks also agree on how many steps come next, and on stop signals, which are
+numbers for it: USR1 and USR2 (walltime or preemption is near) ask for a checkpoint and exit code
+75, TERM for exit code 5; TERM outranks both. Not every rank need get the signal, nor
+in the same step: the sum over the ranks reaches all of them in one step.
 """
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import FrameType
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hpcdl.train import models
+from hpcdl.train.augment import make_augment
 from hpcdl.train.communicate import Communicator, compiled
-from hpcdl.train.data.source import Group
-from hpcdl.train.keras_parts import KerasOptimizer
+from hpcdl.train.data.source import Group, Source
+from hpcdl.train.fused import synchronize
+from hpcdl.train.keras_parts import KerasOptimizer, make_loss, make_metrics, settings_of
 from hpcdl.train.models import Network
-from hpcdl.train.optimizers import LossScale, Optimizer
-from hpcdl.train.tasks import Task
+from hpcdl.train.optimizers import LossScale, Optimizer, make_loss_scale, make_optimizer
+from hpcdl.train.options import TrainOptions
+from hpcdl.train.tasks import Task, make_task
+
+USR2 = 1.0
+TERM = 100_000.0
+
+
+class StopRequest:
+    """The signals received; 0 until one comes."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def listen(self) -> None:
+        """Take over SIGUSR1, SIGUSR2 and SIGTERM."""
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, self._told)
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        self.value = max(self.value, TERM if number == signal.SIGTERM else USR2)
+
+
+def meaning(agreed: float) -> str | None:
+    """`requeue`, `stopped` or None, from the sum over the ranks."""
+    if agreed >= TERM / 2:
+        return "stopped"
+    return "requeue" if agreed >= USR2 / 2 else None
+
 
 _FEW_VARIABLES = 50
 
@@ -79,10 +116,7 @@ class StepParts:
 
     @property
     def grouped(self) -> bool:
-        """Whether one call may run several steps.
-
-        By the network alone, so that a resumed run uses the same graph.
-        """
+        """Whether one call may run several steps: by the network, so that a resume is the same."""
         return len(self.network.trainable) <= _FEW_VARIABLES
 
 
@@ -90,10 +124,7 @@ Step = Callable[[Group, Sequence[float], RankSignal, int], list[StepResult]]
 
 
 def make_step(parts: StepParts) -> Step:
-    """The training step `step(group, rates, signal, number)`.
-
-    It runs a step per learning rate in `rates`; `number` is the first one's.
-    """
+    """The step `step(group, rates, signal, number)`: one per learning rate, from `number` on."""
     single = parts.ranks.replica(_make_single(parts))
 
     def alone(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:
@@ -105,8 +136,6 @@ def make_step(parts: StepParts) -> Step:
 
 
 def _looped(single: Callable[..., Any]) -> Callable[..., Any]:
-    """The steps of a group, one after the other, in the graph; gives a row for each."""
-
     def several(images: Any, labels: Any, rates: Any, signal: Any, number: Any) -> Any:
         count = tf.shape(rates)[0]
 
@@ -151,7 +180,10 @@ def _call(parts: StepParts, body: Callable[..., Any]) -> Step:
         if not parts.clocked:
             each = (time.perf_counter() - begun) / len(rows)
             rows = [[*row[:3], each, 0.0, 0.0] for row in rows]
-        return [_result(row, parts.ranks.size) for row in rows]
+        size = parts.ranks.size
+        return [StepResult(loss / size, RankSignal(stop, round(level)),
+                           *(max(0.0, seconds) for seconds in phases))
+                for loss, stop, level, *phases in rows]  # fmt: skip
 
     return step
 
@@ -167,12 +199,6 @@ def _signature(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         tf.nest.map_structure(spec, images), spec(labels), spec(rates),
         tf.TensorSpec(signal.shape, signal.dtype), tf.TensorSpec((), number.dtype),
     )  # fmt: skip
-
-
-def _result(row: list[float], ranks: int) -> StepResult:
-    loss, stop, level, *phases = row
-    signals = RankSignal(stop, round(level))
-    return StepResult(loss / ranks, signals, *(max(0.0, seconds) for seconds in phases))
 
 
 def _make_single(parts: StepParts) -> Callable[..., Any]:
@@ -205,7 +231,6 @@ def _make_single(parts: StepParts) -> Callable[..., Any]:
 
 
 def _total(parts: StepParts, gradients: list[Any], signals: Any) -> list[Any]:
-    """The gradients' sums and, last, that of the ranks' signals."""
     if not parts.compress:
         return parts.ranks.total([*gradients, signals])
     # The stop signal and the loss do not fit into fp16.
@@ -280,3 +305,57 @@ def update(
     done = tf.cond(finite, good, lambda: tf.constant(False))
     scale.renew(finite)
     return [done]
+
+
+def make_parts(
+    options: TrainOptions, model: dict[str, Any], source: Source, ranks: Communicator, *,
+    keras: bool,
+) -> StepParts:  # fmt: skip
+    """The parts of a run's step; `keras` makes a Keras model even of the smallest network."""
+    settings_of(options.settings, "")  # a typo is refused before the network is built
+    network = models.build(
+        options.model, source.shape, source.classes, options.seed, precision=options.precision,
+        channels_first=channels_first(options), keras=keras, freeze=options.freeze,
+        split=options.model_parallel,
+        adapt=partial(synchronize, ranks=ranks, wanted=options.sync_bn, xla=options.xla),
+    )  # fmt: skip
+    task = make_task(str(options.task or model["task"]), options.label_smoothing)
+    if options.loss:
+        arguments = settings_of(options.settings, "loss")
+        task = replace(task, loss=make_loss(options.loss, source.classes, arguments))
+    task = replace(task, metrics=make_metrics(options.metrics))
+    optimizer: Optimizer | KerasOptimizer
+    if options.keras_optimizer:
+        arguments = settings_of(options.settings, "optimizer")
+        optimizer = KerasOptimizer(network, options.optimizer, arguments)
+    else:
+        optimizer = make_optimizer(
+            network, options.optimizer, options.momentum, options.weight_decay
+        )  # fmt: skip
+    return StepParts(
+        network=network,
+        task=task,
+        optimizer=optimizer,
+        ranks=ranks,
+        prepare=source.prepare,
+        augment=make_augment(options, source, network.random, ranks.rank),
+        scale=make_loss_scale() if options.precision == "fp16" else None,
+        clocked=not options.deterministic,
+        accumulate=options.accumulate,
+        precision=options.precision,
+        xla=options.xla,
+        compress=options.compress,
+    )
+
+
+def channels_first(options: TrainOptions) -> bool:
+    """Whether images lie channel by channel: pays for fp32 on GPUs without tensor cores."""
+    gpus = tf.config.get_visible_devices("GPU")
+    if options.layout == "nchw" and not gpus:
+        print("no GPU here: --layout nchw is for GPUs, nhwc is used", file=sys.stderr, flush=True)
+        return False
+    if options.layout != "auto" or not gpus:
+        return options.layout == "nchw"
+    details = tf.config.experimental.get_device_details(gpus[0])
+    capability = details.get("compute_capability", (7, 0))
+    return bool(capability < (7, 0)) and options.precision == "fp32"

@@ -7,6 +7,7 @@ their mean. Scores are reduced over all ranks exactly, not averaged from the ran
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +27,7 @@ from hpcdl.train.options import TrainOptions
 
 @dataclass(frozen=True)
 class Task:
-    """`loss(logits, labels)` is this rank's mean; `name` is `classes` or `findings`.
-
-    `metrics` are more functions to score by, of (labels, logits): a value per example, or a mean.
-    """
+    """`loss(logits, labels)` is this rank's mean, `metrics` are functions of (labels, logits)."""
 
     name: str
     loss: Callable[[Any, Any], Any]
@@ -59,11 +57,7 @@ def make_task(name: str, smoothing: float) -> Task:
 
 
 def chosen_metric(options: TrainOptions, task: Task, *, tested: bool) -> str:
-    """The metric by which validation chooses; what could fail only when it scores fails here.
-
-    Raises:
-        BadInput: there is no test set, or no such metric.
-    """
+    """The metric by which validation chooses; refuses now what could fail only when it scores."""
     asked = {"--best": options.best, "--patience": options.patience, "--predict": options.predict}
     if not tested and (named := next((name for name, value in asked.items() if value), "")):
         raise BadInput(f"{named} needs a test set, and the data have none",
@@ -78,10 +72,9 @@ def chosen_metric(options: TrainOptions, task: Task, *, tested: bool) -> str:
 
 
 class Evaluator:
-    """Scores a network on the test set, over all ranks; compiled once.
+    """Scores a network on the test set, over all ranks, by rank 0's moving averages; compiled once.
 
-    `network` is scored with rank 0's moving averages, the ones that checkpoints hold; `alive` is
-    called after every batch.
+    `alive` is called after every batch.
     """
 
     def __init__(
@@ -125,21 +118,19 @@ class Evaluator:
                 logits.append(batch.reshape(len(batch), -1))
                 labels.append(wanted.reshape(len(batch), -1).astype(np.float64))
         right, count, answers, loss, *more = ranks.sum_on_host(sums)
-        shared = {"test_loss": loss / count, "test_images": count} if count else {}
+        if not count:
+            return {}, np.zeros((0, 0)), np.zeros((0, 0))
+        shared = {"test_loss": loss / count, "test_images": count}
         named = zip(self._task.metrics, more, strict=True)
-        shared |= {name: value / count for name, value in named if count}
-        if not keep or not count:
-            return self._named(right, answers, shared), np.zeros((0, 0)), np.zeros((0, 0))
+        shared |= {name: value / count for name, value in named}
+        if _one(self._task):
+            shared = {"accuracy": right / answers, **shared}
+        if not keep:
+            return shared, np.zeros((0, 0)), np.zeros((0, 0))
         # Ranks take test examples in turn.
         order = np.arange(sum(map(len, logits)), dtype=np.float64) * ranks.size + ranks.rank
         rows = _gathered(ranks, order, logits), _gathered(ranks, order, labels)
-        if _one(self._task):
-            return self._named(right, answers, shared), *rows
-        return {**_areas(*rows), **shared}, *rows
-
-    def _named(self, right: float, answers: float, shared: dict[str, float]) -> dict[str, float]:
-        one = shared and _one(self._task)
-        return {"accuracy": right / answers, **shared} if one else shared
+        return (shared if _one(self._task) else {**_areas(*rows), **shared}), *rows
 
 
 def _gathered(ranks: Communicator, order: Floats, parts: list[Floats]) -> Floats:
@@ -169,11 +160,7 @@ def _areas(logits: Floats, labels: Floats) -> dict[str, float]:
 
 
 def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) -> None:
-    """A table of the test set, CSV or Parquet: place, labels, and a probability per class.
-
-    Raises:
-        MissingPrerequisite: the file system refuses it.
-    """
+    """A table of the test set, CSV or Parquet: place, labels, and a probability per class."""
     if _one(task):
         raised = np.exp(logits - logits.max(axis=1, keepdims=True))
         chances = raised / raised.sum(axis=1, keepdims=True)
@@ -184,7 +171,12 @@ def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) ->
     columns |= {name: labels[:, k].astype(int) for k, name in enumerate(names)}
     columns |= {f"p_{k}": chances[:, k] for k in range(chances.shape[1])}
     if path.suffix == ".parquet":
-        write_atomic(path, _parquet(columns))
+        import pyarrow
+        import pyarrow.parquet
+
+        sink = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(pyarrow.table(columns), sink)
+        write_atomic(path, bytes(sink.getvalue()))
         return
     texts = [[f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in column]
              for column in columns.values()]  # fmt: skip
@@ -192,20 +184,8 @@ def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) ->
     write_atomic(path, "\n".join(",".join(row) for row in rows) + "\n")
 
 
-def _parquet(columns: Mapping[str, Any]) -> bytes:
-    import pyarrow
-    import pyarrow.parquet
-
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.table(columns), sink)
-    return bytes(sink.getvalue())
-
-
 def area(scores: Floats, labels: Floats) -> float:
-    """Area under the ROC curve; NaN where only one answer occurs.
-
-    The chance that a positive scores above a negative, ties counting half (Mann and Whitney).
-    """
+    """Area under the ROC curve, ties counting half (Mann and Whitney); NaN for one answer only."""
     positive = labels > 0.5
     count = int(positive.sum())
     others = len(labels) - count
@@ -215,3 +195,57 @@ def area(scores: Floats, labels: Floats) -> float:
     ends = np.cumsum(counts)
     ranks = (ends - (counts - 1) / 2.0)[place]
     return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
+Score = Callable[[], dict[str, float]]
+
+
+@dataclass
+class Validation:
+    """What validation has found so far.
+
+    `every` is the number of steps from one validation to the next, 0 for never. The best value of
+    `metric` counts, of losses the smallest. `patience` is how many in a row may bring nothing
+    better, 0 for any number. Where the metric is `required`, scores without it are refused.
+    """
+
+    every: int
+    metric: str
+    patience: int
+    score: Score
+    required: bool = True
+    found: list[dict[str, Any]] = field(default_factory=list)
+
+    def due(self, step: int) -> bool:
+        """Whether to validate after a step."""
+        return bool(self.every) and step % self.every == 0
+
+    def add(self, step: int, metrics: dict[str, float]) -> bool:
+        """Keep the scores after a step; whether they are the best. BadInput: no such metric."""
+        if self.metric not in metrics and self.required:
+            raise BadInput(f"there is no metric '{self.metric}' to choose the best weights by",
+                           hint=f"--best is one of {', '.join(metrics) or 'none'}")  # fmt: skip
+        self.found.append({"step": step, **metrics})
+        return self._best() == len(self.found) - 1
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether nothing has improved for too long."""
+        return bool(self.patience) and len(self.found) - 1 - self._best() >= self.patience
+
+    def best_step(self) -> int:
+        """The step of the best scores; 0 where there are none."""
+        return int(self.found[self._best()]["step"]) if self.found else 0
+
+    def _best(self) -> int:
+        """The place of the best scores among those found; -1 where there are none."""
+        sign = -1.0 if "loss" in self.metric else 1.0
+        scores = [one.get(self.metric, math.nan) for one in self.found]
+        values = [sign * value if math.isfinite(value) else -math.inf for value in scores]
+        return max(range(len(values)), key=lambda i: (values[i], -i), default=-1)
+
+
+def scores_line(metrics: dict[str, float]) -> str:
+    """`accuracy 0.9421, test_loss 0.2318`."""
+    shown = {name: value for name, value in metrics.items() if name != "test_images"}
+    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())

@@ -25,10 +25,7 @@ _START = 600.0  # a rank opens its data and makes its network while others wait 
 
 
 class Watchdog:
-    """Watches the steps of one rank.
-
-    `limit` is seconds without a step until the run is ended, 0 for never.
-    """
+    """Watches the steps of one rank; `limit` is seconds without one until the run is ended."""
 
     def __init__(self, folder: Path, rank: int, size: int, limit: float) -> None:
         self._folder = folder / "stacks"
@@ -81,7 +78,6 @@ class Watchdog:
         return time.time() - said > self._limit
 
     def _end(self) -> None:
-        """Write this rank's stacks, print all ranks' stacks, exit."""
         with suppress(OSError):  # a full disk keeps nobody waiting
             self._write()
         # Ranks notice within a second of each other, for they all wait for the same one.

@@ -24,8 +24,11 @@ from hpcdl.train.diagnostics import LossGuard  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.run_plan import RunPlan, facts_of  # noqa: E402
 from hpcdl.train.scalars import Scalars  # noqa: E402
-from hpcdl.train.step import StepParts, make_step  # noqa: E402
-from hpcdl.train.stop import StopRequest  # noqa: E402
+from hpcdl.train.step import (  # noqa: E402
+    StepParts,
+    StopRequest,
+    make_step,
+)
 from hpcdl.train.tasks import make_task  # noqa: E402
 from hpcdl.train.train_report import Reporter  # noqa: E402
 from hpcdl.train.watchdog import Watchdog  # noqa: E402

@@ -34,18 +34,13 @@ def kill_and_resume(runs: Runs, digits: Path, ranks: int, resume_ranks: int) -> 
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_killed_and_resumed_is_bitwise_the_same(
-    runs: Runs,
-    digits: Path,
-    ranks: int,
-) -> None:
+def test_killed_and_resumed_is_bitwise_the_same(runs: Runs, digits: Path, ranks: int) -> None:
     whole = runs.train(*WORDS, "--data", str(digits), ranks=ranks, job="whole")
     assert kill_and_resume(runs, digits, ranks, ranks).weights == whole.weights
 
 
 def test_resumed_on_other_numbers_of_ranks_is_equal_within_rounding(
-    runs: Runs,
-    digits: Path,
+    runs: Runs, digits: Path
 ) -> None:
     whole = runs.train(*WORDS, "--data", str(digits), job="whole")
     moved = kill_and_resume(runs, digits, 4, 2)
@@ -53,10 +48,7 @@ def test_resumed_on_other_numbers_of_ranks_is_equal_within_rounding(
     assert list(ours) == pytest.approx(list(theirs), rel=1e-3, abs=1e-4)
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
-    runs: Runs,
-    digits: Path,
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(runs: Runs, digits: Path) -> None:
     words = ("--data", str(digits), "--deterministic")
     whole = runs.train(*words, "--steps=30", job="whole")
     runs.train(*words, "--steps=20", "--checkpoint-every=5", job="damaged")
@@ -68,10 +60,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     assert done.weights == whole.weights
 
 
-def test_checkpoints_of_another_run_are_refused_on_all_ranks(
-    runs: Runs,
-    digits: Path,
-) -> None:
+def test_checkpoints_of_another_run_are_refused_on_all_ranks(runs: Runs, digits: Path) -> None:
     runs.train("--data", str(digits), "--steps=2", "--seed=1")
     done = runs.train("--data", str(digits), "--steps=2", "--seed=2", ranks=2)
     assert done.code == 2

@@ -19,9 +19,7 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def four_and_one(
-    train_python: Path,
-    digits: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    train_python: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Pair:
     runs = Runs(train_python, tmp_path_factory.mktemp("runs"))
     words = ("--data", str(digits), "--global-batch=128", "--epochs=20")
@@ -42,16 +40,12 @@ def test_four_ranks_reach_95_percent_and_equal_one_rank(four_and_one: Pair) -> N
     assert four["metrics"]["test_images"] == one["metrics"]["test_images"] == 357
 
 
-def test_every_step_sees_the_same_examples_on_any_number_of_ranks(
-    four_and_one: Pair,
-) -> None:
+def test_every_step_sees_the_same_examples_on_any_number_of_ranks(four_and_one: Pair) -> None:
     four, one = (result["samples"]["loss"] for result in four_and_one)
     assert four[:20] == pytest.approx(one[:20], rel=1e-4)
 
 
-def test_results_keep_their_schema_and_the_phases_fill_the_step(
-    four_and_one: Pair,
-) -> None:
+def test_results_keep_their_schema_and_the_phases_fill_the_step(four_and_one: Pair) -> None:
     for result in four_and_one:
         jsonschema.validate(result, RESULT.schema)
         samples = result["samples"]
@@ -76,15 +70,10 @@ def test_a_missed_target_is_exit_code_1(runs: Runs, digits: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "status"),
-    [(signal.SIGUSR2, 75, "requeue"), (signal.SIGTERM, 5, "stopped")],
+    ("number", "code", "status"), [(signal.SIGUSR2, 75, "requeue"), (signal.SIGTERM, 5, "stopped")]
 )
 def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(
-    runs: Runs,
-    digits: Path,
-    number: int,
-    code: int,
-    status: str,
+    runs: Runs, digits: Path, number: int, code: int, status: str
 ) -> None:
     words = ("--data", str(digits), "--global-batch=64", "--steps=20000", "--checkpoint-every=0")
     process = runs.start(*words, ranks=2)

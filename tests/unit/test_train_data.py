@@ -1,4 +1,4 @@
-"""What `data make` keeps, and what it takes for its own; no TensorFlow."""
+"""What `data make` keeps, and what it takes for its own; what a finding looks like."""
 
 import json
 from dataclasses import asdict
@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
+import numpy as np
 
+from hpcdl.train.data import dataset
 from hpcdl.train.data.__main__ import main
-from hpcdl.train.data.dataset import Dataset, Shard, write_dataset
-from hpcdl.train.data.requests import MADE, REQUEST, PhotoRequest, finish
+from hpcdl.train.data.dataset import FINDINGS, MADE, Dataset, PhotoRequest, Shard, write_dataset
+from hpcdl.train.data.photos import plans_of, stream, stripes
 from hpcdl.train.data.table import read_table, request_of
 
 ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3500",
@@ -36,32 +38,26 @@ def would(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out.split()[1]
 
 
-def test_photos_that_were_asked_for_are_kept(
+def test_photos_that_were_asked_for_are_kept_where_that_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos(tmp_path)
     assert json.loads((tmp_path / "dataset.json").read_text())["splits"]["test"]["examples"] == 4
     assert would(tmp_path, capsys) == "keep"
+    (tmp_path / MADE).unlink()
+    assert would(tmp_path, capsys) == "write"
 
 
 @pytest.mark.parametrize(
     "argument",
-    ["--count=9", "--test-count=0", "--test-count=5", "--classes=11", "--shards=2", "--seed=2",
-     "--size=48x64", "--bytes=5000", "--task=findings"],
+    ["--count=9", "--test-count=0", "--classes=11", "--shards=2", "--seed=2", "--size=48x64",
+     "--bytes=5000", "--task=findings"],
 )  # fmt: skip
 def test_other_photos_are_made_anew(
     tmp_path: Path, argument: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos(tmp_path)
     assert would(tmp_path, capsys, argument) == "write"
-
-
-def test_photos_of_which_nobody_knows_what_was_asked_are_made_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    photos(tmp_path)
-    (tmp_path / MADE).unlink()
-    assert would(tmp_path, capsys) == "write"
 
 
 @pytest.mark.parametrize("seed", ["-1", "2147483648", "x"])
@@ -91,9 +87,36 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(
         return capsys.readouterr().out.split()[1]
 
     assert answer() == "write", "nothing says what it was made of"
-    (made / REQUEST).write_text(json.dumps(request))
+    (made / dataset.REQUEST).write_text(json.dumps(request))
     assert answer() == "write", "it is not at its end"
-    finish(made)
+    (made / dataset.REQUEST).replace(made / MADE)
     assert answer() == "keep"
     (images / "1.jpg").write_bytes(b"mended")
     assert answer() == "write"
+
+
+def test_every_finding_looks_different_and_is_seen() -> None:
+    pictures = stripes(48, 64)
+    assert pictures.shape == (len(FINDINGS), 48, 64, 3)
+    flat = pictures.reshape(len(FINDINGS), -1)
+    alike = np.corrcoef(flat) - np.eye(len(FINDINGS))
+    assert alike.max() < 0.9
+    assert np.abs(pictures).max(axis=(1, 2, 3)).min() > 30
+
+
+@pytest.mark.parametrize("number", range(len(FINDINGS)))
+def test_a_mirrored_finding_is_the_same_finding(number: int) -> None:
+    picture = stripes(48, 48)[number]
+    mean, mirrored = picture.mean(axis=(0, 1)), picture[:, ::-1].mean(axis=(0, 1))
+    assert mirrored == pytest.approx(mean)
+    spectra = [np.abs(np.fft.fft2(one, axes=(0, 1))) for one in (picture, picture[:, ::-1])]
+    assert spectra[0] == pytest.approx(spectra[1], abs=1e-2)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
+def test_no_image_to_test_with_is_one_that_is_trained_on(seed: int) -> None:
+    request = PhotoRequest(40, 24, 64, 48, 3500, 10, shards=3, seed=seed)
+    plans = plans_of(request, lambda number: stream(seed, number).bytes(16))
+    drawn = [record for plan in plans for record in plan.records()]
+    assert sum(plan.examples for plan in plans) == len(drawn) == 64
+    assert len(set(drawn)) == 64

@@ -1,6 +1,7 @@
-"""Short steps are run in groups; checkpoints are written while training continues."""
+"""The loop around the steps: groups, checkpoints, resuming, what was measured, validation."""
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -14,18 +15,20 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import checkpoint, loop  # noqa: E402
-from hpcdl.train.ahead import Ahead  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
+from hpcdl.train.data.source import Ahead  # noqa: E402
 from hpcdl.train.history import History  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.result import Samples  # noqa: E402
 from hpcdl.train.run_plan import RunPlan  # noqa: E402
+from hpcdl.train.scalars import Scalars  # noqa: E402
+from hpcdl.train.tasks import Validation  # noqa: E402
 
 
 @pytest.mark.parametrize(
     ("seconds", "steps"),
-    [(float("inf"), 1), (2.0, 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64),
-     (0.0, 1), (float("nan"), 1)],
+    [(float("inf"), 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64), (0.0, 1),
+     (float("nan"), 1)],
 )  # fmt: skip
 def test_a_group_takes_about_25_ms_and_a_long_step_is_alone(seconds: float, steps: int) -> None:
     assert 2 ** loop.level_for(seconds) == steps
@@ -39,17 +42,15 @@ def training(done: int, *, every: int = 0, delay: float = 0.0, grouped: bool = T
     )  # fmt: skip
 
 
-def test_a_group_never_goes_beyond_a_checkpoint_or_the_end() -> None:
-    assert loop._wanted(training(0)) == 16
-    assert loop._wanted(training(90)) == 10
-    assert loop._wanted(training(0, every=7)) == 7
-    assert loop._wanted(training(5, every=7)) == 2
-    assert loop._wanted(training(98, every=7)) == 2
-
-
-def test_delayed_steps_and_big_networks_go_one_by_one() -> None:
-    assert loop._wanted(training(0, delay=1.0)) == 1
-    assert loop._wanted(training(0, grouped=False)) == 1
+@pytest.mark.parametrize(
+    ("done", "given", "steps"),
+    [(0, {}, 16), (90, {}, 10), (0, {"every": 7}, 7), (5, {"every": 7}, 2), (98, {"every": 7}, 2),
+     (0, {"delay": 1.0}, 1), (0, {"grouped": False}, 1)],
+)  # fmt: skip
+def test_a_group_never_goes_beyond_a_checkpoint_or_the_end_and_long_steps_are_alone(
+    done: int, given: dict[str, Any], steps: int
+) -> None:
+    assert loop._wanted(training(done, **given)) == steps
 
 
 def test_groups_give_every_step_once_and_end_with_the_epoch() -> None:
@@ -74,14 +75,14 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
         time.sleep(0.2)
         return iter([SimpleNamespace(steps=1)])
 
-    noted: list[tuple[float, float]] = []
+    noted: list[tuple[float, ...]] = []
 
-    def note(_run: Any, _results: Any, seconds: float, waited: float, _saved: float) -> None:
-        noted.append((seconds, waited))
+    def note(_run: Any, _epoch: int, _results: Any, *times: float) -> None:
+        noted.append(times[:2])
 
     result = SimpleNamespace(loss=1.0, signals=SimpleNamespace(stop=0))
     monkeypatch.setattr(loop, "_run", lambda *_: [result])
-    for name in ("_judge", "_validate", "_show", "_look_ahead"):
+    for name in ("_judge", "_validate", "_look_ahead"):
         monkeypatch.setattr(loop, name, lambda *_: None)
     monkeypatch.setattr(loop, "_note", note)
     run = training(5)
@@ -90,6 +91,10 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
     assert loop._epoch(run, 1, 0) is None
     ((seconds, waited),) = noted
     assert seconds >= waited > 0.15
+
+
+def test_a_run_without_tensorboard_needs_none() -> None:
+    Scalars(None).step(10, loss=1.0)
 
 
 def test_training_continues_while_a_checkpoint_is_written(
@@ -127,49 +132,38 @@ def test_a_fresh_run_starts_over_once_and_resumes_when_it_is_requeued(
     assert len(said) == kept
 
 
-@pytest.mark.parametrize(
-    ("step", "ranks", "streams"),
-    [(7, 1, 6), (7, 3, 6), (7, 6, 6), (10, 4, 4), (10, 2, 6), (7, 4, None)],
-)
-def test_a_run_resumes_with_the_shard_streams_of_its_epoch(
-    tmp_path: Path, step: int, ranks: int, streams: int | None
-) -> None:
-    plan = RunPlan(24, 100, 10, 0.1, 0)
-    run: Any = SimpleNamespace(
-        options=TrainOptions(data="d"), plan=plan, variables=(), history=None, validation=None,
-        checkpoint_directory=tmp_path, reporter=SimpleNamespace(say=print),
-        ranks=SimpleNamespace(rank=0, size=ranks, sum_on_host=np.copy, broadcast=len),
-        source=SimpleNamespace(streams=4, digest="d", shape=(8, 8, 3)), loss=0.0,
-        samples=SimpleNamespace(),
-    )  # fmt: skip
-    meta = {**loop.identity_of(run), "last_loss": 1.0, "streams": 6}
-    checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
-    if streams is None:
-        with pytest.raises(BadInput, match="4 ranks cannot resume inside an epoch"):
-            loop.resume(run)
-    else:
-        loop.resume(run)
-        assert (run.step_number, run.source.streams) == (step, streams)
+def resumed(tmp_path: Path, step: int = 3, streams: int = 0, ranks: int = 1, **changes: Any) -> Any:
+    """Resume from a checkpoint of the default options a run of `ranks` ranks and other options."""
 
-
-def resumed(tmp_path: Path, **changes: Any) -> None:
-    """Resume a run of other options than those of its checkpoint."""
-    plan = RunPlan(24, 100, 10, changes.pop("lr", 0.1), 0)
-
-    def run(options: TrainOptions, plan: RunPlan) -> Any:
+    def run(lr: float = 0.1, **options: Any) -> Any:
         return SimpleNamespace(
-            options=options, plan=plan, variables=(), checkpoint_directory=tmp_path, loss=0.0,
-            ranks=SimpleNamespace(rank=0, size=1, sum_on_host=np.copy, broadcast=len),
+            options=TrainOptions(**options), plan=RunPlan(24, 100, 10, lr, 0), variables=(),
+            checkpoint_directory=tmp_path, loss=0.0, history=None, validation=None,
+            ranks=SimpleNamespace(rank=0, size=ranks, sum_on_host=np.copy, broadcast=len),
             reporter=SimpleNamespace(say=print), samples=SimpleNamespace(),
-            history=None, validation=None,
-            source=SimpleNamespace(streams=0, digest=changes.get("data", "d"), shape=(8, 8, 3)),
+            source=SimpleNamespace(streams=4, digest=options.get("data", "d"), shape=(8, 8, 3)),
         )  # fmt: skip
 
-    before = run(TrainOptions(), RunPlan(24, 100, 10, 0.1, 0))
-    before.source.digest = "d"
-    meta = {**loop.identity_of(before), "last_loss": 1.0, "streams": 0}
-    checkpoint.save(tmp_path, checkpoint.Checkpoint(3, meta, ()), keep=1)
-    loop.resume(run(TrainOptions(**changes), plan))
+    meta = {**loop.identity_of(run()), "last_loss": 1.0, "streams": streams}
+    checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
+    other = run(**changes)
+    loop.resume(other)
+    return other
+
+
+@pytest.mark.parametrize(
+    ("step", "ranks", "streams"), [(7, 1, 6), (7, 3, 6), (7, 6, 6), (10, 4, 4), (10, 2, 6)]
+)
+def test_a_run_resumes_with_the_shard_streams_of_its_epoch(
+    tmp_path: Path, step: int, ranks: int, streams: int
+) -> None:
+    run = resumed(tmp_path, step, 6, ranks)
+    assert (run.step_number, run.source.streams) == (step, streams)
+
+
+def test_streams_that_the_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="4 ranks cannot resume inside an epoch"):
+        resumed(tmp_path, 7, 6, 4)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +240,6 @@ def test_a_full_disk_is_pruned_before_it_is_written_to(
     ]  # fmt: skip
 
 
-def test_what_is_saved_is_said_as_it_is(tmp_path: Path) -> None:
-    assert checkpoint.describe_saved(tmp_path / "none") == "there is no checkpoint yet"
-    checkpoint.save(tmp_path, checkpoint.Checkpoint(7, {}, ()), keep=1)
-    assert checkpoint.describe_saved(tmp_path).endswith("the checkpoint after step 7")
-
-
 def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no_good() -> None:
     opened: list[int] = []
     given: list[int] = []
@@ -290,3 +278,38 @@ def test_the_next_epoch_is_opened_four_batches_before_this_one_ends_if_there_is_
                                step_number=done)  # fmt: skip
     loop._look_ahead(run, done // 10)
     assert (run.ahead is not None) is opened
+
+
+def validation(*scores: dict[str, float], required: bool = True, patience: int = 0) -> Validation:
+    found = Validation(1, "accuracy", patience, dict, required)
+    for step, one in enumerate(scores, 1):
+        found.add(step, one)
+    return found
+
+
+def test_a_score_that_is_no_number_is_never_the_best() -> None:
+    found = validation({"accuracy": math.nan}, {"accuracy": 0.1}, {"accuracy": 0.3}, patience=2)
+    assert (found.best_step(), found.in_vain) == (3, False)
+
+
+def test_scores_of_before_without_the_metric_do_not_count() -> None:
+    found = validation()
+    found.found = [{"step": 2, "test_loss": 1.0}]
+    assert found.add(4, {"accuracy": 0.2})
+    assert found.best_step() == 4
+
+
+def test_a_metric_is_missed_only_where_it_was_asked_for() -> None:
+    assert validation({"test_loss": 1.0}, required=False).found == [{"step": 1, "test_loss": 1.0}]
+    with pytest.raises(BadInput, match="no metric 'accuracy'"):
+        validation({"test_loss": 1.0})
+
+
+def test_checkpoints_after_the_step_that_is_saved_are_of_an_abandoned_run(tmp_path: Path) -> None:
+    for step in (50, 100, 60):
+        checkpoint.save(tmp_path, checkpoint.Checkpoint(step, {}, (np.ones(2),)), keep=1)
+    assert checkpoint.describe_saved(tmp_path).endswith("the checkpoint after step 60")
+    assert checkpoint.describe_saved(tmp_path / "none") == "there is no checkpoint yet"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000060.ckpt", "step-000000100.bad",
+    ]  # fmt: skip

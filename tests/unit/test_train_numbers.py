@@ -1,17 +1,24 @@
-"""Schedules, groups of gradients, TF_CONFIG and areas under ROC curves: pure numbers."""
+"""Schedules, groups of gradients, TF_CONFIG, areas under ROC curves, stages, layers to fuse."""
 
 import itertools
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.train.options import TrainOptions
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.run_plan import RunPlan, global_batch
-
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
+
+from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
+from hpcdl.train import fused, multiworker, strategies  # noqa: E402
+from hpcdl.train.communicate import buckets, packs  # noqa: E402
+from hpcdl.train.multiworker import MultiWorker  # noqa: E402
+from hpcdl.train.options import STRATEGIES  # noqa: E402
+from hpcdl.train.ranks import RankPlace, cluster_config  # noqa: E402
+from hpcdl.train.run_plan import RunPlan  # noqa: E402
+from hpcdl.train.stages import _stages  # noqa: E402
+from hpcdl.train.startup import StartupClock  # noqa: E402
+from hpcdl.train.tasks import area  # noqa: E402
 
 
 def plan(schedule: str, warmup: int = 0) -> RunPlan:
@@ -28,25 +35,19 @@ def test_the_rate_rises_linearly_over_the_warm_up_and_then_follows_its_schedule(
     assert plan("constant").lr_at(109) == 0.4
 
 
-def test_accumulation_needs_a_batch_that_divides_into_parts() -> None:
-    model = {"global_batch": 64}
-    assert global_batch(TrainOptions(accumulate=3), model, 4) == 72
-    with pytest.raises(Exception, match="cannot be shared equally by 4 ranks in 3 parts"):
-        global_batch(TrainOptions(global_batch=64, accumulate=3), model, 4)
-
-
-def test_gradients_are_grouped_from_the_last_to_the_first() -> None:
-    from hpcdl.train.communicate import buckets
-
+def test_gradients_are_grouped_from_the_last_to_the_first_each_in_one_group() -> None:
     assert buckets([10, 10, 10, 10], limit=20) == [[3, 2], [1, 0]]
     assert buckets([100, 1, 1], limit=20) == [[2, 1], [0]]
     assert buckets([], limit=20) == []
-    assert buckets([5], limit=1) == [[0]]
+    draw = random.Random(1)
+    for _ in range(200):
+        sizes = [draw.randrange(40) for _ in range(draw.randrange(1, 30))]
+        groups = buckets(sizes, limit=50)
+        assert list(itertools.chain(*groups)) == list(reversed(range(len(sizes))))
+        assert all(sum(sizes[i] for i in group) <= 50 for group in groups)
 
 
 def test_arrays_of_one_type_are_packed_together() -> None:
-    from hpcdl.train.communicate import packs
-
     values = [np.zeros(3, np.float32), np.zeros((), np.int64), np.zeros((2, 2), np.float32)]
     assert packs(values) == [[2, 0], [1]]
     assert packs([]) == []
@@ -67,9 +68,6 @@ class Variable:
 
 
 def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcdl.train import multiworker
-    from hpcdl.train.multiworker import MultiWorker
-
     def reduce(_: object, operation: object, sent: list[object]) -> list[object]:
         kinds.append({value.dtype for value in map(np.asarray, sent)})
         return [np.asarray(value) + 1 for value in sent]
@@ -85,20 +83,7 @@ def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch: pytest.Mo
     assert [int(weight.value) for weight in weights] == [2, 3, 4]
 
 
-def test_every_gradient_is_in_one_group() -> None:
-    from hpcdl.train.communicate import buckets
-
-    draw = random.Random(1)
-    for _ in range(200):
-        sizes = [draw.randrange(40) for _ in range(draw.randrange(1, 30))]
-        groups = buckets(sizes, limit=50)
-        assert list(itertools.chain(*groups)) == list(reversed(range(len(sizes))))
-        assert all(sum(sizes[i] for i in group) <= 50 for group in groups)
-
-
 def test_tf_config_names_every_rank_of_every_node() -> None:
-    from hpcdl.train.rendezvous import cluster_config
-
     environ = {"SLURM_JOB_ID": "9", "SLURM_STEP_NODELIST": "n[1-2]",
                "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
     here = RankPlace(2, 3, 0, 1, 1, "n2")
@@ -107,6 +92,8 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
     assert names == ["n1", "n1", "n2"]
     assert len(set(config["cluster"]["worker"])) == 3
     assert config["task"] == {"type": "worker", "index": 2}
+    with pytest.raises(MissingPrerequisite, match="are unknown"):
+        cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
 
 
 @pytest.mark.parametrize(
@@ -115,8 +102,6 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
      {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"}],
 )  # fmt: skip
 def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> None:
-    from hpcdl.train.rendezvous import cluster_config
-
     here, there = RankPlace(0, 2, 0, 2, 1, "n1"), RankPlace(1, 2, 1, 2, 1, "n1")
     first = cluster_config({"PMIX_NAMESPACE": "78"}, here, lambda _: [])["cluster"]["worker"]
     second = cluster_config(other, here, lambda _: [])["cluster"]["worker"]
@@ -124,16 +109,7 @@ def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> 
     assert not {*first} & {*second}
 
 
-def test_unknown_nodes_are_said_and_not_guessed() -> None:
-    from hpcdl.train.rendezvous import cluster_config
-
-    with pytest.raises(MissingPrerequisite, match="are unknown"):
-        cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
-
-
 def test_the_area_is_the_chance_that_a_positive_scores_higher() -> None:
-    from hpcdl.train.tasks import area
-
     draw = random.Random(2)
     for _ in range(50):
         scores = [draw.randrange(6) for _ in range(20)]
@@ -142,62 +118,58 @@ def test_the_area_is_the_chance_that_a_positive_scores_higher() -> None:
                  for i in range(20) for j in range(20) if labels[i] and not labels[j]]  # fmt: skip
         found = area(np.array(scores, float), np.array(labels, float))
         assert found == pytest.approx(sum(pairs) / len(pairs))
-
-
-def test_an_area_without_both_answers_is_unknown() -> None:
-    from hpcdl.train.tasks import area
-
-    assert np.isnan(area(np.array([1.0, 2.0]), np.array([1.0, 1.0])))
-
-
-def test_every_strategy_of_the_command_line_can_be_joined() -> None:
-    from hpcdl.train.options import STRATEGIES as NAMES
-    from hpcdl.train.strategies import STRATEGIES
-
-    assert set(NAMES) == {"auto", *STRATEGIES}
+    assert np.isnan(area(np.array([1.0, 2.0]), np.array([1.0, 1.0]))), "one answer only"
 
 
 @pytest.mark.parametrize(
     ("size", "environ", "strategy"),
-    [
-        (1, {}, "single"),
-        (1, {"TF_CONFIG": "{}"}, "single"),
-        (4, {}, "horovod"),
-        (4, {"TF_CONFIG": "{}"}, "multiworker"),
-    ],
-)
+    [(1, {}, "single"), (1, {"TF_CONFIG": "{}"}, "single"), (4, {}, "horovod"),
+     (4, {"TF_CONFIG": "{}"}, "multiworker")],
+)  # fmt: skip
 def test_ranks_work_together_as_they_were_started(
     monkeypatch: pytest.MonkeyPatch, size: int, environ: dict[str, str], strategy: str
 ) -> None:
-    from hpcdl.train import strategies
-
+    assert set(STRATEGIES) == {"auto", *strategies.STRATEGIES}
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda _: strategy)  # type: ignore[arg-type,return-value]
-    joining = strategies.Joining(RankPlace(0, size, 0, size, size, "n1"), None, False)  # type: ignore[arg-type]
-    assert strategies.join_ranks("auto", joining) == strategy
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda *_: strategy)  # type: ignore[arg-type,return-value]
+    place = RankPlace(0, size, 0, size, size, "n1")
+    assert strategies.join_ranks("auto", place, StartupClock(), keras=False) == strategy
 
 
 @pytest.mark.parametrize(
     ("sizes", "devices", "stages"),
-    [
-        ([10, 10, 10, 10], 2, [0, 0, 1, 1]),
-        ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
-        ([30, 10, 20, 30], 3, [0, 1, 1, 2]),
-        ([], 1, []),
-    ],
-)
+    [([10, 10, 10, 10], 2, [0, 0, 1, 1]), ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
+     ([30, 10, 20, 30], 3, [0, 1, 1, 2]), ([], 1, [])],
+)  # fmt: skip
 def test_stages_follow_each_other_with_about_as_many_parameters(
     sizes: list[int], devices: int, stages: list[int]
 ) -> None:
-    from hpcdl.train.stages import _stages
-
     assert _stages(sizes, devices) == stages
-
-
-def test_fewer_layers_than_devices_are_refused() -> None:
-    from hpcdl.train.stages import _stages
-
     with pytest.raises(BadInput, match="cannot be divided among 3 devices"):
         _stages([0, 5, 5, 0], 3)
+
+
+class BatchNormalization:
+    """The layer as Keras 3.0 to 3.13 have it: they know no `renorm`."""
+
+    built = True
+    axis = -1
+    synchronized = False
+    input_spec = SimpleNamespace(ndim=4)
+
+
+@pytest.mark.parametrize(
+    ("own", "same"),
+    [({}, True), ({"renorm": False}, True), ({"renorm": True}, False),
+     ({"synchronized": True}, False), ({"fused": True}, False), ({"axis": 2}, False)],
+)  # fmt: skip
+def test_a_plain_layer_of_every_keras_3_is_fused(
+    own: dict[str, Any], same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = SimpleNamespace(BatchNormalization=BatchNormalization)
+    monkeypatch.setattr(fused, "tf", SimpleNamespace(keras=SimpleNamespace(layers=layers)))
+    layer = BatchNormalization()
+    vars(layer).update(own)
+    assert fused._can(layer) is same

@@ -1,6 +1,5 @@
 """The parts of the training program that need no TensorFlow."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,52 +9,49 @@ import pytest
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.errors import BadInput
-from hpcdl.train.options import ARGUMENTS, TrainOptions, configure, from_namespace, parse, to_argv
+from hpcdl.train.options import ARGUMENTS, TrainOptions, parse, to_argv
 from hpcdl.train.ranks import place, slurm_tasks_on_node
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
 from hpcdl.train.run_plan import check_parallel, check_target, global_batch, make_plan
-from hpcdl.train.stop import TERM, USR2, meaning
-from hpcdl.train.timeline import PARTS, events, nested, write_timeline
+from hpcdl.train.step import TERM, USR2, meaning
+from hpcdl.train.timeline import PARTS, nested, write_timeline
 from tests.trace_format import faults
 
 SLURM = {
     "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
     "SLURM_STEP_TASKS_PER_NODE": "1(x2),2(x2)", "SLURM_NTASKS": "6",
 }  # fmt: skip
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}
 
 
-def test_a_slurm_step_gives_rank_and_local_rank() -> None:
-    here = place(SLURM, affinity=4, host="n3")
-    assert (here.rank, here.size, here.local_rank, here.local_size) == (3, 6, 1, 2)
-
-
-def test_a_batch_script_without_a_step_is_one_process() -> None:
-    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}
-    assert place(batch, 4, "n1").size == 1
-
-
-def test_mpirun_inside_a_slurm_allocation_counts_before_the_allocation() -> None:
-    mpirun = {**SLURM, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2",
-              "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}  # fmt: skip
-    assert place(mpirun, 4, "n1").size == 2
+def mpirun(size: int) -> dict[str, str]:
+    return {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": f"{size}",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": f"{size}"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("asked", "affinity", "threads"), [("8", 4, 4), ("2", 4, 2), ("0", 4, 4), ("many", 4, 4)]
+    ("environ", "found"),
+    [(SLURM, (3, 6, 1, 2)), (BATCH, (0, 1, 0, 1)), ({**SLURM, **mpirun(2)}, (0, 2, 0, 2))],
+    ids=["step", "batch script", "mpirun in an allocation"],
 )
-def test_threads_are_what_slurm_gives_and_never_more_than_the_mask(
-    asked: str, affinity: int, threads: int, monkeypatch: pytest.MonkeyPatch
+def test_a_place_is_read_from_its_launcher(
+    environ: dict[str, str], found: tuple[int, ...]
+) -> None:  # fmt: skip
+    here = place(environ, affinity=4, host="n3")
+    assert (here.rank, here.size, here.local_rank, here.local_size) == found
+
+
+@pytest.mark.parametrize(
+    ("environ", "affinity", "threads"),
+    [({"SLURM_CPUS_PER_TASK": "8"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "2"}, 4, 2),
+     ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
+     (mpirun(4), 8, 2), (mpirun(4), 2, 2)],
+)  # fmt: skip
+def test_threads_are_what_slurm_gives_or_a_part_of_a_shared_mask(
+    environ: dict[str, str], affinity: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    assert place({"SLURM_CPUS_PER_TASK": asked}, affinity, "n").cpus == threads
-
-
-def test_ranks_that_share_one_mask_divide_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
-    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4",
-             "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}  # fmt: skip
-    assert place(ranks, 8, "n").cpus == 2
-    assert place(ranks, 2, "n").cpus == 2, "bound apart by the launcher"
+    assert place(environ, affinity, "n").cpus == threads
 
 
 @pytest.mark.parametrize(("node", "tasks"), [(0, 2), (2, 2), (3, 1), (9, 1)])
@@ -64,34 +60,34 @@ def test_slurms_short_form_of_tasks_per_node(node: int, tasks: int) -> None:
 
 
 def test_options_survive_the_way_through_a_command_line() -> None:
-    options = TrainOptions(model="mlp", epochs=3, lr=0.5, fresh=True, delay_ms=2.5, json=True)
+    options = TrainOptions(epochs=3, lr=0.5, fresh=True, settings=("loss.a=1", "b.c=x"), json=True)
     assert parse(to_argv(options)) == options
     assert to_argv(TrainOptions()) == []
-
-
-def test_every_option_is_a_field_with_a_default() -> None:
-    names = {argument.field for argument in ARGUMENTS}
-    assert names | {"json"} == set(vars(TrainOptions()))
+    assert {one.field for one in ARGUMENTS} | {"json"} == set(vars(TrainOptions()))
 
 
 @pytest.mark.parametrize(
     "argv", [["--epochs=1", "--steps=2"], ["--global-batch=8", "--batch-per-rank=8"]]
 )
 def test_options_that_exclude_each_other_are_refused(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser()
-    configure(parser)
     with pytest.raises(BadInput, match="exclude each other"):
-        from_namespace(parser.parse_args(argv))
+        parse(argv)
 
 
 @pytest.mark.parametrize(
-    "argument", ["--epochs=0", "--lr=-1", "--lr=nan", "--momentum=2", "--strategy=ps", "--steps=x"]
-)
-def test_bad_values_are_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ("argument", "said"),
+    [("--seed=-5", "must be 0 or more"), ("--seed=2147483648", "must be 2147483647 or less"),
+     ("--steps=0", "must be 1 or more"), ("--steps=many", "must be a whole number"),
+     ("--lr=nan", "must be a number of 0 or more"), ("--lr=fast", "must be a number, not 'fast'"),
+     ("--momentum=1.5", "must lie between 0 and 1"), ("--strategy=ps", "invalid choice: 'ps'")],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused_with_its_range(
+    argument: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         parse([argument])
-    assert stop.value.code == 2
-    assert argument.split("=")[0] in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert (stop.value.code, said in error, argument.split("=")[0] in error) == (2, True, True)
 
 
 def test_help_needs_no_tensorflow(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +106,9 @@ def test_a_batch_that_ranks_cannot_share_names_the_nearest_that_can() -> None:
     assert "--global-batch 8 or 12 can" in refused.value.hint
     assert global_batch(TrainOptions(), MODEL, 48) == 96
     assert global_batch(TrainOptions(batch_per_rank=5), MODEL, 4) == 20
+    assert global_batch(TrainOptions(accumulate=3), MODEL, 4) == 72
+    with pytest.raises(BadInput, match="cannot be shared equally by 4 ranks in 3 parts"):
+        global_batch(TrainOptions(global_batch=64, accumulate=3), MODEL, 4)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +137,11 @@ def test_steps_come_from_epochs_and_positions_from_steps() -> None:
 
 @pytest.mark.parametrize(
     ("given", "task", "tested", "said"),
-    [
-        ({"data": "photos"}, "classes", 32, None),
-        ({"data": "photos"}, "classes", 0, "no images to test with in photos"),
-        ({}, "classes", 0, "no images to test with in synthetic data"),
-        ({"data": "chest"}, "findings", 32, "findings are scored by areas"),
-    ],
-)
+    [({"data": "photos"}, "classes", 32, None),
+     ({"data": "photos"}, "classes", 0, "no images to test with in photos"),
+     ({}, "classes", 0, "no images to test with in synthetic data"),
+     ({"data": "chest"}, "findings", 32, "findings are scored by areas")],
+)  # fmt: skip
 def test_a_target_that_nothing_is_measured_for_is_refused(
     given: dict[str, Any], task: str, tested: int, said: str | None
 ) -> None:
@@ -178,40 +175,13 @@ def samples(count: int) -> Samples:
 
 def test_throughput_is_the_median_after_the_warm_up() -> None:
     summary = summarize(samples(11), warmup=1)
-    assert summary["images_per_second"] == pytest.approx(100)
-    assert summary["steps_measured"] == 10
-    assert summary["phases"]["input"] == pytest.approx(0.5)
-    assert summary["phases"]["other"] == pytest.approx(0.25)
-
-
-def test_a_run_shorter_than_its_warm_up_is_measured_whole() -> None:
-    assert summarize(samples(3), warmup=5)["steps_measured"] == 3
+    assert (summary["steps_measured"], summary["images_per_second"]) == (10, pytest.approx(100))
+    phases = summary["phases"]
+    assert (phases["input"], phases["other"]) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert summarize(samples(3), warmup=5)["steps_measured"] == 3, "shorter than its warm-up"
     assert summarize(Samples(), warmup=5) == {"steps_measured": 0, "images_per_second": 0.0}
-
-
-def test_a_quantile_is_interpolated() -> None:
     assert quantile([1.0, 2.0, 3.0], 0.25) == pytest.approx(1.5)
     assert quantile([7.0], 0.95) == 7.0
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (("--seed", "-5"), "must be 0 or more"),
-        (("--seed", "2147483648"), "must be 2147483647 or less"),
-        (("--steps", "0"), "must be 1 or more"),
-        (("--steps", "many"), "must be a whole number"),
-        (("--lr", "nan"), "must be a number of 0 or more"),
-        (("--lr", "fast"), "must be a number, not 'fast'"),
-        (("--momentum", "1.5"), "must lie between 0 and 1"),
-    ],
-)
-def test_a_number_that_cannot_be_is_refused_with_its_range(
-    argv: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        parse([f"{argv[0]}={argv[1]}"])
-    assert said in capsys.readouterr().err
 
 
 def test_a_loss_that_is_no_number_is_null_in_json() -> None:
@@ -236,25 +206,13 @@ def test_the_job_is_read_from_slurms_environment() -> None:
 
 
 def test_every_model_has_its_numbers_and_a_source() -> None:
+    wanted = {"builder", "input", "classes", "params", "lr", "source", "proof"}
     for name, row in facts.load("models")["models"].items():
-        assert {"builder", "input", "classes", "params", "lr", "source", "proof"} <= row.keys(), (
-            name
-        )
+        assert wanted <= row.keys(), name
         assert row["proof"] in facts.PROOFS
 
 
-def test_a_timeline_puts_the_parts_of_a_step_one_after_the_other() -> None:
-    columns = {name: [0.0, 0.0] for name in ("seconds", *PARTS)}
-    columns |= {"seconds": [1.0, 2.0], "input": [0.25, 0.5], "compute": [0.75, 1.5]}
-    drawn = [event for event in events(3, "n1", columns) if event["ph"] == "X"]
-    assert [(e["name"], e["ts"], e["dur"]) for e in drawn] == [
-        ("input", 0.0, 250000.0), ("compute", 250000.0, 750000.0),
-        ("input", 1000000.0, 500000.0), ("compute", 1500000.0, 1500000.0),
-    ]  # fmt: skip
-    assert {event["pid"] for event in drawn} == {3}
-
-
-def test_threads_stand_below_the_steps_and_blocks_nest(tmp_path: Path) -> None:
+def test_a_timeline_has_a_row_for_each_part_and_threads_below(tmp_path: Path) -> None:
     columns = {name: [0.0, 0.0] for name in ("seconds", *PARTS)}
     columns |= {"seconds": [1.0, 2.0], "input": [0.25, 0.5], "compute": [0.75, 1.5]}
     rows = [{"name": "tf_data", "events": [("decode", 0.0, 0.2), ("late", 0.1, 0.4)]}]
@@ -262,10 +220,15 @@ def test_threads_stand_below_the_steps_and_blocks_nest(tmp_path: Path) -> None:
     write_timeline(path, [{"host": "n1", "columns": columns, "rows": rows, "traced": 1}])
     drawn = json.loads(path.read_text())
     assert faults(drawn) == []
-    row = [event for event in drawn["traceEvents"] if event.get("tid") == len(PARTS)]
-    assert row[0]["args"] == {"name": "tf_data"}
-    threads = [(event["name"], event["ts"], event["dur"]) for event in row[1:]]
-    assert threads == [("decode", 1500000.0, 200000.0), ("late", 1600000.0, 100000.0)]
+    blocks = [event for event in drawn["traceEvents"] if event["ph"] == "X"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in blocks] == [
+        ("input", 0.0, 250000.0), ("compute", 250000.0, 750000.0),
+        ("input", 1000000.0, 500000.0), ("compute", 1500000.0, 1500000.0),
+        ("decode", 1500000.0, 200000.0), ("late", 1600000.0, 100000.0),
+    ]  # fmt: skip
+    names = [event for event in drawn["traceEvents"] if event.get("tid") == len(PARTS)]
+    assert names[0]["args"] == {"name": "tf_data"}
+    assert {event["pid"] for event in drawn["traceEvents"]} == {0}
 
 
 def test_what_reaches_out_of_its_block_is_clipped() -> None:
@@ -278,4 +241,3 @@ def test_a_broken_trace_is_noticed() -> None:
     assert faults({"traceEvents": [block, {**block, "ts": 3.0}]}) == []
     assert faults({"traceEvents": [block, {**block, "ts": 1.0}]})
     assert faults({"traceEvents": [{**block, "ts": -1.0}]})
-    assert faults({"traceEvents": [{"ph": "M", "pid": 0, "name": "thread_name", "args": {}}]})

@@ -60,9 +60,6 @@ def test_where_streams_fit_the_shards_each_reads_whole_ones() -> None:
 def test_streams_are_the_same_for_all_numbers_of_ranks_that_divide_them() -> None:
     assert streams_of([30] * 9, 48, ranks=1) == streams_of([30] * 9, 48, ranks=4)
     assert stream_count(48, 16, 4) == 16, "each rank has a stream, even where shards are fewer"
-
-
-def test_another_epoch_has_another_order() -> None:
     assert streams_of([10] * 8, 8, epoch=0) != streams_of([10] * 8, 8, epoch=1)
 
 

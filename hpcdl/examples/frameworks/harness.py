@@ -93,10 +93,8 @@ class Record:
     ) -> None:
         """Add steps of (seconds, loss, seconds of input).
 
-        Args:
-            rows: a step each.
-            updating: seconds of an update alone.
-            alone: seconds of local gradients alone; a step's other seconds are communication.
+        `updating` is seconds of an update alone, `alone` of local gradients alone; what a step
+        takes longer is communication.
         """
         for took, loss, feeding in rows:
             computing = min(alone, took - feeding - updating)

@@ -11,10 +11,9 @@ from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.data_options import build_parser
-from hpcdl.train.data.dataset import FILE, Dataset, promised, read_dataset
+from hpcdl.train.data.dataset import FILE, Dataset, PhotoRequest, guard, load_dataset, made_before
 from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
-from hpcdl.train.data.requests import PhotoRequest, guard, was_made
-from hpcdl.train.data.table import read_table, request_of
+from hpcdl.train.data.table import Row, read_table, request_of
 from hpcdl.train.ranks import this_place
 from hpcdl.train.startup import import_tensorflow, prepare_environment
 
@@ -31,13 +30,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _make(args: argparse.Namespace) -> ExitCode:
     folder = Path(args.folder).absolute()
-    existing = _same(folder, args)
+    request, rows = _asked(args)
+    existing = made_before(folder, request)
     guard(folder, args.kind)
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK
-    makers = {"digits": _make_digits, "photos": _make_photos, "folder": _make_from_folder}
-    dataset = existing or makers[args.kind](folder, args)
+    dataset = existing or _made(folder, args.kind, request, rows, _threads(args))
     counts = {split: dataset.examples(split) for split in dataset.splits}
     if args.json:
         values = {"directory": str(folder), "kind": dataset.kind, "examples": counts,
@@ -50,65 +49,40 @@ def _make(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _same(folder: Path, args: argparse.Namespace) -> Dataset | None:
-    """The data set that is there already, where it is whole and the one asked for."""
-    if not (folder / FILE).exists():
-        return None
-    try:
-        dataset = read_dataset(folder)
-    except HpcdlError:
-        return None
+def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
+    """What the records follow from, as JSON values, and the rows of a table of labels."""
     if args.kind == "digits":
-        return dataset if (dataset.kind, dataset.seed) == ("digits", args.seed) else None
-    request = asdict(_photos(args)) if args.kind == "photos" else _images(args)
-    return dataset if was_made(folder, request) else None
-
-
-def _images(args: argparse.Namespace) -> dict[str, Any]:
-    """The request for these images and this table, as they are now."""
-    images, table = _images_and_table(args)
-    rows = read_table(images, table)
-    return request_of(images, table, rows, shards=args.shards, test=args.test, seed=args.seed)
-
-
-def _images_and_table(args: argparse.Namespace) -> tuple[Path, Path]:
+        return {"kind": "digits", "seed": args.seed}, []
+    if args.kind == "photos":
+        width, height = args.size
+        photos = PhotoRequest(
+            args.count, args.test_count, width, height, args.bytes, args.classes, args.shards,
+            args.seed, args.task,
+        )  # fmt: skip
+        return asdict(photos), []
     if not args.images or not args.labels:
         raise BadInput("`data make folder` needs --images DIR and --labels CSV")
-    return Path(args.images).absolute(), Path(args.labels).absolute()
-
-
-def _make_digits(folder: Path, args: argparse.Namespace) -> Dataset:
-    _tensorflow(1)
-    from hpcdl.train.data.digits import make_digits
-
-    return make_digits(folder, args.seed)
-
-
-def _photos(args: argparse.Namespace) -> PhotoRequest:
-    width, height = args.size
-    return PhotoRequest(
-        args.count, args.test_count, width, height, args.bytes, args.classes, args.shards,
-        args.seed, args.task,
-    )  # fmt: skip
-
-
-def _make_photos(folder: Path, args: argparse.Namespace) -> Dataset:
-    _tensorflow(1)
-    from hpcdl.train.data.photos import make_photos
-
-    return make_photos(folder, _photos(args), _threads(args))
-
-
-def _make_from_folder(folder: Path, args: argparse.Namespace) -> Dataset:
-    images, table = _images_and_table(args)
+    images, table = Path(args.images).absolute(), Path(args.labels).absolute()
     rows = read_table(images, table)
+    asked = request_of(images, table, rows, shards=args.shards, test=args.test, seed=args.seed)
+    return asked, rows
+
+
+def _made(
+    folder: Path, kind: str, request: dict[str, Any], rows: list[Row], threads: int
+) -> Dataset:
     _tensorflow(1)
+    if kind == "digits":
+        from hpcdl.train.data.digits import make_digits
+
+        return make_digits(folder, request, threads)
+    if kind == "photos":
+        from hpcdl.train.data.photos import make_photos
+
+        return make_photos(folder, PhotoRequest(**request), threads)
     from hpcdl.train.data.folder import make_from_folder
 
-    return make_from_folder(
-        folder, images, table, rows, shards=args.shards, test=args.test, seed=args.seed,
-        threads=_threads(args),
-    )  # fmt: skip
+    return make_from_folder(folder, rows, request, threads)
 
 
 def _inspect(args: argparse.Namespace) -> ExitCode:
@@ -121,7 +95,7 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     if args.index:
         index(folder, report, args.classes, args.task, args.label_offset)
     elif (folder / FILE).exists():
-        report = compared(report, promised(folder))
+        report = compared(report, load_dataset(folder))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
     return ExitCode.OK if report.sound else ExitCode.NO
 
@@ -139,12 +113,10 @@ def _bench(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print(json.dumps(result, indent=2))
     else:
-        print(
-            f"{args.pipeline} pipeline, images decoded by {result['decoder']}: "
-            f"{result['images_per_second']:,.0f} images/s, "
-            f"{result['images_per_cpu_second']:,.0f} per CPU-second, "
-            f"{result['cores_used']:.2f} of {threads} cores used"
-        )
+        said = ("{pipeline} pipeline, images decoded by {decoder}: "
+                "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
+                "{cores_used:.2f} of {threads} cores used")  # fmt: skip
+        print(said.format(**result))
     return ExitCode.OK
 
 

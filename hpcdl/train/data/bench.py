@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -26,25 +27,17 @@ _WARMUP_BATCHES = 3
 _MOST_DAMAGED = 1000
 
 
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def bench(
     dataset: Dataset, *, pipeline: str, crop: int, batch: int, seconds: float, threads: int
 ) -> dict[str, Any]:
-    """Run the pipeline for some seconds and return what came out of it.
-
-    Raises:
-        BadInput: the data set has no records of images.
-        MissingPrerequisite: no memory for a batch.
-    """
+    """Run the pipeline for some seconds and return what came out of it."""
     if not dataset.examples("train"):
         raise BadInput(f"{dataset.folder} holds no records")
     if dataset.encoding != "jpeg":
         raise BadInput(f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
                        hint="`hpcdl data make photos DIR` makes JPEG records")  # fmt: skip
-    repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, _note)
+    note = partial(print, file=sys.stderr, flush=True)
+    repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, note)
     batch = min(batch, dataset.examples("train"))
     source = Records(dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
     # One epoch without end: streams begin again, and building a pipeline is not measured.
@@ -92,10 +85,7 @@ def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float]:
 
 
 def rates(marks: Sequence[float], batch: int, span: float = 0.5) -> list[float]:
-    """Images per second over spans of at least `span` seconds.
-
-    `marks` are seconds at the start and after each batch; what remains at the end is left out.
-    """
+    """Images per second over spans of at least `span` seconds; `marks` are as of `_timed`."""
     found: list[float] = []
     first = 0
     for index, now in enumerate(marks):

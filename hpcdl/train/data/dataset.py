@@ -1,12 +1,14 @@
 """dataset.json: what a directory of TFRecord shards holds, and the check that it is all there.
 
-Written last, so that a directory with a dataset.json is a complete data set.
+Written last, so that a directory with a dataset.json is a complete data set. What was asked of
+`hpcdl data make` lies beside it: `.making.json` until all shards are there, then `.made.json`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 
-FILE = "dataset.json"
+FILE, REQUEST, MADE = "dataset.json", ".making.json", ".made.json"
 SCHEMA = 1
 _AGAIN = "`hpcdl data inspect --index DIR` writes it again"
 IMAGES = "images"
@@ -83,71 +85,38 @@ def describe_shard(path: Path, examples: int) -> Shard:
     return Shard(path.name, examples, path.stat().st_size, digest.hexdigest())
 
 
-def write_dataset(dataset: Dataset) -> Path:
-    """Write dataset.json, which makes the directory a data set; returns its path."""
+def write_dataset(dataset: Dataset) -> None:
+    """Write dataset.json, which makes the directory a data set."""
     values = {"schema": SCHEMA, **asdict(dataset)}
     del values["folder"]
     values["splits"] = {
-        split: {
-            "examples": dataset.examples(split),
-            "shards": [asdict(shard) for shard in shards],
-        }
-        for split, shards in dataset.splits.items()
+        split: {"examples": dataset.examples(split), "shards": shards}
+        for split, shards in values["splits"].items()
     }
-    path = dataset.folder / FILE
-    write_json(path, values)
-    return path
+    write_json(dataset.folder / FILE, values)
 
 
-def read_dataset(folder: Path) -> Dataset:
-    """Read dataset.json and check that every shard is there with its size.
-
-    Raises:
-        BadInput: no data set, one of another version, or shards missing or truncated.
-    """
+def load_dataset(folder: Path) -> Dataset:
+    """What dataset.json says; BadInput: there is none, or it is damaged or of another version."""
     path = folder / FILE
-    values = _read(path)
-    try:
-        dataset = _dataset(folder, values)
-    except (KeyError, TypeError, AttributeError, ValueError) as fault:
-        raise _garbled(path, fault) from fault
-    _check_shards(dataset)
-    return dataset
-
-
-def promised(folder: Path) -> dict[str, int]:
-    """The records that every shard should have, by its name.
-
-    Raises:
-        BadInput: dataset.json cannot be read.
-    """
-    path = folder / FILE
-    try:
-        parts = _read(path)["splits"].values()
-        return {shard["name"]: int(shard["examples"]) for part in parts for shard in part["shards"]}
-    except (KeyError, TypeError, AttributeError, ValueError) as fault:
-        raise _garbled(path, fault) from fault
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError as fault:
         raise BadInput(
-            f"{path.parent} is not a data set: it has no {FILE}",
+            f"{folder} is not a data set: it has no {FILE}",
             hint="`hpcdl data make` makes one; `hpcdl data inspect --index DIR` adds the file to "
             "a directory of records in ImageNet's layout",
         ) from fault
     except (OSError, ValueError) as fault:
         raise BadInput(f"cannot read {path}: {fault}", hint=_AGAIN) from fault
-    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-        found = values.get("schema") if isinstance(values, dict) else None
+    found = values.get("schema") if isinstance(values, dict) else None
+    if found != SCHEMA:
         raise BadInput(f"{path} has schema {found}, this hpcdl reads {SCHEMA}", hint=_AGAIN)
-    return values
-
-
-def _garbled(path: Path, fault: Exception) -> BadInput:
-    return BadInput(f"{path}: missing or invalid key {fault}", hint="make the data set again")
+    try:
+        return _dataset(folder, values)
+    except (KeyError, TypeError, AttributeError, ValueError) as fault:
+        raise BadInput(f"{path}: missing or invalid key {fault}",
+                       hint="make the data set again") from fault  # fmt: skip
 
 
 def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
@@ -173,11 +142,13 @@ def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
     )
 
 
-def _check_shards(dataset: Dataset) -> None:
+def read_dataset(folder: Path) -> Dataset:
+    """The data set in a directory; BadInput as `load_dataset`, or shards missing or truncated."""
+    dataset = load_dataset(folder)
     faults = []
     for split, shards in dataset.splits.items():
         for shard in shards:
-            path = dataset.folder / shard.name
+            path = folder / shard.name
             size = path.stat().st_size if path.is_file() else None
             if size is None:
                 faults.append(f"{shard.name} ({split}): missing")
@@ -185,8 +156,48 @@ def _check_shards(dataset: Dataset) -> None:
                 faults.append(f"{shard.name} ({split}): {size} bytes, should be {shard.bytes}")
     if faults:
         raise BadInput(
-            f"the data set {dataset.folder} is not complete: {len(faults)} of "
+            f"the data set {folder} is not complete: {len(faults)} of "
             f"{sum(map(len, dataset.splits.values()))} shards are missing or truncated",
             details=faults[:20],
-            hint=f"make it again: `hpcdl data make {dataset.kind} {dataset.folder}`",
+            hint=f"make it again: `hpcdl data make {dataset.kind} {folder}`",
         )
+    return dataset
+
+
+@dataclass(frozen=True)
+class PhotoRequest:
+    """What is wanted: `count` images to train and `test` ones, `bytes` each on average."""
+
+    count: int
+    test: int
+    width: int
+    height: int
+    bytes: int
+    classes: int
+    shards: int
+    seed: int
+    task: str = "classes"
+
+
+def guard(folder: Path, kind: str) -> None:
+    """Refuse to write where records of another command, or of a person, would be lost."""
+    if (folder / REQUEST).exists() or not any(folder.glob("*.tfrecord*")):
+        return
+    try:
+        there = json.loads((folder / FILE).read_text())["kind"]
+    except (OSError, ValueError, KeyError, TypeError):
+        there = "other"
+    if there != kind:
+        raise BadInput(f"{folder} holds {there} records, which would be lost",
+                       hint="choose another directory, or remove them first")  # fmt: skip
+
+
+def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:
+    """The data set in a directory, where it is whole and what this request made, to its end."""
+    if (folder / REQUEST).exists():
+        return None
+    try:
+        same = json.loads((folder / MADE).read_text()) == dict(request)
+        return read_dataset(folder) if same else None
+    except (OSError, ValueError, BadInput):
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,52 +11,33 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import Dataset, write_dataset
+from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.images import first_line
-from hpcdl.train.data.making import ShardPlan, example, make_shards
-from hpcdl.train.data.requests import finish
-from hpcdl.train.data.table import Row, are_several, names_of, request_of
+from hpcdl.train.data.making import example, make_dataset, share_out
+from hpcdl.train.data.table import Row, are_several, names_of
 
 
 def make_from_folder(
-    folder: Path, images: Path, table: Path, rows: Sequence[Row], *, shards: int,
-    test: float, seed: int, threads: int,
-) -> Dataset:  # fmt: skip
-    """Write the data set; takes up an interrupted one.
+    folder: Path, rows: Sequence[Row], request: Mapping[str, Any], threads: int
+) -> Dataset:
+    """Write the data set of the images that `rows` name; `request` as of `table.request_of`.
 
-    `rows` is what the CSV `table` says (`read_table`); `test` is the share of the images kept for
-    testing, 0 to 1; `seed` is of split and order; `threads` shards are written at the same time.
-
-    Raises:
-        BadInput: an image cannot be read.
+    Takes up an interrupted one. Raises BadInput: an image cannot be read.
     """
-    names, several = names_of(rows), are_several(rows)
+    names, several, seed = names_of(rows), are_several(rows), request["seed"]
     order = [rows[i] for i in np.random.RandomState(seed % 2**32).permutation(len(rows))]
-    tested = min(round(len(rows) * test), len(rows) - 1)
-    plans = [
-        *_plans("train", order[tested:], names, shards, several),
-        *_plans("test", order[:tested], names, max(1, round(shards * test)), several),
-    ]
-    request = request_of(images, table, rows, shards=shards, test=test, seed=seed)
-    splits = make_shards(folder, plans, request, threads)
-    height, width = _size(order[0])
+    tested = min(round(len(rows) * request["test"]), len(rows) - 1)
+    record = partial(_record, names=names, several=several)
+    shards = request["shards"]
+    plans = share_out("train", order[tested:], shards, record)
+    plans += share_out("test", order[:tested], round(shards * request["test"]), record)
+    image = tf.io.decode_image(_as_jpeg(order[0]), channels=3, expand_animations=False)
+    source = f"{Path(request['images']).name} with {Path(request['labels']).name}"
     dataset = Dataset(
-        folder, "folder", "jpeg", (height, width, 3), len(names), 255.0, seed,
-        f"{images.name} with {table.name}", splits, "findings" if several else "classes", 0,
+        folder, "folder", "jpeg", (int(image.shape[0]), int(image.shape[1]), 3), len(names), 255.0,
+        seed, source, {}, "findings" if several else "classes", 0,
     )  # fmt: skip
-    write_dataset(dataset)
-    finish(folder)
-    return dataset
-
-
-def _plans(
-    split: str, rows: Sequence[Row], names: tuple[str, ...], shards: int, several: bool
-) -> Iterator[ShardPlan]:
-    of = min(shards, len(rows))
-    for number in range(of):
-        mine = rows[number::of]
-        record = partial(_record, names=names, several=several)
-        yield ShardPlan(split, number, of, len(mine), partial(map, record, mine))
+    return make_dataset(dataset, plans, request, threads)
 
 
 def _record(row: Row, names: tuple[str, ...], several: bool) -> bytes:
@@ -72,11 +53,7 @@ def _record(row: Row, names: tuple[str, ...], several: bool) -> bytes:
 
 
 def _as_jpeg(row: Row) -> bytes:
-    """The file where it is a JPEG, else its pixels as one.
-
-    Raises:
-        BadInput: it cannot be decoded.
-    """
+    """The file where it is a JPEG, else its pixels as one."""
     try:
         data = row.path.read_bytes()
         image = tf.io.decode_image(data, channels=3, expand_animations=False)
@@ -89,8 +66,3 @@ def _as_jpeg(row: Row) -> bytes:
             hint=f"repair it, or take line {row.line} out of the CSV; complete shards stay for the "
             "next try",
         ) from fault
-
-
-def _size(row: Row) -> tuple[int, int]:
-    image = tf.io.decode_image(_as_jpeg(row), channels=3, expand_animations=False)
-    return int(image.shape[0]), int(image.shape[1])

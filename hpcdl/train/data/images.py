@@ -25,12 +25,7 @@ _ALIGNED = 64
 
 
 class Images:
-    """Crops images.
-
-    Args:
-        size: (height, width) of what is given out.
-        cropper: the compiled library, or None for TensorFlow alone.
-    """
+    """Crops images to `size` (height, width) by the compiled library, or by TensorFlow alone."""
 
     def __init__(self, size: tuple[int, int], cropper: Cropper | None) -> None:
         self._size = size
@@ -98,7 +93,10 @@ class Images:
 
     def _crop_each(self, encoded: Any, areas: NDArray[np.int32]) -> NDArray[np.uint8]:
         assert self._cropper
-        out = _aligned((len(areas), *self._size, 3))
+        shape = (len(areas), *self._size, 3)
+        memory = np.empty(int(np.prod(shape)) + _ALIGNED, np.uint8)
+        begin = -memory.ctypes.data % _ALIGNED
+        out = memory[begin : begin + int(np.prod(shape))].reshape(shape)
         for data, area, place in zip(encoded, areas, out, strict=True):
             if not self._cropper.crop(data, area, place):
                 place[:] = self._crop_foreign(data, area)
@@ -142,10 +140,3 @@ def first_line(fault: Any) -> str:
     """What an error of TensorFlow says, in one line, without the names of its nodes."""
     line = (str(getattr(fault, "message", fault)).splitlines() or [""])[0]
     return _NODES.sub("", line).strip()[:300]
-
-
-def _aligned(shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    size = int(np.prod(shape))
-    memory = np.empty(size + _ALIGNED, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNED
-    return memory[begin : begin + size].reshape(shape)

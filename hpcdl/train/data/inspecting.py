@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,6 +25,10 @@ from hpcdl.train.data.dataset import (
     write_dataset,
 )
 from hpcdl.train.data.tfrecord import Record, read, walk
+
+_FOR_TESTS = ("test", "val")
+"""So names of shards begin that are to test or to validate with."""
+Splits = dict[str, tuple[Shard, ...]]
 
 
 @dataclass(frozen=True)
@@ -56,67 +60,55 @@ class Report:
         """Whether all is there and can be read."""
         return not self.missing and all(shard.sound for shard in self.shards)
 
+    @property
+    def examples(self) -> int:
+        """Whole records of all shards."""
+        return sum(shard.examples for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.bytes for shard in self.shards)
+
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
-        return {
-            "directory": str(self.folder),
-            "sound": self.sound,
-            "records": sum(shard.examples for shard in self.shards),
-            "bytes": sum(shard.bytes for shard in self.shards),
-            "missing": list(self.missing),
-            "features": self.features,
-            "shards": [
-                {"name": s.name, "records": s.examples, "bytes": s.bytes,
-                 "faults": [asdict(fault) for fault in s.faults]}
-                for s in self.shards
-            ],
-        }  # fmt: skip
+        shards = [
+            {"name": s.name, "records": s.examples, "bytes": s.bytes,
+             "faults": [asdict(fault) for fault in s.faults]}
+            for s in self.shards
+        ]  # fmt: skip
+        return {"directory": str(self.folder), "sound": self.sound, "records": self.examples,
+                "bytes": self.bytes, "missing": list(self.missing), "features": self.features,
+                "shards": shards}  # fmt: skip
 
     def as_text(self) -> str:
         """For people: faults first, the sum last."""
         lines = [f"{name}: missing" for name in self.missing]
         for shard in self.shards:
             lines += [f"{shard.name}: at byte {f.offset:,}: {f.fault}" for f in shard.faults]
-        records = sum(shard.examples for shard in self.shards)
-        size = sum(shard.bytes for shard in self.shards)
-        faults = sum(len(shard.faults) for shard in self.shards) + len(self.missing)
+        faults = len(lines)
         state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
         lines += [f"{name}: {layout}" for name, layout in self.features.items()]
-        mean = f", {size / records / 1e3:,.1f} KB each" if records else ""
-        lines.append(
-            f"{len(self.shards)} shards, {records:,} records, {size / 1e6:,.1f} MB{mean}: {state}"
-        )
+        mean = f", {self.bytes / self.examples / 1e3:,.1f} KB each" if self.examples else ""
+        lines.append(f"{len(self.shards)} shards, {self.examples:,} records, "
+                     f"{self.bytes / 1e6:,.1f} MB{mean}: {state}")  # fmt: skip
         return "\n".join(lines)
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The record files of a directory: `*.tfrecord*` and `NAME-00000-of-00010`.
-
-    Raises:
-        BadInput: there is none.
-    """
+    """The record files of a directory: `*.tfrecord*` and `NAME-00000-of-00010`; BadInput: none."""
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a directory", hint="`hpcdl data make` makes a data set")
     found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
     files = sorted(path for path in found if path.is_file() and path.suffix != ".part")
     if not files:
-        raise BadInput(
-            f"{folder} holds no TFRecord files", hint="`hpcdl data make` makes a data set"
-        )
+        raise BadInput(f"{folder} holds no TFRecord files",
+                       hint="`hpcdl data make` makes a data set")  # fmt: skip
     return files
 
 
-def is_for_tests(name: str) -> bool:
-    """Whether a shard's name says that it is to test or to validate with."""
-    return name.startswith(("test", "val"))
-
-
 def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> Report:
-    """Look at every shard.
-
-    `count` gives the number of records of a sound file, None where it is not
-    (`source.count_records`); `threads` shards are read at the same time.
-    """
+    """Look at every shard, `threads` at a time; `count` gives a sound file's records, else None."""
     files = shard_files(folder)
     with ThreadPoolExecutor(threads) as pool:
         shards = tuple(pool.map(lambda path: _look(path, count), files))
@@ -124,85 +116,73 @@ def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> 
     return Report(folder, shards, tuple(missing(files)), features)
 
 
-def compared(report: Report, promised: Mapping[str, int]) -> Report:
+def compared(report: Report, dataset: Dataset) -> Report:
     """The report, with what differs from the records that dataset.json promises of every shard."""
-    there = {shard.name for shard in report.shards}
-    shards = tuple(
-        replace(shard, faults=(Record(shard.bytes, 0, _other(shard, promised[shard.name])),))
-        if shard.sound and shard.examples != promised.get(shard.name, shard.examples)
-        else shard
-        for shard in report.shards
-    )
-    missing = tuple(sorted({*report.missing, *(promised.keys() - there)}))
-    return replace(report, shards=shards, missing=missing)
+    promised = {one.name: one.examples for shards in dataset.splits.values() for one in shards}
 
+    def judged(shard: ShardReport) -> ShardReport:
+        wanted = promised.get(shard.name, shard.examples)
+        if not shard.sound or shard.examples == wanted:
+            return shard
+        why = f"the file ends after {shard.examples:,} records, {FILE} promises {wanted:,}"
+        return replace(shard, faults=(Record(shard.bytes, 0, why),))
 
-def _other(shard: ShardReport, wanted: int) -> str:
-    return f"the file ends after {shard.examples:,} records, {FILE} promises {wanted:,}"
+    missing = {*report.missing, *promised} - {shard.name for shard in report.shards}
+    shards = tuple(map(judged, report.shards))
+    return replace(report, shards=shards, missing=tuple(sorted(missing)))
 
 
 def data_of(folder: Path) -> Dataset:
-    """The data set in a directory, or what a directory without dataset.json holds.
-
-    Records without one are counted, and their labels are not looked at.
-
-    Raises:
-        BadInput: it holds no records, or an incomplete data set.
-    """
+    """The data set in a directory, or the records of one without dataset.json, labels not read."""
     if (folder / FILE).exists():
         dataset = read_dataset(folder)
         some = next((shards for shards in dataset.splits.values() if shards), ())
         return replace(dataset, splits={"train": dataset.splits.get("train") or some})
     files = shard_files(folder)
-    chosen = [path for path in files if not is_for_tests(path.name)] or files
-    counted = [_counted(path) for path in chosen]
-    for name in (*missing(chosen), *(shard.name for shard in counted if not shard.examples)):
+    chosen = [path for path in files if not path.name.startswith(_FOR_TESTS)] or files
+    shards, without = [], missing(chosen)
+    for path in chosen:
+        # A truncated record counts: damage shows when it is read.
+        faults = [record.fault for record in walk(path, check_data=False)]
+        if all(faults):
+            without.append(path.name)
+        else:
+            shards.append(Shard(path.name, len(faults), path.stat().st_size, ""))
+    for name in without:
         print(f"{name} gives no records", file=sys.stderr, flush=True)
-    shards = tuple(shard for shard in counted if shard.examples)
     if not shards:
         raise BadInput(
             f"no record can be read from the {len(chosen)} files in {folder}",
             hint=f"`hpcdl data inspect {folder}` says what is wrong with each",
         )
-    return Dataset(
-        folder, "records", "jpeg", (224, 224, 3), 1, 255.0, 0, "counted", {"train": shards}, IMAGES
-    )
+    return _records(folder, 1, "counted", {"train": tuple(shards)}, IMAGES)
 
 
-def _counted(path: Path) -> Shard:
-    """A shard with its records, a truncated one among them: damage shows when they are read."""
-    faults = [record.fault for record in walk(path, check_data=False)]
-    return Shard(path.name, 0 if all(faults) else len(faults), path.stat().st_size, "")
-
-
-def index(folder: Path, report: Report, classes: int, task: str, offset: int) -> Dataset:
-    """Write dataset.json for a directory that has none; `validation` and `test` shards are `test`.
-
-    Raises:
-        BadInput: the directory is not sound.
-    """
+def index(folder: Path, report: Report, classes: int, task: str, offset: int) -> None:
+    """Write dataset.json for a sound directory that has none; `validation` shards are `test`."""
     if not report.sound:
         raise BadInput(
             f"{folder} is not sound, so it gets no {FILE}", details=report.as_text().splitlines()
         )
-    splits: dict[str, tuple[Shard, ...]] = {"train": ()}
+    splits: Splits = {"train": ()}
     for shard in report.shards:
-        split = "test" if is_for_tests(shard.name) else "train"
+        split = "test" if shard.name.startswith(_FOR_TESTS) else "train"
         described = describe_shard(folder / shard.name, shard.examples)
         splits[split] = (*splits.get(split, ()), described)
-    dataset = Dataset(
-        folder, "records", "jpeg", (224, 224, 3), classes, 255.0, 0, "indexed", splits, task, offset
-    )
-    write_dataset(dataset)
-    return dataset
+    write_dataset(_records(folder, classes, "indexed", splits, task, offset))
+
+
+def _records(folder: Path, classes: int, source: str, splits: Splits, *task: Any) -> Dataset:
+    """A data set of records that others made, in ImageNet's layout."""
+    size = (224, 224, 3)
+    return Dataset(folder, "records", "jpeg", size, classes, 255.0, 0, source, splits, *task)
 
 
 def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
     size = path.stat().st_size
     if not size:
         return ShardReport(path.name, 0, 0, (Record(0, 0, "the file is empty"),))
-    quick = count(path)
-    if quick is not None:
+    if (quick := count(path)) is not None:
         return ShardReport(path.name, quick, size)
     records = list(walk(path, check_data=True))
     faults = tuple(record for record in records if record.fault)

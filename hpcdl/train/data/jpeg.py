@@ -48,16 +48,8 @@ class Cropper:
     def crop(self, data: bytes, area: Area, out: NDArray[np.uint8]) -> bool:
         """Decode the crop to `out` (height, width, 3), resized; other threads run meanwhile.
 
-        Args:
-            data: the file; what lies below the crop is not read.
-            area: top, left, height, width; contiguous.
-            out: contiguous.
-
-        Returns:
-            False where it is no JPEG with red, green and blue: another format, or inks.
-
-        Raises:
-            ValueError: the image is damaged.
+        `data` is the file, of which nothing below the crop is read; arrays are contiguous. False
+        where it is no JPEG with red, green and blue. Raises ValueError: the image is damaged.
         """
         if not data.startswith(_START):
             return False
@@ -75,7 +67,9 @@ def load() -> Cropper | None:
     """The library, compiled where it is not yet; None where that cannot be."""
     if os.environ.get(SWITCH) == "tensorflow":
         return None
-    library = _target()
+    kind = " ".join((platform.machine(), *platform.libc_ver()))
+    digest = hashlib.sha256(_SOURCE.read_bytes() + kind.encode()).hexdigest()[:12]
+    library = cache("jpeg") / f"crop-{digest}.so"
     try:
         if not library.exists():
             _compile(library)
@@ -85,30 +79,16 @@ def load() -> Cropper | None:
         return None
 
 
-def _target() -> Path:
-    """Where the library of this source, machine type and C library lies."""
-    kind = " ".join((platform.machine(), *platform.libc_ver()))
-    digest = hashlib.sha256(_SOURCE.read_bytes() + kind.encode()).hexdigest()[:12]
-    return cache("jpeg") / f"crop-{digest}.so"
-
-
 def _compile(library: Path) -> None:
-    """Compile aside and rename: ranks may do so at the same time.
-
-    Raises:
-        HpcdlError: there is no compiler, no libjpeg-turbo, or no space left.
-    """
+    """Compile aside and rename: ranks may do so at the same time."""
     aside = library.with_suffix(f".{platform.node()}.{os.getpid()}")
     with explain_os_errors(library):
         make_private(library.parent)
         try:
-            done = run([*_compiler(), "-o", aside, _SOURCE, "-ljpeg"], timeout=60, check=False)
+            compiler = [*shlex.split(os.environ.get("CC", "cc")), "-O3", "-shared", "-fPIC"]
+            done = run([*compiler, "-o", aside, _SOURCE, "-ljpeg"], timeout=60, check=False)
             if not done.ok:
                 raise MissingPrerequisite("jpeg.c cannot be compiled", details=done.last_lines())
             aside.replace(library)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def _compiler() -> list[str]:
-    return [*shlex.split(os.environ.get("CC", "cc")), "-O3", "-shared", "-fPIC"]

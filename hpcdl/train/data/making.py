@@ -2,8 +2,7 @@
 
 A maker says what each shard holds; here it is written under a temporary name, synced and
 renamed. `.making.json` keeps what was asked: the same request writes the shards that are
-missing, another one starts over. dataset.json is written last; then the request is kept as
-`.made.json`, by which a data set that was asked for already is known.
+missing, another one starts over. dataset.json is written last.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -24,10 +24,18 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import clear_leftovers, explain_os_errors, write_json
 from hpcdl.system.progress import StatusLine
 from hpcdl.system.text import duration
-from hpcdl.train.data.dataset import FILE, Shard, describe_shard
-from hpcdl.train.data.requests import MADE, REQUEST
+from hpcdl.train.data.dataset import (
+    FILE,
+    MADE,
+    REQUEST,
+    Dataset,
+    Shard,
+    describe_shard,
+    write_dataset,
+)
 
 _PART = ".part"
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -35,27 +43,32 @@ class ShardPlan:
     """A shard to be: `records` yields its serialized examples, `examples` of them."""
 
     split: str
-    number: int
-    of: int
+    name: str
     examples: int
     records: Callable[[], Iterable[bytes]]
 
-    @property
-    def name(self) -> str:
-        """The usual name, `train-00003-of-00016.tfrecord`."""
-        return f"{self.split}-{self.number:05d}-of-{self.of:05d}.tfrecord"
+
+def share_out(
+    split: str, items: Sequence[Item], shards: int, record: Callable[[Item], bytes]
+) -> list[ShardPlan]:
+    """The shards of a split, to which its items go in turn; `record` serializes one."""
+    of = min(max(1, shards), len(items))
+    return [
+        ShardPlan(split, f"{split}-{number:05d}-of-{of:05d}.tfrecord", len(items[number::of]),
+                  partial(map, record, items[number::of]))
+        for number in range(of)
+    ]  # fmt: skip
 
 
-def make_shards(
-    folder: Path, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
-) -> dict[str, tuple[Shard, ...]]:
-    """Write all shards that are not there yet; returns the splits.
+def make_dataset(
+    dataset: Dataset, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
+) -> Dataset:
+    """Write all shards that are not there yet, and dataset.json; the data set with its splits.
 
     `request` is what was asked, as JSON values: it decides whether shards found there count.
-
-    Raises:
-        MissingPrerequisite: no space left or no permission; complete shards stay for the next try.
+    Raises MissingPrerequisite: no space or no permission; complete shards stay for the next try.
     """
+    folder = dataset.folder
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _begin(folder, request)
@@ -70,7 +83,10 @@ def make_shards(
     splits: dict[str, tuple[Shard, ...]] = {}
     for plan in plans:
         splits[plan.split] = (*splits.get(plan.split, ()), done[plan.name])
-    return splits
+    whole = replace(dataset, splits=splits)
+    write_dataset(whole)
+    (folder / REQUEST).replace(folder / MADE)
+    return whole
 
 
 def example(**features: bytes | int | Sequence[int] | str) -> bytes:
@@ -107,7 +123,7 @@ def _write(folder: Path, plan: ShardPlan, progress: _Progress) -> Shard:
     if not path.exists():
         aside = path.with_suffix(_PART)
         try:
-            write_records(aside, plan.records(), progress.add)
+            _write_records(aside, plan.records(), progress.add)
             aside.replace(path)
         except BaseException:
             aside.unlink(missing_ok=True)  # on a full disk its space is needed
@@ -115,18 +131,14 @@ def _write(folder: Path, plan: ShardPlan, progress: _Progress) -> Shard:
     return describe_shard(path, plan.examples)
 
 
-def write_records(path: Path, records: Iterable[bytes], wrote: Callable[[int], None]) -> None:
-    """Write a shard and bring it to disk; `wrote` is called with the bytes of every record.
-
-    Raises:
-        MissingPrerequisite: no space is left; TensorFlow's writer has errors of its own for that.
-    """
+def _write_records(path: Path, records: Iterable[bytes], wrote: Callable[[int], None]) -> None:
+    """Write a shard and bring it to disk; `wrote` is called with the bytes of every record."""
     try:
         with tf.io.TFRecordWriter(str(path)) as writer:
             for record in records:
                 writer.write(record)
                 wrote(len(record))
-    except tf.errors.OpError as fault:
+    except tf.errors.OpError as fault:  # TensorFlow's own for a full disk
         raise MissingPrerequisite(
             f"cannot write {path}: {str(fault).splitlines()[0][:200]}",
             hint="free some space or choose another place; complete shards stay for the next try",

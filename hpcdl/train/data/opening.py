@@ -18,12 +18,9 @@ def open_source(
     options: TrainOptions, model: dict[str, Any], share: Share, cpus: int,
     repairs: Repairs,
 ) -> Source:  # fmt: skip
-    """The source of a run's batches.
+    """The source of a run's batches, read and decoded by `cpus` threads.
 
-    `model` is its row of facts/models.yaml; `cpus` is the number of threads that read and decode.
-
-    Raises:
-        BadInput: there is no such data, it is damaged, or it does not fit the model.
+    `model` is its row of facts/models.yaml. Raises BadInput: no such data, or it does not fit.
     """
     task = str(options.task or model["task"])
     shape = tuple(model["input"])

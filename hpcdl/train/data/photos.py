@@ -1,18 +1,16 @@
 """Photograph-like JPEGs of a wanted size and number of bytes, for studies of storage and input.
 
-Photographs have power that falls with frequency as 1/f (Field 1987), which is what makes JPEG's
-blocks, its Huffman codes and a decoder's work look like those of photographs. A few large
-textures of that kind are drawn; every image is a crop of one, mirrored or not, with fine noise
-whose strength is chosen on samples so that the mean file has the wanted bytes. A finding is
-visible: stripes of a colour and width of its own lie over the image. Everything follows from
-the seed and the image's number, so an interrupted run continues with the same images.
+Photographs have power that falls with frequency as 1/f (Field 1987): JPEG's blocks, its Huffman
+codes and a decoder's work follow from that. Every image is a crop of a large texture of that kind,
+mirrored or not, with fine noise whose strength is chosen on samples so that the mean file has the
+wanted bytes. A finding is visible: stripes of a colour and width of its own. Everything follows
+from the seed and the image's number, so an interrupted run continues with the same images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import FINDINGS, Dataset, write_dataset
-from hpcdl.train.data.making import ShardPlan, example, make_shards
-from hpcdl.train.data.requests import PhotoRequest, finish
+from hpcdl.train.data.dataset import FINDINGS, Dataset, PhotoRequest
+from hpcdl.train.data.making import ShardPlan, example, make_dataset, share_out
 
 Image = NDArray[np.uint8]
 _TEXTURES = 6
@@ -36,49 +33,28 @@ _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 
 
 def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
-    """Write the data set; takes up an interrupted one.
-
-    Raises:
-        BadInput: the bytes cannot be met at that size.
-        MissingPrerequisite: no space left.
-    """
-    plans = plans_of(request, _Painter(request).record)
-    splits = make_shards(folder, plans, asdict(request), threads)
+    """Write the data set; resumes. Raises BadInput: the bytes cannot be met at that size."""
     found = request.task == "findings"
     dataset = Dataset(
         folder, "photos", "jpeg", (request.height, request.width, 3),
-        len(FINDINGS) if found else request.classes, 255.0, request.seed, _SOURCE, splits,
+        len(FINDINGS) if found else request.classes, 255.0, request.seed, _SOURCE, {},
         request.task, 0 if found else 1,
     )  # fmt: skip
-    write_dataset(dataset)
-    finish(folder)
-    return dataset
+    plans = plans_of(request, _Painter(request).record)
+    return make_dataset(dataset, plans, asdict(request), threads)
 
 
 def plans_of(request: PhotoRequest, record: Callable[[int], bytes]) -> list[ShardPlan]:
     """The shards of a request, where `record` gives the serialized image of a number."""
-    return [
-        plan
-        for split, count, first in (
-            ("train", request.count, 0),
-            ("test", request.test, _FIRST_TEST),
-        )
-        for plan in _plans(split, count, first, request, record)
-    ]
+    tested = range(_FIRST_TEST, _FIRST_TEST + request.test)
+    shards = round(request.shards * request.test / max(request.count, request.test, 1))
+    return [*share_out("train", range(request.count), request.shards, record),
+            *share_out("test", tested, shards, record)]  # fmt: skip
 
 
 def stream(seed: int, number: int) -> np.random.RandomState:
     """What the image `number` is drawn from; numbers count modulo 2**32."""
     return np.random.RandomState((seed * 7_368_787 + number) % 2**32)
-
-
-def _plans(
-    split: str, count: int, first: int, request: PhotoRequest, record: Callable[[int], bytes]
-) -> Iterator[ShardPlan]:
-    of = max(1, min(count, round(request.shards * count / max(request.count, count, 1))))
-    for number in range(of if count else 0):
-        numbers = range(first + number, first + count, of)
-        yield ShardPlan(split, number, of, len(numbers), partial(map, record, numbers))
 
 
 class _Painter:
@@ -136,7 +112,6 @@ class _Painter:
         return float(np.mean(sizes))
 
     def _fit(self) -> float:
-        """The noise that gives the wanted bytes, by bisection."""
         low, high = 0.0, 80.0
         least, most = self._mean_bytes(low), self._mean_bytes(high)
         if not least <= self._request.bytes <= most:

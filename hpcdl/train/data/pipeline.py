@@ -1,13 +1,11 @@
 """The input pipeline for records of images: interleaved reads, fused decode and crop, prefetch.
 
 The epoch's records, shard after shard in a new order, are divided into streams of equal length.
-Every stream reads its shards, or parts of them, one after the other, mixes them in a buffer, and
-gives the same number of images to every global batch; a rank owns neighbouring streams. What lies
-in them depends on seed, epoch and their number, which goes by global batch and shards as long as
-the ranks can share it: then batch k is the same set of images on 1 rank and on 8. Checkpoints keep
-the number, so that a run resumed on other ranks gives the rest of its epoch. Crop and mirror are
-drawn from (seed, epoch, place in the epoch). To resume inside an epoch, a stream passes over the
-records it has given, without decoding them.
+Every stream mixes what it reads in a buffer and gives as many images to every global batch; a rank
+owns neighbouring streams. Their number goes by global batch and shards where the ranks can share
+it: then batch k is the same set of images on 1 rank and on 8. Checkpoints keep it, so that a run
+resumed on other ranks gives the rest of its epoch; a stream passes over the records it has given.
+Crop and mirror are drawn from (seed, epoch, place in the epoch).
 """
 
 from __future__ import annotations
@@ -65,8 +63,8 @@ def interleave_shards(
 ) -> list[list[Unit]]:
     """What every stream reads in an epoch: `length` records each, and none twice.
 
-    `shards` are files and their numbers of records, at least `streams` x `length` in all. `seed` is
-    of the shards' order, and of what is left out where some are left; `epoch` draws both again.
+    `shards` are files and their numbers of records, at least `streams` x `length` in all; seed and
+    epoch draw their order, and what is left out.
     """
     spare = sum(count for _, count in shards) - streams * length
     queues: list[list[Unit]] = [[] for _ in range(streams)]
@@ -127,11 +125,7 @@ class Records(Source):
         return tf.where(mirrored[:, None, None, None], values[:, :, ::-1], values)
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """This rank's part of the epoch's batches from number `first` on, one by one.
-
-        Raises:
-            BadInput: a shard is gone, or more records are damaged than may be skipped.
-        """
+        """This rank's part of the epoch's batches from number `first` on, one by one."""
         errors = tf.errors  # an interpreter that ends takes modules apart
         batch = first
         while batch < self.steps_per_epoch:
@@ -202,14 +196,12 @@ class Records(Source):
         return (self.images.crop_batch(encoded, areas), mirrored), labels
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every `ranks`-th test image, the middle of it.
-
-        Raises:
-            BadInput: more records are damaged than may be skipped.
-        """
+        """Every `ranks`-th test image, the middle of it."""
         done, more = 0, "test" in self._dataset.splits
         while more:
-            records = self._test_records().skip(done * self._share.at_once)
+            files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
+            records = tf.data.TFRecordDataset(files).shard(self._share.ranks, self._share.rank)
+            records = self._readable(records).skip(done * self._share.at_once)
             try:
                 for batch in self._test_dataset(records):
                     yield batch
@@ -220,11 +212,6 @@ class Records(Source):
                 self._repairs.repair(self._dataset.files("test"), first_line(fault))
             except (tf.errors.InvalidArgumentError, UnicodeDecodeError) as fault:
                 self._leave_out(records.take(self._share.at_once), "test", first_line(fault))
-
-    def _test_records(self) -> Any:
-        files = [str(self._repairs.path(path)) for path in self._dataset.files("test")]
-        records = tf.data.TFRecordDataset(files)
-        return self._readable(records.shard(self._share.ranks, self._share.rank))
 
     def _test_dataset(self, records: Any) -> Any:
         batches = self._decoded(records, self._test_part, self._share.at_once)
@@ -238,13 +225,7 @@ class Records(Source):
         return records.filter(lambda record: tf.reduce_all(record != unreadable))
 
     def _leave_out(self, records: Any, split: str, why: str) -> None:
-        """Name the images among a batch's records that cannot be decoded.
-
-        They are left out from now on.
-
-        Raises:
-            BadInput: too many are, or none can be found.
-        """
+        """Name the images of a batch that cannot be decoded, and leave them out from now on."""
         batch = [record.numpy() for record in records]
         faults = {record: fault for record in batch if (fault := self._fault_of(record))}
         if not faults:
@@ -266,13 +247,16 @@ class Records(Source):
         return self.images.fault_of(encoded)
 
     def _serialized(self, epoch: int, first: int) -> Any:
-        """This rank's serialized records from batch `first` on."""
-        if self._pipeline == "old":
-            return self._one_by_one(epoch).skip(first * self._share.per_rank)
-        return self._records(epoch, first)
+        share = self._share
+        if self._pipeline != "old":
+            return self._records(epoch, first)
+        files = [self._repairs.path(path) for path in self._dataset.files("train")]
+        order = epoch_order(share.seed, epoch, len(files))
+        records = tf.data.TFRecordDataset([str(files[i]) for i in order])
+        mine = self._readable(records.shard(share.ranks, share.rank)).repeat()
+        return mine.skip(first * share.per_rank)
 
     def _records(self, epoch: int, first: int) -> Any:
-        """The same, in the streams' order."""
         share = self._share
         shards = [
             (self._repairs.path(self._dataset.folder / shard.name), shard.examples)
@@ -351,14 +335,6 @@ class Records(Source):
     def _is_valid(self, label: Any) -> Any:
         most = 2 if self._dataset.task == "findings" else self.classes
         return tf.reduce_all((label >= 0) & (label < most))
-
-    def _one_by_one(self, epoch: int) -> Any:
-        """Records as the slow form reads them: shard after shard."""
-        share = self._share
-        files = [self._repairs.path(path) for path in self._dataset.files("train")]
-        order = epoch_order(share.seed, epoch, len(files))
-        records = tf.data.TFRecordDataset([str(files[i]) for i in order])
-        return self._readable(records.shard(share.ranks, share.rank)).repeat()
 
     def _old(self, records: Any) -> Any:
         """The slow form: whole images decoded, one by one, and nothing done ahead."""

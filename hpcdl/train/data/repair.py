@@ -18,13 +18,10 @@ from hpcdl.train.data.tfrecord import walk
 
 
 class Repairs:
-    """Damaged records of this rank's run; `places` names them.
+    """Damaged records of this rank's run, at most `limit`; `places` names them.
 
-    Args:
-        limit: how many may be skipped.
-        sound: whether a shard can be read whole; quick.
-        say: called for every damaged record.
-        read: called after each shard that was looked through.
+    `sound` says quickly whether a shard can be read whole; `say` is called for every damaged
+    record, `read` after each shard that was looked through.
     """
 
     def __init__(
@@ -44,22 +41,17 @@ class Repairs:
         return self._copies.get(shard, shard)
 
     def repair(self, shards: Sequence[Path], why: str) -> None:
-        """Find the damaged shards and copy what is sound in them.
-
-        Raises:
-            BadInput: too many records are damaged, or none can be found.
-        """
-        damaged = [path for path in shards if path not in self._copies and self._is_damaged(path)]
+        """Find the damaged shards, copy what is sound in them; BadInput: too many records, none."""
+        damaged = []
+        for shard in shards:
+            if shard not in self._copies:
+                damaged += [] if self._sound(shard) else [shard]
+                self._read()
         if not damaged:
             raise BadInput(f"a record is damaged, but no shard shows it: {why}")
         for shard in damaged:
             self._copies[shard] = self._copy(shard)
             self._read()
-
-    def _is_damaged(self, shard: Path) -> bool:
-        sound = self._sound(shard)
-        self._read()
-        return not sound
 
     def close(self) -> None:
         """Remove the copies."""
@@ -80,11 +72,7 @@ class Repairs:
         return copy
 
     def skip(self, shard: Path, offset: int, fault: str) -> None:
-        """Count and name a record that is left out.
-
-        Raises:
-            BadInput: it is one too many.
-        """
+        """Count and name a record that is left out; BadInput: it is one too many."""
         self.places.add(f"{shard} at byte {offset}")
         place = f"{shard} at byte {offset}: {fault}"
         if len(self.places) > self._limit:

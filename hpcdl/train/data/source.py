@@ -9,11 +9,13 @@ at a time, and the one who runs them says each time how many.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -85,7 +87,7 @@ class Source:
     tested: bool = False
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """This rank's part of the epoch's batches from number `first` on.
+        """This rank's batches of the epoch from `first` on.
 
         `wanted` is asked before each group how many batches it may hold; it can hold fewer.
         """
@@ -101,11 +103,7 @@ class Source:
 
 
 def steps_in(examples: int, share: Share) -> int:
-    """Steps of an epoch; what does not fill a global batch is left out.
-
-    Raises:
-        BadInput: there are none.
-    """
+    """Steps of an epoch; what does not fill a global batch is left out. BadInput: there is none."""
     if examples < share.global_batch:
         raise BadInput(
             f"the data set has {examples} training examples, fewer than one global batch of "
@@ -154,14 +152,7 @@ class Synthetic(Source):
 
 
 class InMemory(Source):
-    """A small data set held in memory as NumPy arrays.
-
-    `arrays` are images and labels by split; no `test` is no test set. `classes` is how many labels
-    may name; `digest` says which data it is.
-
-    Raises:
-        BadInput: there are fewer examples than a global batch has.
-    """
+    """A small data set in memory: images and labels by split. No `test` is no test set."""
 
     pixels = "the data set's values / its scale: 0 to 1"
 
@@ -197,13 +188,15 @@ class InMemory(Source):
 
 
 def read_raw(dataset: Dataset, split: str, repairs: Repairs) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards.
-
-    Raises:
-        BadInput: more records are damaged than may be skipped.
-    """
+    """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards."""
     files = dataset.files(split)
-    records = _records(files, repairs)
+    records = None
+    while records is None:
+        try:
+            paths = [str(repairs.path(path)) for path in files]
+            records = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
+        except tf.errors.DataLossError as fault:
+            repairs.repair(files, str(fault).splitlines()[0])
     try:
         parsed = _parse_raw(records)
     except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # its message quotes the record
@@ -231,16 +224,6 @@ def _is_raw(record: bytes) -> bool:
     return False
 
 
-def _records(files: Sequence[Path], repairs: Repairs) -> list[bytes]:
-    """The records of all shards whose checksums are right."""
-    while True:
-        try:
-            paths = [str(repairs.path(path)) for path in files]
-            return list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
-        except tf.errors.DataLossError as fault:
-            repairs.repair(files, str(fault).splitlines()[0])
-
-
 def count_records(path: Path) -> int | None:
     """The records of a sound shard, by TensorFlow's reader, which checks every checksum."""
     records = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20).batch(256)
@@ -248,3 +231,34 @@ def count_records(path: Path) -> int | None:
         return sum(int(tf.size(batch)) for batch in records)
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
         return None
+
+
+Item = TypeVar("Item")
+BATCHES = 4
+"""So many before the end of an epoch the next one is opened."""
+
+
+class Ahead(Generic[Item]):
+    """An epoch that `opens` gives; dropped if `state` gives something else when it is taken."""
+
+    def __init__(self, opens: Callable[[], Iterator[Item]], state: Callable[[], object]) -> None:
+        self._opens = opens
+        self._state = state
+        self._before = state()
+        self._found: Iterator[Item] | None = None
+        self._thread = threading.Thread(target=self._open, daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
+        with suppress(Exception):  # who takes it opens it again, and is told
+            batches = self._opens()
+            self._found = chain([next(batches)], batches)
+
+    def take(self) -> Iterator[Item]:
+        """The batches, from the first one on."""
+        self.wait()
+        return self._found if self._found and self._state() == self._before else self._opens()
+
+    def wait(self) -> None:
+        """Return when the thread has ended."""
+        self._thread.join()

@@ -34,16 +34,14 @@ class Row:
 def request_of(
     images: Path, table: Path, rows: Sequence[Row], *, shards: int, test: float, seed: int
 ) -> dict[str, Any]:
-    """What the records follow from, as JSON values: the same again need not be made again.
-
-    Images count by their sizes and times, so that one that was repaired is read again.
-    """
+    """What the records follow from, images by sizes and times: the same again need not be made."""
     states = [(row.path.name, row.path.stat()) for row in rows]
     seen = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
     return {
         "table": hashlib.sha256(table.read_bytes()).hexdigest(),
         "files": hashlib.sha256(seen.encode()).hexdigest(),
         "images": str(images),
+        "labels": str(table),
         "shards": shards,
         "test": test,
         "seed": seed,
@@ -51,11 +49,7 @@ def request_of(
 
 
 def read_table(images: Path, table: Path) -> list[Row]:
-    """The rows of the CSV.
-
-    Raises:
-        BadInput: it cannot be read, or rows are wrong: all of them, with their lines.
-    """
+    """The rows of the CSV; BadInput: it cannot be read, or all the rows that are wrong."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
@@ -75,7 +69,9 @@ def read_table(images: Path, table: Path) -> list[Row]:
         elif path in rows:
             faults.append(f"{table.name}:{number}: the image of line {rows[path].line} again")
         else:
-            rows[path] = Row(path, _labels(line[1]), number)
+            parts = (part.strip() for part in line[1].split("|"))
+            labels = tuple(part for part in parts if part.lower() not in _NOTHING)
+            rows[path] = Row(path, labels, number)
     _refuse(table, faults)
     if not rows:
         raise BadInput(f"{table} names no image", hint="its columns are: file name, label")
@@ -95,11 +91,6 @@ def _refuse(table: Path, faults: Sequence[str]) -> None:
     if faults:
         raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN],
                        hint="a row is: file name, class")  # fmt: skip
-
-
-def _labels(text: str) -> tuple[str, ...]:
-    parts = (part.strip() for part in text.split("|"))
-    return tuple(part for part in parts if part.lower() not in _NOTHING)
 
 
 def names_of(rows: Sequence[Row]) -> tuple[str, ...]:

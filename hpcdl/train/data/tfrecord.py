@@ -11,7 +11,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpcdl.system.crc32c import crc32c
 
@@ -49,7 +48,11 @@ def walk(path: Path, *, check_data: bool) -> Iterator[Record]:
                 missing = end - size
                 yield Record(offset, length, f"the file is truncated: {missing} bytes are missing")
                 return
-            yield Record(offset, length, _data_fault(file, length) if check_data else "")
+            fault = ""
+            if check_data:
+                sound = masked_crc32c(file.read(length)).to_bytes(4, "little") == file.read(4)
+                fault = "" if sound else "its checksum is wrong"
+            yield Record(offset, length, fault)
             offset = end
             file.seek(offset)
 
@@ -62,11 +65,7 @@ def read(path: Path, offset: int, length: int) -> bytes:
 
 
 def find(files: Sequence[Path], data: bytes) -> tuple[Path, int]:
-    """The file and the offset of the first record that holds `data`.
-
-    Raises:
-        LookupError: none does.
-    """
+    """The file and offset of the first record that holds `data`; LookupError: none does."""
     for path in files:
         for record in walk(path, check_data=False):
             if record.length == len(data) and read(path, record.offset, record.length) == data:
@@ -78,9 +77,3 @@ def masked_crc32c(data: bytes) -> int:
     """The checksum as TFRecord stores it (tensorflow/core/lib/hash/crc32c.h)."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _data_fault(file: Any, length: int) -> str:
-    data = file.read(length)
-    (checksum,) = struct.unpack("<I", file.read(4))
-    return "" if masked_crc32c(data) == checksum else "its checksum is wrong"

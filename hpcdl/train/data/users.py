@@ -29,11 +29,7 @@ _CONTRACT = (
 
 
 def open_users(named: str, share: Share) -> Source:
-    """What the function gives, as a source of batches.
-
-    Raises:
-        BadInput: it cannot be imported, raises, or gives something else.
-    """
+    """What the function gives, as a source of batches; BadInput: it raises, or gives no data."""
     function = user_function("--dataset", named)
     parts: dict[str, Any] = {}
     for split in ("train", "test"):
@@ -107,11 +103,6 @@ class Pipeline(Source):
         return BadInput(f"--dataset {self._named}: {why}", hint=_CONTRACT)
 
     def _read(self, dataset: Any) -> Iterator[Any]:
-        """The elements of a pipeline.
-
-        Raises:
-            BadInput: the user's code raised, or batches differ in shape.
-        """
         try:
             yield from dataset.prefetch(2)
         except tf.errors.OpError as fault:
