@@ -11,7 +11,7 @@ from hpcdl.system.resources import home
 
 def expand(text: str) -> str:
     """A path of the site file with `~` and the variables that are known here replaced."""
-    known = {"HPCDL_HOME": lambda: str(home()), "HOME": _home, "USER": _user}
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
     text = re.sub(
         r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
         lambda m: known.get(m.group(1) or m.group(2), m.group)(),
@@ -23,10 +23,6 @@ def expand(text: str) -> str:
         return str(Path(text).expanduser())
     except (RuntimeError, ValueError):  # no such user, or no home
         return text
-
-
-def _home() -> str:
-    return str(Path("~").expanduser())
 
 
 def _user() -> str:

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site, load_site
-from hpcdl.site.detect import draft
 from hpcdl.site.gpu_models import model_of_type
-from hpcdl.site.live import LiveCluster, describe, plugins_of
-from hpcdl.site.site_drift import compare
+from hpcdl.site.live import LiveCluster, compare, describe, draft, plugins_of
 from hpcdl.slurm import parse
 from tests.unit import slurm_output as said
 
