@@ -51,8 +51,6 @@ def _print_script(script: Script) -> None:
 
 
 def _explain(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.explain import explain
-
     script = _written(args)
     if args.json:
         version = script.slurm_version
@@ -63,7 +61,7 @@ def _explain(args: argparse.Namespace) -> ExitCode:
             ]
         )
     else:
-        print(explain(script))
+        print(script.explained)
     return ExitCode.OK
 
 

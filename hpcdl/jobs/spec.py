@@ -37,6 +37,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SIZE = re.compile(r"(\d{1,12})([KMGT]?)[Bb]?\Z", re.ASCII | re.IGNORECASE)
 _UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MOST_MB = 10**9
+_COUNTS = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node", "cpus_per_task", "minutes",
+           "chain")  # fmt: skip
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
@@ -118,13 +120,9 @@ class JobSpec:
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
-    """The program of a job from what followed `--`.
-
-    Nothing means `hpcdl train`; arguments that begin with an option are that program's.
-    """
-    if not rest:
-        return ("hpcdl", "train")
-    return ("hpcdl", "train", *rest) if rest[0].startswith("-") else tuple(rest)
+    """The program of a job from what followed `--`: options are those of `hpcdl train`."""
+    train = not rest or rest[0].startswith("-")
+    return (*(("hpcdl", "train") if train else ()), *rest)
 
 
 def is_train(program: Sequence[str]) -> bool:
@@ -140,22 +138,20 @@ def check_spec(spec: JobSpec) -> JobSpec:
     """
     check_name(spec.name)
     if spec.launcher not in LAUNCHERS:
-        raise BadInput(
-            f"unknown launcher '{spec.launcher}'", hint=did_you_mean(spec.launcher, LAUNCHERS)
-        )
-    for option, value in _counts(spec).items():
+        said = f"unknown launcher '{spec.launcher}'"
+        raise BadInput(said, hint=did_you_mean(spec.launcher, LAUNCHERS))
+    for name in _COUNTS:
+        value = getattr(spec, name)
         if value is not None and not 1 <= value <= 1_000_000:
+            option = name.replace("minutes", "time").replace("_", "-")
             raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
-            raise BadInput(
-                f"--{option} {_shown(name)} is not possible",
-                hint="`sacctmgr show associations` has the names",
-            )
+            said = f"--{option} {_shown(name)} is not possible"
+            raise BadInput(said, hint="`sacctmgr show associations` has the names")
     if spec.chain > MAX_CHAIN:
-        raise BadInput(
-            f"--chain {spec.chain} is not possible", hint=f"queue at most {MAX_CHAIN} jobs"
-        )
+        said = f"--chain {spec.chain} is not possible"
+        raise BadInput(said, hint=f"queue at most {MAX_CHAIN} jobs")
     if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
         raise BadInput(
             "--fresh with --chain would start over in every job of the chain",
@@ -164,9 +160,17 @@ def check_spec(spec: JobSpec) -> JobSpec:
     check_environment(spec.environment)
     if spec.container is not None and not _IMAGE.match(spec.container):
         raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")
-    _check_program(spec.program)
-    _check_folder(spec.job_dir)
-    _check_folder(spec.chdir)
+    if spec.program and not spec.program[0]:
+        raise BadInput("the program after -- is empty", hint="write -- PROGRAM ARGUMENTS")
+    for argument in spec.program:
+        _check_text(argument, "an argument of the program")
+    if sum(map(len, spec.program)) > _LONGEST_REQUEST:
+        raise BadInput(
+            f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
+            hint="put them into a file and pass the file's name",
+        )
+    for folder in filter(None, (spec.job_dir, spec.chdir)):
+        _check_folder(str(folder))
     return spec
 
 
@@ -199,23 +203,8 @@ def check_environment(environment: Mapping[str, str]) -> None:
         _check_text(text, f"the value of {key}")
 
 
-def _check_program(program: tuple[str, ...]) -> None:
-    if program and not program[0]:
-        raise BadInput("the program after -- is empty", hint="write -- PROGRAM ARGUMENTS")
-    for argument in program:
-        _check_text(argument, "an argument of the program")
-    if sum(map(len, program)) > _LONGEST_REQUEST:
-        raise BadInput(
-            f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
-            hint="put them into a file and pass the file's name",
-        )
-
-
-def _check_folder(folder: Path | None) -> None:
+def _check_folder(text: str) -> None:
     """A directory that sbatch can write a log to; its directives know no escape for some."""
-    if folder is None:
-        return
-    text = str(folder)
     _check_text(text, "the name of the job's directory")
     if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
         raise BadInput(
@@ -247,23 +236,9 @@ def memory_of(option: str, text: str) -> int:
     found = _SIZE.match(text)
     size = int(found[1]) * _UNITS[found[2].upper()] // 1024 if found else 0
     if not found or not 0 < size <= _MOST_MB:
-        raise BadInput(
-            f"{option} {_shown(text)} is no size", hint="write MB, or a size such as 64G"
-        )
+        said = f"{option} {_shown(text)} is no size"
+        raise BadInput(said, hint="write MB, or a size such as 64G")
     return size
-
-
-def _counts(spec: JobSpec) -> dict[str, int | None]:
-    return {
-        "gpus": spec.gpus,
-        "nodes": spec.nodes,
-        "gpus-per-node": spec.gpus_per_node,
-        "tasks": spec.tasks,
-        "tasks-per-node": spec.tasks_per_node,
-        "cpus-per-task": spec.cpus_per_task,
-        "time": spec.minutes,
-        "chain": spec.chain,
-    }
 
 
 def _check_text(text: str, what: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, Script, functions, render_script
-from hpcdl.jobs.explain import explain
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import Site
@@ -122,7 +121,7 @@ def test_what_explain_prints_is_the_same_script_with_reasons_between(
     three_generations: Site, asked: dict[str, object]
 ) -> None:
     script = render(three_generations, trusted_network=True, **asked)
-    shown = explain(script).splitlines()
+    shown = script.explained.splitlines()
     reasons = [index for index, line in enumerate(shown) if line.lstrip().startswith("#  ")]
     assert len(reasons) > 20
     assert not any(shown[index - 1].endswith("\\") for index in reasons)
