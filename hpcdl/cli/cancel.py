@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
     """The jobs of a run, or the array of a sweep."""
-    from hpcdl.jobs.arrays import arrays
+    from hpcdl.jobs.listing import arrays
     from hpcdl.jobs.submission import find
     from hpcdl.system.errors import BadInput
     from hpcdl.system.trust import require_own

@@ -227,7 +227,8 @@ def _report(args: argparse.Namespace) -> ExitCode:
 
     from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import asked, find
-    from hpcdl.jobs.watch import look, result_of, usage_of
+    from hpcdl.jobs.watch import look, result_of
+    from hpcdl.slurm.client import usage
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
     site = the_site(args)
@@ -238,7 +239,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
         snapshot,
         result_of(submission),
         said,
-        usage_of(snapshot),
+        usage(snapshot.job_id),
         partition.cpus if partition else None,
     )
     expected = kept(submission.folder)

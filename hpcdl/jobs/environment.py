@@ -55,14 +55,12 @@ def check_same(folder: Path, values: Mapping[str, str]) -> None:
     Raises:
         BadInput: names the variables.
     """
-    file = next(iter(sorted(folder.glob(f"*.{NAME}"))), None)
-    if file is None:
-        return
-    before = set(read_regular(file, kind="file of a job's variables").splitlines())
-    now = {name: as_shell({name: value}).strip()
-           for name, value in values.items() if not looks_secret(name)}  # fmt: skip
-    other = sorted(name for name, line in now.items() if line not in before)
-    if other:
+    earlier = sorted(folder.glob(f"*.{NAME}"))[:1]
+    before = [read_regular(file, kind="file of a job's variables") for file in earlier]
+    lines = set(b"".join(before).splitlines())
+    other = sorted(name for name, value in values.items() if not looks_secret(name)
+                   and as_shell({name: value}).strip() not in lines)  # fmt: skip
+    if earlier and other:
         raise BadInput(
             f"'{folder.name}' was begun with other values of {', '.join(other)}",
             hint=f"give this one another --name, or take {folder} away to start over",

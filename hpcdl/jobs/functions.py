@@ -31,9 +31,6 @@ _WHOLE = (
 )
 _LAST = "its last line sets this: the file is there, and nothing of it is cut off"
 
-Commented = tuple[str, str, str]
-"""A line of a script, its reason, and the ids of its rules."""
-
 
 def installed(stack: Path) -> Path | None:
     """The functions of a release, where scripts written here mean the same by them."""
@@ -46,17 +43,23 @@ def installed(stack: Path) -> Path | None:
         return None
 
 
-def lines(script: str, sourced: Path | None) -> list[Commented]:
-    """The lines that give a script its functions; written into it, those that it calls."""
+def lines(script: str, sourced: Path | None) -> list[tuple[str, str, str]]:
+    """The lines that give a script its functions; written into it, those that it calls.
+
+    Each has its reason and the ids of its rules.
+    """
     if sourced is not None:
         command = f"source {quote.word(str(sourced))}"
         return [*_commented(_SOURCED), (command, _WHY, ""), (_WHOLE, _LAST, "")]
     return _commented(_INLINE + called(script))
 
 
+@cache
 def called(script: str) -> str:
     """What is done at once, behind the functions that a script calls and those that these call."""
-    known, rest = _parts()
+    text = _file().read_text(encoding="utf-8")
+    parts = list(_FUNCTION.finditer(text))
+    known, rest = {one[1]: one[0] for one in parts}, text[parts[-1].end() :].lstrip("\n")
     wanted: set[str] = set()
     waiting = [script, rest]
     while waiting:
@@ -67,17 +70,9 @@ def called(script: str) -> str:
     return "\n".join([*(text for name, text in known.items() if name in wanted), rest])
 
 
-@cache
-def _parts() -> tuple[dict[str, str], str]:
-    """The functions by name, with the comments above them, and what stands behind all of them."""
-    text = _file().read_text(encoding="utf-8")
-    found = list(_FUNCTION.finditer(text))
-    return {one.group(1): one.group() for one in found}, text[found[-1].end() :].lstrip("\n")
-
-
-def _commented(text: str) -> list[Commented]:
+def _commented(text: str) -> list[tuple[str, str, str]]:
     """Lines with the reasons that stand before them."""
-    found: list[Commented] = []
+    found = []
     reason = rules = ""
     for line in text.splitlines():
         if match := _REASON.fullmatch(line):

@@ -184,9 +184,10 @@ def _mounts(site: Site, spec: JobSpec) -> list[str]:
     Staged data is seen through HPCDL_DATA, which lies in the scratch of the node; what did not fit
     is linked to where it came from.
     """
-    own = [spec.job_dir, spec.data, spec.chdir, spec.python_path]
+    own: list[Path | str | None] = [spec.job_dir, spec.data, spec.chdir, spec.python_path]
     found: list[Path] = []
-    for path in (site.paths.work, site.paths.datasets, *spec.files, *map(Path, filter(None, own))):
+    named = [Path(one) for one in own if one]
+    for path in (site.paths.work, site.paths.datasets, *spec.files, *named):
         if not any(path.is_relative_to(seen) for seen in found):
             found.append(path)
     scratch = site.partition(spec.partition).scratch

@@ -140,10 +140,10 @@ def check_spec(spec: JobSpec) -> JobSpec:
     if spec.launcher not in LAUNCHERS:
         said = f"unknown launcher '{spec.launcher}'"
         raise BadInput(said, hint=did_you_mean(spec.launcher, LAUNCHERS))
-    for name in _COUNTS:
-        value = getattr(spec, name)
+    for key in _COUNTS:
+        value = getattr(spec, key)
         if value is not None and not 1 <= value <= 1_000_000:
-            option = name.replace("minutes", "time").replace("_", "-")
+            option = key.replace("minutes", "time").replace("_", "-")
             raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
@@ -160,15 +160,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     check_environment(spec.environment)
     if spec.container is not None and not _IMAGE.match(spec.container):
         raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")
-    if spec.program and not spec.program[0]:
-        raise BadInput("the program after -- is empty", hint="write -- PROGRAM ARGUMENTS")
-    for argument in spec.program:
-        _check_text(argument, "an argument of the program")
-    if sum(map(len, spec.program)) > _LONGEST_REQUEST:
-        raise BadInput(
-            f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
-            hint="put them into a file and pass the file's name",
-        )
+    _check_program(spec.program)
     for folder in filter(None, (spec.job_dir, spec.chdir)):
         _check_folder(str(folder))
     return spec
@@ -201,6 +193,18 @@ def check_environment(environment: Mapping[str, str]) -> None:
                 hint="choose another name",
             )
         _check_text(text, f"the value of {key}")
+
+
+def _check_program(program: tuple[str, ...]) -> None:
+    if program and not program[0]:
+        raise BadInput("the program after -- is empty", hint="write -- PROGRAM ARGUMENTS")
+    for argument in program:
+        _check_text(argument, "an argument of the program")
+    if sum(map(len, program)) > _LONGEST_REQUEST:
+        raise BadInput(
+            f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
+            hint="put them into a file and pass the file's name",
+        )
 
 
 def _check_folder(text: str) -> None:
