@@ -69,7 +69,8 @@ def summarize(
 ) -> Report:
     """The report of a job from its last state, its result.json, its job.json and accounting.
 
-    Both files are as `hpcdl.results` reads them. `node_cpus` are the CPUs of a node of its partition, None where that is not known.
+    Both files are as `hpcdl.results` reads them. `node_cpus` are the CPUs of a node of its
+    partition, None where that is not known.
     """
     summary = at(result, "summary") or {}
     phases = summary.get("phases") or {}
