@@ -157,7 +157,6 @@ def as_text(report: Report) -> str:
 
 
 def _used(usage: Usage) -> list[str]:
-    """What accounting says, as text."""
     typed = any(name.startswith("gres/gpu:") for name in usage.allocated)
     shown = {k: text for k, text in usage.allocated.items() if not (typed and k == "gres/gpu")}
     had = ", ".join(f"{name.removeprefix('gres/')} {text}" for name, text in shown.items())

@@ -21,11 +21,7 @@ PORTS = "12000-32767"
 """Where tf.distribute's workers listen: below the ephemeral range."""
 
 # NCCL's own variable, then Open MPI's for data and for its daemons (mpirun).
-_INTERFACE_OF = (
-    "NCCL_SOCKET_IFNAME",
-    "OMPI_MCA_btl_tcp_if_include",
-    "OMPI_MCA_oob_tcp_if_include",
-)
+_INTERFACE_OF = ("NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 # Each rank gets a user namespace, and the kernel lets none read another's memory: messages that
 # Open MPI 4 would copy so never arrive (measured; later ones and UCX look for themselves).
@@ -102,11 +98,7 @@ def _rank_name(spec: JobSpec, processes: int) -> str | None:
 
 
 def check_launcher(spec: JobSpec) -> None:
-    """Refuse a program that would start ranks itself, once in every rank.
-
-    Raises:
-        BadInput: names the launcher to use.
-    """
+    """Raise BadInput for a program that would start ranks itself, once in every rank."""
     name = Path(spec.program[0]).name if spec.program else ""
     if spec.launcher == "single" or name not in _STARTS_RANKS:
         return
@@ -196,7 +188,6 @@ def _mounts(site: Site, spec: JobSpec) -> list[str]:
 
 
 def _work_folder(spec: JobSpec) -> str:
-    """Where the program works, as bash shall read it."""
     return str(spec.chdir) if spec.chdir else quote.Expandable("$HPCDL_JOB_DIR")
 
 

@@ -45,11 +45,7 @@ class Layout:
 
 
 def plan_layout(site: Site, spec: JobSpec) -> Layout:
-    """The layout of a job.
-
-    Raises:
-        BadInput: unknown partition or GPU model, or a request that no node can hold.
-    """
+    """The layout of a job; BadInput for what the site does not have, or no node can hold."""
     return plan_on(site, spec)[1]
 
 
@@ -75,10 +71,8 @@ def plan_on(site: Site, spec: JobSpec) -> tuple[Partition, Layout]:
     fitting = [group for group, _ in found]
     if {group.gpu and group.gpu.model for group in fitting} != set(partition.gpu_models):
         which = "not every" if fitting else "no"
-        raise BadInput(
-            f"{which} GPU model of '{partition.name}' can hold this job: {refused.message}",
-            hint=ask_for(fitting or groups),
-        )
+        said = f"{which} GPU model of '{partition.name}' can hold this job: {refused.message}"
+        raise BadInput(said, hint=ask_for(fitting or groups))
     layout = _lay_out(site, partition, spec)
     selection(partition, layout.nodes)
     return partition, layout
@@ -111,10 +105,8 @@ def selection(nodes: Partition, count: int) -> tuple[str, ...]:
 def _all_alike(partition: Partition) -> tuple[str, ...]:
     features = [_own_feature(group) for group in partition.gpu_groups]
     if not all(features):
-        raise BadInput(
-            f"nodes of different GPUs of '{partition.name}' would train together",
-            hint=ask_for(partition.gpu_groups),
-        )
+        said = f"nodes of different GPUs of '{partition.name}' would train together"
+        raise BadInput(said, hint=ask_for(partition.gpu_groups))
     return (f"--constraint={quote.directive('[' + '|'.join(filter(None, features)) + ']')}",)
 
 
@@ -142,15 +134,11 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     alone = spec.trusted_network or spec.launcher == "multiworker"
     _check_nodes(site, partition, nodes, gpus)
     if alone and not site.slurm.exclusive:
-        raise BadInput(
-            f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs",
-            hint="use --launcher horovod",
-        )
+        said = f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs"
+        raise BadInput(said, hint="use --launcher horovod")
     if spec.launcher == "single" and nodes > 1:
-        raise BadInput(
-            f"the launcher 'single' runs one process, not one on each of {nodes} nodes",
-            hint="leave --nodes out, or use another --launcher",
-        )
+        said = f"the launcher 'single' runs one process, not one on each of {nodes} nodes"
+        raise BadInput(said, hint="leave --nodes out, or use another --launcher")
     share = 0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))
     return Layout(
         nodes=nodes,
@@ -197,10 +185,8 @@ def _memory(partition: Partition, spec: JobSpec, cpus: int, gpus: int) -> int:
     total = spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
     most = int(partition.memory_gb * 1000)
     if total > most:
-        raise BadInput(
-            f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'",
-            hint=f"ask for at most --mem {most}M",
-        )
+        said = f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'"
+        raise BadInput(said, hint=f"ask for at most --mem {most}M")
     return total
 
 
@@ -216,7 +202,6 @@ def _fills_sockets(partition: Partition, tasks: int, cpus: int) -> bool:
 
 
 def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[int, int]:
-    """Nodes, and GPUs on each."""
     if partition.gpu is None:
         if spec.gpus or spec.gpus_per_node:
             names = [part.name for part in site.partitions.values() if part.gpu]
@@ -231,10 +216,8 @@ def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[in
         nodes = spec.nodes or max(1, spec.gpus // (spec.gpus_per_node or 1))
         each = spec.gpus_per_node or spec.gpus // nodes
         if nodes * each != spec.gpus:
-            raise BadInput(
-                f"--gpus {spec.gpus} is not {nodes} nodes x {each} GPUs",
-                hint="give --gpus alone, or --nodes and --gpus-per-node",
-            )
+            said = f"--gpus {spec.gpus} is not {nodes} nodes x {each} GPUs"
+            raise BadInput(said, hint="give --gpus alone, or --nodes and --gpus-per-node")
     else:
         each = min(spec.gpus, there)
         nodes = spec.gpus // each
@@ -245,10 +228,8 @@ def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[in
                 hint=_what_fits(site, partition, spec.gpus),
             )
     if each > there:
-        raise BadInput(
-            f"'{partition.name}' has {there} GPUs per node, not {each}",
-            hint=_what_fits(site, partition, each),
-        )
+        said = f"'{partition.name}' has {there} GPUs per node, not {each}"
+        raise BadInput(said, hint=_what_fits(site, partition, each))
     return nodes, each
 
 
@@ -274,7 +255,6 @@ def _what_fits(site: Site, partition: Partition, gpus: int) -> str:
 
 
 def _holds(partition: Partition, gpus: int) -> bool:
-    """Whether `--gpus` alone fits the partition."""
     there = partition.gpus_per_node
     return gpus <= there or (there > 0 == gpus % there and gpus <= there * partition.nodes)
 

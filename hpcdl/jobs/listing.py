@@ -150,7 +150,6 @@ def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
 
 
 def _unsettled(one: Unsettled) -> Listed:
-    """A submission that has no job."""
     state, description = "NOT QUEUED", "Slurm never took it: submit it again"
     if not one.dead:
         left = duration(max(0.0, one.since + SETTLED_SECONDS - time.time()))

@@ -48,11 +48,7 @@ def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
 
 
 def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:
-    """Refuse a sweep of other jobs than those whose results lie in the directory.
-
-    Raises:
-        BadInput: names what differs.
-    """
+    """Raise BadInput for other jobs than those whose results lie in the directory."""
     was, now = manifest.request, request
     if was is None or now is None or was == now:
         return
@@ -70,11 +66,7 @@ def _shown(value: object) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a sweep; an empty one where there is none.
-
-    Raises:
-        BadInput: it cannot be read, or is of another format.
-    """
+    """The manifest of a sweep, empty where there is none; BadInput for an unreadable one."""
     path = folder / "sweep.json"
     hint = f"take {folder} away to start over"
     try:

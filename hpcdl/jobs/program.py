@@ -105,13 +105,10 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
 
 
 def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
-    """Refuse a program, script or module that is not there, and files that the job would not find.
+    """Raise BadInput for a program, script, module or other file that the job would not find.
 
     What a module or a container brings is not looked for, and a name on PATH only where the job
     is queued: a script that is only printed may be for another machine.
-
-    Raises:
-        BadInput: names it.
     """
     check_script(spec)
     argv = spec.program
@@ -126,20 +123,14 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
         raise BadInput(f"there is no script {argv[at]}", hint="the job's nodes see what you see")
     name = _module(argv) if queued else None
     if name and not module.names and spec.python_path is None and not _has_module(spec, name):
-        raise BadInput(
-            f"{argv[0]} finds no module '{name}' here",
-            hint="give the directory that holds it: --chdir DIR",
-        )
+        said = f"{argv[0]} finds no module '{name}' here"
+        raise BadInput(said, hint="give the directory that holds it: --chdir DIR")
     if spec.chdir is None and spec.job_dir != folder:
         _check_relative(folder, argv)
 
 
 def check_script(spec: JobSpec) -> None:
-    """Refuse a script that the ranks would not find.
-
-    Raises:
-        BadInput: names the script.
-    """
+    """Raise BadInput for a script that the ranks would not find."""
     at = script_index(spec.program)
     # An image has files of its own.
     if at is None or spec.container:
@@ -156,11 +147,7 @@ def check_script(spec: JobSpec) -> None:
 
 
 def check_image(folder: Path, image: str | None) -> None:
-    """Refuse an image that is not there; one with a name in a registry is not looked for.
-
-    Raises:
-        BadInput: names it.
-    """
+    """Raise BadInput for an image that is not there; names in a registry are not looked for."""
     path = image and (image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh", ".sqfs")))
     if image and path and not _is_there(folder / image):
         raise BadInput(
@@ -179,7 +166,6 @@ def check_data(spec: JobSpec) -> None:
 
 
 def _check_runs(folder: Path, name: str) -> None:
-    """Refuse a program that cannot be run."""
     path = folder / name
     if "/" not in name or not _is_there(path):
         raise BadInput(
@@ -187,10 +173,8 @@ def _check_runs(folder: Path, name: str) -> None:
             hint="name it by its path; or load the module that has it: --module NAME",
         )
     if path.is_dir() or not os.access(path, os.X_OK):
-        raise BadInput(
-            f"'{name}' cannot be run",
-            hint=f"`chmod +x {name}`, or name what runs it: -- python {name}",
-        )
+        said = f"'{name}' cannot be run"
+        raise BadInput(said, hint=f"`chmod +x {name}`, or name what runs it: -- python {name}")
 
 
 def _module(argv: Sequence[str]) -> str | None:
@@ -234,7 +218,6 @@ def _check_relative(folder: Path, program: Sequence[str]) -> None:
 
 
 def _has_file(folder: Path, module: str) -> bool:
-    """Whether a directory holds a module of Python."""
     return _is_there(folder / module) or _is_there(folder / f"{module}.py")
 
 

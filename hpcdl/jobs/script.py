@@ -209,20 +209,14 @@ def _values(
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:
-    """What the script says about staging; None where nothing is staged.
-
-    Raises:
-        BadInput: no data set is named, or the partition has no scratch.
-    """
+    """What the script says about staging; None where nothing is staged."""
     if not spec.stage:
         return None
     if not spec.data:
         raise BadInput("--stage-data needs the data set", hint="give --data DIR as well")
     if partition.scratch is None:
-        raise BadInput(
-            f"'{partition.name}' has no node-local scratch to stage data to",
-            hint="leave --stage-data out, or describe `scratch` in the site file",
-        )
+        said = f"'{partition.name}' has no node-local scratch to stage data to"
+        raise BadInput(said, hint="leave --stage-data out, or describe `scratch` in the site file")
     return {
         "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
         "step": _once_per_node(layout),

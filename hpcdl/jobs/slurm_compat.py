@@ -39,25 +39,15 @@ def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
 
 
 def check_mpi(site: Site) -> None:
-    """Refuse an MPI plug-in that the site's release of Slurm cannot have.
-
-    Raises:
-        BadInput: names the plug-ins of the release.
-    """
+    """Raise BadInput for an MPI plug-in that the site's release of Slurm cannot have."""
     plugin = site.slurm.mpi
     if plugin not in _IN_EVERY_RELEASE and plugin not in mpi_plugins(site.slurm.version):
-        raise BadInput(
-            f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'",
-            hint=did_you_mean(plugin, mpi_plugins(site.slurm.version)),
-        )
+        said = f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'"
+        raise BadInput(said, hint=did_you_mean(plugin, mpi_plugins(site.slurm.version)))
 
 
 def with_version(site: Site, version: str) -> Site:
-    """The site as if its Slurm were of another release.
-
-    Raises:
-        BadInput: `version` is not a release, or older than all known ones.
-    """
+    """The site as if its Slurm were of another release; BadInput for one that is not known."""
     return replace(site, slurm=replace(site.slurm, version=str(known_release(version))))
 
 

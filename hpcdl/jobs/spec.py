@@ -131,11 +131,7 @@ def is_train(program: Sequence[str]) -> bool:
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """The spec itself, once everything that needs no partition is known to be right.
-
-    Raises:
-        BadInput: names the option at fault and what it takes.
-    """
+    """The spec itself; BadInput for what is wrong with it wherever it runs."""
     check_name(spec.name)
     if spec.launcher not in LAUNCHERS:
         said = f"unknown launcher '{spec.launcher}'"
@@ -176,22 +172,14 @@ def check_name(name: str) -> None:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables that would not reach the program as they are.
-
-    Raises:
-        BadInput: names the variable.
-    """
+    """Raise BadInput for a variable that would not reach the program as it is."""
     for key, text in environment.items():
         if not _VARIABLE.match(key):
-            raise BadInput(
-                f"--env {_shown(key)} is no name of a variable",
-                hint="write NAME=VALUE, or NAME to take it from here",
-            )
+            said = f"--env {_shown(key)} is no name of a variable"
+            raise BadInput(said, hint="write NAME=VALUE, or NAME to take it from here")
         if key in _RESERVED:
-            raise BadInput(
-                f"the variable {key} cannot be set: bash or the job's script uses it itself",
-                hint="choose another name",
-            )
+            said = f"the variable {key} cannot be set: bash or the job's script uses it itself"
+            raise BadInput(said, hint="choose another name")
         _check_text(text, f"the value of {key}")
 
 
@@ -201,10 +189,8 @@ def _check_program(program: tuple[str, ...]) -> None:
     for argument in program:
         _check_text(argument, "an argument of the program")
     if sum(map(len, program)) > _LONGEST_REQUEST:
-        raise BadInput(
-            f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
-            hint="put them into a file and pass the file's name",
-        )
+        said = f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together"
+        raise BadInput(said, hint="put them into a file and pass the file's name")
 
 
 def _check_folder(text: str) -> None:
@@ -218,25 +204,15 @@ def _check_folder(text: str) -> None:
 
 
 def minutes_of(text: str) -> int:
-    """A time limit as Slurm writes it, in minutes.
-
-    Raises:
-        BadInput: not a format that sbatch takes.
-    """
+    """A time limit as Slurm writes it, in minutes; BadInput for what sbatch does not take."""
     if not _TIME.match(text) or not text.strip("0:-"):
-        raise BadInput(
-            f"--time {_shown(text)} is not a time limit",
-            hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch",
-        )
+        said = f"--time {_shown(text)} is not a time limit"
+        raise BadInput(said, hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch")
     return max(1, slurm_minutes(text))
 
 
 def memory_of(option: str, text: str) -> int:
-    """A size as Slurm takes it, in its MB (MiB).
-
-    Raises:
-        BadInput: it is none.
-    """
+    """A size as Slurm takes it, in its MB (MiB); BadInput for what is none."""
     found = _SIZE.match(text)
     size = int(found[1]) * _UNITS[found[2].upper()] // 1024 if found else 0
     if not found or not 0 < size <= _MOST_MB:
@@ -253,10 +229,8 @@ def _check_text(text: str, what: str) -> None:
     except UnicodeEncodeError as fault:
         raise BadInput(f"{what} has half a character in it (a lone surrogate)") from fault
     if size > _LONGEST_ARGUMENT:
-        raise BadInput(
-            f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB",
-            hint="put it into a file and pass the file's name",
-        )
+        said = f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB"
+        raise BadInput(said, hint="put it into a file and pass the file's name")
 
 
 def _shown(text: str) -> str:

@@ -150,7 +150,7 @@ def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | No
                 held.enter_context(locked(place / _LOCK, wait_seconds=0))
                 said = _said(place) if link.is_symlink() else {}
                 same = all(said.get(key) == record[key] for key in ("request", "site"))
-                if same and said["tokens"]:
+                if same and said.get("tokens"):
                     stack.push(held.pop_all())
                     return place
     return None
@@ -197,7 +197,6 @@ def _known(folder: Path, since: float | None = None) -> dict[str, int]:
 
 
 def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence[int]) -> None:
-    """Write down which jobs they are."""
     JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
     target = os.path.relpath(folder, index(site))
     for job_id in queued:
@@ -277,18 +276,12 @@ def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
         path = folder / name
         same = not path.is_symlink() and path.is_file() and path.read_bytes() == content
         if not same and os.path.lexists(path):
-            raise BadInput(
-                f"{folder} holds a {name} already, which would be written over",
-                hint="choose another --job-dir, or move it away",
-            )
+            said = f"{folder} holds a {name} already, which would be written over"
+            raise BadInput(said, hint="choose another --job-dir, or move it away")
 
 
 def find(site: Site, which: str) -> Submission:
-    """The submission of a job id or a job's directory.
-
-    Raises:
-        BadInput: neither is known here.
-    """
+    """The submission of a job id or a job's directory; BadInput for one not known here."""
     try:
         return _read(site, which)
     except BadInput:
@@ -315,10 +308,8 @@ def _read(site: Site, which: str) -> Submission:
             hint=f"`squeue --me` lists your jobs; hpcdl keeps its own under {site.paths.work}/jobs",
         ) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
-        raise BadInput(  # an index that a group writes to: what it says of others' jobs is theirs
-            f"job {which} was submitted by {user_of(owner)}",
-            hint=f"to look at it, name its directory: {found.folder}",
-        )
+        said = f"job {which} was submitted by {user_of(owner)}"
+        raise BadInput(said, hint=f"to look at it, name its directory: {found.folder}")
     return found
 
 

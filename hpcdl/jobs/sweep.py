@@ -67,11 +67,7 @@ def plan(
     *,
     limit: int = MAX_POINTS,
 ) -> tuple[Point, ...]:
-    """All points of a matrix that are not excluded.
-
-    Raises:
-        BadInput: an empty or too large matrix, an exclude that names no key of it.
-    """
+    """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     _check_matrix(matrix, exclude, limit)
     shapes: dict[Shape, str] = {}
     found = []
@@ -86,11 +82,7 @@ def plan(
 
 
 def matrix_of(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """The matrix of `--over KEY=A,B` options.
-
-    Raises:
-        BadInput: a key is given twice.
-    """
+    """The matrix of `--over KEY=A,B` options; BadInput for a key that is given twice."""
     matrix: dict[str, list[str]] = {}
     for key, values in over:
         if key in matrix:

@@ -53,11 +53,7 @@ class RunStatus:
 
 
 def sweep_directory(site: Site, name: str) -> Path:
-    """Where a sweep of this name keeps everything.
-
-    Raises:
-        BadInput: the name cannot be a directory's.
-    """
+    """Where a sweep of this name keeps everything; BadInput for a name that is none."""
     check_name(name)
     return site.paths.work / "sweeps" / name
 
@@ -147,17 +143,12 @@ def _queue(
 
 
 def _note(status: dict[str, RunStatus], group: Group, job: int | None, token: str) -> None:
-    """The points of a group as those of one array."""
     for task, point in enumerate(group.points):
         status[point.id] = RunStatus(status[point.id].point, QUEUED, job, task, token)
 
 
 def _located(manifest: Manifest, since: float | None = None) -> Manifest:
-    """The manifest with the jobs that nothing but their tokens tells; `since` as `locate` has it.
-
-    Raises:
-        SlurmAway: it does not answer.
-    """
+    """The manifest with the jobs that only their tokens tell; `since` as `locate` has it."""
     folders: dict[str, list[Path]] = {}
     for row in filter(_unconfirmed, manifest.rows):
         folders.setdefault(row["token"], []).append(Path(row["directory"]))

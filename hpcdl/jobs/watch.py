@@ -59,11 +59,7 @@ class Snapshot:
 
 @contextmanager
 def watched(submission: Submission) -> Iterator[None]:
-    """Where a job is followed: Ctrl-C ends that, not the job.
-
-    Raises:
-        Stopped: by Ctrl-C; tells what continues.
-    """
+    """Where a job is followed: Ctrl-C ends that (Stopped), not the job."""
     try:
         yield
     except KeyboardInterrupt:
@@ -114,11 +110,7 @@ def look(submission: Submission, known: Mapping[int, JobRecord] | None = None) -
 
 
 def _asked(job_id: int) -> JobRecord | None:
-    """What is known of a job; a controller that is restarted is waited for.
-
-    Raises:
-        SlurmAway: it does not answer for longer than that takes.
-    """
+    """What is known of a job; a controller that is restarted is waited for."""
     end = time.monotonic() + _AWAY_SECONDS
     while True:
         try:

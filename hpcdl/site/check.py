@@ -31,11 +31,7 @@ Values = Mapping[str, Any]
 
 
 def checked(data: bytes, name: str) -> dict[str, Any]:
-    """The values of a valid site file, defaults and the facts of its GPUs filled in.
-
-    Raises:
-        BadInput: every fault of the file at once, each with its line and a caret.
-    """
+    """The values of a valid site file, defaults and the facts of its GPUs filled in."""
     document = parse_bytes(data, name, "`hpcdl site init` writes a commented one to start from")
     values = check(document, site_schema())
     if isinstance(values, dict):

@@ -55,11 +55,7 @@ def of_row(row: Mapping[str, Any], gres_type: str | None = None, per_node: int =
 
 
 def gpu_named(name: str) -> Gpu:
-    """One device of a model of the facts.
-
-    Raises:
-        BadInput: the facts do not know it; the hint names the nearest.
-    """
+    """One device of a model of the facts; BadInput for one that they do not know."""
     row = find_row(name)
     if row is None:
         raise BadInput(f"unknown GPU model '{name}'", hint=did_you_mean(name, known_names()))
@@ -112,11 +108,7 @@ def matches(gpu: Gpu, asked: str) -> bool:
 
 
 def groups_for(partition: Partition, model: str | None) -> tuple[Partition, ...]:
-    """The groups of equal nodes that a job for this GPU model (None: any) may have.
-
-    Raises:
-        BadInput: no node has that model; the hint lists what they have.
-    """
+    """The groups of equal nodes that a job for this GPU model (None: any) may have."""
     groups = partition.gpu_groups
     if model is None:
         return groups

@@ -277,7 +277,6 @@ def _words(nodes: int, gpus: int, kind: str | None) -> str:
 
 
 def _nodes(key: str, part: Partition, live: LivePartition) -> Iterator[Drift]:
-    """Equal nodes."""
     for name in ("nodes", "sockets", "cores_per_socket", "threads_per_core"):
         file, cluster = getattr(part, name), getattr(live, name)
         if file != cluster:

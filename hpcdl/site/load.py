@@ -74,11 +74,7 @@ def installed_site_file() -> Path | None:
 
 
 def load_site(path: Path) -> Site:
-    """Read and validate a site file.
-
-    Raises:
-        BadInput: every fault of the file at once, each with its line and a caret.
-    """
+    """Read and validate a site file; one BadInput has every fault, with its line and a caret."""
     data = read_regular(path)
 
     def checked() -> dict[str, Any]:
@@ -178,7 +174,6 @@ def _rank(gpu: Gpu) -> tuple[int, ...]:
 
 
 def _nodes(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partition:
-    """Equal nodes."""
     gpu, own = None, values.get("gpu")
     if own:
         gpu = of_row(own["row"], gres_type(name, own, slurm), own["per_node"])
