@@ -25,7 +25,7 @@ from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import job_on
 from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, out_of_scope
+from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.site.show import as_data, as_text
 from hpcdl.stack.gpu_needs import models
 from hpcdl.stack.resolve import resolve, why_not
@@ -105,19 +105,6 @@ def test_what_the_site_says_goes_before_the_facts_key_by_key() -> None:
     assert row is not None
     assert (row["model"], row["memory_gb"], row["tdp_w"]) == ("A100-SXM4-40GB", 96, 300)
     assert row["memory_gbs"] == 1555
-
-
-@pytest.mark.parametrize(
-    ("gres_type", "model"),
-    [
-        ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
-        ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
-        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
-        ("a16", "A16"), ("mi250", None), ("l400", None),
-    ],
-)  # fmt: skip
-def test_types_of_slurm_name_the_newer_models(gres_type: str, model: str | None) -> None:
-    assert model_of_type(gres_type) == model
 
 
 def test_every_row_of_the_facts_can_be_used() -> None:
@@ -369,9 +356,7 @@ def test_a_name_means_a_model_and_no_part_of_it(mixed: Site, asked: str, meant: 
     assert matches(l40s.gpu, asked) is meant
 
 
-def test_the_command_line_predicts_one_model_of_several(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_line_predicts_one_model_of_several(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["predict", "--site", str(MIXED), "--partition", "typed", "--model", "resnet50"]
     assert main([*words, "--gpus", "1"]) == ExitCode.USAGE
     assert "--gpu-model L40S (2 nodes x 8)" in capsys.readouterr().err

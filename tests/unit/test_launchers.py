@@ -27,17 +27,6 @@ def script(site: Site, launcher: str, *program: str) -> str:
     return render_script(site, spec, Module(())).text
 
 
-def test_horovod_starts_under_srun_with_the_site_s_mpi(site: Site) -> None:
-    assert "\nsrun --mpi=pmix --cpus-per-task=4 --kill-on-bad-exit=1 \\\n" in script(
-        site, "horovod"
-    )
-
-
-def test_mpirun_takes_the_form_that_was_fastest(site: Site) -> None:
-    line = "mpirun -np 4 --bind-to none --map-by socket -mca pml ob1 -mca btl '^openib' \\"
-    assert line in script(site, "horovod-mpirun").splitlines()
-
-
 SHOW = 'import os; print(os.environ["TF_CONFIG"])'
 
 
@@ -118,15 +107,6 @@ def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(MissingPrerequisite, match="asks nobody for a password"):
         join(RankPlace(0, 2, 0, 2, 1, "here"))
-
-
-def test_the_preflight_comes_before_the_program_and_can_be_left_out(site: Site) -> None:
-    spec = JobSpec("p100", nodes=2, gpus_per_node=2)
-    text = render_script(site, spec, Module(("tensorflow/2.21",), None, "tf-1")).text
-    assert text.index("\npreflight --world=4") < text.index("hpcdl train")
-    assert "--release=tf-1" in text
-    without = JobSpec("p100", nodes=2, gpus_per_node=2, preflight=False)
-    assert "preflight" not in render_script(site, without, Module(())).text
 
 
 @pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])
