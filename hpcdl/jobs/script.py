@@ -161,11 +161,8 @@ def _values(
     chosen = selection(partition, layout.nodes)
     # Slurm may send its warning a minute early; the first half of the time is for work.
     warned = max(0, min(SIGNAL_SECONDS, layout.minutes * 30 - 60))
-    each, kind = layout.gpus_per_node or layout.tasks_per_node, "rank"
-    gpus = ""
-    if partition.gpu:
-        gpus = gpu_request(site, partition, layout.gpus_per_node)
-        kind = "GPU" if layout.gpus_per_node else kind
+    each = layout.gpus_per_node or layout.tasks_per_node
+    kind = "GPU" if layout.gpus_per_node else "rank"
     # Clusters that share a file system have jobs of the same numbers.
     own_folder = f'{quote.word(str(site.paths.work / "jobs" / spec.name))}-"{_OF_CLUSTER}"'
     return {
@@ -182,7 +179,7 @@ def _values(
         "chosen": chosen,
         "account": spec.account or partition.account or slurm.account,
         "qos": spec.qos or partition.qos or slurm.qos,
-        "gpu_request": gpus,
+        "gpu_request": partition.gpu and gpu_request(site, partition, layout.gpus_per_node),
         "memory": _memory_request(site, partition, layout),
         "requeues": spec.requeues if slurm.requeue else 0,
         "time": walltime(layout.minutes),

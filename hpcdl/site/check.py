@@ -12,8 +12,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import NVIDIA, find_row, gres_type, known_names, out_of_scope
-from hpcdl.site.paths import expand
-from hpcdl.site.schema import cleaned, site_schema
+from hpcdl.site.schema import cleaned, expand, site_schema
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release
 from hpcdl.slurm.time_limit import slurm_minutes

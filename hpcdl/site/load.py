@@ -16,7 +16,7 @@ from typing import Any
 from hpcdl.site import model
 from hpcdl.site.gpu_models import gres_type, of_row
 from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
-from hpcdl.site.paths import expand
+from hpcdl.site.schema import expand
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput

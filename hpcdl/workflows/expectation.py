@@ -26,10 +26,11 @@ from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.text import duration
 from hpcdl.workflows.links import measured_links
-from hpcdl.workflows.trained import SYNTHETIC, Training, data_of, steps_of, training_of
+from hpcdl.workflows.trained import SYNTHETIC, Data, Training, data_of, steps_of, training_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.exchange import Exchange
+    from hpcdl.predict.forecast import Forecast
 
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
@@ -105,11 +106,6 @@ def why_none(site: Site, spec: JobSpec) -> str:
 def _expectation(
     site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: Training
 ) -> Expectation | None:
-    from hpcdl.predict.request import Request, answer
-    from hpcdl.predict.results import trained_precision
-
-    data = data_of(training)
-    compute = partition.gpu.compute if partition.gpu else None
     own = _own_results(site, spec, layout, training)
     if not own and current_or_cluster().shared_cores:
         return None  # published GPUs say nothing of nodes that one machine emulates
@@ -117,21 +113,9 @@ def _expectation(
     with suppress(*_UNUSABLE):
         if layout.world_size > 1:
             links = measured_links(site, partition, training.strategy, layout.tasks_per_node)
-    asked = Request(
-        partition=_shaped(partition, layout),
-        model=training.model,
-        gpus=str(layout.world_size),
-        batch=training.batch,
-        size=training.size,
-        precision=trained_precision(training.precision, compute, compress=training.compress),
-        data="imagenet" if data.jpeg else SYNTHETIC,
-        pipeline=training.pipeline if data.jpeg else "new",
-        images=data.images,
-        result=next(iter(own), None),
-        repeats=own[1:],
-        exchanges=links,
-    )
-    found = answer(asked)
+    data = data_of(training)
+    images = data.images
+    found = _predicted(partition, layout, training, data, own, links)
     (point,) = found.points
     source, proof = found.calibration.source, found.calibration.proof
     if proof == "doubtful" and point.step.seconds < _SHORTEST_ESTIMATE:
@@ -148,13 +132,39 @@ def _expectation(
         low=point.low,
         high=point.high,
         limit=point.step.limit,
-        epoch_images=data.images,
-        epoch_seconds=point.epoch_seconds if data.images else None,
-        run_seconds=steps_of(training, layout.world_size, data.images) * point.step.seconds,
+        epoch_images=images,
+        epoch_seconds=point.epoch_seconds if images else None,
+        run_seconds=steps_of(training, layout.world_size, images) * point.step.seconds,
         walltime_seconds=layout.minutes * 60.0,
         lives=(1 + spec.requeues) * spec.chain,
         source=source + (", links by the site's all-reduce check" if links else ""),
         proof=proof,
+    )
+
+
+def _predicted(
+    partition: Partition, layout: Layout, training: Training, data: Data, own: Sequence[Path],
+    links: tuple[Exchange, ...],
+) -> Forecast:  # fmt: skip
+    from hpcdl.predict.request import Request, answer
+    from hpcdl.predict.results import trained_precision
+
+    compute = partition.gpu.compute if partition.gpu else None
+    return answer(
+        Request(
+            partition=_shaped(partition, layout),
+            model=training.model,
+            gpus=str(layout.world_size),
+            batch=training.batch,
+            size=training.size,
+            precision=trained_precision(training.precision, compute, compress=training.compress),
+            data="imagenet" if data.jpeg else SYNTHETIC,
+            pipeline=training.pipeline if data.jpeg else "new",
+            images=data.images,
+            result=next(iter(own), None),
+            repeats=tuple(own[1:]),
+            exchanges=links,
+        )
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.jobs import JobSpec, Module, environment, quote, render_script
+from hpcdl.jobs import JobSpec, Module, environment, render_script
 from hpcdl.jobs.functions import FILE
 from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.spec import check_spec
@@ -123,15 +123,6 @@ def test_75_puts_the_job_back_into_the_queue_and_requeues_have_a_cap(
     code, out, _ = job.run(SLURM_RESTART_COUNT=restarts)
     assert (code, job.requeues) == (75, requeued)
     assert (f"requeue {int(restarts) + 1} of at most 5".encode() in out) == requeued
-
-
-def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
-    """The last task to start has the id of the array: by that, Slurm would run all of it again."""
-    words = quote.quote_argv((str(tmp_path / "point"), "bash", "-c", "exit 75"))
-    (tmp_path / "arguments").write_text(f"{words}\n" * 3)
-    job = Job(tmp_path, array=ArrayOf(3, tmp_path / "arguments", tmp_path))
-    assert job.run(SLURM_ARRAY_JOB_ID="4711", SLURM_ARRAY_TASK_ID="2")[0] == 75
-    assert [call for call in job.calls if "requeue" in call] == ["scontrol requeue 4711_2"]
 
 
 def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None:
@@ -312,12 +303,6 @@ def test_a_colon_alone_is_no_other_component_of_the_step(tmp_path: Path) -> None
     job = Job(tmp_path, "printf", "%s\\n", "a", ":", "b c")
     assert job.run()[1].decode().splitlines() == ["a", ":", "b c"]
     assert ":" not in job.calls[0].split(" exec ")[0].split()
-
-
-def test_a_hundred_kilobytes_arrive(tmp_path: Path) -> None:
-    text = "x'\n" * 33_000
-    job = Job(tmp_path, "bash", "-c", 'printf %s "$1"', "show", text)
-    assert job.run()[1].decode() == text
 
 
 # srun that is no shell: shells set some variables anew.
