@@ -54,12 +54,9 @@ def lines(script: str, sourced: Path | None) -> list[tuple[str, str, str]]:
     return _commented(_INLINE + called(script))
 
 
-@cache
 def called(script: str) -> str:
     """What is done at once, behind the functions that a script calls and those that these call."""
-    text = _file().read_text(encoding="utf-8")
-    parts = list(_FUNCTION.finditer(text))
-    known, rest = {one[1]: one[0] for one in parts}, text[parts[-1].end() :].lstrip("\n")
+    known, rest = _parts()
     wanted: set[str] = set()
     waiting = [script, rest]
     while waiting:
@@ -68,6 +65,14 @@ def called(script: str) -> str:
         wanted |= found
         waiting += [known[name] for name in found]
     return "\n".join([*(text for name, text in known.items() if name in wanted), rest])
+
+
+@cache
+def _parts() -> tuple[dict[str, str], str]:
+    """The functions by name, with the comments above them, and what stands behind all of them."""
+    text = _file().read_text(encoding="utf-8")
+    found = list(_FUNCTION.finditer(text))
+    return {one[1]: one[0] for one in found}, text[found[-1].end() :].lstrip("\n")
 
 
 def _commented(text: str) -> list[tuple[str, str, str]]:
