@@ -79,7 +79,8 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     request.checked(site, spec, module)
     if args.dry_run:
         script, placed = place(site, spec, module)
-        said = {"directory": placed.job_dir, "script": script.text, "layout": asdict(script.layout)}
+        said: dict[str, object] = {"directory": placed.job_dir, "script": script.text,
+                                   "layout": asdict(script.layout)}  # fmt: skip
         if not args.json:
             print(f"would submit this script from {placed.job_dir}:\n")
             _print_script(script)

@@ -297,7 +297,9 @@ def _file(path: str, pattern: str = "") -> str:
 @cache
 def _template(name: str) -> jinja2.Template:
     jinja = templates("sbatch", bytecode_cache=_compiled_templates())
-    jinja.filters |= {"word": quote.word, "words": quote.quote_argv, "expandable": quote.expandable}
+    jinja.filters["word"] = quote.word
+    jinja.filters["words"] = quote.quote_argv
+    jinja.filters["expandable"] = quote.expandable
     jinja.globals["why"] = lambda reason, rules="": f"{_MARK}{reason}{_MARK}{rules}"
     return jinja.get_template(name)
 

@@ -66,7 +66,7 @@ def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(
     ("gres", "said"),
     [
         ("gpu:4", "Slurm says no type"),
-        ("gpu:p1000:4", "Slurm says 'p1000', P100"),
+        ("gpu:p1000:4", "Slurm says 'p1000'"),
         # 7 of MIG's slices are not 7 GPUs of 40 GB.
         ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
     ],
