@@ -7,7 +7,7 @@ letter would become an argument.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import wraps
 from inspect import signature
@@ -54,23 +54,21 @@ def fields_of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in given.items()}  # fmt: skip
 
 
-def typed(job: JobSpec) -> JobSpec:
-    """The job itself; lists are tuples and paths what its fields have, text or `Path`.
-
-    Raises:
-        BadInput: a field is of another type.
-    """
-    return replace(job, **fields_of(JobSpec, vars(job)))
-
-
 def _of(what: str, kind: str, value: Any) -> Any:
     if value is None and kind.endswith(" | None"):
         return None
+    plain = kind.removesuffix(" | None")
     try:
-        return _KINDS[kind.removesuffix(" | None")](value)
+        return _KINDS[plain](value) if plain in _KINDS else _same(_EXACT[plain], value)
     except TypeError as fault:
         raise BadInput(f"{what} cannot be {value!r:.60}",
                        hint=f"it is of the type {kind}") from fault  # fmt: skip
+
+
+def _same(kinds: Sequence[type], value: Any) -> Any:
+    if type(value) not in kinds:  # True is an int, but no number of nodes
+        raise TypeError
+    return value
 
 
 def _text(value: Any) -> str:
@@ -91,31 +89,16 @@ def _variables(value: Any) -> Mapping[str, str]:
     return {_text(name): _text(text) for name, text in value.items()}
 
 
-def _only(*kinds: type) -> Callable[[Any], Any]:
-    def same(value: Any) -> Any:
-        if type(value) not in kinds:  # True is an int, but no number of nodes
-            raise TypeError
-        return value
-
-    return same
-
-
-def _script(value: Any) -> Any:
-    return value if isinstance(value, (str, Path)) else _text(value)
-
-
+_EXACT: Mapping[str, Sequence[type]] = {
+    "Site": (Site,), "int": (int,), "float": (int, float), "bool": (bool,), "Memory": (Memory,),
+}  # fmt: skip
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "Site": _only(Site),
-    "JobSpec": lambda value: typed(_only(JobSpec)(value)),
-    "str | Path": _script,
-    "int": _only(int),
-    "float": _only(int, float),
-    "bool": _only(bool),
+    "JobSpec": lambda job: replace(job, **fields_of(JobSpec, vars(_same((JobSpec,), job)))),
+    "str | Path": lambda value: value if isinstance(value, Path) else _text(value),
     "str": _text,
     "Path": lambda value: Path(_text(value)),
     "tuple[str, ...]": _several,
-    "tuple[Path | Exchange, ...]": lambda value: tuple(_only(list, tuple)(value)),
+    "tuple[Path | Exchange, ...]": lambda value: tuple(_same((list, tuple), value)),
     "tuple[Path, ...]": lambda value: tuple(map(Path, _several(value))),
     "Mapping[str, str]": _variables,
-    "Memory": _only(Memory),
 }

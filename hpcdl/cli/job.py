@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import cancel, lint, log, request, sweep, usage
-from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.cli import lint, queued, request, sweep
+from hpcdl.cli.framework import Command, Group, option, print_json, show
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.jobs import JobSpec, Script
     from hpcdl.jobs.submission import Submission
-    from hpcdl.jobs.watch import Snapshot
     from hpcdl.site import Site
-    from hpcdl.workflows.expectation import Expectation
 
 
 def _written(args: argparse.Namespace) -> Script:
@@ -30,10 +27,10 @@ def _written(args: argparse.Namespace) -> Script:
 
 
 def _render(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
     script = _written(args)
     if args.json:
-        from dataclasses import asdict
-
         print_json({"script": script.text, "layout": asdict(script.layout)})
     else:
         _print_script(script)
@@ -51,20 +48,10 @@ def _print_script(script: Script) -> None:
 
 
 def _explain(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.explain import explain
-
     script = _written(args)
-    if args.json:
-        version = script.slurm_version
-        print_json(
-            [
-                {"text": line.text, "reason": line.reason, "rule": line.rule(version)}
-                for line in script.lines
-            ]
-        )
-    else:
-        print(explain(script))
-    return ExitCode.OK
+    data = [{"text": line.text, "reason": line.reason, "rule": line.rule(script.slurm_version)}
+            for line in script.lines]  # fmt: skip
+    return show(args, data, script.explained)
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
@@ -91,14 +78,19 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     module = request.module_of(args, site, published=True)
     request.checked(site, spec, module)
     if args.dry_run:
-        return _would_submit(*place(site, spec, module), site, args)
-    submission = submit(site, spec, module, None if args.json else _tell_submitted)
-    expected = _expected(site, spec, submission.folder)
-    said = {**_submission_data(submission), "expectation": expected and asdict(expected)}
-    if not args.json:
-        _show_expected(expected, site, spec)
-    if args.watch:
-        return _watch_to_the_end(submission, args, said)
+        script, placed = place(site, spec, module)
+        said: dict[str, object] = {"directory": placed.job_dir, "script": script.text,
+                                   "layout": asdict(script.layout)}  # fmt: skip
+        if not args.json:
+            print(f"would submit this script from {placed.job_dir}:\n")
+            _print_script(script)
+        said["expectation"] = _expected(args, site, placed)
+    else:
+        submission = submit(site, spec, module, None if args.json else _tell_submitted)
+        said = queued.submission_data(submission)
+        said["expectation"] = _expected(args, site, spec, submission.folder)
+        if args.watch:
+            return queued.watch_to_the_end(submission, args, said)
     if args.json:
         print_json(said)
     return ExitCode.OK
@@ -112,148 +104,21 @@ def _tell_submitted(submission: Submission) -> None:
           f"  log    {submission.log}\n  result {submission.result}", flush=True)  # fmt: skip
 
 
-def _would_submit(script: Script, spec: JobSpec, site: Site, args: argparse.Namespace) -> ExitCode:
-    """What --dry-run shows: the script, and what it should reach."""
+def _expected(
+    args: argparse.Namespace, site: Site, spec: JobSpec, folder: Path | None = None
+) -> dict[str, object] | None:
+    """Say what the job should reach, and keep it in its directory; None where nothing says so."""
     from dataclasses import asdict
 
-    expected = _expected(site, spec)
-    if args.json:
-        print_json({"directory": spec.job_dir, "script": script.text,
-                    "layout": asdict(script.layout),
-                    "expectation": expected and asdict(expected)})  # fmt: skip
-    else:
-        print(f"would submit this script from {spec.job_dir}:\n")
-        _print_script(script)
-        _show_expected(expected, site, spec)
-    return ExitCode.OK
-
-
-def _expected(site: Site, spec: JobSpec, folder: Path | None = None) -> Expectation | None:
-    """What the job should reach, kept in its directory; None where no prediction is possible."""
-    from hpcdl.workflows.expectation import expect, keep
+    from hpcdl.workflows.expectation import as_lines, expect, keep, why_none
 
     expected = expect(site, spec)
     if expected and folder:
         keep(expected, folder)
-    return expected
-
-
-def _show_expected(expected: Expectation | None, site: Site, spec: JobSpec) -> None:
-    from hpcdl.workflows.expectation import as_lines, why_none
-
-    lack = why_none(site, spec) if expected is None else ""
-    for line in as_lines(expected) if expected else filter(None, [lack]):
-        print(f"  {line}")
-
-
-def _watch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
-    parser.add_argument("--once", action="store_true", help="print the current state once and exit")
-
-
-def _watch(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
-    from hpcdl.jobs.submission import find
-    from hpcdl.jobs.watch import as_line, look
-
-    submission = find(the_site(args), args.job)
-    if not args.once:
-        return _watch_to_the_end(submission, args, _submission_data(submission))
-    snapshot = look(submission)
-    return show(args, asdict(snapshot), as_line(snapshot))
-
-
-def _watch_to_the_end(
-    submission: Submission, args: argparse.Namespace, said: Mapping[str, object]
-) -> ExitCode:
-    """Follow the job; with --json, what was `said` of it and how it ended, as one object."""
-    from dataclasses import asdict
-
-    from hpcdl.jobs.watch import as_line, follow, watched
-    from hpcdl.system.progress import StatusLine
-
-    snapshot = None
-    with watched(submission), StatusLine(quiet=args.json) as status:
-        for snapshot in follow(submission):
-            text = as_line(snapshot) + _last_line(submission, snapshot)
-            status.show(text, key=(snapshot.state, snapshot.restarts))
-    assert snapshot is not None
-    if args.json:
-        print_json({**said, **asdict(snapshot)})
-    elif not snapshot.ok:
-        _show_end_of_log(submission)
-    return ExitCode.OK if snapshot.ok else ExitCode.NO
-
-
-def _last_line(submission: Submission, snapshot: Snapshot) -> str:
-    """The end of the log, where nothing better is known of a running job."""
-    from hpcdl.system.safe_read import last_text
-
-    if snapshot.state != "RUNNING" or snapshot.progress:
-        return ""
-    lines = last_text(submission.log, 2000).rstrip().splitlines()
-    return f" | {lines[-1]}" if lines else ""
-
-
-def _show_end_of_log(submission: Submission) -> None:
-    from hpcdl.system.safe_read import last_text
-
-    for line in last_text(submission.log).splitlines()[-12:]:
-        print(f"| {line}", file=sys.stderr)
-    print(f"log: {submission.log}", file=sys.stderr)
-
-
-def _submission_data(submission: Submission) -> dict[str, object]:
-    return {
-        "job_id": submission.job_id,
-        "chain": submission.chain,
-        "directory": submission.folder,
-        "script": submission.script,
-        "log": submission.log,
-        "result": submission.result,
-    }
-
-
-def _list(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
-    from hpcdl.jobs.listing import as_text, own_jobs
-
-    rows = own_jobs(the_site(args), args.last)
-    return show(args, [asdict(row) for row in rows], as_text(rows))
-
-
-def _report(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
-    from hpcdl.jobs.job_report import as_text, summarize
-    from hpcdl.jobs.submission import asked, find
-    from hpcdl.jobs.watch import look, result_of, usage_of
-    from hpcdl.workflows.expectation import compare, comparison_line, kept
-
-    site = the_site(args)
-    submission = find(site, args.job)
-    snapshot, said = look(submission), asked(submission)
-    partition = site.partitions.get(str(said.get("partition")))
-    report = summarize(
-        snapshot,
-        result_of(submission),
-        said,
-        usage_of(snapshot),
-        partition.cpus if partition else None,
-    )
-    expected = kept(submission.folder)
-    found = compare(expected, report.images_per_second, report.ranks) if expected else None
-    if args.json:
-        used = report.usage and report.usage._asdict()
-        print_json({**asdict(report), "usage": used, "expectation": expected and asdict(expected),
-                    "comparison": found and found._asdict()})  # fmt: skip
-    else:
-        print(as_text(report))
-        if expected and found:
-            print(f"  {comparison_line(expected, found)}")
-    return ExitCode.OK if report.ok else ExitCode.NO
+    if not args.json:
+        for line in as_lines(expected) if expected else filter(None, [why_none(site, spec)]):
+            print(f"  {line}")
+    return asdict(expected) if expected else None
 
 
 GROUP = Group(
@@ -271,11 +136,11 @@ GROUP = Group(
         Command("schema", "Print the JSON Schema of job.yaml, for editors.",
                 "hpcdl job schema > job.schema.json", _schema, site=False),
         Command("watch", "Watch a job: state, reason for waiting, progress.",
-                "hpcdl job watch 4711", _watch, _watch_options),
+                "hpcdl job watch 4711", queued.watch, queued.watch_options),
         Command("log", "Print the end of a job's log; with -f what comes, until the job ends.",
-                "hpcdl job log -f 4711", log.run, log.options),
+                "hpcdl job log -f 4711", queued.log, queued.log_options),
         Command("list", "List your jobs with state, age and directory, newest first.",
-                "hpcdl job list --last 5", _list,
+                "hpcdl job list --last 5", queued.list_jobs,
                 option("--last", type=at_least(1), default=20, metavar="N",
                        help="list the newest N jobs (20)")),
         Command("sweep",
@@ -284,15 +149,15 @@ GROUP = Group(
                 sweep.run, sweep.options, changes=True),
         Command("report",
                 "Report a job's throughput, where each step's time went, and what to improve.",
-                "hpcdl job report 4711", _report,
+                "hpcdl job report 4711", queued.report,
                 option("job", metavar="JOB", help="job id, or the job's directory")),
         Command("usage", "Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting.",
-                "hpcdl job usage --since 2026-01 --by account --by month --all-users", usage.run,
-                usage.options),
+                "hpcdl job usage --since 2026-01 --by account --by month --all-users", queued.usage,
+                queued.usage_options),
         Command("lint",
                 "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
                 "hpcdl job lint --slurm-version 22.05 train.sh", lint.run, lint.options),
-        Command("cancel", "Cancel jobs.", "hpcdl job cancel 4711", cancel.run,
+        Command("cancel", "Cancel jobs.", "hpcdl job cancel 4711", queued.cancel,
                 option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
                 changes=True),
     ),

@@ -6,16 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, print_json
 from hpcdl.system.errors import ExitCode
 
 _BROKEN = 29
 """The preflight itself did not work (hpcdl.jobs.preflight.CAUSES)."""
-
-if TYPE_CHECKING:
-    from hpcdl.jobs.preflight import Probe
 
 
 def _looks(parser: argparse.ArgumentParser) -> None:
@@ -30,21 +26,18 @@ def _probe_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _probe(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.preflight import as_json_line, probe, with_links
+    from hpcdl.jobs.preflight import Probe, as_json_line, probe, with_links
+
+    def leave_stuck(found: Probe) -> None:
+        """Print where it hangs and exit at once: NCCL's threads would block a normal exit."""
+        print(as_json_line(found), flush=True)
+        os._exit(ExitCode.NO)
 
     found = probe(args.scratch, args.data)
     if args.transport is not None:
-        found = with_links(found, args.transport, _leave_stuck)
+        found = with_links(found, args.transport, leave_stuck)
     print(as_json_line(found), flush=True)
     return ExitCode.NO if found.fault else ExitCode.OK
-
-
-def _leave_stuck(found: Probe) -> None:
-    """Print where it hangs and exit at once: NCCL's threads would block a normal exit."""
-    from hpcdl.jobs.preflight import as_json_line
-
-    print(as_json_line(found), flush=True)
-    os._exit(ExitCode.NO)
 
 
 def _expectations(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +63,8 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
     try:
         probes = read_probes(args.probes.read_text(errors="replace"))
     except OSError as fault:
-        print(f"preflight: cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})",
-              file=sys.stderr)  # fmt: skip
+        said = f"cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})"
+        print(f"preflight: {said}", file=sys.stderr)
         return _BROKEN
     problems = judge(probes, expected)
     if args.json:

@@ -76,23 +76,20 @@ def asked_site(args: argparse.Namespace) -> Site:
     """The site, as of --slurm-version. What --file says fills the options that are not given."""
     if args.file is not None:
         _fill(args)
-    site = the_site(args)
-    if args.slurm_version is None:
-        return site
     from hpcdl.jobs.slurm_compat import with_version
 
-    return with_version(site, args.slurm_version)
+    site = the_site(args)
+    return site if args.slurm_version is None else with_version(site, args.slurm_version)
 
 
 def _fill(args: argparse.Namespace) -> None:
     from hpcdl.jobs.schema import load_request
 
     said = load_request(args.file)
-    if any(getattr(args, key) is not None for key in _SHAPE):
-        said = {key: value for key, value in said.items() if key not in _SHAPE}
     said |= {key: Path(said[key]) for key in ("job_dir", "chdir") if key in said}
-    if any(getattr(args, key) is not None for key in _MEMORY):
-        said = {key: value for key, value in said.items() if key not in _MEMORY}
+    for together in (_SHAPE, _MEMORY):
+        if any(getattr(args, key) is not None for key in together):
+            said = {key: value for key, value in said.items() if key not in together}
     for key, value in said.items():
         if getattr(args, key, "") is None:
             setattr(args, key, value)
@@ -111,6 +108,8 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     from hpcdl.jobs.program import seen_from
     from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
 
+    named = {"reservation": args.reservation, "licenses": args.licenses}
+    own = [f"{name}={value}" for name, value in named.items() if value is not None]
     asked = JobSpec(
         **{key: getattr(args, key) for key in _AS_GIVEN},
         partition=args.partition or site.default_partition,
@@ -121,7 +120,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         job_dir=_path(args.job_dir) if args.job_dir else None,
         preflight=not args.no_preflight, data=str(_path(args.data)) if args.data else None,
         stage=args.stage_data, container=image_of(args.container),
-        sbatch=(*_named(args, "reservation", "licenses"), *args.sbatch), memory=_memory(args),
+        sbatch=(*own, *args.sbatch), memory=_memory(args),
         chdir=_path(args.chdir) if args.chdir else None,
     )  # fmt: skip
     return seen_from(Path.cwd(), asked)
@@ -137,35 +136,23 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
 
     check_words(spec.program, spec.launcher, queued=queued)
     if spec.container and not site.paths.datasets.is_dir():
-        raise BadInput(
-            f"there is no directory {site.paths.datasets}, which containers of this site see",
-            hint="make it, or correct `datasets` in the site file",
-        )
+        said = f"there is no directory {site.paths.datasets}, which containers of this site see"
+        raise BadInput(said, hint="make it, or correct `datasets` in the site file")
     check_program(Path.cwd(), spec, module, queued=queued)
     return spec
 
 
-def _named(args: argparse.Namespace, *names: str) -> tuple[str, ...]:
-    """Options of sbatch that have a name of their own here."""
-    return tuple(f"{name}={value}" for name in names if (value := getattr(args, name)) is not None)
-
-
 def _memory(args: argparse.Namespace) -> Memory | None:
-    """What memory is asked for, by one option at most."""
     from hpcdl.jobs.spec import Memory, memory_of
 
-    asked = {
-        "--mem": ("node", args.mem),
-        "--mem-per-cpu": ("cpu", args.mem_per_cpu),
-        "--mem-per-gpu": ("gpu", args.mem_per_gpu),
-    }
-    given = {option: what for option, what in asked.items() if what[1] is not None}
+    given = [key for key in _MEMORY if getattr(args, key) is not None]
     if len(given) > 1:
         raise BadInput("--mem, --mem-per-cpu and --mem-per-gpu exclude each other",
                        hint="give one of them")  # fmt: skip
-    return next(
-        (Memory(memory_of(option, text), per) for option, (per, text) in given.items()), None
-    )
+    for key in given:
+        mb = memory_of(f"--{key.replace('_', '-')}", getattr(args, key))
+        return Memory(mb, "node" if key == "mem" else key.removeprefix("mem_per_"))
+    return None
 
 
 def _variable(text: str) -> tuple[str, str]:

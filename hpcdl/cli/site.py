@@ -24,8 +24,7 @@ def _init_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _init(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.site.detect import draft
-    from hpcdl.site.live import look
+    from hpcdl.site.live import draft, look
     from hpcdl.system.files import write_atomic
 
     if args.output and args.output.is_dir():
@@ -46,16 +45,13 @@ def _init(args: argparse.Namespace) -> ExitCode:
 
 
 def _check(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
-    from hpcdl.site.live import look
-    from hpcdl.site.site_drift import compare
+    from hpcdl.site.live import compare, look
     from hpcdl.system.text import table
 
     site = the_site(args)
     drift = compare(site, look())
     if args.json:
-        print_json({"site": site.name, "drift": [asdict(one) for one in drift]})
+        print_json({"site": site.name, "drift": [one._asdict() for one in drift]})
     elif drift:
         rows = [(one.key, one.file, one.cluster) for one in drift]
         print(table(rows, ("key", "site file", "cluster")))

@@ -6,10 +6,11 @@ import argparse
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from hpcdl.cli.framework import Command, print_json
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import ExitCode, HpcdlError
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +21,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _stage(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.stage import clean, stage
+    from hpcdl.jobs.stage import clean, remove_left, stage
+    from hpcdl.slurm.client import own_jobs
 
     target = Path(os.path.expandvars(args.target))
     if args.dry_run:
@@ -29,7 +31,9 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     if args.clean:
         clean(target)
         return ExitCode.OK
-    removed = _remove_left(target)
+    removed = 0
+    with suppress(HpcdlError, OSError):  # staging works without the space that ended jobs hold
+        removed = remove_left(target, own_jobs)
     start = time.monotonic()
     done = stage(args.source, target, workers=args.workers)
     seconds = time.monotonic() - start
@@ -50,18 +54,6 @@ def _stage(args: argparse.Namespace) -> ExitCode:
         print(f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
               f"{target}, {seconds:.1f} s{rest}")  # fmt: skip
     return ExitCode.OK
-
-
-def _remove_left(target: Path) -> int:
-    """Free space: remove what ended jobs left. Staging works without, so no error ends the job."""
-    from hpcdl.jobs.stage import remove_left
-    from hpcdl.slurm.client import own_jobs
-    from hpcdl.system.errors import HpcdlError
-
-    try:
-        return remove_left(target, own_jobs)
-    except (HpcdlError, OSError):
-        return 0
 
 
 COMMAND = Command(

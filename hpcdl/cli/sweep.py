@@ -68,14 +68,11 @@ def run(args: argparse.Namespace) -> ExitCode:
 
 
 def _would_submit(
-    found: Sequence[RunStatus],
-    site: Site,
-    folder: Path,
-    modules: Mapping[str, Module],
+    found: Sequence[RunStatus], site: Site, folder: Path, modules: Mapping[str, Module],
     args: argparse.Namespace,
-) -> ExitCode:
+) -> ExitCode:  # fmt: skip
     """What --dry-run shows: the scripts of what is missing, and what cannot run."""
-    from hpcdl.jobs.sweep_run import IMPOSSIBLE, preview, summary
+    from hpcdl.jobs.sweep_run import preview, summary
 
     arrays = preview(site, folder, found, modules, args.running, args.retry_failed)
     if args.json:
@@ -87,21 +84,27 @@ def _would_submit(
             print(f"# would submit an array of {len(group.points)}:\n{script.text}")
         print(f"# {folder.name}: {summary(found)}")
         _name_impossible(found)
-    return ExitCode.PARTLY if any(one.state == IMPOSSIBLE for one in found) else ExitCode.OK
+    return ExitCode.PARTLY if any(one.point.problem for one in found) else ExitCode.OK
 
 
 def _show(found: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, summary
+    from hpcdl.jobs.sweep_run import DONE, FAILED, summary
 
     if args.json:
         print_json({"directory": folder, "points": _rows(found)})
     else:
         print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
-        _name_failed(found)
+        failed = [one for one in found if one.state == FAILED]
+        for one in failed[:_SHOWN]:
+            said = f"exit code {one.exit_code}, log {one.log}"
+            print(f"  failed: {_values(one)}: {said}", file=sys.stderr)
+        if failed:
+            more = f"{len(failed) - _SHOWN} more failed; " if len(failed) > _SHOWN else ""
+            print(f"  {more}--retry-failed queues them again", file=sys.stderr)
         _name_impossible(found)
-    if any(one.state == IMPOSSIBLE for one in found):
-        return ExitCode.PARTLY
-    return ExitCode.PARTLY if args.status and any(o.state != DONE for o in found) else ExitCode.OK
+    unfinished = args.status and any(one.state != DONE for one in found)
+    impossible = any(one.point.problem for one in found)
+    return ExitCode.PARTLY if impossible or unfinished else ExitCode.OK
 
 
 def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
@@ -110,19 +113,11 @@ def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
              "log": one.log} for one in found]  # fmt: skip
 
 
-def _name_failed(found: Sequence[RunStatus]) -> None:
-    from hpcdl.jobs.sweep_run import FAILED
-
-    failed = [one for one in found if one.state == FAILED]
-    for one in failed[:_SHOWN]:
-        values = " ".join(f"{key}={value}" for key, value in one.point.values.items())
-        print(f"  failed: {values}: exit code {one.exit_code}, log {one.log}", file=sys.stderr)
-    if failed:
-        more = f"{len(failed) - _SHOWN} more failed; " if len(failed) > _SHOWN else ""
-        print(f"  {more}--retry-failed queues them again", file=sys.stderr)
-
-
 def _name_impossible(found: Sequence[RunStatus]) -> None:
-    for point in (one.point for one in found if one.point.problem):
-        values = " ".join(f"{key}={value}" for key, value in point.values.items())
-        print(f"  left out: {values}: {point.problem}", file=sys.stderr)
+    for one in found:
+        if one.point.problem:
+            print(f"  left out: {_values(one)}: {one.point.problem}", file=sys.stderr)
+
+
+def _values(one: RunStatus) -> str:
+    return " ".join(f"{key}={value}" for key, value in one.point.values.items())

@@ -40,29 +40,19 @@ def as_shell(values: Mapping[str, str]) -> bytes:
 
 
 def keep(path: Path, values: Mapping[str, str]) -> None:
-    """Write the values to a job's or an array's file; nothing where there are none.
-
-    Raises:
-        MissingPrerequisite: the file system refuses it.
-    """
+    """Write the values to a job's or an array's file; nothing where there are none."""
     if values:
         write_atomic(path, as_shell(values), mode=0o600)
 
 
 def check_same(folder: Path, values: Mapping[str, str]) -> None:
-    """Refuse other values than those of a sweep's earlier arrays; a secret may be renewed.
-
-    Raises:
-        BadInput: names the variables.
-    """
-    file = next(iter(sorted(folder.glob(f"*.{NAME}"))), None)
-    if file is None:
-        return
-    before = set(read_regular(file, kind="file of a job's variables").splitlines())
-    now = {name: as_shell({name: value}).strip()
-           for name, value in values.items() if not looks_secret(name)}  # fmt: skip
-    other = sorted(name for name, line in now.items() if line not in before)
-    if other:
+    """Raise BadInput for values other than of a sweep's earlier arrays; secrets may change."""
+    earlier = sorted(folder.glob(f"*.{NAME}"))[:1]
+    before = [read_regular(file, kind="file of a job's variables") for file in earlier]
+    lines = set(b"".join(before).splitlines())
+    other = sorted(name for name, value in values.items() if not looks_secret(name)
+                   and as_shell({name: value}).strip() not in lines)  # fmt: skip
+    if earlier and other:
         raise BadInput(
             f"'{folder.name}' was begun with other values of {', '.join(other)}",
             hint=f"give this one another --name, or take {folder} away to start over",

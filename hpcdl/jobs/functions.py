@@ -31,9 +31,6 @@ _WHOLE = (
 )
 _LAST = "its last line sets this: the file is there, and nothing of it is cut off"
 
-Commented = tuple[str, str, str]
-"""A line of a script, its reason, and the ids of its rules."""
-
 
 def installed(stack: Path) -> Path | None:
     """The functions of a release, where scripts written here mean the same by them."""
@@ -46,8 +43,11 @@ def installed(stack: Path) -> Path | None:
         return None
 
 
-def lines(script: str, sourced: Path | None) -> list[Commented]:
-    """The lines that give a script its functions; written into it, those that it calls."""
+def lines(script: str, sourced: Path | None) -> list[tuple[str, str, str]]:
+    """The lines that give a script its functions; written into it, those that it calls.
+
+    Each has its reason and the ids of its rules.
+    """
     if sourced is not None:
         command = f"source {quote.word(str(sourced))}"
         return [*_commented(_SOURCED), (command, _WHY, ""), (_WHOLE, _LAST, "")]
@@ -72,12 +72,12 @@ def _parts() -> tuple[dict[str, str], str]:
     """The functions by name, with the comments above them, and what stands behind all of them."""
     text = _file().read_text(encoding="utf-8")
     found = list(_FUNCTION.finditer(text))
-    return {one.group(1): one.group() for one in found}, text[found[-1].end() :].lstrip("\n")
+    return {one[1]: one[0] for one in found}, text[found[-1].end() :].lstrip("\n")
 
 
-def _commented(text: str) -> list[Commented]:
+def _commented(text: str) -> list[tuple[str, str, str]]:
     """Lines with the reasons that stand before them."""
-    found: list[Commented] = []
+    found = []
     reason = rules = ""
     for line in text.splitlines():
         if match := _REASON.fullmatch(line):

@@ -20,15 +20,10 @@ _REVOKED = "0"
 _MOMENT_SECONDS = 5.0
 
 
-def mark(folder: Path, token: str) -> Path:
-    """The link by which a job takes its token when it starts."""
-    return folder / f".job-{token}"
-
-
-def started(folder: Path, token: str) -> int | None:
+def _started(folder: Path, token: str) -> int | None:
     """The job that took a token; None where none did."""
     with suppress(OSError, ValueError):
-        return int(os.readlink(mark(folder, token))) or None  # noqa: PTH115 - no path
+        return int(os.readlink(folder / f".job-{token}")) or None  # noqa: PTH115 - no path
     return None
 
 
@@ -37,8 +32,8 @@ def revoke(folder: Path, token: str) -> int | None:
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            mark(folder, token).symlink_to(_REVOKED)
-    return started(folder, token)
+            (folder / f".job-{token}").symlink_to(_REVOKED)
+    return _started(folder, token)
 
 
 def locate(submissions: Mapping[str, Sequence[Path]], since: float | None = None) -> dict[str, int]:
@@ -63,7 +58,7 @@ def _located(submissions: Mapping[str, Sequence[Path]]) -> dict[str, int]:
     queued |= once.accounted(submissions.keys() - queued)
     for token, folders in submissions.items():
         ids = queued.get(token, ())
-        began = next((job for folder in folders if (job := started(folder, token))), None)
+        began = next((job for folder in folders if (job := _started(folder, token))), None)
         if began or ids:
             found[token] = began or ids[0]
             client.cancel([job for job in ids if job != found[token]])

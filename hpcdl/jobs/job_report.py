@@ -25,6 +25,13 @@ _NAMES = {
     "checkpoint": "writing checkpoints",
     "other": "everything else",
 }
+_ADVICE = {
+    "input": "input-bound: {share} of each step waits for data; {cpus}",
+    "communication": "communication-bound: {share} of each step waits for gradients; use larger "
+    "batches per GPU, fp16 compression, or fewer nodes",
+    "checkpoint": "{share} of the time goes into checkpoints; write them less often",
+    "other": "{share} of each step is spent outside the model; look at the profile (--profile)",
+}
 _WORTH_ADVICE = 0.15
 _POINTS = 40
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -62,9 +69,8 @@ def summarize(
 ) -> Report:
     """The report of a job from its last state, its result.json, its job.json and accounting.
 
-    Both files are as `hpcdl.results` reads them.
-
-    `node_cpus` are the CPUs of a node of its partition, None where that is not known.
+    Both files are as `hpcdl.results` reads them. `node_cpus` are the CPUs of a node of its
+    partition, None where that is not known.
     """
     summary = at(result, "summary") or {}
     phases = summary.get("phases") or {}
@@ -97,59 +103,60 @@ def _curve(losses: Sequence[float | None]) -> tuple[float, ...]:
     return tuple(fmean(known[low:high]) for low, high in pairwise(bounds))
 
 
-def _drawn(curve: Sequence[float]) -> str:
-    """A curve in one line of text."""
-    low, high = min(curve), max(curve)
-    step = (high - low) / (len(_LEVELS) - 1) or 1.0
-    return "".join(_LEVELS[round((value - low) / step)] for value in curve)
-
-
-def _learnt(report: Report) -> list[str]:
-    """Loss, scores and learning curve as text."""
-    said = [f"loss {report.loss:.4g}"] if report.loss is not None else []
-    said += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
-    lines = [", ".join(said)] if said else []
-    if len(report.curve) > 1:
-        lines.append(f"loss {report.curve[0]:.4g} {_drawn(report.curve)} {report.curve[-1]:.4g}")
-    return lines
-
-
 def advise(
     shares: Mapping[str, float], layout: Mapping[str, Any], node_cpus: int | None = None
 ) -> str:
     """One line about the largest share that is not computing; '' where nothing stands out."""
-    losses = {name: part for name, part in shares.items() if name in _ADVICE}
-    worst = max(losses, key=lambda name: losses[name], default="")
-    if not worst or losses[worst] < _WORTH_ADVICE:
+    losses = [(part, name) for name, part in shares.items() if name in _ADVICE]
+    part, worst = max(losses, default=(0.0, ""))
+    if part < _WORTH_ADVICE:
         return ""
-    return _ADVICE[worst].format(share=f"{losses[worst]:.0%}", **_more_cpus(layout, node_cpus))
+    cpus = _more_cpus(layout, node_cpus) if worst == "input" else ""
+    return _ADVICE[worst].format(share=f"{part:.0%}", cpus=cpus)
 
 
-_ADVICE = {
-    "input": "input-bound: {share} of each step waits for data; {cpus}",
-    "communication": "communication-bound: {share} of each step waits for gradients; use larger "
-    "batches per GPU, fp16 compression, or fewer nodes",
-    "checkpoint": "{share} of the time goes into checkpoints; write them less often",
-    "other": "{share} of each step is spent outside the model; look at the profile (--profile)",
-}
-
-
-def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> dict[str, str]:
+def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> str:
     """What gives ranks more CPUs: more of each node, as far as there are more."""
     now, tasks = layout.get("cpus_per_task"), layout.get("tasks_per_node")
     if now is None:
-        return {"cpus": "give the input pipeline more CPUs"}
+        return "give the input pipeline more CPUs"
     most = node_cpus // tasks if node_cpus and tasks else 2 * now
     if most > now:
-        return {"cpus": f"raise --cpus-per-task from {now} to {min(2 * now, most)}"}
-    return {
-        "cpus": "its ranks have all CPUs of their nodes: copy the data to the nodes' disks "
-        "(--stage-data), or take fewer GPUs of each node"
-    }
+        return f"raise --cpus-per-task from {now} to {min(2 * now, most)}"
+    return (
+        "its ranks have all CPUs of their nodes: copy the data to the nodes' disks (--stage-data), "
+        "or take fewer GPUs of each node"
+    )
+
+
+def as_text(report: Report) -> str:
+    """A report as text."""
+    times = "once" if report.restarts == 1 else f"{report.restarts} times"
+    again = f", requeued {times}" if report.restarts else ""
+    lines = []
+    if report.images_per_second is not None:
+        between = f" ({report.spread[0]:,.0f} to {report.spread[1]:,.0f})" if report.spread else ""
+        per_rank = f", {report.ranks} ranks" if report.ranks else ""
+        lines.append(f"{report.images_per_second:,.1f} images/s{between}{per_rank}")
+    if report.seconds is not None:
+        lines.append(f"{duration(report.seconds)} of training")
+    scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
+    scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
+    lines += [", ".join(scores)] if scores else []
+    if len(report.curve) > 1:
+        low, step = min(report.curve), (max(report.curve) - min(report.curve)) / len(_LEVELS[1:])
+        drawn = "".join(_LEVELS[round((loss - low) / (step or 1.0))] for loss in report.curve)
+        lines.append(f"loss {report.curve[0]:.4g} {drawn} {report.curve[-1]:.4g}")
+    lines += _used(report.usage) if report.usage else []
+    rows = [(f"  {_NAMES.get(name, name)}", f"{part:6.1%}")
+            for name, part in report.shares.items() if part >= 0.0005]  # fmt: skip
+    shares = [table(rows)] if report.shares else []
+    advice = [f"  {report.advice}"] if report.advice else []
+    head = f"job {report.job_id}: {report.description}{again}"
+    return "\n".join([head, *(f"  {line}" for line in lines), *shares, *advice])
 
 
 def _used(usage: Usage) -> list[str]:
-    """What accounting says, as text."""
     typed = any(name.startswith("gres/gpu:") for name in usage.allocated)
     shown = {k: text for k, text in usage.allocated.items() if not (typed and k == "gres/gpu")}
     had = ", ".join(f"{name.removeprefix('gres/')} {text}" for name, text in shown.items())
@@ -160,29 +167,3 @@ def _used(usage: Usage) -> list[str]:
     if usage.max_rss_mb is not None:
         used.append(f"at most {usage.max_rss_mb:,.0f} MB in one task ({usage.max_rss_node})")
     return lines + ([f"used {', '.join(used)}"] if used else [])
-
-
-def as_text(report: Report) -> str:
-    """A report as text."""
-    times = "once" if report.restarts == 1 else f"{report.restarts} times"
-    again = f", requeued {times}" if report.restarts else ""
-    lines = [f"job {report.job_id}: {report.description}{again}"]
-    if report.images_per_second is not None:
-        between = f" ({report.spread[0]:,.0f} to {report.spread[1]:,.0f})" if report.spread else ""
-        per_rank = f", {report.ranks} ranks" if report.ranks else ""
-        lines.append(f"  {report.images_per_second:,.1f} images/s{between}{per_rank}")
-    if report.seconds is not None:
-        lines.append(f"  {duration(report.seconds)} of training")
-    lines += [f"  {line}" for line in _learnt(report)]
-    if report.usage is not None:
-        lines += [f"  {line}" for line in _used(report.usage)]
-    if report.shares:
-        rows = [
-            [f"  {_NAMES.get(name, name)}", f"{part:6.1%}"]
-            for name, part in report.shares.items()
-            if part >= 0.0005
-        ]
-        lines.append(table(rows))
-    if report.advice:
-        lines.append(f"  {report.advice}")
-    return "\n".join(lines)

@@ -9,6 +9,7 @@ agent, so that its workers are told and heard past it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from hpcdl.jobs import quote, slurm_compat
 from hpcdl.jobs.layout import Layout
@@ -20,11 +21,7 @@ PORTS = "12000-32767"
 """Where tf.distribute's workers listen: below the ephemeral range."""
 
 # NCCL's own variable, then Open MPI's for data and for its daemons (mpirun).
-_INTERFACE_OF = (
-    "NCCL_SOCKET_IFNAME",
-    "OMPI_MCA_btl_tcp_if_include",
-    "OMPI_MCA_oob_tcp_if_include",
-)
+_INTERFACE_OF = ("NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 # Each rank gets a user namespace, and the kernel lets none read another's memory: messages that
 # Open MPI 4 would copy so never arrive (measured; later ones and UCX look for themselves).
@@ -33,6 +30,8 @@ _APART_IN_MEMORY = (("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),)
 
 _WITH_MPI = frozenset({"horovod", "mpi"})
 _WITH_OPENMP = frozenset({"mpi", "torch", "torchrun", "plain", "single"})
+# Whose programs ask where ranks meet, also a rank alone.
+_ASK_WHERE = frozenset({"torch", "torchrun", "jax"})
 # Whose processes know nothing of each other: one that fails ends no other.
 _APART = frozenset({"plain", "single"})
 # What a rank is called by its launcher, where that is not Slurm.
@@ -49,57 +48,57 @@ _TF_CONFIG = (
 def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     """Options of srun for a step that fills the job: what scripts and checks both use."""
     mpi = site.slurm.mpi if spec.launcher in _WITH_MPI else "none"
+    rows = slurm_compat.steps(site.slurm, "options")
+    rows += slurm_compat.steps(site.slurm, "by_socket") if layout.by_socket else []
     return (
         f"--mpi={mpi}",
         f"--cpus-per-task={layout.cpus_per_task}",
-        *slurm_compat.step_options(site.slurm),
-        *(slurm_compat.by_socket(site.slurm)[0] if layout.by_socket else ()),
+        *(row["option"] for row in rows),
         f"--kill-on-bad-exit={int(spec.launcher != 'plain')}",
     )
 
 
-def workers_per_node(spec: JobSpec, layout: Layout) -> int:
-    """Processes of the program on each node: ranks, or workers of an agent."""
-    if spec.launcher != "torchrun":
-        return layout.tasks_per_node
-    return layout.gpus_per_node or spec.tasks_per_node or 1
+def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout) -> dict[str, Any]:
+    """What a script's template must know of how ranks start, work, meet and end."""
+    workers, cpus = layout.tasks_per_node, layout.cpus_per_task
+    if spec.launcher == "torchrun":  # its agent is the one task of a node
+        workers = layout.gpus_per_node or spec.tasks_per_node or 1
+        cpus //= workers
+    # What keeps the threads of a rank on its own cores; others' threads are set by themselves.
+    threads = (("OMP_NUM_THREADS", max(1, cpus // partition.threads_per_core)),
+               ("OMP_PLACES", "cores"))  # fmt: skip
+    # What makes MPI and NCCL take the interface that the site names, between several nodes.
+    interface = partition.interconnect.interface if layout.nodes > 1 else None
+    apart = spec.container and site.container in _CONTAINER_PER_RANK
+    reason = "one launcher for all nodes; Slurm's default would hang when one rank dies"
+    if layout.by_socket and spec.launcher != "horovod-mpirun":
+        reason += f"; {slurm_compat.steps(site.slurm, 'by_socket')[0]['reason']}"
+    # `hpcdl train` finds its ranks by Horovod.
+    asks = spec.program and not is_train(spec.program) and spec.launcher not in _APART
+    return {
+        "chdir": str(spec.chdir) if spec.chdir else None,
+        "python_path": str(spec.python_path) if spec.python_path else None,
+        "meets": spec.launcher in _ASK_WHERE or (asks and layout.world_size > 1),
+        "ports": PORTS,
+        "rank_name": _rank_name(spec, layout.nodes * workers),
+        "workers": workers,
+        "openmp": threads if spec.launcher in _WITH_OPENMP else (),
+        "network": [(name, interface) for name in _INTERFACE_OF if interface],
+        "container": _APART_IN_MEMORY if apart else (),
+        "launch": _launch_argv(site, spec, layout),
+        "launch_reason": reason,
+    }
 
 
-def together(spec: JobSpec, layout: Layout) -> str | None:
+def _rank_name(spec: JobSpec, processes: int) -> str | None:
     """Where ranks end together: the variable with the number of each; None where none waits."""
-    several = layout.nodes * workers_per_node(spec, layout) > 1 or spec.launcher == "torch"
-    if spec.launcher in _APART or not several:
+    if spec.launcher in _APART or (processes < 2 and spec.launcher != "torch"):
         return None
     return _RANK.get(spec.launcher, "SLURM_PROCID")
 
 
-def meets(spec: JobSpec, layout: Layout) -> bool:
-    """Whether the job says where ranks meet; `hpcdl train` finds its ranks by Horovod."""
-    asks = bool(spec.program) and not is_train(spec.program)
-    if spec.launcher in {"torch", "torchrun", "jax"}:
-        return True
-    return asks and spec.launcher not in _APART and layout.world_size > 1
-
-
-def openmp_variables(
-    partition: Partition, spec: JobSpec, layout: Layout
-) -> tuple[tuple[str, str], ...]:
-    """What keeps the threads of a rank on its own cores; others' threads are set by themselves."""
-    if spec.launcher not in _WITH_OPENMP:
-        return ()
-    cpus = layout.cpus_per_task * layout.tasks_per_node // workers_per_node(spec, layout)
-    return (
-        ("OMP_NUM_THREADS", str(max(1, cpus // partition.threads_per_core))),
-        ("OMP_PLACES", "cores"),
-    )
-
-
 def check_launcher(spec: JobSpec) -> None:
-    """Refuse a program that would start ranks itself, once in every rank.
-
-    Raises:
-        BadInput: names the launcher to use.
-    """
+    """Raise BadInput for a program that would start ranks itself, once in every rank."""
     name = Path(spec.program[0]).name if spec.program else ""
     if spec.launcher == "single" or name not in _STARTS_RANKS:
         return
@@ -109,37 +108,6 @@ def check_launcher(spec: JobSpec) -> None:
         hint=f"leave it out: --launcher {better} -- PROGRAM starts a process per rank; "
         "or --launcher single, where it starts those of one node",
     )
-
-
-def launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
-    """The launcher and its options: everything before the program."""
-    inside = _pyxis(site, spec) if spec.container and site.container == "pyxis" else ()
-    if spec.launcher == "horovod-mpirun":
-        if inside:
-            raise BadInput(
-                "Pyxis starts containers under srun, not under mpirun",
-                hint="use --launcher horovod",
-            )
-        # Mapped by socket, not bound, TCP or UCX but never openib: the setting that was fastest on
-        # V100 nodes (Dell EMC, CheXNet at scale, 2019), as Horovod's own documents advise.
-        return (
-            "mpirun", "-np", str(layout.world_size), "--bind-to", "none", "--map-by", "socket",
-            "-mca", "pml", "ob1", "-mca", "btl", "^openib",
-        )  # fmt: skip
-    return ("srun", *launch_options(site, spec, layout), *inside)
-
-
-def network_variables(partition: Partition, layout: Layout) -> tuple[tuple[str, str], ...]:
-    """What makes MPI and NCCL take the interface that the site names, between several nodes."""
-    interface = partition.interconnect.interface
-    if interface is None or layout.nodes < 2:
-        return ()
-    return tuple((name, interface) for name in _INTERFACE_OF)
-
-
-def container_variables(site: Site, spec: JobSpec) -> tuple[tuple[str, str], ...]:
-    """What lets the ranks of a node talk where each one is in a container of its own."""
-    return _APART_IN_MEMORY if spec.container and site.container in _CONTAINER_PER_RANK else ()
 
 
 def check_trust(site: Site, spec: JobSpec) -> None:
@@ -154,12 +122,52 @@ def check_trust(site: Site, spec: JobSpec) -> None:
 
 
 def check_container(site: Site, spec: JobSpec) -> None:
-    """Raise BadInput for a container where the site declares no runtime for it."""
+    """Raise BadInput for a container that the site or the launcher cannot start."""
     if spec.container and site.container is None:
         raise BadInput(
             f"the site '{site.name}' declares no container runtime",
             hint="its site file must say `container: apptainer`, `charliecloud` or `pyxis`",
         )
+    if spec.container and site.container == "pyxis" and spec.launcher == "horovod-mpirun":
+        raise BadInput("Pyxis starts containers under srun, not under mpirun",
+                       hint="use --launcher horovod")  # fmt: skip
+
+
+def _launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
+    """The launcher and its options: everything before the program."""
+    if spec.launcher == "horovod-mpirun":
+        # Mapped by socket, not bound, TCP or UCX but never openib: the setting that was fastest on
+        # V100 nodes (Dell EMC, CheXNet at scale, 2019), as Horovod's own documents advise.
+        return (
+            "mpirun", "-np", str(layout.world_size), "--bind-to", "none", "--map-by", "socket",
+            "-mca", "pml", "ob1", "-mca", "btl", "^openib",
+        )  # fmt: skip
+    options = launch_options(site, spec, layout)
+    if not spec.container or site.container != "pyxis":
+        return ("srun", *options)
+    paths = _mounts(site, spec)
+    mounts = ",".join(f"{path}:{path}" for path in paths)
+    expands = any(isinstance(path, quote.Expandable) for path in paths)
+    return (
+        "srun",
+        *options,
+        f"--container-image={spec.container}",
+        _joined("--container-mounts", quote.Expandable(mounts) if expands else mounts),
+        _joined("--container-workdir", _work_folder(spec)),
+    )
+
+
+def _in_image(site: Site, spec: JobSpec) -> tuple[str, ...]:
+    """The arguments before a program by which a rank runs it in its image.
+
+    Charliecloud's images have the GPU's libraries in them (ch-fromhost --nvidia).
+    """
+    binds = [_joined("--bind", path) for path in _mounts(site, spec)]
+    if site.container == "charliecloud":
+        return ("ch-run", *binds, _joined("--cd", _work_folder(spec)), str(spec.container), "--")
+    gpus = ["--nv"] if site.partition(spec.partition).gpu else []
+    folder = _joined("--pwd", _work_folder(spec))
+    return ("apptainer", "exec", *gpus, *binds, folder, str(spec.container))
 
 
 def _mounts(site: Site, spec: JobSpec) -> list[str]:
@@ -168,69 +176,38 @@ def _mounts(site: Site, spec: JobSpec) -> list[str]:
     Staged data is seen through HPCDL_DATA, which lies in the scratch of the node; what did not fit
     is linked to where it came from.
     """
-    wanted = [site.paths.work, site.paths.datasets, *spec.files]
-    wanted += [Path(path) for path in (spec.job_dir, spec.data, spec.chdir, spec.python_path)
-               if path]  # fmt: skip
+    own: list[Path | str | None] = [spec.job_dir, spec.data, spec.chdir, spec.python_path]
     found: list[Path] = []
-    for path in wanted:
+    named = [Path(one) for one in own if one]
+    for path in (site.paths.work, site.paths.datasets, *spec.files, *named):
         if not any(path.is_relative_to(seen) for seen in found):
             found.append(path)
     scratch = site.partition(spec.partition).scratch
-    own = scratch and not any(Path(scratch.path).is_relative_to(seen) for seen in found)
-    local = [quote.Expandable(scratch.path)] if scratch and own else []
-    return [*map(str, found), *local]
+    seen = not scratch or any(Path(scratch.path).is_relative_to(path) for path in found)
+    return [*map(str, found), *([quote.Expandable(scratch.path)] if scratch and not seen else [])]
 
 
 def _work_folder(spec: JobSpec) -> str:
-    """Where the program works, as bash shall read it."""
     return str(spec.chdir) if spec.chdir else quote.Expandable("$HPCDL_JOB_DIR")
 
 
 def _joined(option: str, value: str) -> str:
     """`OPTION=VALUE`, expanded where the value is to be."""
-    kind = type(value)
-    return kind(f"{option}={value}")
+    return type(value)(f"{option}={value}")
 
 
-def _pyxis(site: Site, spec: JobSpec) -> tuple[str, ...]:
-    """Options of srun that Pyxis adds: image, mounts, and the job's directory to work in."""
-    paths = _mounts(site, spec)
-    mounts = ",".join(f"{path}:{path}" for path in paths)
-    expands = any(isinstance(path, quote.Expandable) for path in paths)
-    option = _joined("--container-mounts", quote.Expandable(mounts) if expands else mounts)
-    return (
-        f"--container-image={spec.container}",
-        option,
-        _joined("--container-workdir", _work_folder(spec)),
-    )
+def program_argv(site: Site, spec: JobSpec, waits: bool) -> tuple[str, ...]:
+    """The program as the launcher must be given it: `$rank` and `$agent` are the script's.
 
-
-def _apptainer(site: Site, spec: JobSpec, *, gpus: bool) -> tuple[str, ...]:
-    """The arguments before a program that run it in an Apptainer image."""
-    binds = [_joined("--bind", path) for path in _mounts(site, spec)]
-    start = ("apptainer", "exec", *(["--nv"] if gpus else []))
-    return (*start, *binds, _joined("--pwd", _work_folder(spec)), str(spec.container))
-
-
-def _charliecloud(site: Site, spec: JobSpec) -> tuple[str, ...]:
-    """The same for Charliecloud; the image has the GPU's libraries in it (ch-fromhost --nvidia)."""
-    binds = [_joined("--bind", path) for path in _mounts(site, spec)]
-    return ("ch-run", *binds, _joined("--cd", _work_folder(spec)), str(spec.container), "--")
-
-
-def program_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
-    """The program as the launcher must be given it: `$rank` and `$agent` are the script's."""
+    `waits` is whether its ranks end together.
+    """
     program = step_command(spec.program or ("hpcdl", "train"))
-    rank: tuple[str, ...] = ("sh", "-c", quote.Expandable("$rank"), "rank")
-    rank = rank if together(spec, layout) else ()
+    rank = ("sh", "-c", quote.Expandable("$rank"), "rank") if waits else ()
     if spec.launcher == "torchrun":
         program = ("sh", "-c", quote.Expandable("$agent"), "agent", *rank, *program)
         rank = ()
-    if spec.container and site.container == "apptainer":
-        gpus = site.partition(spec.partition).gpu is not None
-        program = (*_apptainer(site, spec, gpus=gpus), *program)
-    if spec.container and site.container == "charliecloud":
-        program = (*_charliecloud(site, spec), *program)
+    if spec.container and site.container != "pyxis":
+        program = (*_in_image(site, spec), *program)
     if spec.launcher == "multiworker":
         program = ("bash", "-c", _TF_CONFIG, "worker", *program)
     return (*rank, *program)

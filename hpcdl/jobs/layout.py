@@ -1,17 +1,19 @@
 """From what is asked and the partition to nodes, tasks, CPUs and memory. Pure.
 
 One rank per GPU. CPUs and memory follow from a rank's share of its node. What does not fit is
-refused with what would.
+refused with what would. Where nodes differ a job names a GPU model, or takes any where each of them
+could hold it alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hpcdl.jobs.node_groups import selection
+from hpcdl.jobs import quote
 from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
+from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import count_of, one_of
 
@@ -43,11 +45,7 @@ class Layout:
 
 
 def plan_layout(site: Site, spec: JobSpec) -> Layout:
-    """The layout of a job.
-
-    Raises:
-        BadInput: unknown partition, or a request that its nodes cannot hold.
-    """
+    """The layout of a job; BadInput for what the site does not have, or no node can hold."""
     return plan_on(site, spec)[1]
 
 
@@ -55,49 +53,67 @@ def plan_on(site: Site, spec: JobSpec) -> tuple[Partition, Layout]:
     """The nodes that a job is for, and its layout on them.
 
     The nodes are the partition, or a group of equal nodes of it; the whole of a partition of
-    several GPU models means that any of them may run the job.
-
-    Raises:
-        BadInput: unknown partition or GPU model, or a request that no node can hold.
+    several GPU models means that any of them may run the job. Raises as `plan_layout`.
     """
     partition = site.partition(spec.partition)
     groups = groups_for(partition, spec.gpu_model)
     found: list[tuple[Partition, Layout]] = []
-    faults: list[BadInput] = []
+    refused = BadInput("")
     for group in groups:
         try:
             found.append((group, _lay_out(site, group, spec)))
         except BadInput as fault:
-            faults.append(fault)
-    models = {group.gpu.model for group in groups if group.gpu}
-    if spec.gpu_model is None and len(models) > 1:
-        return _on_any(site, partition, spec, [group for group, _ in found], faults)
-    if not found:
-        raise faults[-1]
-    return found[0]
-
-
-def _on_any(
-    site: Site,
-    partition: Partition,
-    spec: JobSpec,
-    fitting: list[Partition],
-    faults: list[BadInput],
-) -> tuple[Partition, Layout]:
-    """A job that names none of several GPU models: each of them must be able to hold it."""
-    if not fitting:
-        raise BadInput(
-            f"no GPU model of '{partition.name}' can hold this job: {faults[-1].message}",
-            hint=ask_for(groups_for(partition, None)),
-        )
+            refused = fault
+    if spec.gpu_model is not None or len(partition.gpu_models) < 2:
+        if not found:
+            raise refused
+        return found[0]
+    fitting = [group for group, _ in found]
     if {group.gpu and group.gpu.model for group in fitting} != set(partition.gpu_models):
-        raise BadInput(
-            f"not every GPU model of '{partition.name}' can hold this job: {faults[-1].message}",
-            hint=ask_for(fitting),
-        )
+        which = "not every" if fitting else "no"
+        said = f"{which} GPU model of '{partition.name}' can hold this job: {refused.message}"
+        raise BadInput(said, hint=ask_for(fitting or groups))
     layout = _lay_out(site, partition, spec)
     selection(partition, layout.nodes)
     return partition, layout
+
+
+def selection(nodes: Partition, count: int) -> tuple[str, ...]:
+    """The directives that keep a job of `count` nodes on these, beside its request for GPUs.
+
+    The type of the GPUs is enough where they have one of their own, else a feature of the nodes
+    tells, else the others are named. `nodes` is a whole partition where any of its models will
+    do: all of a job's nodes are then to be of one.
+
+    Raises:
+        BadInput: Slurm cannot be told that all are to be of one model.
+    """
+    if nodes.groups:
+        return _all_alike(nodes) if count > 1 and len(nodes.gpu_models) > 1 else ()
+    others = [(fellow, fellow.gpu.gres_type) for fellow in nodes.fellows if fellow.gpu]
+    kind = nodes.gpu.gres_type if nodes.gpu else None
+    if nodes.gpu is None or not others or (kind and kind not in [one for _, one in others]):
+        return ()
+    if feature := _own_feature(nodes):
+        return (f"--constraint={feature}",)
+    own = set(expand_hostlist(nodes.hostlist or ""))
+    lists = [fellow.hostlist for fellow, _ in others if fellow.hostlist]
+    apart = ",".join(hosts for hosts in lists if not own & set(expand_hostlist(hosts)))
+    return (f"--exclude={quote.directive(apart)}",) if apart else ()
+
+
+def _all_alike(partition: Partition) -> tuple[str, ...]:
+    features = [_own_feature(group) for group in partition.gpu_groups]
+    if not all(features):
+        said = f"nodes of different GPUs of '{partition.name}' would train together"
+        raise BadInput(said, hint=ask_for(partition.gpu_groups))
+    return (f"--constraint={quote.directive('[' + '|'.join(filter(None, features)) + ']')}",)
+
+
+def _own_feature(nodes: Partition) -> str | None:
+    """A feature that these nodes have and the partition's others lack."""
+    elsewhere = {feature for other in nodes.fellows for feature in other.features}
+    return next((name for name in nodes.features if name not in elsewhere), None)
 
 
 def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
@@ -109,30 +125,28 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     if spec.launcher == "torchrun":  # one agent, with the CPUs of all its workers
         tasks, cpus = 1, tasks * cpus
     # What a rank has one of decides: GPUs, or CPUs where there are none.
-    taken, there = (
-        (gpus, partition.gpus_per_node) if partition.gpu else (tasks * cpus, partition.cpus)
-    )
+    taken, there = tasks * cpus, partition.cpus
+    if partition.gpu:
+        taken, there = gpus, partition.gpus_per_node
     # Where nodes differ, all of one may be half of another.
     whole = taken == there and not partition.groups
+    # Its servers would serve everybody who runs on its nodes.
+    alone = spec.trusted_network or spec.launcher == "multiworker"
     _check_nodes(site, partition, nodes, gpus)
-    if _needs_nodes_alone(spec) and not site.slurm.exclusive:
-        raise BadInput(
-            f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs",
-            hint="use --launcher horovod",
-        )
+    if alone and not site.slurm.exclusive:
+        said = f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs"
+        raise BadInput(said, hint="use --launcher horovod")
     if spec.launcher == "single" and nodes > 1:
-        raise BadInput(
-            f"the launcher 'single' runs one process, not one on each of {nodes} nodes",
-            hint="leave --nodes out, or use another --launcher",
-        )
+        said = f"the launcher 'single' runs one process, not one on each of {nodes} nodes"
+        raise BadInput(said, hint="leave --nodes out, or use another --launcher")
+    share = 0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))
     return Layout(
         nodes=nodes,
         tasks_per_node=tasks,
         cpus_per_task=cpus,
         gpus_per_node=gpus,
-        memory_mb=_memory(partition, spec, tasks * cpus, gpus)
-        or (0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))),
-        exclusive=site.slurm.exclusive and (whole or _needs_nodes_alone(spec)),
+        memory_mb=_memory(partition, spec, tasks * cpus, gpus) or share,
+        exclusive=site.slurm.exclusive and (whole or alone),
         minutes=_minutes(partition, spec),
         by_socket=whole and _fills_sockets(partition, tasks, cpus),
     )
@@ -147,27 +161,18 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
             f"--tasks on '{partition.name}': a rank has one GPU",
             hint="use --gpus N; or --launcher plain or mpi, whose processes need no GPU each",
         )
-    most = spec.tasks_per_node or partition.cpus // (
-        spec.cpus_per_task or partition.threads_per_core
-    )
+    cpus = spec.cpus_per_task or partition.threads_per_core
+    most = spec.tasks_per_node or partition.cpus // cpus
     least = -(-spec.tasks // max(1, most))
-    counts = [n for n in range(least, partition.nodes + 1) if spec.tasks % n == 0]
-    if spec.nodes:
-        counts = [n for n in counts if n == spec.nodes]
-    if spec.tasks_per_node:
-        counts = [n for n in counts if n * spec.tasks_per_node == spec.tasks]
-    if not counts:
-        raise BadInput(
-            f"{spec.tasks} tasks cannot lie evenly on "
-            + (f"{spec.nodes} nodes" if spec.nodes else f"the nodes of '{partition.name}'"),
-            hint=f"'{partition.name}' has {partition.nodes} nodes that hold {most} tasks each; "
-            "every node gets as many",
-        )
-    nodes = counts[0]
-    return replace(
-        spec,
-        nodes=nodes if nodes > 1 else spec.nodes,
-        tasks_per_node=spec.tasks // nodes,
+    for nodes in range(least, partition.nodes + 1):
+        each, rest = divmod(spec.tasks, nodes)
+        if not rest and spec.nodes in {None, nodes} and spec.tasks_per_node in {None, each}:
+            return replace(spec, nodes=nodes if nodes > 1 else spec.nodes, tasks_per_node=each)
+    where = f"{spec.nodes} nodes" if spec.nodes else f"the nodes of '{partition.name}'"
+    raise BadInput(
+        f"{spec.tasks} tasks cannot lie evenly on {where}",
+        hint=f"'{partition.name}' has {partition.nodes} nodes that hold {most} tasks each; "
+        "every node gets as many",
     )
 
 
@@ -180,16 +185,9 @@ def _memory(partition: Partition, spec: JobSpec, cpus: int, gpus: int) -> int:
     total = spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
     most = int(partition.memory_gb * 1000)
     if total > most:
-        raise BadInput(
-            f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'",
-            hint=f"ask for at most --mem {most}M",
-        )
+        said = f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'"
+        raise BadInput(said, hint=f"ask for at most --mem {most}M")
     return total
-
-
-def _needs_nodes_alone(spec: JobSpec) -> bool:
-    """Whether its servers would serve everybody who runs on its nodes."""
-    return spec.trusted_network or spec.launcher == "multiworker"
 
 
 def _fills_sockets(partition: Partition, tasks: int, cpus: int) -> bool:
@@ -204,86 +202,61 @@ def _fills_sockets(partition: Partition, tasks: int, cpus: int) -> bool:
 
 
 def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[int, int]:
-    """Nodes, and GPUs on each."""
     if partition.gpu is None:
         if spec.gpus or spec.gpus_per_node:
-            raise BadInput(f"partition '{partition.name}' has no GPUs", hint=_gpu_partitions(site))
+            names = [part.name for part in site.partitions.values() if part.gpu]
+            hint = f"partitions with GPUs: {', '.join(names)}" if names else "this site has no GPUs"
+            raise BadInput(f"partition '{partition.name}' has no GPUs", hint=hint)
         return spec.nodes or 1, 0
-    per_node = partition.gpus_per_node
+    there = partition.gpus_per_node
     if spec.gpus is None:
-        gpus = spec.gpus_per_node or (per_node if spec.nodes else 1)
-        return spec.nodes or 1, _at_most(site, gpus, partition)
-    if spec.gpus_per_node or spec.nodes:
-        return _agreeing(site, partition, spec)
-    if spec.gpus <= per_node:
-        return 1, spec.gpus
-    if spec.gpus % per_node:
-        raise BadInput(
-            f"{spec.gpus} GPUs do not fill whole nodes: '{partition.name}' has {per_node} per node",
-            hint=_what_fits(site, partition, spec.gpus),
-        )
-    return spec.gpus // per_node, per_node
-
-
-def _agreeing(site: Site, partition: Partition, spec: JobSpec) -> tuple[int, int]:
-    """Nodes and GPUs per node where --gpus is given with one or both of the others."""
-    assert spec.gpus is not None
-    nodes = spec.nodes or max(1, spec.gpus // (spec.gpus_per_node or 1))
-    per_node = spec.gpus_per_node or spec.gpus // nodes
-    if nodes * per_node != spec.gpus:
-        raise BadInput(
-            f"--gpus {spec.gpus} is not {nodes} nodes x {per_node} GPUs",
-            hint="give --gpus alone, or --nodes and --gpus-per-node",
-        )
-    return nodes, _at_most(site, per_node, partition)
-
-
-def _at_most(site: Site, gpus: int, partition: Partition) -> int:
-    if gpus > partition.gpus_per_node:
-        raise BadInput(
-            f"'{partition.name}' has {partition.gpus_per_node} GPUs per node, not {gpus}",
-            hint=_what_fits(site, partition, gpus),
-        )
-    return gpus
+        nodes = spec.nodes or 1
+        each = spec.gpus_per_node or (there if spec.nodes else 1)
+    elif spec.gpus_per_node or spec.nodes:
+        nodes = spec.nodes or max(1, spec.gpus // (spec.gpus_per_node or 1))
+        each = spec.gpus_per_node or spec.gpus // nodes
+        if nodes * each != spec.gpus:
+            said = f"--gpus {spec.gpus} is not {nodes} nodes x {each} GPUs"
+            raise BadInput(said, hint="give --gpus alone, or --nodes and --gpus-per-node")
+    else:
+        each = min(spec.gpus, there)
+        nodes = spec.gpus // each
+        if spec.gpus % each:
+            raise BadInput(
+                f"{spec.gpus} GPUs do not fill whole nodes: '{partition.name}' has {there} per "
+                "node",
+                hint=_what_fits(site, partition, spec.gpus),
+            )
+    if each > there:
+        said = f"'{partition.name}' has {there} GPUs per node, not {each}"
+        raise BadInput(said, hint=_what_fits(site, partition, each))
+    return nodes, each
 
 
 def _what_fits(site: Site, partition: Partition, gpus: int) -> str:
     """The nearest layouts to `gpus` GPUs that the partition can hold, and partitions that do."""
-    per_node = partition.gpus_per_node
-    even = [n for n in range(2, partition.nodes + 1) if gpus % n == 0 and gpus // n <= per_node]
-    up = -(-gpus // per_node) * per_node
-    choices = [f"{even[0]} nodes x {gpus // even[0]} (--nodes {even[0]} "
-               f"--gpus-per-node {gpus // even[0]})"] if even else []  # fmt: skip
-    if up <= per_node * partition.nodes:
-        choices.append(f"--gpus {up}")
-    else:
-        choices.append(f"at most --gpus {per_node * partition.nodes}, all of the partition")
+    per_node, choices = partition.gpus_per_node, []
+    for nodes in range(2, partition.nodes + 1):
+        if gpus % nodes == 0 and gpus // nodes <= per_node:
+            each = gpus // nodes
+            choices = [f"{nodes} nodes x {each} (--nodes {nodes} --gpus-per-node {each})"]
+            break
+    up, most = -(-gpus // per_node) * per_node, per_node * partition.nodes
+    choices.append(f"--gpus {up}" if up <= most else f"at most --gpus {most}, all of the partition")
     others = [
-        p.name
-        for p in site.partitions.values()
-        if p.name != partition.name and any(_holds(group, gpus) for group in p.node_groups)
+        part.name
+        for part in site.partitions.values()
+        if part.name != partition.name and any(_holds(group, gpus) for group in part.node_groups)
     ]
-    if others:
-        choices.append(f"--partition {one_of(others)}")
-    choices += [
-        f"--gpu-model {fellow.gpu.model}"
-        for fellow in partition.fellows
-        if fellow.gpu and _holds(fellow, gpus)
-    ]
+    choices += [f"--partition {one_of(others)}"] if others else []
+    fellows = [fellow for fellow in partition.fellows if _holds(fellow, gpus)]
+    choices += [f"--gpu-model {fellow.gpu.model}" for fellow in fellows if fellow.gpu]
     return "ask for " + ", or ".join(choices)
 
 
 def _holds(partition: Partition, gpus: int) -> bool:
-    """Whether `--gpus` alone fits the partition."""
-    per_node = partition.gpus_per_node
-    if gpus <= per_node:
-        return True
-    return per_node > 0 and gpus % per_node == 0 and gpus <= per_node * partition.nodes
-
-
-def _gpu_partitions(site: Site) -> str:
-    names = [p.name for p in site.partitions.values() if p.gpu]
-    return f"partitions with GPUs: {', '.join(names)}" if names else "this site has no GPUs"
+    there = partition.gpus_per_node
+    return gpus <= there or (there > 0 == gpus % there and gpus <= there * partition.nodes)
 
 
 def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
@@ -320,19 +293,15 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -
 def _check_nodes(site: Site, partition: Partition, nodes: int, gpus: int) -> None:
     if nodes <= partition.nodes:
         return
+    has = f"'{partition.name}' has {count_of(partition.nodes, 'node')}"
     if gpus:
-        there = partition.nodes * partition.gpus_per_node
-        raise BadInput(
-            f"'{partition.name}' has {count_of(partition.nodes, 'node')} with {there} GPUs in all, "
-            f"not {nodes} with {nodes * gpus}",
-            hint=_what_fits(site, partition, nodes * gpus),
-        )
+        there, asked = partition.nodes * partition.gpus_per_node, nodes * gpus
+        said = f"{has} with {there} GPUs in all, not {nodes} with {asked}"
+        raise BadInput(said, hint=_what_fits(site, partition, asked))
     others = [p.name for p in site.partitions.values() if p.nodes >= nodes and not p.gpu]
     more = f"; with {nodes} nodes: {', '.join(others)}" if others else ""
-    raise BadInput(
-        f"'{partition.name}' has {count_of(partition.nodes, 'node')}, not {nodes}",
-        hint=f"ask for at most --nodes {partition.nodes}{more}",
-    )
+    hint = f"ask for at most --nodes {partition.nodes}{more}"
+    raise BadInput(f"{has}, not {nodes}", hint=hint)
 
 
 def _minutes(partition: Partition, spec: JobSpec) -> int:

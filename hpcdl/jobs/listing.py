@@ -8,20 +8,40 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
-from hpcdl.jobs.arrays import Array, arrays, standing
+from hpcdl.jobs.intent import locate
+from hpcdl.jobs.manifest import read_manifest
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
-from hpcdl.jobs.watch import Snapshot, look
+from hpcdl.jobs.watch import exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.once import SETTLED_SECONDS
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import duration, table
+
+_SWEEPS = ("sweeps/*/sweep.json", "studies/*/*/sweep.json")
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array of a sweep or study: its points' rows of the manifest; submitted when (epoch).
+
+    `job_id` is None where a stopped command left a token that no job is known of.
+    """
+
+    job_id: int | None
+    folder: Path
+    partition: str
+    submitted: float
+    rows: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +71,11 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     known = client.queue() if found or queued else ()
     chained = sorted({job for one, _ in found for job in one.chain})
     records = client.with_accounting({record.id: record for record in known}, chained)
-    rows = [_run(*one, look(one[0], records)) for one in found]
+    rows = []
+    for one, submitted in found:
+        now = look(one, records)
+        row = _listed(now.job_id, now.state, now.description, submitted, one.folder, asked(one))
+        rows.append(replace(row, cancelled_by=now.cancelled_by))
     tasks: dict[int | None, list[JobRecord]] = {}
     for record in known:
         tasks.setdefault(record.array_job, []).append(record)
@@ -60,87 +84,112 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     return (*(_unsettled(one) for one in unsettled), *newest)
 
 
-def _run(one: Submission, submitted: float, snapshot: Snapshot) -> Listed:
-    """A job or a chain."""
-    said = asked(one)
-    return Listed(
-        job_id=snapshot.job_id,
-        name=said.get("name") or "",
-        partition=said.get("partition") or "",
-        state=snapshot.state,
-        description=snapshot.description,
-        age_seconds=max(0.0, time.time() - submitted),
-        folder=one.folder,
-        cancelled_by=snapshot.cancelled_by,
-    )
+def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
+    """The arrays of the `most` sweeps that changed last (None: of all), the newest sweep first.
+
+    Raises:
+        SlurmAway: a command was stopped on its way, and nobody tells whether its job is queued.
+    """
+    manifests = []
+    for path in chain.from_iterable(site.paths.work.glob(place) for place in _SWEEPS):
+        with suppress(OSError):
+            if {path.stat().st_uid, path.parent.stat().st_uid} == {os.geteuid()}:
+                manifests.append((path.stat().st_mtime, path.parent))
+    for changed, folder in sorted(manifests, reverse=True)[:most]:
+        with suppress(BadInput):  # one that cannot be read is its sweep's to report
+            yield from _arrays_of(folder, changed)
 
 
-def _array(one: Array, records: Sequence[JobRecord]) -> Listed:
-    """An array of a sweep."""
-    state, description = standing(one, records)
-    if one.job_id is None:
+def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
+    manifest = read_manifest(folder)
+    shared: dict[str, list[Mapping[str, Any]]] = {}
+    for row in manifest.rows:
+        if row.get("job_id") or row.get("token"):
+            shared.setdefault(row.get("token") or str(row["job_id"]), []).append(row)
+    lost = {key: [Path(row["directory"]) for row in rows]
+            for key, rows in shared.items() if rows[0].get("job_id") is None}  # fmt: skip
+    known = locate(lost) if lost else {}
+    said = (manifest.request or {}).get("partition") or ""
+    for key, rows in shared.items():
+        with suppress(OSError):  # its script's link is as old as its submission
+            changed = (folder / f"{key}.sh").lstat().st_mtime
+        partition = str(rows[0].get("values", {}).get("partition") or said)
+        job_id = rows[0].get("job_id") or known.get(key)
+        yield Array(job_id, folder, partition, changed, tuple(rows))
+
+
+def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
+    """The state of an array as a whole, and how many of its tasks have which.
+
+    `records` are Slurm's of this array; of a task that it forgot, its exit code tells.
+    """
+    single = {record.array_tasks: record for record in records}
+    several = [record for record in records if not record.array_tasks.isdigit()]
+    counts: Counter[str] = Counter()
+    active = set()
+    for row in array.rows:
+        task = row.get("task") or 0
+        told = single.get(str(task)) or next((r for r in several if r.has_task(task)), None)
+        if told:
+            state = told.state
+            active |= {state} if told.active else set()
+        else:
+            code = exit_code(Path(row.get("directory") or array.folder) / "exit_code")
+            state = "UNKNOWN" if code is None else "FAILED" if code else "COMPLETED"
+        counts[state] += 1
+    order = [*sorted(active, key=lambda state: state == "PENDING"),
+             *(state for state in counts if state != "COMPLETED"), *counts]  # fmt: skip
+    parts = ", ".join(f"{count} {state.lower()}" for state, count in counts.items())
+    state, description = order[0], f"{len(array.rows)} tasks: {parts}"
+    if array.job_id is None:
         state, description = "UNCONFIRMED", "the same sweep again looks for it"
-    age = max(0.0, time.time() - one.submitted)
-    return Listed(one.job_id, one.name, one.partition, state, description, age, one.folder)
+    folder = array.folder
+    study = f"{folder.parent.name}/" if folder.parent.parent.name == "studies" else ""
+    said = {"name": study + folder.name, "partition": array.partition}
+    return _listed(array.job_id, state, description, array.submitted, folder, said)
 
 
 def _unsettled(one: Unsettled) -> Listed:
-    """A submission that has no job."""
-    left = max(0.0, one.since + SETTLED_SECONDS - time.time())
-    return Listed(
-        job_id=None,
-        name=one.asked.get("name") or "",
-        partition=one.asked.get("partition") or "",
-        state="NOT QUEUED" if one.dead else "UNCONFIRMED",
-        description="Slurm never took it: submit it again"
-        if one.dead
-        else "Slurm did not tell "
-        f"whether it took it: look again within {duration(left)}, or submit it again, which looks",
-        age_seconds=max(0.0, time.time() - one.since),
-        folder=one.folder,
-    )
+    state, description = "NOT QUEUED", "Slurm never took it: submit it again"
+    if not one.dead:
+        left = duration(max(0.0, one.since + SETTLED_SECONDS - time.time()))
+        state = "UNCONFIRMED"
+        description = f"Slurm did not tell whether it took it: look again within {left}, or submit "
+        description += "it again, which looks"
+    return _listed(None, state, description, one.since, one.folder, one.asked)
+
+
+def _listed(
+    job_id: int | None, state: str, description: str, since: float, folder: Path,
+    said: Mapping[str, Any],
+) -> Listed:  # fmt: skip
+    name, partition = (said.get(key) or "" for key in ("name", "partition"))
+    age = max(0.0, time.time() - since)
+    return Listed(job_id, name, partition, state, description, age, folder)
 
 
 def as_text(rows: Sequence[Listed]) -> str:
-    """The runs as a table."""
-    lines = [
-        [str(row.job_id or "-"), row.name, row.partition, _state(row), duration(row.age_seconds),
-         str(row.folder)]
-        for row in rows
-    ]  # fmt: skip
+    """The runs as a table; of a cancelled one by whom, `?` where that is not known."""
+    lines = []
+    for row in rows:
+        by = f" by {row.cancelled_by or '?'}" if row.state == "CANCELLED" else ""
+        lines.append([str(row.job_id or "-"), row.name, row.partition, row.state + by,
+                      duration(row.age_seconds), str(row.folder)])  # fmt: skip
     unclear = [f"{row.folder}: {row.description}" for row in rows if row.job_id is None]
-    return "\n".join(
-        [table(lines, ("job", "name", "partition", "state", "age", "directory")), *unclear]
-    )
-
-
-def _state(row: Listed) -> str:
-    """The state, and of a cancelled job by whom: `?` where that is not known."""
-    return f"{row.state} by {row.cancelled_by or '?'}" if row.state == "CANCELLED" else row.state
+    head = ("job", "name", "partition", "state", "age", "directory")
+    return "\n".join([table(lines, head), *unclear])
 
 
 def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:
     """This user's submissions and when they were made, the newest first."""
+    links = []
+    with suppress(OSError), os.scandir(index(site)) as entries:
+        links = [(entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries
+                 if entry.name.partition(".")[0].isdigit()]  # fmt: skip
     seen = set()
-    for submitted, name in _links(index(site)):
-        try:
-            one = find(site, str(index(site) / name))
-            ours = one.folder.stat().st_uid == os.geteuid()
-        except (BadInput, OSError):  # its directory was removed, or cannot be read
-            continue
-        if ours and one.folder not in seen:
-            seen.add(one.folder)
-            yield one, submitted
-
-
-def _links(folder: Path) -> list[tuple[float, str]]:
-    try:
-        with os.scandir(folder) as entries:
-            found = [
-                (entry.stat(follow_symlinks=False).st_mtime, entry.name)
-                for entry in entries
-                if entry.name.partition(".")[0].isdigit()
-            ]
-    except OSError:
-        return []
-    return sorted(found, reverse=True)
+    for submitted, path in sorted(links, reverse=True):
+        with suppress(BadInput, OSError):  # its directory was removed, or cannot be read
+            one = find(site, path)
+            if one.folder.stat().st_uid == os.geteuid() and one.folder not in seen:
+                seen.add(one.folder)
+                yield one, submitted

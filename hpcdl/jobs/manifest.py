@@ -7,7 +7,7 @@ that results of another program or partition are never taken for this one's.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,8 @@ from hpcdl.system.safe_read import read_regular
 _MOST_BYTES = 200_000_000
 SCHEMA = 2
 Request = Mapping[str, Any]
-_FREE = frozenset(
-    {
-        "name",
-        "minutes",
-        "account",
-        "qos",
-        "job_dir",
-        "requeues",
-        "preflight",
-        "chain",
-        "trusted_network",
-    }
-)
+_FREE = frozenset({"name", "minutes", "account", "qos", "job_dir", "requeues", "preflight", "chain",
+                   "trusted_network"})  # fmt: skip
 """What may differ when a sweep is run again: no result follows from it."""
 
 
@@ -52,33 +41,23 @@ def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
     reason to run everything again.
     """
     said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in _FREE}
-    said["environment"] = sorted(base.environment)
-    said["modules"] = list(modules)
-    found = {key: value for key, value in said.items() if value}
+    said |= {"environment": sorted(base.environment), "modules": modules}
     # As a manifest gives it back, which is what it is compared with: paths and tuples are none.
-    request: Request = json.loads(json.dumps(found, default=str))
+    request: Request = json.loads(json.dumps({k: v for k, v in said.items() if v}, default=str))
     return request
 
 
 def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:
-    """Refuse a sweep of other jobs than those whose results lie in the directory.
-
-    Raises:
-        BadInput: names what differs.
-    """
-    if request is None or manifest.request is None or request == manifest.request:
+    """Raise BadInput for other jobs than those whose results lie in the directory."""
+    was, now = manifest.request, request
+    if was is None or now is None or was == now:
         return
+    keys = [key for key in dict.fromkeys((*was, *now)) if was.get(key) != now.get(key)]
     raise BadInput(
         f"the sweep '{folder.name}' was begun with other jobs",
-        details=list(_differences(manifest.request, request)),
+        details=[f"{key}: {_shown(was.get(key))}, now {_shown(now.get(key))}" for key in keys],
         hint=f"give this one another --name, or take {folder} away to start over",
     )
-
-
-def _differences(was: Request, now: Request) -> Iterator[str]:
-    for key in dict.fromkeys((*was, *now)):
-        if was.get(key) != now.get(key):
-            yield f"{key}: {_shown(was.get(key))}, now {_shown(now.get(key))}"
 
 
 def _shown(value: object) -> str:
@@ -87,11 +66,7 @@ def _shown(value: object) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a sweep; an empty one where there is none.
-
-    Raises:
-        BadInput: it cannot be read, or is of another format.
-    """
+    """The manifest of a sweep, empty where there is none; BadInput for an unreadable one."""
     path = folder / "sweep.json"
     hint = f"take {folder} away to start over"
     try:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -113,10 +115,7 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
 
 
 def with_links(
-    found: Probe,
-    folder: Path,
-    stuck: Callable[[Probe], None],
-    seconds: float = STUCK_SECONDS,
+    found: Probe, folder: Path, stuck: Callable[[Probe], None], seconds: float = STUCK_SECONDS
 ) -> Probe:
     """The same probe, with how its GPU reaches the others, or why that is not known.
 
@@ -147,42 +146,34 @@ def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]
     e, links = expected, [link for p in probes for link in p.links]
     hosts = {p.rank: p.host for p in probes}
     wrong = judge_links(links, hosts, nvlink=e.nvlink, fabric=e.fabric or "ethernet")
-    found = [
-        *_first(20, (f"{_who(p)} has {_loaded(p)} loaded, not {e.release}"
-                     for p in probes if e.release and p.release != e.release)),
-        *_world(probes, e),
-        *_gpus(probes, e),
-        *_first(23, (f"{_who(p)} has {p.cpus} CPUs, not {e.cpus_per_task}"
-                     for p in probes if p.cpus < e.cpus_per_task)),
-        *_first(24, (f"{p.host} gives the job {p.memory_mb} MB, not {e.memory_mb}"
-                     for p in probes if p.memory_mb and p.memory_mb < e.memory_mb)),
-        *_first(25, (f"{p.host} has not enough space in {e.scratch}"
-                     for p in probes if e.scratch and not p.scratch_free_mb)),
-        *_first(26, (f"{p.host} does not see the data set {e.data}"
-                     for p in probes if e.data and not p.data)),
-        *_first(27, (*(f"{_who(p)}: {p.fault}" for p in probes if p.fault), *wrong)),
-    ]  # fmt: skip
-    return tuple(found)
-
-
-def _first(code: int, sentences: Iterable[str]) -> Iterator[Problem]:
-    """One problem, however many ranks have it."""
-    yield from (Problem(code, one) for one in islice(sentences, 1))
+    found = {
+        20: (f"{_who(p)} has {f'release {p.release}' if p.release else 'no release'} loaded, not "
+             f"{e.release}" for p in probes if e.release and p.release != e.release),
+        21: _world(probes, e),
+        22: _gpus(probes) if e.gpus_per_node else (),
+        23: (f"{_who(p)} has {p.cpus} CPUs, not {e.cpus_per_task}"
+             for p in probes if p.cpus < e.cpus_per_task),
+        24: (f"{p.host} gives the job {p.memory_mb} MB, not {e.memory_mb}"
+             for p in probes if p.memory_mb and p.memory_mb < e.memory_mb),
+        25: (f"{p.host} has not enough space in {e.scratch}"
+             for p in probes if e.scratch and not p.scratch_free_mb),
+        26: (f"{p.host} does not see the data set {e.data}"
+             for p in probes if e.data and not p.data),
+        27: (*(f"{_who(p)}: {p.fault}" for p in probes if p.fault), *wrong),
+    }  # fmt: skip
+    # One problem of a kind, however many ranks have it.
+    return tuple(Problem(code, one) for code, said in found.items() for one in islice(said, 1))
 
 
 def read_probes(text: str) -> tuple[Probe, ...]:
     """Probes from the lines that ranks printed, by rank; other lines are ignored."""
     found = []
     for line in text.splitlines():
-        start = line.find('{"rank"')
-        if start < 0:
-            continue
-        try:
-            values = json.loads(line[start:])
+        _, start, rest = line.partition('{"rank"')
+        with suppress(ValueError, TypeError, KeyError):  # of other lines
+            values = json.loads(start + rest)
             links = tuple(Link(*link) for link in values.get("links", ()))
             found.append(Probe(**{**values, "gpus": tuple(values["gpus"]), "links": links}))
-        except (ValueError, TypeError, KeyError):
-            continue
     return tuple(sorted(found, key=lambda probe: probe.rank))
 
 
@@ -220,36 +211,27 @@ def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _loaded(found: Probe) -> str:
-    return f"release {found.release}" if found.release else "no release"
-
-
-def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
+def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
     ranks = [p.rank for p in probes]
     if any(p.fault for p in probes):
         return  # its peers ended with it
     missing = sorted(set(range(expected.world)) - set(ranks))
     if missing:
         some = ", ".join(map(str, missing[:8]))
-        yield Problem(21, f"{len(missing)} of {expected.world} ranks did not answer: {some}")
+        yield f"{len(missing)} of {expected.world} ranks did not answer: {some}"
     elif len(ranks) != len(set(ranks)) or any(p.world != expected.world for p in probes):
         worlds = sorted({p.world for p in probes})
-        yield Problem(21, f"ranks see a world of {worlds} ranks, not {expected.world}")
+        yield f"ranks see a world of {worlds} ranks, not {expected.world}"
 
 
-def _gpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[Problem]:
-    if not expected.gpus_per_node:
-        return
-    owners: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _gpus(probes: Sequence[Probe]) -> Iterator[str]:
+    yield from (f"{_who(p)} sees no GPU" for p in probes if p.gpu is None)
+    owners: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     for p in probes:
-        if p.gpu is None:
-            yield Problem(22, f"{_who(p)} sees no GPU")
-            return
         owners[p.host, p.gpu].append(p.rank)
     for (host, gpu), ranks in owners.items():
         if len(ranks) > 1:
-            yield Problem(22, f"ranks {', '.join(map(str, ranks))} share GPU {gpu} of {host}")
-            return
+            yield f"ranks {', '.join(map(str, ranks))} share GPU {gpu} of {host}"
 
 
 def _who(found: Probe) -> str:
@@ -272,10 +254,7 @@ def _visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     """The GPUs this rank sees: by UUID where the driver answers, else by Slurm's numbers."""
     numbers = tuple(part for part in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if part)
     uuids = _driver_uuids()
-    if not uuids:
-        return numbers
-    chosen = (uuids.get(number, number) for number in numbers)
-    return tuple(chosen) if numbers else tuple(uuids.values())
+    return tuple(uuids.get(number, number) for number in numbers) or tuple(uuids.values())
 
 
 def _driver_uuids(
@@ -283,15 +262,8 @@ def _driver_uuids(
 ) -> dict[str, str]:
     """GPU numbers and UUIDs from nvidia-smi; empty without a driver."""
     query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         answer = ask(query, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return dict(_pairs(answer.stdout.splitlines())) if answer.returncode == 0 else {}
-
-
-def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        index, comma, uuid = line.partition(",")
-        if comma:
-            yield index.strip(), uuid.strip()
+        if answer.returncode == 0:
+            return dict(re.findall(r"^ *(\d+) *, *(\S+)", answer.stdout, re.M))
+    return {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -32,6 +32,7 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
+_OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 # Programs that start the one their arguments name: the first argument that ends like a script.
 _STARTERS = frozenset(
@@ -71,21 +72,30 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     """
     argv = list(spec.program)
     found: list[Path] = []
-    if argv and _names_file(folder, argv[0]):
-        argv[0] = str(folder / argv[0])
-        found.append(Path(argv[0]).parent)
+
+    def take(index: int) -> None:
+        argv[index] = str(folder / argv[index])
+        found.append(Path(argv[index]).parent)
+
+    own = argv and _is_there(folder / argv[0]) and not (folder / argv[0]).is_dir()
+    if own and ("/" in argv[0] or shutil.which(argv[0]) is None):
+        take(0)
     at = script_index(argv)
     if at is not None:
         marked = "{" in argv[at] and argv[at].endswith(_SCRIPT)
         if marked or _is_there(folder / argv[at]):
-            argv[at] = str(folder / argv[at])
-            found.append(Path(argv[at]).parent)
-    modules = [*filter(None, [_module(argv)]), *_of_train(argv)]
-    here = any(_is_there(folder / one) for name in modules for one in (name, f"{name}.py"))
-    data = _data_index(argv)
-    if data is not None and _is_there(folder / argv[data].removeprefix("--data=")):
-        sign, _, value = argv[data].rpartition("--data=")
-        argv[data] = f"{'--data=' if argv[data] != value else sign}{folder / value}"
+            take(at)
+    modules = [_module(argv)]
+    if is_train(argv):
+        functions = map(_FUNCTION.match, argv[2:])
+        modules = [match[1] for match in functions if match]
+        for index, one in enumerate(argv[2:], 2):
+            option = "--data=" if one.startswith("--data=") else ""
+            value = one.removeprefix(option)
+            named = (option or argv[index - 1] == "--data") and value != "synthetic"
+            if named and _is_there(folder / value):
+                argv[index] = f"{option}{folder / value}"
+    here = any(_has_file(folder, name) for name in modules if name)
     return replace(
         spec,
         program=tuple(argv),
@@ -95,13 +105,10 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
 
 
 def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
-    """Refuse a program, script or module that is not there, and files that the job would not find.
+    """Raise BadInput for a program, script, module or other file that the job would not find.
 
     What a module or a container brings is not looked for, and a name on PATH only where the job
     is queued: a script that is only printed may be for another machine.
-
-    Raises:
-        BadInput: names it.
     """
     check_script(spec)
     argv = spec.program
@@ -116,23 +123,14 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
         raise BadInput(f"there is no script {argv[at]}", hint="the job's nodes see what you see")
     name = _module(argv) if queued else None
     if name and not module.names and spec.python_path is None and not _has_module(spec, name):
-        raise BadInput(
-            f"{argv[0]} finds no module '{name}' here",
-            hint="give the directory that holds it: --chdir DIR",
-        )
-    for argument in _relative_files(folder, spec):
-        raise BadInput(
-            f"{argument} lies here, and the job works in a directory of its own",
-            hint="--chdir . lets the program work here; or write the whole path",
-        )
+        said = f"{argv[0]} finds no module '{name}' here"
+        raise BadInput(said, hint="give the directory that holds it: --chdir DIR")
+    if spec.chdir is None and spec.job_dir != folder:
+        _check_relative(folder, argv)
 
 
 def check_script(spec: JobSpec) -> None:
-    """Refuse a script that the ranks would not find.
-
-    Raises:
-        BadInput: names the script.
-    """
+    """Raise BadInput for a script that the ranks would not find."""
     at = script_index(spec.program)
     # An image has files of its own.
     if at is None or spec.container:
@@ -149,24 +147,25 @@ def check_script(spec: JobSpec) -> None:
 
 
 def check_image(folder: Path, image: str | None) -> None:
-    """Refuse an image that is not there; one with a name in a registry is not looked for.
-
-    Raises:
-        BadInput: names it.
-    """
-    if image is None or (
-        image[:1] not in {"/", "."} and not image.endswith((".sif", ".sqsh", ".sqfs"))
-    ):
-        return
-    if not _is_there(folder / image):
+    """Raise BadInput for an image that is not there; names in a registry are not looked for."""
+    path = image and (image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh", ".sqfs")))
+    if image and path and not _is_there(folder / image):
         raise BadInput(
             f"there is no image {image}",
             hint="name it by its path, or by its place in a registry, such as docker://NAME",
         )
 
 
+def check_data(spec: JobSpec) -> None:
+    """Raise BadInput for a data set that is not on the file system, which nodes share."""
+    if spec.data and not Path(spec.data).exists():
+        raise BadInput(
+            f"there is no data set {spec.data}",
+            hint="`hpcdl data make` writes one; `hpcdl job render` does not ask for it",
+        )
+
+
 def _check_runs(folder: Path, name: str) -> None:
-    """Refuse a program that cannot be run."""
     path = folder / name
     if "/" not in name or not _is_there(path):
         raise BadInput(
@@ -174,10 +173,8 @@ def _check_runs(folder: Path, name: str) -> None:
             hint="name it by its path; or load the module that has it: --module NAME",
         )
     if path.is_dir() or not os.access(path, os.X_OK):
-        raise BadInput(
-            f"'{name}' cannot be run",
-            hint=f"`chmod +x {name}`, or name what runs it: -- python {name}",
-        )
+        said = f"'{name}' cannot be run"
+        raise BadInput(said, hint=f"`chmod +x {name}`, or name what runs it: -- python {name}")
 
 
 def _module(argv: Sequence[str]) -> str | None:
@@ -188,78 +185,43 @@ def _module(argv: Sequence[str]) -> str | None:
         return _module(argv[start:]) if start else None
     if not _PYTHON.match(name) or script_index(argv) is not None:
         return None
-    for one, following in pairwise(argv):
-        if re.match(r"-[A-Za-z]*m\Z", one):
-            return following.partition(".")[0]
-    return None
-
-
-def _of_train(argv: Sequence[str]) -> list[str]:
-    """The modules of the functions `package.module:function` that `hpcdl train` is given."""
-    words = argv[2:] if is_train(argv) else ()
-    found = (_FUNCTION.match(one) for one in words)
-    return [match[1] for match in found if match]
+    named = (following for one, following in pairwise(argv) if _OPTION_M.match(one))
+    return next((name.partition(".")[0] for name in named), None)
 
 
 def _has_module(spec: JobSpec, name: str) -> bool:
     """Whether this Python finds a module, as the job's would."""
     from hpcdl.system.run import run
 
-    if not name.isidentifier():
-        return True
-    if spec.chdir and any(_is_there(spec.chdir / one) for one in (name, f"{name}.py")):
+    if not name.isidentifier() or (spec.chdir and _has_file(spec.chdir, name)):
         return True
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is None)"
     python = next(one for one in spec.program if _PYTHON.match(Path(one).name))
     # In a directory where nobody can plant a module.
-    done = run([python, "-c", code], directory=Path("/"), timeout=60, check=False)
-    return done.ok
+    return run([python, "-c", code], directory=Path("/"), timeout=60, check=False).ok
 
 
-def _data_index(argv: Sequence[str]) -> int | None:
-    """Where `hpcdl train` is given its data set, as a directory."""
-    if not is_train(argv):
-        return None
-    for index, one in enumerate(argv):
-        if one.startswith("--data=") and one != "--data=synthetic":
-            return index
-        if one == "--data" and index + 1 < len(argv) and argv[index + 1] != "synthetic":
-            return index + 1
-    return None
-
-
-def _relative_files(folder: Path, spec: JobSpec) -> Iterator[str]:
-    """Arguments that name a file or directory of `folder`, which the job would not find."""
-    if spec.chdir is not None or spec.job_dir == folder:
-        return
+def _check_relative(folder: Path, program: Sequence[str]) -> None:
+    """Refuse arguments that name a file or directory of `folder`: the job would not find it."""
     # What follows `-m` is a module, and found as one; the `train` of `hpcdl train` is no file.
-    words = spec.program[1:] if is_train(spec.program) else spec.program
-    files = [one for option, one in pairwise(words) if not re.match(r"-[A-Za-z]*m\Z", option)]
-    for argument in files:
+    words = program[1:] if is_train(program) else program
+    for option, argument in pairwise(words):
         name = argument.partition("=")[2] if argument.startswith("-") else argument
-        if not name or name.startswith("/") or not _is_there(folder / name):
+        if _OPTION_M.match(option) or not name or name.startswith("/"):
             continue
-        if "/" in name or Path(name).suffix or (folder / name).is_dir():
-            yield name
+        path = folder / name
+        if _is_there(path) and ("/" in name or path.suffix or path.is_dir()):
+            raise BadInput(
+                f"{name} lies here, and the job works in a directory of its own",
+                hint="--chdir . lets the program work here; or write the whole path",
+            )
 
 
-def _names_file(folder: Path, argument: str) -> bool:
-    """Whether the program itself is a file of the directory, and not one of PATH."""
-    if not _is_there(folder / argument) or (folder / argument).is_dir():
-        return False
-    return "/" in argument or shutil.which(argument) is None
+def _has_file(folder: Path, module: str) -> bool:
+    return _is_there(folder / module) or _is_there(folder / f"{module}.py")
 
 
 def _is_there(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # a argument may be no possible name at all
+    with suppress(OSError, ValueError):  # an argument may be no possible name at all
         return path.exists()
     return False
-
-
-def check_data(spec: JobSpec) -> None:
-    """Raise BadInput for a data set that is not on the file system, which nodes share."""
-    if spec.data and not Path(spec.data).exists():
-        raise BadInput(
-            f"there is no data set {spec.data}",
-            hint="`hpcdl data make` writes one; `hpcdl job render` does not ask for it",
-        )

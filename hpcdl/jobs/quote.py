@@ -28,13 +28,13 @@ def word(text: str) -> str:
         return expandable(text)
     if not _UNSEEN.search(text):
         return shlex.quote(text)
-    return f"$'{''.join(_SHORT.get(one) or _escaped(one) for one in text)}'"
+    return f"$'{''.join(map(_escaped, text))}'"
 
 
 def _escaped(character: str) -> str:
     """A character in `$'...'`: its bytes where it cannot be seen."""
-    if not _UNSEEN.match(character):
-        return character
+    if character in _SHORT or not _UNSEEN.match(character):
+        return _SHORT.get(character, character)
     half = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=half))
 

@@ -21,7 +21,6 @@ _ONE_KIND = (
     "all its nodes are alike: name them by --partition and --gpu-model; a job of several "
     "components is written by hand, and `hpcdl job lint` checks it"
 )
-_NO_SCRIPT = "it is for the command line of sbatch, not for a job"
 
 # What the script decides itself, and what to say instead.
 _OWN = {
@@ -37,7 +36,7 @@ _OWN = {
     **dict.fromkeys(("chdir", "error", "open-mode", "output"), _FILES),
     **dict.fromkeys(("no-requeue", "requeue", "signal"), _AGAIN),
     **dict.fromkeys(("help", "parsable", "quiet", "test-only", "usage", "verbose", "version"),
-                    _NO_SCRIPT),
+                    "it is for the command line of sbatch, not for a job"),
     **dict.fromkeys(("cluster", "clusters"), "give the site of that cluster: --site"),
     **dict.fromkeys(("export", "export-file"), "use --env"),
     **{name: f"use --{name}"
@@ -85,9 +84,8 @@ def _check(version: str, name: str, value: str | None) -> None:
     known = {key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)}
     if name not in known:
         choices = sorted(known.keys() - _OWN.keys())
-        raise BadInput(
-            f"sbatch of Slurm {release} has no option {name!r}", hint=did_you_mean(name, choices)
-        )
+        said = f"sbatch of Slurm {release} has no option {name!r}"
+        raise BadInput(said, hint=did_you_mean(name, choices))
     needs = known[name].argument
     if needs == "required" and not value:
         raise BadInput(f"--sbatch {name} needs a value", hint=f"write --sbatch {name}=VALUE")

@@ -11,36 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.jobs import environment, functions, quote, slurm_compat
-from hpcdl.jobs.launch import (
-    PORTS,
-    check_container,
-    check_launcher,
-    check_trust,
-    container_variables,
-    launch_argv,
-    launch_options,
-    meets,
-    network_variables,
-    openmp_variables,
-    program_argv,
-    together,
-    workers_per_node,
-)
-from hpcdl.jobs.layout import Layout, plan_on
-from hpcdl.jobs.node_groups import selection
+from hpcdl.jobs import environment, functions, launch, quote, slurm_compat
+from hpcdl.jobs.layout import Layout, plan_on, selection
 from hpcdl.jobs.sbatch_options import directives
-from hpcdl.jobs.spec import (
-    SIGNAL_SECONDS,
-    JobSpec,
-    Module,
-    check_environment,
-    check_spec,
-    is_train,  # fmt: skip
-)
+from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec, is_train
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError
@@ -98,6 +75,25 @@ class Script:
         found = (line.text for line in self.lines if line.text.startswith(sbatch))
         return tuple(text.removeprefix(sbatch) for text in found)
 
+    @property
+    def explained(self) -> str:
+        """The script with the reason, and the rule where there is one, before each line.
+
+        It is a script itself: reasons of a continued line stand before its first one.
+        """
+        found: list[str] = []
+        start = 0
+        for line in self.lines:
+            if not found or not found[-1].endswith("\\"):
+                start = len(found)
+            if line.reason:
+                rule = line.rule(self.slurm_version)
+                indent = line.text[: len(line.text) - len(line.text.lstrip())]
+                found.insert(start, f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else ""))
+                start += 1
+            found.append(line.text)
+        return "\n".join(found)
+
 
 @dataclass(frozen=True)
 class ArrayOf:
@@ -124,12 +120,12 @@ def render_script(
     spec = check_spec(spec)
     nodes, layout = plan_on(site, spec)
     slurm_compat.check_mpi(site)
-    check_container(site, spec)
-    check_trust(site, spec)
-    check_launcher(spec)
-    check_environment(site.partition(spec.partition).environment)
+    launch.check_container(site, spec)
+    launch.check_trust(site, spec)
+    launch.check_launcher(spec)
+    check_environment(nodes.environment)
     values = _values(site, spec, nodes, layout, module)
-    values |= _array_values(site, spec, layout, array)
+    values |= _of_program(site, spec, array, values["rank_name"] is not None)
     text = _template("job.sh.j2").render(values)
     head, body = ([Line(*one.split(_MARK)[:3]) for one in part.split("\n")]
                   for part in text.removesuffix("\n").split(f"\n{_FUNCTIONS}\n"))  # fmt: skip
@@ -147,32 +143,26 @@ def gpu_request(site: Site, partition: Partition, count: int) -> str:
     return f"--gpus-per-node={typed}{count}"
 
 
-def memory_request(site: Site, partition: Partition, layout: Layout) -> str:
+def _memory_request(site: Site, partition: Partition, layout: Layout) -> str:
     """The option that asks for the job's memory as this site takes it, '' for none."""
     per = site.slurm.memory
-    if per == "gpu" and not layout.gpus_per_node:
-        per = "cpu"
     if per in {"none", "node"}:
         return f"--mem={layout.memory_mb}" if per == "node" else ""
     total = layout.memory_mb or int(partition.memory_gb * 1000)
-    if per == "gpu":
+    if per == "gpu" and layout.gpus_per_node:
         return f"--mem-per-gpu={total // layout.gpus_per_node}"
     return f"--mem-per-cpu={max(1, total // (layout.tasks_per_node * layout.cpus_per_task))}"
 
 
-def signal_seconds(minutes: int) -> int:
-    """Seconds before the end at which the job is warned; 0 where it is too short for that.
-
-    Slurm may send the warning a minute early; the first half of the time is for work.
-    """
-    return max(0, min(SIGNAL_SECONDS, minutes * 30 - 60))
-
-
 def _values(
     site: Site, spec: JobSpec, partition: Partition, layout: Layout, module: Module
-) -> dict[str, object]:
+) -> dict[str, Any]:
+    slurm, job_dir = site.slurm, spec.job_dir
     chosen = selection(partition, layout.nodes)
-    job_dir = spec.job_dir
+    # Slurm may send its warning a minute early; the first half of the time is for work.
+    warned = max(0, min(SIGNAL_SECONDS, layout.minutes * 30 - 60))
+    each = layout.gpus_per_node or layout.tasks_per_node
+    kind = "GPU" if layout.gpus_per_node else "rank"
     # Clusters that share a file system have jobs of the same numbers.
     own_folder = f'{quote.word(str(site.paths.work / "jobs" / spec.name))}-"{_OF_CLUSTER}"'
     return {
@@ -183,79 +173,49 @@ def _values(
         "module": module,
         "no_release": module.release is None,
         "hpcdl_version": __version__,
-        "slurm_version": site.slurm.version,
-        "shape": shape(layout),
-        "further": directives(site.slurm.version, spec.sbatch, chosen),
+        "slurm_version": slurm.version,
+        "shape": f"{count_of(layout.nodes, 'node')} x {count_of(each, kind)}",
+        "further": directives(slurm.version, spec.sbatch, chosen),
         "chosen": chosen,
-        "account": spec.account or partition.account or site.slurm.account,
-        "qos": spec.qos or partition.qos or site.slurm.qos,
-        "gpu_request": gpu_request(site, partition, layout.gpus_per_node) if partition.gpu else "",
-        "memory": memory_request(site, partition, layout),
-        "requeues": spec.requeues if site.slurm.requeue else 0,
+        "account": spec.account or partition.account or slurm.account,
+        "qos": spec.qos or partition.qos or slurm.qos,
+        "gpu_request": partition.gpu and gpu_request(site, partition, layout.gpus_per_node),
+        "memory": _memory_request(site, partition, layout),
+        "requeues": spec.requeues if slurm.requeue else 0,
         "time": walltime(layout.minutes),
-        "signal_seconds": signal_seconds(layout.minutes),
+        "signal_seconds": warned,
+        "grace": warned * 3 // 4 or _GRACE_SECONDS,
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "marker": _FUNCTIONS,
-        "kept": slurm_compat.own_variables(site.slurm, gpus=layout.gpus_per_node > 0),
-        "step_environment": slurm_compat.launcher_environment(site.slurm, spec.launcher),
-        "cpus_note": slurm_compat.cpus_note(site.slurm),
-        "launch": launch_argv(site, spec, layout),
-        "launch_reason": _launch_reason(site, spec, layout),
-        "ports": PORTS,
+        "kept": slurm_compat.own_variables(slurm, gpus=layout.gpus_per_node > 0),
+        "step_environment": [row for row in slurm_compat.steps(slurm, "environment")
+                             if row["launcher"] == spec.launcher],
+        "cpus_note": slurm_compat.steps(slurm, "cpus_per_task")[0]["note"],
         "once_per_node": _once_per_node(layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
-        "step": launch_options(site, replace(spec, launcher="single"), layout),
+        "step": launch.launch_options(site, replace(spec, launcher="single"), layout),
         "lmod_init": str(site.paths.lmod_init),
-        "network": network_variables(partition, layout),
-        "container": container_variables(site, spec),
         "environment": [*partition.environment.items()],
         "given": tuple(spec.environment),
         "values": str(job_dir / environment.NAME) if job_dir else "",
-        **_of_ranks(spec, partition, layout),
-    }
-
-
-def _of_ranks(spec: JobSpec, partition: Partition, layout: Layout) -> dict[str, object]:
-    """Where ranks work, meet and end."""
-    return {
-        "chdir": str(spec.chdir) if spec.chdir else None,
-        "python_path": str(spec.python_path) if spec.python_path else None,
-        "meets": meets(spec, layout),
-        "rank_name": together(spec, layout),
-        "grace": signal_seconds(layout.minutes) * 3 // 4 or _GRACE_SECONDS,
-        "workers": workers_per_node(spec, layout),
-        "openmp": openmp_variables(partition, spec, layout),
-    }
-
-
-def _launch_reason(site: Site, spec: JobSpec, layout: Layout) -> str:
-    reason = "one launcher for all nodes; Slurm's default would hang when one rank dies"
-    if layout.by_socket and spec.launcher != "horovod-mpirun":
-        reason += f"; {slurm_compat.by_socket(site.slurm)[1]}"
-    return reason
+        **launch.rank_values(site, spec, partition, layout),
+    }  # fmt: skip
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:
-    """What the script says about staging; None where nothing is staged.
-
-    Raises:
-        BadInput: no data set is named, or the partition has no scratch.
-    """
+    """What the script says about staging; None where nothing is staged."""
     if not spec.stage:
         return None
     if not spec.data:
         raise BadInput("--stage-data needs the data set", hint="give --data DIR as well")
     if partition.scratch is None:
-        raise BadInput(
-            f"'{partition.name}' has no node-local scratch to stage data to",
-            hint="leave --stage-data out, or describe `scratch` in the site file",
-        )
-    target = f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}"
+        said = f"'{partition.name}' has no node-local scratch to stage data to"
+        raise BadInput(said, hint="leave --stage-data out, or describe `scratch` in the site file")
     return {
-        "target": target,
+        "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
         "step": _once_per_node(layout),
         "workers": min(16, max(2, layout.cpus_per_task)),
     }
@@ -273,28 +233,23 @@ def _once_per_node(layout: Layout) -> tuple[str, ...]:
     )
 
 
-def _array_values(
-    site: Site, spec: JobSpec, layout: Layout, array: ArrayOf | None
-) -> dict[str, object]:
-    """What differs for an array: where the log goes, the directory and the program of a task."""
+def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -> dict[str, object]:
+    """The program; of an array also where the log goes, the directory and the program of a task."""
+    # `hpcdl train` gets the job's data directory, unless its options name one already.
+    named = _has_option(spec.program, "--data")
+    data = ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not named else ""
     if array is None:
-        argv = quote.quote_argv(program_argv(site, spec, layout))
-        return {"array": None, "program": argv + _data_option(spec)}
-    wrapper = program_argv(site, replace(spec, program=("x",)), layout)[:-1]
+        argv = quote.quote_argv(launch.program_argv(site, spec, waits))
+        return {"array": None, "program": argv + data}
+    wrapper = launch.program_argv(site, replace(spec, program=("x",)), waits)[:-1]
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "arguments": array.arguments,
         "log": _file(str(array.logs), "/%A_%a.log"),
         "job_dir": '"${point[0]}"',
         "values": str(array.arguments.with_suffix(f".{environment.NAME}")),
-        "program": f'{quote.quote_argv(wrapper)} "${{point[@]:1}}"'.lstrip() + _data_option(spec),
+        "program": f'{quote.quote_argv(wrapper)} "${{point[@]:1}}"'.lstrip() + data,
     }
-
-
-def _data_option(spec: JobSpec) -> str:
-    """`hpcdl train` gets the job's data directory, unless its options name one already."""
-    named = _has_option(spec.program, "--data")
-    return ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not named else ""
 
 
 def _has_option(program: tuple[str, ...], option: str) -> bool:
@@ -331,13 +286,6 @@ def _preflight(
     return [*looks, *(["--transport=."] if wanted else [])], expected
 
 
-def shape(layout: Layout) -> str:
-    """The layout as text: `2 nodes x 4 GPUs`."""
-    kind = "GPU" if layout.gpus_per_node else "rank"
-    each = layout.gpus_per_node or layout.tasks_per_node
-    return f"{count_of(layout.nodes, 'node')} x {count_of(each, kind)}"
-
-
 def _file(path: str, pattern: str = "") -> str:
     """A path as the value of a directive; sbatch expands `%` in it.
 
@@ -346,17 +294,13 @@ def _file(path: str, pattern: str = "") -> str:
     return quote.directive(path.replace("%", "%%") + pattern)
 
 
-def _why(reason: str, rules: str = "") -> str:
-    return f"{_MARK}{reason}{_MARK}{rules}"
-
-
 @cache
 def _template(name: str) -> jinja2.Template:
     jinja = templates("sbatch", bytecode_cache=_compiled_templates())
     jinja.filters["word"] = quote.word
     jinja.filters["words"] = quote.quote_argv
     jinja.filters["expandable"] = quote.expandable
-    jinja.globals["why"] = _why
+    jinja.globals["why"] = lambda reason, rules="": f"{_MARK}{reason}{_MARK}{rules}"
     return jinja.get_template(name)
 
 

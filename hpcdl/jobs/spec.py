@@ -37,6 +37,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SIZE = re.compile(r"(\d{1,12})([KMGT]?)[Bb]?\Z", re.ASCII | re.IGNORECASE)
 _UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MOST_MB = 10**9
+_COUNTS = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node", "cpus_per_task", "minutes",
+           "chain")  # fmt: skip
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
@@ -118,13 +120,9 @@ class JobSpec:
 
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
-    """The program of a job from what followed `--`.
-
-    Nothing means `hpcdl train`; arguments that begin with an option are that program's.
-    """
-    if not rest:
-        return ("hpcdl", "train")
-    return ("hpcdl", "train", *rest) if rest[0].startswith("-") else tuple(rest)
+    """The program of a job from what followed `--`: options are those of `hpcdl train`."""
+    train = not rest or rest[0].startswith("-")
+    return (*(("hpcdl", "train") if train else ()), *rest)
 
 
 def is_train(program: Sequence[str]) -> bool:
@@ -133,29 +131,23 @@ def is_train(program: Sequence[str]) -> bool:
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """The spec itself, once everything that needs no partition is known to be right.
-
-    Raises:
-        BadInput: names the option at fault and what it takes.
-    """
+    """The spec itself; BadInput for what is wrong with it wherever it runs."""
     check_name(spec.name)
     if spec.launcher not in LAUNCHERS:
-        raise BadInput(
-            f"unknown launcher '{spec.launcher}'", hint=did_you_mean(spec.launcher, LAUNCHERS)
-        )
-    for option, value in _counts(spec).items():
+        said = f"unknown launcher '{spec.launcher}'"
+        raise BadInput(said, hint=did_you_mean(spec.launcher, LAUNCHERS))
+    for key in _COUNTS:
+        value = getattr(spec, key)
         if value is not None and not 1 <= value <= 1_000_000:
+            option = key.replace("minutes", "time").replace("_", "-")
             raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
-            raise BadInput(
-                f"--{option} {_shown(name)} is not possible",
-                hint="`sacctmgr show associations` has the names",
-            )
+            said = f"--{option} {_shown(name)} is not possible"
+            raise BadInput(said, hint="`sacctmgr show associations` has the names")
     if spec.chain > MAX_CHAIN:
-        raise BadInput(
-            f"--chain {spec.chain} is not possible", hint=f"queue at most {MAX_CHAIN} jobs"
-        )
+        said = f"--chain {spec.chain} is not possible"
+        raise BadInput(said, hint=f"queue at most {MAX_CHAIN} jobs")
     if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
         raise BadInput(
             "--fresh with --chain would start over in every job of the chain",
@@ -165,8 +157,8 @@ def check_spec(spec: JobSpec) -> JobSpec:
     if spec.container is not None and not _IMAGE.match(spec.container):
         raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")
     _check_program(spec.program)
-    _check_folder(spec.job_dir)
-    _check_folder(spec.chdir)
+    for folder in filter(None, (spec.job_dir, spec.chdir)):
+        _check_folder(str(folder))
     return spec
 
 
@@ -180,22 +172,14 @@ def check_name(name: str) -> None:
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables that would not reach the program as they are.
-
-    Raises:
-        BadInput: names the variable.
-    """
+    """Raise BadInput for a variable that would not reach the program as it is."""
     for key, text in environment.items():
         if not _VARIABLE.match(key):
-            raise BadInput(
-                f"--env {_shown(key)} is no name of a variable",
-                hint="write NAME=VALUE, or NAME to take it from here",
-            )
+            said = f"--env {_shown(key)} is no name of a variable"
+            raise BadInput(said, hint="write NAME=VALUE, or NAME to take it from here")
         if key in _RESERVED:
-            raise BadInput(
-                f"the variable {key} cannot be set: bash or the job's script uses it itself",
-                hint="choose another name",
-            )
+            said = f"the variable {key} cannot be set: bash or the job's script uses it itself"
+            raise BadInput(said, hint="choose another name")
         _check_text(text, f"the value of {key}")
 
 
@@ -205,17 +189,12 @@ def _check_program(program: tuple[str, ...]) -> None:
     for argument in program:
         _check_text(argument, "an argument of the program")
     if sum(map(len, program)) > _LONGEST_REQUEST:
-        raise BadInput(
-            f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together",
-            hint="put them into a file and pass the file's name",
-        )
+        said = f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together"
+        raise BadInput(said, hint="put them into a file and pass the file's name")
 
 
-def _check_folder(folder: Path | None) -> None:
+def _check_folder(text: str) -> None:
     """A directory that sbatch can write a log to; its directives know no escape for some."""
-    if folder is None:
-        return
-    text = str(folder)
     _check_text(text, "the name of the job's directory")
     if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
         raise BadInput(
@@ -225,45 +204,21 @@ def _check_folder(folder: Path | None) -> None:
 
 
 def minutes_of(text: str) -> int:
-    """A time limit as Slurm writes it, in minutes.
-
-    Raises:
-        BadInput: not a format that sbatch takes.
-    """
+    """A time limit as Slurm writes it, in minutes; BadInput for what sbatch does not take."""
     if not _TIME.match(text) or not text.strip("0:-"):
-        raise BadInput(
-            f"--time {_shown(text)} is not a time limit",
-            hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch",
-        )
+        said = f"--time {_shown(text)} is not a time limit"
+        raise BadInput(said, hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch")
     return max(1, slurm_minutes(text))
 
 
 def memory_of(option: str, text: str) -> int:
-    """A size as Slurm takes it, in its MB (MiB).
-
-    Raises:
-        BadInput: it is none.
-    """
+    """A size as Slurm takes it, in its MB (MiB); BadInput for what is none."""
     found = _SIZE.match(text)
     size = int(found[1]) * _UNITS[found[2].upper()] // 1024 if found else 0
     if not found or not 0 < size <= _MOST_MB:
-        raise BadInput(
-            f"{option} {_shown(text)} is no size", hint="write MB, or a size such as 64G"
-        )
+        said = f"{option} {_shown(text)} is no size"
+        raise BadInput(said, hint="write MB, or a size such as 64G")
     return size
-
-
-def _counts(spec: JobSpec) -> dict[str, int | None]:
-    return {
-        "gpus": spec.gpus,
-        "nodes": spec.nodes,
-        "gpus-per-node": spec.gpus_per_node,
-        "tasks": spec.tasks,
-        "tasks-per-node": spec.tasks_per_node,
-        "cpus-per-task": spec.cpus_per_task,
-        "time": spec.minutes,
-        "chain": spec.chain,
-    }
 
 
 def _check_text(text: str, what: str) -> None:
@@ -274,10 +229,8 @@ def _check_text(text: str, what: str) -> None:
     except UnicodeEncodeError as fault:
         raise BadInput(f"{what} has half a character in it (a lone surrogate)") from fault
     if size > _LONGEST_ARGUMENT:
-        raise BadInput(
-            f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB",
-            hint="put it into a file and pass the file's name",
-        )
+        said = f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB"
+        raise BadInput(said, hint="put it into a file and pass the file's name")
 
 
 def _shown(text: str) -> str:

@@ -15,6 +15,7 @@ import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +43,13 @@ class Plan:
 
 def plan(files: Sequence[tuple[Path, int]], space: int) -> Plan:
     """Split files by what fits into `space` bytes, in the order given. Pure."""
-    copy, link, left = [], [], space
+    copy: list[tuple[Path, int]] = []
     for name, size in files:
-        if size <= left:
+        if size <= space:
             copy.append((name, size))
-            left -= size
-        else:
-            link.append((name, size))
-    return Plan(tuple(copy), tuple(link))
+            space -= size
+    fit = {name for name, _ in copy}
+    return Plan(tuple(copy), tuple(file for file in files if file[0] not in fit))
 
 
 def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERVE_BYTES) -> Plan:
@@ -66,8 +66,8 @@ def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERV
     files = sorted(_files(source))
     present = sum(size for name, size in files if _size(target / name) == size)
     chosen = plan(files, max(0, shutil.disk_usage(target).free + present - reserve))
-    for name, _ in files:
-        _make_inside(target, name.parent)
+    for folder in dict.fromkeys(name.parent for name, _ in files):
+        _make_inside(target, folder)
     for name, _ in chosen.link:
         (target / name).unlink(missing_ok=True)
         (target / name).symlink_to((source / name).absolute())
@@ -83,9 +83,7 @@ def _make_inside(target: Path, name: Path) -> None:
         place = place / part
         place.mkdir(exist_ok=True)
         if place.is_symlink():
-            raise MissingPrerequisite(
-                f"{place} is a link", hint=f"remove {target}, then stage anew"
-            )
+            raise MissingPrerequisite(f"{place} is a link", hint=f"remove {target}, stage anew")
 
 
 def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
@@ -97,13 +95,12 @@ def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
     own = _TARGET.match(target.name)
     if own is None:
         return 0
-    try:
-        beside = [(place, _TARGET.match(place.name)) for place in target.parent.iterdir()]
-    except OSError:
-        return 0
-    left = {place: int(found["job"]) for place, found in beside
-            if found and found["cluster"] == own["cluster"] and _is_own(place)}  # fmt: skip
-    left.pop(target, None)
+    left = {}
+    with suppress(OSError):
+        for place in target.parent.iterdir():
+            found = _TARGET.match(place.name)
+            if found and found["cluster"] == own["cluster"] and place != target and _is_own(place):
+                left[place] = int(found["job"])
     # A job that runs again has a new directory; what its earlier run left is not in use.
     ended = set(left.values()) - set(alive()) | {int(own["job"])} if left else set()
     gone = [place for place, job in left.items() if job in ended]

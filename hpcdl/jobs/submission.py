@@ -116,7 +116,7 @@ def submit(
             _check_free(folder, files)
             stack.enter_context(locked(folder / _LOCK))
             _check_free(folder, files)
-        said = _told(folder) if begun else record
+        said = _said(folder) if begun else record
         known = _known(folder, (folder / JOB.name).stat().st_mtime) if begun else {}
         try:
             if not begun:
@@ -148,24 +148,18 @@ def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | No
         with ExitStack() as held, suppress(LockBusy):
             if (place / JOB.name).exists():
                 held.enter_context(locked(place / _LOCK, wait_seconds=0))
-                said = _told(place) if link.is_symlink() else {}
-                if said.get("request") == record["request"] and said["site"] == site.name:
+                said = _said(place) if link.is_symlink() else {}
+                same = all(said.get(key) == record[key] for key in ("request", "site"))
+                if same and said.get("tokens"):
                     stack.push(held.pop_all())
                     return place
     return None
 
 
-def _told(folder: Path) -> dict[str, Any]:
-    """What was asked of a submission that has tokens; an empty one where there is none."""
+def _said(folder: Path) -> dict[str, Any]:
+    """What the job.json of a directory says; empty where it cannot be read."""
     record = JOB.find(folder / JOB.name)
-    said = record.values if record else {}
-    return said if said.get("tokens") else {"tokens": [], "request": None, "site": None}
-
-
-def _intent(folder: Path) -> dict[str, Any] | None:
-    """What was asked of a submission that has tokens and no job; None where there is none."""
-    said = _told(folder)
-    return said if said["tokens"] and said.get("job_id") is None else None
+    return record.values if record else {}
 
 
 def _write(site: Site, folder: Path, files: Mapping[str, bytes], record: Mapping[str, Any]) -> None:
@@ -183,22 +177,26 @@ def _queue(site: Site, folder: Path, said: Mapping[str, Any], known: dict[str, i
     os.utime(folder / JOB.name)  # when sbatch was called last
     queued: list[int] = list(said.get("chain") or ()) if said.get("job_id") else []
     for token in () if queued else said["tokens"]:
+        # The next of a chain starts only where none before it finished. All are named: one that is
+        # dropped, because the run has finished, counts as not ok for the next.
+        before = ",".join(f"afternotok:{job_id}" for job_id in queued)
+        after = (f"--dependency={before}", "--kill-on-invalid-dep=yes") if queued else ()
         with undivided():
             if token not in known:
-                known[token] = once.submit(folder / "job.sh", _after(queued), token=token)
+                known[token] = once.submit(folder / "job.sh", after, token=token)
             queued.append(known[token])
     _confirm(site, folder, said, queued)
     return queued
 
 
 def _known(folder: Path, since: float | None = None) -> dict[str, int]:
-    """The jobs of a directory's tokens, as `locate` finds them."""
-    said = _intent(folder)
-    return locate({token: [folder] for token in said["tokens"]} if said else {}, since)
+    """The jobs of a directory's tokens, as `locate` finds them, where job.json has no ids."""
+    said = _said(folder)
+    tokens = said.get("tokens", ()) if said.get("job_id") is None else ()
+    return locate({token: [folder] for token in tokens}, since)
 
 
 def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence[int]) -> None:
-    """Write down which jobs they are."""
     JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
     target = os.path.relpath(folder, index(site))
     for job_id in queued:
@@ -246,13 +244,11 @@ def settle(site: Site) -> tuple[Unsettled, ...]:
 
 
 def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
-    said = _intent(folder)
-    if said is None:
-        record = JOB.find(folder / JOB.name)
-        if record and record.values.get("job_id"):  # stopped at its last step
-            queued = record.values["chain"] or [record.values["job_id"]]
-            _confirm(site, folder, record.values, queued)
-            _forget(site, folder, record.values["tokens"])
+    said = _said(folder)
+    if not said.get("tokens") or said.get("job_id") is not None:
+        if said.get("job_id"):  # stopped at its last step
+            _confirm(site, folder, said, said["chain"] or [said["job_id"]])
+            _forget(site, folder, said["tokens"])
         elif not (folder / JOB.name).exists():  # stopped at its first
             _withdraw(site, folder, [link.name])
         link.unlink(missing_ok=True)
@@ -280,28 +276,12 @@ def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
         path = folder / name
         same = not path.is_symlink() and path.is_file() and path.read_bytes() == content
         if not same and os.path.lexists(path):
-            raise BadInput(
-                f"{folder} holds a {name} already, which would be written over",
-                hint="choose another --job-dir, or move it away",
-            )
-
-
-def _after(queued: Sequence[int]) -> tuple[str, ...]:
-    """Options of a chain's next job: it starts only where none before it finished.
-
-    Every job before it is named: one that is dropped, because the run has finished, counts as
-    not ok for the next.
-    """
-    before = ",".join(f"afternotok:{job_id}" for job_id in queued)
-    return (f"--dependency={before}", "--kill-on-invalid-dep=yes") if queued else ()
+            said = f"{folder} holds a {name} already, which would be written over"
+            raise BadInput(said, hint="choose another --job-dir, or move it away")
 
 
 def find(site: Site, which: str) -> Submission:
-    """The submission of a job id or a job's directory.
-
-    Raises:
-        BadInput: neither is known here.
-    """
+    """The submission of a job id or a job's directory; BadInput for one not known here."""
     try:
         return _read(site, which)
     except BadInput:
@@ -328,10 +308,8 @@ def _read(site: Site, which: str) -> Submission:
             hint=f"`squeue --me` lists your jobs; hpcdl keeps its own under {site.paths.work}/jobs",
         ) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
-        raise BadInput(  # an index that a group writes to: what it says of others' jobs is theirs
-            f"job {which} was submitted by {user_of(owner)}",
-            hint=f"to look at it, name its directory: {found.folder}",
-        )
+        said = f"job {which} was submitted by {user_of(owner)}"
+        raise BadInput(said, hint=f"to look at it, name its directory: {found.folder}")
     return found
 
 
@@ -343,8 +321,7 @@ def _indexed(site: Site, job: str) -> Path:
 
 def asked(submission: Submission) -> dict[str, Any]:
     """What was asked and decided: the job's job.json; empty where it cannot be read."""
-    record = JOB.find(submission.folder / JOB.name)
-    return record.values if record else {}
+    return _said(submission.folder)
 
 
 def release_of(script: str) -> str | None:
@@ -352,8 +329,7 @@ def release_of(script: str) -> str | None:
 
     The record lies beside the script; others may write to the index.
     """
-    record = JOB.find(Path(script).parent / JOB.name) if script else None
-    return (record.values.get("release") or None) if record else None
+    return (_said(Path(script).parent).get("release") or None) if script else None
 
 
 def index(site: Site) -> Path:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from hpcdl.jobs import quote
 from hpcdl.jobs.launch import step_command
@@ -66,30 +67,22 @@ def plan(
     *,
     limit: int = MAX_POINTS,
 ) -> tuple[Point, ...]:
-    """All points of a matrix that are not excluded.
-
-    Raises:
-        BadInput: an empty or too large matrix, an exclude that names no key of it.
-    """
+    """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     _check_matrix(matrix, exclude, limit)
     shapes: dict[Shape, str] = {}
     found = []
-    for values in _combinations(matrix):
-        if any(pattern.items() <= values.items() for pattern in exclude):
-            continue
-        spec, problem = _spec_of(site, base, values, shapes)
-        found.append(Point(point_id(values), values, spec, problem))
+    for choice in product(*matrix.values()):
+        values = dict(zip(matrix, choice, strict=True))
+        if not any(pattern.items() <= values.items() for pattern in exclude):
+            spec, problem = _spec_of(site, base, values, shapes)
+            found.append(Point(point_id(values), values, spec, problem))
     if not found:
         raise BadInput("every point of the sweep is excluded", hint="loosen --exclude")
     return tuple(found)
 
 
 def matrix_of(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """The matrix of `--over KEY=A,B` options.
-
-    Raises:
-        BadInput: a key is given twice.
-    """
+    """The matrix of `--over KEY=A,B` options; BadInput for a key that is given twice."""
     matrix: dict[str, list[str]] = {}
     for key, values in over:
         if key in matrix:
@@ -201,11 +194,6 @@ def check_keys(
             )
 
 
-def _combinations(matrix: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    for choice in product(*matrix.values()):
-        yield dict(zip(matrix, choice, strict=True))
-
-
 def _spec_of(
     site: Site, base: JobSpec, values: Values, verdicts: dict[Shape, str]
 ) -> tuple[JobSpec, str]:
@@ -219,16 +207,12 @@ def _spec_of(
         return base, fault.message
     shape = _shape(spec)
     if shape not in verdicts:
-        verdicts[shape] = _verdict(site, spec)
-    return replace(spec, program=program_of(base, values)), verdicts[shape]
-
-
-def _verdict(site: Site, spec: JobSpec) -> str:
-    try:
-        plan_layout(site, check_spec(spec))
-    except BadInput as fault:
-        return fault.message
-    return ""
+        verdicts[shape] = ""
+        try:
+            plan_layout(site, check_spec(spec))
+        except BadInput as fault:
+            verdicts[shape] = fault.message
+    return replace(spec, program=_program_of(base, values)), verdicts[shape]
 
 
 def _shape(spec: JobSpec) -> Shape:
@@ -241,24 +225,18 @@ def _shape(spec: JobSpec) -> Shape:
 
 
 def _placed(base: JobSpec, values: Values) -> JobSpec:
-    changes: dict[str, object] = {}
-    for key in _COUNTS:
-        if key in values:
-            changes[key.replace("-", "_")] = _number(key, values[key])
-    if "time" in values:
-        changes["minutes"] = minutes_of(values["time"])
-    texts = ("partition", "gpu-model", "launcher")
-    changes.update({key.replace("-", "_"): values[key] for key in texts if key in values})
-    return replace(base, **changes)  # type: ignore[arg-type]
+    changes: dict[str, Any] = {}
+    for key, text in values.items():
+        if key in _COUNTS and not (text.isascii() and text.isdigit()):
+            raise BadInput(f"--over {key}={text} is not a number")
+        if key == "time":
+            changes["minutes"] = minutes_of(text)
+        elif key in JOB_KEYS:
+            changes[key.replace("-", "_")] = int(text) if key in _COUNTS else text
+    return replace(base, **changes)
 
 
-def _number(key: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise BadInput(f"--over {key}={text} is not a number")
-    return int(text)
-
-
-def program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
+def _program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
     """A point's program: `{key}` is replaced in place, else `--key value` is added."""
     program = base.program or ("hpcdl", "train")
     rest = {key: value for key, value in values.items() if key not in JOB_KEYS}

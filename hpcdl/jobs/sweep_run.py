@@ -16,13 +16,7 @@ from typing import Any
 
 from hpcdl.jobs import environment
 from hpcdl.jobs.intent import locate, revoke
-from hpcdl.jobs.manifest import (
-    Manifest,
-    Request,
-    check_request,
-    read_manifest,
-    write_manifest,
-)
+from hpcdl.jobs.manifest import Manifest, Request, check_request, read_manifest, write_manifest
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import Module, check_name
@@ -32,13 +26,7 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.once import Unconfirmed
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.system.files import (
-    clear_leftovers,
-    locked,
-    make_directory,
-    sync_directory,
-    write_atomic,
-)
+from hpcdl.system import files
 from hpcdl.system.signals import undivided
 from hpcdl.system.trust import require_own
 
@@ -65,11 +53,7 @@ class RunStatus:
 
 
 def sweep_directory(site: Site, name: str) -> Path:
-    """Where a sweep of this name keeps everything.
-
-    Raises:
-        BadInput: the name cannot be a directory's.
-    """
+    """Where a sweep of this name keeps everything; BadInput for a name that is none."""
     check_name(name)
     return site.paths.work / "sweeps" / name
 
@@ -97,17 +81,10 @@ def submit(
 ) -> tuple[RunStatus, ...]:  # fmt: skip
     """Queue every point that has neither a result nor a job; return the status of all.
 
-    One `sbatch --test-only` per distinct shape comes before anything is queued.
-
-    Args:
-        site: where they run.
-        folder: the sweep's.
-        points: the matrix as it is now; points of an earlier one are kept in the manifest.
-        modules: what the jobs of each partition load.
-        running: the most tasks at a time, of all arrays together; None for no limit.
-        after: jobs that must have ended before any of these begins.
-        request: what all points share; a sweep of another one is refused.
-        retry: whether points that failed are queued again.
+    One `sbatch --test-only` per distinct shape comes before anything is queued. `points` are the
+    matrix as it is now; those of an earlier one are kept in the manifest. `running` is the most
+    tasks at a time, of all arrays together; `after` are jobs that must have ended before any of
+    these begins; a sweep of another `request` is refused; with `retry` failed points run again.
 
     Raises:
         BadInput: Slurm refuses a shape, or the directory holds another sweep; nothing is queued,
@@ -117,14 +94,14 @@ def submit(
     for point in points[:1]:
         check_data(point.spec)
         check_script(point.spec)
-    with locked(folder / ".lock"):
+    with files.locked(folder / ".lock"):
         require_own(folder)
         manifest = read_manifest(folder)
         check_request(folder, manifest, request)
         if request and points:
             environment.check_same(folder, points[0].spec.environment)
         manifest = _settled(folder, manifest)
-        clear_leftovers(folder / "sweep.json")
+        files.clear_leftovers(folder / "sweep.json")
         active = _active_arrays() if manifest.rows else {}
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry)
@@ -134,24 +111,27 @@ def submit(
         queued: list[int] = []
         manifest = replace(manifest, request=request or manifest.request)
         for number, (group, script) in enumerate(prepared):
-            waits = _wait_for({*before, *_slot(queued, number, running)})
-            queued.append(_queue(folder, manifest, status, group, script, waits))
+            # Those whose share of `running` it has, as `shares` deals; however they ended.
+            slot = queued[number % running :: running] if running else ()
+            waits = ":".join(map(str, sorted({*before, *slot})))
+            options = (f"--dependency=afterany:{waits}",) if waits else ()
+            queued.append(_queue(folder, manifest, status, group, script, options))
         _write_manifest(folder, manifest, status)
     return tuple(status.values())
 
 
 def _queue(
     folder: Path, manifest: Manifest, status: dict[str, RunStatus], group: Group, script: Path,
-    waits: Sequence[str],
+    options: Sequence[str],
 ) -> int:  # fmt: skip
     """Queue the array of a group, in the manifest by its token before and by its id after."""
     token, earlier = once.new_token(), dict(status)
     _note(status, group, None, token)
     _write_manifest(folder, manifest, status)  # what is queued now is found by its token
-    sync_directory(folder)
+    files.sync_directory(folder)
     with undivided():
         try:
-            job = once.submit(script, waits, token=token)
+            job = once.submit(script, options, token=token)
         except Unconfirmed:
             raise
         except BaseException:
@@ -163,17 +143,12 @@ def _queue(
 
 
 def _note(status: dict[str, RunStatus], group: Group, job: int | None, token: str) -> None:
-    """The points of a group as those of one array."""
     for task, point in enumerate(group.points):
         status[point.id] = RunStatus(status[point.id].point, QUEUED, job, task, token)
 
 
 def _located(manifest: Manifest, since: float | None = None) -> Manifest:
-    """The manifest with the jobs that nothing but their tokens tells; `since` as `locate` has it.
-
-    Raises:
-        SlurmAway: it does not answer.
-    """
+    """The manifest with the jobs that only their tokens tell; `since` as `locate` has it."""
     folders: dict[str, list[Path]] = {}
     for row in filter(_unconfirmed, manifest.rows):
         folders.setdefault(row["token"], []).append(Path(row["directory"]))
@@ -212,13 +187,15 @@ def preview(
     """The scripts and arguments that `submit` would write for points of this status."""
     wanted = {MISSING, FAILED} if retry else {MISSING}
     missing = groups([one.point for one in found if one.state in wanted])
-    first = len(list(folder.glob("array-*.sh")))
+    dealt = zip(missing, shares(len(missing), running), strict=True)
     return [
-        (group, *render(site, group, modules[group.spec.partition], folder, first + index, share))
-        for index, (group, share) in enumerate(
-            zip(missing, shares(len(missing), running), strict=True)
-        )
+        (group, *render(site, group, modules[group.spec.partition], folder, number, share))
+        for number, (group, share) in enumerate(dealt, start=_next_number(folder))
     ]
+
+
+def _next_number(folder: Path) -> int:
+    return len(list(folder.glob("array-*.sh")))
 
 
 def summary(found: Sequence[RunStatus]) -> str:
@@ -230,11 +207,9 @@ def summary(found: Sequence[RunStatus]) -> str:
 
 
 def _run_statuses(
-    folder: Path,
-    points: Sequence[Point],
-    manifest: Manifest,
+    folder: Path, points: Sequence[Point], manifest: Manifest,
     active: Mapping[int, Sequence[JobRecord]],
-) -> tuple[RunStatus, ...]:
+) -> tuple[RunStatus, ...]:  # fmt: skip
     rows = {row["id"]: row for row in manifest.rows}
     found = []
     for point in points:
@@ -254,35 +229,22 @@ def _run_statuses(
     return tuple(found)
 
 
-def _slot(queued: Sequence[int], number: int, running: int | None) -> Sequence[int]:
-    """The arrays before this one that its share of `running` belongs to, as `shares` deals."""
-    return queued[number % running :: running] if running else ()
-
-
-def _wait_for(jobs: set[int]) -> tuple[str, ...]:
-    """The option that lets a job begin when others have ended, however they did."""
-    return (f"--dependency=afterany:{':'.join(map(str, sorted(jobs)))}",) if jobs else ()
-
-
 def _prepare(
     site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None,
     retry: bool,
 ) -> list[tuple[Group, Path]]:  # fmt: skip
     """Write the scripts of what is missing, and the arguments of their tasks."""
-    make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
+    files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []
-    first = len(list(folder.glob("array-*.sh")))
-    for number, (group, script, arguments) in enumerate(
-        preview(site, folder, found, modules, running, retry), start=first
-    ):
+    scripts = preview(site, folder, found, modules, running, retry)
+    for number, (group, script, arguments) in enumerate(scripts, start=_next_number(folder)):
         path = folder / f"array-{number:03d}.sh"
-        for one in (path, path.with_suffix(".args")):
-            clear_leftovers(one)
+        files.clear_leftovers(path, path.with_suffix(".args"))
         for point in group.points:
-            make_directory(point_folder(folder, point))
-        write_atomic(path.with_suffix(".args"), arguments)
+            files.make_directory(point_folder(folder, point))
+        files.write_atomic(path.with_suffix(".args"), arguments)
         environment.keep(path.with_suffix(f".{environment.NAME}"), group.spec.environment)
-        write_atomic(path, script.text, mode=0o755)
+        files.write_atomic(path, script.text, mode=0o755)
         prepared.append((group, path))
     return prepared
 
@@ -294,9 +256,8 @@ def _ask_first(prepared: Sequence[tuple[Group, Path]]) -> None:
             client.would_run(script)
     except BaseException:
         for _, script in prepared:
-            script.unlink(missing_ok=True)
-            script.with_suffix(".args").unlink(missing_ok=True)
-            script.with_suffix(f".{environment.NAME}").unlink(missing_ok=True)
+            for end in (".sh", ".args", f".{environment.NAME}"):
+                script.with_suffix(end).unlink(missing_ok=True)
         raise
 
 

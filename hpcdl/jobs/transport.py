@@ -13,6 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from hpcdl.system.errors import MissingPrerequisite
 
 # `... NCCL INFO Channel 00/0 : 1[1] -> 2[2] via P2P/CUMEM/read`, `[send] via NET/IB/0/GDRDMA`
 _RANK = r"(\d+)\[[^]]*\]"
-_CHANNEL = re.compile(rf"Channel \d+(?:/\d+)? : {_RANK} -> {_RANK}.*? via (\S+)")
+_CHANNEL = re.compile(rf"Channel \d+(?:/\d+)? : {_RANK} -> {_RANK}.*? via (NET/[^\s/]+|[^\s/]+)")
 _WAIT_SECONDS = 20.0
 _ID_BYTES = 128
 _BYTES = 1_000_000
@@ -43,10 +44,8 @@ class Link(NamedTuple):
 
 def read_links(log: str) -> tuple[Link, ...]:
     """Links from what NCCL printed, one per pair and transport. Pure."""
-    found = {
-        Link(int(sender), int(receiver), _kind(via))
-        for sender, receiver, via in _CHANNEL.findall(log)
-    }
+    found = {Link(int(sender), int(receiver), via)
+             for sender, receiver, via in _CHANNEL.findall(log)}  # fmt: skip
     return tuple(sorted(found))
 
 
@@ -55,11 +54,8 @@ def judge_links(
 ) -> tuple[str, ...]:
     """What is not as the partition declares, a sentence per kind. Pure.
 
-    Args:
-        links: what NCCL uses.
-        hosts: the host of each rank.
-        nvlink: whether the GPUs of a node are joined by NVLink, so that P2P must be used.
-        fabric: `infiniband`, `omnipath`, `slingshot`, `ethernet` or `unknown`.
+    `hosts` has the host of each rank. With `nvlink` the GPUs of a node must use P2P; `fabric` is
+    `infiniband`, `omnipath`, `slingshot`, `ethernet` or `unknown`.
     """
     wrong: Counter[str] = Counter()
     for link in links:
@@ -73,13 +69,6 @@ def judge_links(
     return tuple(f"{sentence} ({count} links)" for sentence, count in wrong.items())
 
 
-def _kind(via: str) -> str:
-    parts = via.split("/")
-    if parts[0] == "NET" and len(parts) > 1:
-        return f"NET/{parts[1]}"
-    return parts[0]
-
-
 def exchange(rank: int, world: int, device: int, folder: Path) -> str:
     """Sum a megabyte over all ranks and give what NCCL printed meanwhile.
 
@@ -91,26 +80,18 @@ def exchange(rank: int, world: int, device: int, folder: Path) -> str:
     """
     log = folder / f"nccl-{rank}.log"
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH", NCCL_DEBUG_FILE=str(log))
-    nccl, cuda = (
-        _library("libnccl.so.2"),
-        _library("libcudart.so", "libcudart.so.12", "libcudart.so.11.0"),
-    )
-    _check(cuda.cudaSetDevice(device), "cudaSetDevice")
+    nccl = _library("libnccl.so.2")
+    cuda = _library("libcudart.so", "libcudart.so.12", "libcudart.so.11.0")
+    _call(cuda, "cudaSetDevice", device)
     identity = _meet(nccl, rank, folder)
-    communicator = ctypes.c_void_p()
-    _check(
-        nccl.ncclCommInitRank(ctypes.byref(communicator), world, identity, rank), "ncclCommInitRank"
-    )
-    buffer = ctypes.c_void_p()
-    _check(cuda.cudaMalloc(ctypes.byref(buffer), ctypes.c_size_t(_BYTES)), "cudaMalloc")
+    communicator, buffer = ctypes.c_void_p(), ctypes.c_void_p()
+    _call(nccl, "ncclCommInitRank", ctypes.byref(communicator), world, identity, rank)
+    _call(cuda, "cudaMalloc", ctypes.byref(buffer), ctypes.c_size_t(_BYTES))
     count = ctypes.c_size_t(_BYTES // 4)
     float32, total, stream = 7, 0, None
-    _check(
-        nccl.ncclAllReduce(buffer, buffer, count, float32, total, communicator, stream),
-        "ncclAllReduce",
-    )
-    _check(cuda.cudaDeviceSynchronize(), "cudaDeviceSynchronize")
-    _check(nccl.ncclCommDestroy(communicator), "ncclCommDestroy")
+    _call(nccl, "ncclAllReduce", buffer, buffer, count, float32, total, communicator, stream)
+    _call(cuda, "cudaDeviceSynchronize")
+    _call(nccl, "ncclCommDestroy", communicator)
     return log.read_text(errors="replace") if log.exists() else ""
 
 
@@ -134,7 +115,7 @@ def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
     identity = _Identity()
     path = folder / identity_name(os.environ)
     if rank == 0:
-        _check(nccl.ncclGetUniqueId(ctypes.byref(identity)), "ncclGetUniqueId")
+        _call(nccl, "ncclGetUniqueId", ctypes.byref(identity))
         aside = path.with_suffix(".new")
         aside.write_bytes(bytes(identity.internal))
         aside.replace(path)
@@ -150,15 +131,13 @@ def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
 
 def _library(*names: str) -> ctypes.CDLL:
     for name in names:
-        try:
+        with suppress(OSError):
             return ctypes.CDLL(name)
-        except OSError:
-            continue
     raise NoLibrary(f"the library {names[0]} cannot be loaded", hint="is the module loaded?")
 
 
-def _check(code: int, what: str) -> None:
+def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    code = getattr(library, name)(*arguments)
     if code:
-        raise MissingPrerequisite(
-            f"{what} failed with code {code}", hint="the job's log has NCCL's messages"
-        )
+        said = f"{name} failed with code {code}"
+        raise MissingPrerequisite(said, hint="the job's log has NCCL's messages")

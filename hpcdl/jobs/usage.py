@@ -43,45 +43,41 @@ def shares(
         known: Mapping[str, object] = record._asdict()
         of = tuple(str(module(record.job_id) if key == "module" else known[key]) for key in keys)
         groups.setdefault(of, []).append(record)
-    found = [_share(group, members) for group, members in groups.items()]
+    found = []
+    for group, members in groups.items():
+        gpu_hours = sum(one.gpu_hours for one in members)
+        cpu_hours = sum(one.cpu_hours for one in members)
+        energy = [one.energy_kwh for one in members if one.energy_kwh is not None]
+        jobs = len({one.job_id for one in members})
+        found.append(Share(group, jobs, gpu_hours, cpu_hours, sum(energy) if energy else None))
     found.sort(key=lambda one: (one.gpu_hours, one.cpu_hours), reverse=True)
     if "month" in keys:
         found.sort(key=lambda one: one.group[keys.index("month")])
     return tuple(found)
 
 
-def _share(group: tuple[str, ...], members: Sequence[Consumed]) -> Share:
-    energy = [one.energy_kwh for one in members if one.energy_kwh is not None]
-    return Share(
-        group=group,
-        jobs=len({one.job_id for one in members}),
-        gpu_hours=sum(one.gpu_hours for one in members),
-        cpu_hours=sum(one.cpu_hours for one in members),
-        energy_kwh=sum(energy) if energy else None,
-    )
-
-
 def as_text(found: Sequence[Share], keys: Sequence[str]) -> str:
     """A row per group, with a bar for its part of the GPU hours, or of CPU hours without any."""
     if not found:
         return "no job ran in that time"
-    gpus = any(one.gpu_hours for one in found)
-    size = [one.gpu_hours if gpus else one.cpu_hours for one in found]
+    size = _sizes(found)
     most = max(size) or 1.0
-    energy = any(one.energy_kwh is not None for one in found)
-    rows = [
-        [
-            *(one_line(part) or "-" for part in one.group),
-            f"{one.jobs:,}",
-            f"{one.gpu_hours:,.1f}",
-            f"{one.cpu_hours:,.1f}",
-            *([f"{one.energy_kwh:,.1f}" if one.energy_kwh is not None else "-"] if energy else []),
-            "#" * round(_BAR * part / most),
-        ]
-        for one, part in zip(found, size, strict=True)
-    ]
-    heads = (*keys, "jobs", "GPU h", "CPU h", *(["kWh"] if energy else []), "")
+    measured = any(one.energy_kwh is not None for one in found)
+    rows = []
+    for one, part in zip(found, size, strict=True):
+        energy = f"{one.energy_kwh:,.1f}" if one.energy_kwh is not None else "-"
+        figures = (f"{one.jobs:,}", f"{one.gpu_hours:,.1f}", f"{one.cpu_hours:,.1f}",
+                   *([energy] if measured else []))  # fmt: skip
+        bar = "#" * round(_BAR * part / most)
+        rows.append([*(one_line(key) or "-" for key in one.group), *figures, bar])
+    heads = (*keys, "jobs", "GPU h", "CPU h", *(["kWh"] if measured else []), "")
     return table(rows, heads)
+
+
+def _sizes(found: Sequence[Share]) -> list[float]:
+    """Hours of GPUs, or of CPUs where no job had a GPU."""
+    gpus = [one.gpu_hours for one in found]
+    return gpus if any(gpus) else [one.cpu_hours for one in found]
 
 
 def by_month(
@@ -93,20 +89,18 @@ def by_month(
     CPUs where no job had a GPU.
     """
     place = list(keys).index("month")
-    gpus = any(one.gpu_hours for one in found)
-    hours: dict[str, dict[str, float]] = {}
-    for one in found:
+    rows, totals = [], dict[str, float]()
+    for one, size in zip(found, _sizes(found), strict=True):
         rest = [part for number, part in enumerate(one.group) if number != place]
-        months = hours.setdefault(one_line(", ".join(filter(None, rest))) or "no name", {})
-        month, size = one.group[place], one.gpu_hours if gpus else one.cpu_hours
+        name = one_line(", ".join(filter(None, rest))) or "no name"
+        rows.append((name, one.group[place], size))
+        totals[name] = totals.get(name, 0.0) + size
+    most = sorted(totals, key=lambda name: -totals[name])[:_COLOURS]
+    hours: dict[str, dict[str, float]] = {name: {} for name in most}
+    for name, month, size in rows:
+        months = hours.setdefault(name if name in most else "others", {})
         months[month] = months.get(month, 0.0) + size
-    ordered = sorted(hours.items(), key=lambda group: -sum(group[1].values()))
-    most = dict(ordered[:_COLOURS])
-    for _, months in ordered[_COLOURS:]:
-        others = most.setdefault("others", {})
-        for month, size in months.items():
-            others[month] = others.get(month, 0.0) + size
-    return "GPU hours" if gpus else "CPU hours", most
+    return "GPU hours" if any(one.gpu_hours for one in found) else "CPU hours", hours
 
 
 def write_usage(found: Sequence[Share], keys: Sequence[str], path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from hpcdl import facts
 from hpcdl.jobs.submission import Submission
 from hpcdl.results.records import PROGRESS, RESULT, Format, at
 from hpcdl.slurm import client
-from hpcdl.slurm.parse import ACTIVE, JobRecord, Usage
+from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, Stopped
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import duration
@@ -59,11 +59,7 @@ class Snapshot:
 
 @contextmanager
 def watched(submission: Submission) -> Iterator[None]:
-    """Where a job is followed: Ctrl-C ends that, not the job.
-
-    Raises:
-        Stopped: by Ctrl-C; tells what continues.
-    """
+    """Where a job is followed: Ctrl-C ends that (Stopped), not the job."""
     try:
         yield
     except KeyboardInterrupt:
@@ -86,17 +82,11 @@ def follow(submission: Submission) -> Iterator[Snapshot]:
 
 
 def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
-    forgotten_since: float | None = None
+    known = time.monotonic()
     while True:
         record = _asked(submission.job_id)
-        if record is None:
-            forgotten_since = forgotten_since or time.monotonic()
-            if time.monotonic() - forgotten_since > _UNKNOWN_SECONDS:
-                snapshot = _forgotten(submission)
-                yield snapshot
-                return snapshot
-        else:
-            forgotten_since = None
+        known = time.monotonic() if record else known
+        if record or time.monotonic() - known > _UNKNOWN_SECONDS:
             snapshot = _snapshot(record, submission)
             yield snapshot
             if snapshot.ended:
@@ -107,18 +97,11 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
 def look(submission: Submission, known: Mapping[int, JobRecord] | None = None) -> Snapshot:
     """The job now; of a chain the one that has the status of the run.
 
-    `known` is what Slurm knows of all jobs, where it has been asked already.
+    That is the job that runs, else the one that finished, the next, or the last that ran. `known`
+    is what Slurm knows of all jobs, where it has been asked already.
     """
     ask = client.job if known is None else known.get
-    found = []
-    for job_id in submission.chain:
-        record, one = ask(job_id), replace(submission, job_id=job_id)
-        found.append(_snapshot(record, one) if record else _forgotten(one))
-    return _telling(found)
-
-
-def _telling(chain: Sequence[Snapshot]) -> Snapshot:
-    """Of a chain the job that runs, else the one that finished, the next, or the last that ran."""
+    chain = [_snapshot(ask(one), replace(submission, job_id=one)) for one in submission.chain]
     runs = [one for one in chain if not one.ended and one.state != "PENDING"]
     finished = [one for one in chain if one.ok]
     waits = [one for one in chain if not one.ended]
@@ -127,11 +110,7 @@ def _telling(chain: Sequence[Snapshot]) -> Snapshot:
 
 
 def _asked(job_id: int) -> JobRecord | None:
-    """What is known of a job; a controller that is restarted is waited for.
-
-    Raises:
-        SlurmAway: it does not answer for longer than that takes.
-    """
+    """What is known of a job; a controller that is restarted is waited for."""
     end = time.monotonic() + _AWAY_SECONDS
     while True:
         try:
@@ -158,7 +137,7 @@ def as_line(snapshot: Snapshot) -> str:
         parts.append(f"loss {progress['loss']:.3f}")
     if progress.get("seconds_left") is not None:
         parts.append(f"{duration(progress['seconds_left'])} left")
-    return f"{head}, {', '.join(parts)}"
+    return ", ".join([head, *parts])
 
 
 def describe(state: str, reason: str = "", nodes: str = "", code: int = 0) -> str:
@@ -181,12 +160,18 @@ def result_of(submission: Submission) -> dict[str, Any] | None:
     return found_in(submission.folder, RESULT)
 
 
-def usage_of(snapshot: Snapshot) -> Usage | None:
-    """What accounting says the job had and used; None without accounting."""
-    return client.usage(snapshot.job_id)
-
-
-def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
+def _snapshot(record: JobRecord | None, submission: Submission) -> Snapshot:
+    """A job as Slurm has it; one that it forgot, by its files, which say how it ended."""
+    if record is None:
+        state, description, code = "UNKNOWN", "Slurm does not know it", 1
+        ended = exit_code(submission.folder / "exit_code")
+        if ended is not None:
+            how = f"it ended with exit code {ended}" if ended else "it ended well"
+            state, code = "FAILED" if ended else "COMPLETED", ended
+            description = f"Slurm has forgotten it; {how}"
+        elif at(result_of(submission), "outcome", "status") == "completed":
+            state, description, code = "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
+        return Snapshot(submission.job_id, state, description, code, "", 0, None)
     description = describe(record.state, record.reason, record.nodes, record.exit_code)
     who = "" if record.cancelled_by is None else user_of(record.cancelled_by)
     if record.state == "CANCELLED":
@@ -201,23 +186,6 @@ def _snapshot(record: JobRecord, submission: Submission) -> Snapshot:
         progress=found_in(submission.folder, PROGRESS),
         cancelled_by=who,
     )
-
-
-def _forgotten(submission: Submission) -> Snapshot:
-    """Slurm no longer knows the job: its files say how it ended, if there are any."""
-    state, description, code = _left_behind(submission)
-    return Snapshot(submission.job_id, state, description, code, "", 0, None)
-
-
-def _left_behind(submission: Submission) -> tuple[str, str, int]:
-    """State, description and exit code by the job's files: its script writes how it ended."""
-    code = exit_code(submission.folder / "exit_code")
-    if code is not None:
-        how = f"it ended with exit code {code}" if code else "it ended well"
-        return "FAILED" if code else "COMPLETED", f"Slurm has forgotten it; {how}", code
-    if at(result_of(submission), "outcome", "status") == "completed":
-        return "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
-    return "UNKNOWN", "Slurm does not know it", 1
 
 
 def exit_code(path: Path) -> int | None:

@@ -1,38 +1,40 @@
 """What is wrong with a site file: first the schema, then what a schema cannot say.
 
-`checked` gives the file's values, defaults and the facts of its GPUs filled in, or one error
-with every fault. It is apart from `load` because it needs YAML and the schema, and the values
-of a valid file are cached.
+A GPU model must be known or described; groups must cover the partition's nodes, and jobs must be
+able to ask Slurm for each of them alone. It is apart from `load` because it needs YAML and the
+schema, and the values of a valid file are cached.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpcdl.site.check_nodes import check_gpus, check_groups, check_models
-from hpcdl.site.gpu_models import find_row
-from hpcdl.site.paths import expand
-from hpcdl.site.schema import cleaned, site_schema
+from hpcdl import facts
+from hpcdl.site.gpu_models import NVIDIA, find_row, gres_type, known_names, out_of_scope
+from hpcdl.site.schema import cleaned, expand, site_schema
+from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.rules import known_release
 from hpcdl.slurm.time_limit import slurm_minutes
-from hpcdl.system.document import Document, Mapping, Node, parse_bytes
+from hpcdl.system.document import Document, parse_bytes
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import check
+from hpcdl.system.schema import check, short
 from hpcdl.system.text import did_you_mean
 
 _TAKEN = frozenset({"store", "buildcache", "keys", "downloads"})
 """What all stacks share below PREFIX/spack, where each has a directory of its own name."""
+_CPU_ONLY = "leave out `gpu`: the partition then serves CPU jobs, as do all others"
+_EXAMPLES = {"compute": "compute: '8.9'", "memory_gb": "memory_gb: 48"}
+Where = tuple[str | int, ...]
+Values = Mapping[str, Any]
 
 
 def checked(data: bytes, name: str) -> dict[str, Any]:
-    """The values of a valid site file.
-
-    Raises:
-        BadInput: every fault of the file at once, each with its line and a caret.
-    """
+    """The values of a valid site file, defaults and the facts of its GPUs filled in."""
     document = parse_bytes(data, name, "`hpcdl site init` writes a commented one to start from")
     values = check(document, site_schema())
     if isinstance(values, dict):
-        _check_meaning(document, values)
+        _Meaning(document, values).check()
     document.raise_faults()
     assert isinstance(values, dict)
     own = values["gpus"]
@@ -44,84 +46,152 @@ def checked(data: bytes, name: str) -> dict[str, Any]:
     return values
 
 
-def _check_meaning(document: Document, values: dict[str, Any]) -> None:
-    """Faults that no schema can state: names that must exist elsewhere."""
-    partitions, own = values.get("partitions") or {}, values.get("gpus") or {}
-    check_models(document, own)
-    for name, partition in partitions.items():
-        _check_partition(document, name, partition or {}, values.get("stacks") or {})
-        check_gpus(document, ("partitions", name), partition or {}, own)
-        check_groups(document, name, partition or {}, values.get("slurm") or {})
-    chosen = values.get("default_partition")
-    if chosen and chosen not in partitions:
-        _unknown(document, ("default_partition",), "partition", chosen, partitions)
-    for name, stack in (values.get("stacks") or {}).items():
-        if name in _TAKEN:
-            taken = f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name"
-            other = f"choose another, such as {name}-1"
-            document.fault(taken, document.find(("stacks", name)), other)
-        for index, partition in enumerate((stack or {}).get("partitions") or []):
-            if partition and partition not in partitions:
+class _Meaning:
+    """Notes the faults that no schema can state; what the schema faulted already is None."""
+
+    def __init__(self, document: Document, values: Values) -> None:
+        self.document, self.values = document, values
+        self.own, self.stacks = values.get("gpus") or {}, values.get("stacks") or {}
+        self.partitions, self.slurm = values.get("partitions") or {}, values.get("slurm") or {}
+
+    def fault(self, message: str, where: Where, hint: str = "") -> None:
+        self.document.fault(message, self.document.find(where), hint)
+
+    def known(self, kind: str, name: str | None, names: Iterable[str], where: Where) -> None:
+        if name and name not in names:
+            self.fault(f"there is no {kind} '{name}'", where, did_you_mean(name, names))
+
+    def check(self) -> None:
+        for name, row in self.own.items():
+            self.model(("gpus", name), name, row or {})
+        for name, part in self.partitions.items():
+            self.partition(name, part or {})
+        chosen = self.values.get("default_partition")
+        self.known("partition", chosen, self.partitions, ("default_partition",))
+        for name, stack in self.stacks.items():
+            if name in _TAKEN:
+                said = f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name"
+                self.fault(said, ("stacks", name), f"choose another, such as {name}-1")
+            for index, part in enumerate((stack or {}).get("partitions") or []):
                 where = ("stacks", name, "partitions", index)
-                _unknown(document, where, "partition", partition, partitions)
-    for kind in set(values.get("clean") or {}).difference(cleaned()):
-        _unknown(document, ("clean", kind), "kind", kind, cleaned())
-    _check_release(document, (values.get("slurm") or {}).get("version"))
-    _check_paths(document, values.get("paths") or {})
+                self.known("partition", part, self.partitions, where)
+        for kind in self.values.get("clean") or {}:
+            self.known("kind", kind, cleaned(), ("clean", kind))
+        try:
+            known_release(self.slurm.get("version") or "")
+        except BadInput as fault:
+            if self.slurm.get("version"):
+                self.fault(fault.message, ("slurm", "version"), fault.hint)
+        for key, text in (self.values.get("paths") or {}).items():
+            self.path(key, expand(text or "/"))
+
+    def path(self, key: str, path: str) -> None:
+        where = ("paths", key)
+        if "$" in path:
+            hint = "use ~, $HOME, $USER or $HPCDL_HOME"
+            self.fault(f"'{key}' names a variable that is not replaced here", where, hint)
+        elif not path.startswith("/"):
+            self.fault(f"'{key}' is not an absolute path", where, "start it with / or ~")
+        elif any(ord(character) < 32 for character in path):
+            self.fault(f"'{key}' has a control character in it", where)
+
+    def model(self, where: Where, name: str, row: Values) -> None:
+        """A model of the site's own."""
+        if foreign := out_of_scope(name, row.get("vendor") or NVIDIA):
+            self.fault(foreign, where, _CPU_ONLY)
+            return
+        known, compute = facts.load("gpus")["capabilities"]["known"], row.get("compute")
+        if compute and compute not in known:
+            said = f"there is no compute capability {short(compute)}"
+            self.fault(said, (*where, "compute"), f"CUDA has {', '.join(known)}")
+        whole = find_row(name, self.own) or {}
+        for key, example in _EXAMPLES.items():
+            if whole.get(key) is None and key not in row:
+                said = f"'{short(name)}' lacks '{key}': hpcdl's facts do not know this model"
+                self.fault(said, where, f"give its {key}, for example {example}")
+
+    def partition(self, name: str, part: Values) -> None:
+        where: Where = ("partitions", name)
+        stack = part.get("stack")
+        self.known("stack", stack, self.stacks, (*where, "stack"))
+        served = (self.stacks.get(stack) or {}).get("partitions")
+        if served and name not in served:
+            said = f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out"
+            self.fault(said, (*where, "stack"), "add it there, or take the key out here")
+        if part.get("max_time") and slurm_minutes(part["max_time"]) < 1:
+            self.fault("'max_time' leaves no time for a job", (*where, "max_time"))
+        scratch = (part.get("scratch") or {}).get("path")
+        if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
+            said = "'path' of 'scratch' is not an absolute path"
+            hint = "start it with / or a variable of the job, such as $TMPDIR"
+            self.fault(said, (*where, "scratch", "path"), hint)
+        self.nodes(where, part)
+        groups = [group or {} for group in part.get("groups") or []]
+        for index, group in enumerate(groups):
+            self.nodes((*where, "groups", index), group)
+        if groups and part.get("gpu"):
+            said = "with 'groups', each group says what GPUs it has"
+            self.fault(said, (*where, "gpu"), "move `gpu` into the groups that have these")
+        if groups and all(group.get("nodes") is not None for group in groups):
+            self.groups(name, part, groups)
+
+    def nodes(self, where: Where, nodes: Values) -> None:
+        """Equal nodes: their GPU model, and their names."""
+        model = (nodes.get("gpu") or {}).get("model")
+        place = (*where, "gpu", "model")
+        if model and (foreign := out_of_scope(model)):
+            self.fault(foreign, place, _CPU_ONLY)
+        elif model and find_row(model, self.own) is None:
+            close, shown = did_you_mean(model, known_names(self.own)).rstrip(";."), short(model)
+            row = f"`gpus: {{{shown}: {{compute: 'X.Y', memory_gb: N}}}}`"
+            self.fault(f"unknown GPU model '{shown}'", place, f"{close} Or describe it: {row}")
+        if not nodes.get("hostlist"):
+            return
+        try:
+            count, said = len(set(expand_hostlist(nodes["hostlist"]))), nodes.get("nodes")
+        except BadInput as fault:
+            self.fault(fault.message, (*where, "hostlist"), fault.hint)
+            return
+        if said is not None and count != said:
+            wrong = f"'hostlist' names {count} nodes, but 'nodes' is {said}"
+            self.fault(wrong, (*where, "hostlist"))
+
+    def groups(self, name: str, part: Values, groups: list[Values]) -> None:
+        """Groups that do not make up their partition, or that no job could ask for."""
+        where: Where = ("partitions", name, "groups")
+        lists = [_names(group) for group in groups]
+        whole, own = _names(part), set().union(*lists)
+        total = len(own) if all(lists) else sum(group["nodes"] for group in groups)
+        if part.get("nodes") is not None and total != part["nodes"]:
+            said = f"the groups have {total} nodes, but 'nodes' of '{name}' is {part['nodes']}"
+            self.fault(said, where)
+        elif whole and own and not own <= whole:
+            strange = ", ".join(sorted(own - whole)[:3])
+            self.fault(f"'hostlist' of '{name}' does not name {strange}", where)
+        if not any(group.get("gpu") for group in groups):
+            hint = "groups are for nodes of different GPUs; leave them out"
+            self.fault("none of the groups has GPUs", where, hint)
+        for index, group in enumerate(groups):
+            others = [other for other in groups if other is not group]
+            if group.get("gpu") and not self.tellable(name, group, others):
+                said = "Slurm cannot tell these nodes from the partition's others"
+                hint = "give them a gres_type, a feature or a hostlist of their own"
+                self.fault(said, (*where, index), hint)
+
+    def tellable(self, name: str, group: Values, others: list[Values]) -> bool:
+        """Whether a job can ask for this group alone: by type, by a feature, or by names."""
+        kind = gres_type(name, group["gpu"], self.slurm)
+        kinds = {gres_type(name, one["gpu"], self.slurm) for one in others if one.get("gpu")}
+        elsewhere = {feature for one in others for feature in one.get("features") or ()}
+        lists = [_names(one) for one in others]
+        apart = all(lists) and not set().union(*lists) & _names(group)
+        return bool((kind and kind not in kinds) or {*(group.get("features") or ())} - elsewhere
+                    or apart)  # fmt: skip
 
 
-def _check_partition(
-    document: Document, name: str, partition: dict[str, Any], stacks: dict[str, Any]
-) -> None:
-    def place(*keys: str) -> Node:
-        return document.find(("partitions", name, *keys))
-
-    stack = partition.get("stack")
-    if stack and stack not in stacks:
-        _unknown(document, ("partitions", name, "stack"), "stack", stack, stacks)
-    served = (stacks.get(stack) or {}).get("partitions") if stack else None
-    if served and name not in served:
-        said = f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out"
-        document.fault(said, place("stack"), "add it there, or take the key out here")
-    if partition.get("max_time") and slurm_minutes(partition["max_time"]) < 1:
-        document.fault("'max_time' leaves no time for a job", place("max_time"))
-    scratch = (partition.get("scratch") or {}).get("path")
-    if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
-        document.fault(
-            "'path' of 'scratch' is not an absolute path",
-            place("scratch", "path"),
-            "start it with / or a variable of the job, such as $TMPDIR",
-        )
-
-
-def _check_release(document: Document, version: str | None) -> None:
-    """Fault a release of Slurm that is none, or older than what scripts are written for."""
-    from hpcdl.slurm.rules import known_release
-
+def _names(nodes: Values) -> set[str]:
+    """The nodes that a host list names; none where there is none, or a wrong one."""
     try:
-        known_release(version or "")
-    except BadInput as fault:
-        if version:
-            document.fault(fault.message, document.find(("slurm", "version")), fault.hint)
-
-
-def _unknown(
-    document: Document, where: tuple[str | int, ...], kind: str, name: str, known: Any
-) -> None:
-    document.fault(f"there is no {kind} '{name}'", document.find(where), did_you_mean(name, known))
-
-
-def _check_paths(document: Document, paths: dict[str, Any]) -> None:
-    for key in ("prefix", "work", "datasets", "lmod_init"):
-        text = paths.get(key)
-        if not text or not isinstance(document.find(("paths",)), Mapping):
-            continue
-        node = document.find(("paths", key))
-        expanded = expand(text)
-        if "$" in expanded:
-            document.fault(f"'{key}' names a variable that is not replaced here", node,
-                           "use ~, $HOME, $USER or $HPCDL_HOME")  # fmt: skip
-        elif not expanded.startswith("/"):
-            document.fault(f"'{key}' is not an absolute path", node, "start it with / or ~")
-        elif any(ord(character) < 32 for character in expanded):
-            document.fault(f"'{key}' has a control character in it", node)
+        return set(expand_hostlist(nodes.get("hostlist") or ""))
+    except BadInput:
+        return set()

@@ -8,7 +8,7 @@ absent, and whoever needs it says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcdl import facts
@@ -27,20 +27,17 @@ def find_row(model: str, own: Mapping[str, Row] = _NONE) -> Row | None:
 
     `own` are the site's rows by name.
     """
-    mine = {_canonical(name).casefold(): row or {} for name, row in own.items()}
-    named = {_canonical(name).casefold(): name for name in own}
-    name = _canonical(model)
-    row: Row = {**facts.load("gpus")["gpus"].get(name, {}), **mine.get(name.casefold(), {})}
-    if not row:
-        return None
-    known = name in facts.load("gpus")["gpus"]
-    return {**row, "model": name if known else named[name.casefold()]}
+    known, name = facts.load("gpus")["gpus"], _canonical(model)
+    row: Row = known.get(name, {})
+    for one, mine in own.items():
+        if _canonical(one).casefold() == name.casefold():
+            return {**row, **(mine or {}), "model": name if row else one}
+    return {**row, "model": name} if row else None
 
 
 def known_names(own: Mapping[str, Row] = _NONE) -> list[str]:
     """Every name of a model that may be written."""
-    table = facts.load("gpus")
-    return [*own, *table["gpus"], *table["aliases"]]
+    return [*own, *facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
 
 
 def of_row(row: Mapping[str, Any], gres_type: str | None = None, per_node: int = 1) -> Gpu:
@@ -58,11 +55,7 @@ def of_row(row: Mapping[str, Any], gres_type: str | None = None, per_node: int =
 
 
 def gpu_named(name: str) -> Gpu:
-    """One device of a model of the facts.
-
-    Raises:
-        BadInput: the facts do not know it; the hint names the nearest.
-    """
+    """One device of a model of the facts; BadInput for one that they do not know."""
     row = find_row(name)
     if row is None:
         raise BadInput(f"unknown GPU model '{name}'", hint=did_you_mean(name, known_names()))
@@ -78,12 +71,10 @@ def model_of_type(gres_type: str | None) -> str | None:
     if not gres_type or is_slice(gres_type):
         return None
     known = {name.casefold() for name in known_names()}
-    words = re.sub(r"^(nvidia|tesla|geforce)[-_]", "", gres_type.casefold())
-    words = re.sub(r"^(tesla|geforce)[-_]", "", words).replace("_", "-")
-    for name in (words, words.split("-")[0]):
-        if name in known:
-            return _canonical(name)
-    return None
+    words = re.sub(r"^(nvidia[-_])?((tesla|geforce)[-_])?", "", gres_type.casefold())
+    whole = words.replace("_", "-")
+    named = next((name for name in (whole, whole.split("-")[0]) if name in known), None)
+    return named and _canonical(named)
 
 
 def is_slice(gres_type: str) -> bool:
@@ -96,10 +87,8 @@ def out_of_scope(model: str, vendor: str = NVIDIA) -> str:
     folded = model.casefold().replace("_", "-")
     for row in facts.load("gpus")["out_of_scope"]:
         if vendor == row["vendor"].casefold() or re.match(row["pattern"], folded):
-            return (
-                f"'{model}' is a GPU of {row['vendor']}, which hpcdl does not serve: its stacks, "
-                "checks and figures are for NVIDIA's CUDA"
-            )
+            served = "its stacks, checks and figures are for NVIDIA's CUDA"
+            return f"'{model}' is a GPU of {row['vendor']}, which hpcdl does not serve: {served}"
     return ""
 
 
@@ -112,17 +101,14 @@ def gres_type(partition: str, gpu: Mapping[str, Any], slurm: Mapping[str, Any]) 
 
 def matches(gpu: Gpu, asked: str) -> bool:
     """Whether a person who asks for a model means this one: its name, an alias, Slurm's type."""
-    folded = asked.casefold()
-    names = {gpu.model.casefold(), (gpu.gres_type or gpu.model).casefold()}
-    return folded in names or _canonical(asked).casefold() in names or folded in _family(gpu)
+    words = gpu.model.casefold().split("-")  # `a100` and `a100-sxm4` of A100-SXM4-40GB, too
+    names = {"-".join(words[:end]) for end in range(1, len(words) + 1)}
+    own = {gpu.model.casefold(), (gpu.gres_type or gpu.model).casefold()}
+    return asked.casefold() in names | own or _canonical(asked).casefold() in own
 
 
 def groups_for(partition: Partition, model: str | None) -> tuple[Partition, ...]:
-    """The groups of equal nodes that a job for this GPU model (None: any) may have.
-
-    Raises:
-        BadInput: no node has that model; the hint lists what they have.
-    """
+    """The groups of equal nodes that a job for this GPU model (None: any) may have."""
     groups = partition.gpu_groups
     if model is None:
         return groups
@@ -130,10 +116,8 @@ def groups_for(partition: Partition, model: str | None) -> tuple[Partition, ...]
         raise BadInput(f"partition '{partition.name}' has no GPUs", hint="leave out --gpu-model")
     found = tuple(group for group in groups if group.gpu and matches(group.gpu, model))
     if not found:
-        raise BadInput(
-            f"no node of '{partition.name}' has the GPU model '{model[:60]}'",
-            hint=ask_for(groups),
-        )
+        said = f"no node of '{partition.name}' has the GPU model '{model[:60]}'"
+        raise BadInput(said, hint=ask_for(groups))
     return found
 
 
@@ -151,18 +135,11 @@ def one_group(partition: Partition, model: str | None) -> Partition:
 
 def ask_for(groups: Iterable[Partition]) -> str:
     """What may be asked for: `--gpu-model A100-PCIe-40GB (4 nodes x 4), or --gpu-model ...`."""
-    said = [
+    return "ask for " + ", or ".join(
         f"--gpu-model {group.gpu.model} ({count_of(group.nodes, 'node')} x {group.gpu.per_node})"
         for group in groups
         if group.gpu
-    ]
-    return "ask for " + ", or ".join(said)
-
-
-def _family(gpu: Gpu) -> Iterator[str]:
-    """`a100` and `a100-sxm4` of A100-SXM4-40GB."""
-    words = gpu.model.casefold().split("-")
-    yield from ("-".join(words[:end]) for end in range(1, len(words)))
+    )
 
 
 def _canonical(model: str) -> str:

@@ -1,7 +1,9 @@
-"""The live cluster in the terms of a site file: what both `init` and `check` compare with.
+"""The live cluster in the terms of a site file: `site init` drafts one, `site check` compares.
 
 Nodes of a partition whose GPUs differ are groups of it. Within a group the shape that most nodes
 share counts, and the others are named. GPUs of other vendors count as none, and are named too.
+What Slurm cannot tell (paths, network, scratch, driver) is drafted as a comment to fill in; what
+it leaves open about a GPU is named, so that no guess is published.
 """
 
 from __future__ import annotations
@@ -9,12 +11,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from hpcdl.site.gpu_models import out_of_scope
+from hpcdl import facts
+from hpcdl.site.gpu_models import is_slice, model_of_type, out_of_scope
+from hpcdl.site.model import Partition, Site
 from hpcdl.slurm import client
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.parse import NodeRecord, PartitionRecord
+from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.resources import templates
+from hpcdl.system.text import count_of, nearest
+
+_PLUGINS = {
+    "SelectType": {"cons_res", "cons_tres", "linear"},
+    "TaskPlugin": {"affinity", "cgroup", "none"},
+}
+_Gpus = tuple[str | None, int]
 
 
 @dataclass(frozen=True)
@@ -102,24 +116,27 @@ def describe(partition: PartitionRecord, nodes: Sequence[NodeRecord]) -> LivePar
     names = set(expand_hostlist(partition.nodes))
     own = [node for node in nodes if node.name in names or partition.name in node.partitions]
     by_gpus: dict[_Gpus, list[NodeRecord]] = {}
+    foreign: dict[str, None] = {}
     for node in own:
-        for kind in _served(node) or ((None, 0),):
-            by_gpus.setdefault(kind, []).append(node)
-    groups = tuple(_alike(partition, some, kind) for kind, some in by_gpus.items())
+        served = [gpus for gpus in node.gpus if not out_of_scope(gpus[0] or "")]
+        foreign |= {kind: None for kind, count in node.gpus if kind and (kind, count) not in served}
+        for gpus in served or [(None, 0)]:
+            by_gpus.setdefault(gpus, []).append(node)
+    groups = tuple(_alike(partition, some, gpus) for gpus, some in by_gpus.items())
     whole = groups[0] if groups else _alike(partition, [], (None, 0))
     return replace(
         whole,
         nodes=partition.node_count or len(own),
         hostlist=partition.nodes,
-        foreign=tuple(dict.fromkeys(kind for node in own for kind in _foreign(node))),
+        foreign=tuple(foreign),
         groups=groups if len(groups) > 1 else (),
     )
 
 
 def _alike(partition: PartitionRecord, nodes: Sequence[NodeRecord], gpus: _Gpus) -> LivePartition:
     """Nodes that have the same GPUs; the shape that most of them have."""
-    shapes = Counter(_shape(node) for node in nodes)
-    usual = shapes.most_common(1)[0][0] if shapes else (1, 1, 1, 1, ())
+    shapes = Counter(map(_shape, nodes)) or {(1, 1, 1, 1, ()): 1}
+    usual = max(shapes, key=lambda shape: shapes[shape])
     sockets, cores, threads, memory, features = usual
     return LivePartition(
         name=partition.name,
@@ -138,30 +155,9 @@ def _alike(partition: PartitionRecord, nodes: Sequence[NodeRecord], gpus: _Gpus)
     )
 
 
-_PLUGINS = {
-    "SelectType": {"cons_res", "cons_tres", "linear"},
-    "TaskPlugin": {"affinity", "cgroup", "none"},
-}
-_Gpus = tuple[str | None, int]
-_Shape = tuple[int, int, int, int, tuple[str, ...]]
-
-
-def _served(node: NodeRecord) -> tuple[_Gpus, ...]:
-    return tuple((kind, count) for kind, count in node.gpus if not out_of_scope(kind or ""))
-
-
-def _foreign(node: NodeRecord) -> Iterator[str]:
-    return (kind for kind, _ in node.gpus if kind and out_of_scope(kind))
-
-
-def _shape(node: NodeRecord) -> _Shape:
-    return (
-        node.sockets,
-        node.cores_per_socket,
-        node.threads_per_core,
-        max(1, node.memory_mb // 1000),
-        node.features,
-    )
+def _shape(node: NodeRecord) -> tuple[int, int, int, int, tuple[str, ...]]:
+    memory = max(1, node.memory_mb // 1000)
+    return node.sockets, node.cores_per_socket, node.threads_per_core, memory, node.features
 
 
 def _mpi(default: str, plugins: Sequence[str]) -> str:
@@ -169,3 +165,134 @@ def _mpi(default: str, plugins: Sequence[str]) -> str:
     if "pmix" in plugins:
         return "pmix"
     return next((name for name in plugins if name.startswith("pmix")), default or "none")
+
+
+class Draft(NamedTuple):
+    """A site file and what a person must still look at."""
+
+    text: str
+    questions: tuple[str, ...]
+
+
+def draft(cluster: LiveCluster) -> Draft:
+    """The commented site file of a cluster. Pure but for reading the template."""
+    groups = [(f"partitions.{part.name}" + (f".groups.{number}" if part.groups else ""), group)
+              for part in cluster.partitions
+              for number, group in enumerate(part.node_groups, 1)]  # fmt: skip
+    environment = templates("sites", trim_blocks=True, lstrip_blocks=True)
+    text = environment.get_template("site.yaml.j2").render(
+        cluster=cluster,
+        model_of=model_of_type,
+        typed=any(group.gpu_type for _, group in groups),
+        known=sorted(facts.load("gpus")["gpus"]),
+    )
+    questions = [question for place, group in groups for question in _questions(place, group)]
+    questions += [f"partitions.{part.name}: {out_of_scope(kind)}; it is drafted for CPU jobs"
+                  for part in cluster.partitions for kind in part.foreign]  # fmt: skip
+    return Draft(text, tuple(questions))
+
+
+def _questions(place: str, group: LivePartition) -> Iterator[str]:
+    kind = group.gpu_type
+    if group.gpus_per_node and model_of_type(kind) is None:
+        close = nearest(kind or "", facts.load("gpus")["gpus"])
+        hint = f", {close}?" if close else ""
+        if kind and is_slice(kind):
+            hint = ", a slice of a GPU (MIG): describe it as a model under `gpus`"
+        said = f"'{kind}'" if kind else "no type"
+        yield f"{place}.gpu.model: Slurm says {said}{hint}"
+    if group.odd_nodes:
+        names = ", ".join(group.odd_nodes[:5]) + (" ..." if len(group.odd_nodes) > 5 else "")
+        yield f"{place}: nodes that differ from the others: {names}"
+
+
+class Drift(NamedTuple):
+    """One difference: the key of the site file, what it says, what the cluster shows."""
+
+    key: str
+    file: str
+    cluster: str
+
+
+def compare(site: Site, cluster: LiveCluster) -> tuple[Drift, ...]:
+    """Where the site file and the live cluster differ, in the file's order. Pure."""
+    live = {part.name: part for part in cluster.partitions}
+    found = [*_slurm(site, cluster)]
+    for name, part in site.partitions.items():
+        key = f"partitions.{name}"
+        if name not in live:
+            found.append(Drift(key, "described", "no such partition"))
+            continue
+        together = part.groups or live[name].groups
+        found += (_groups if together else _nodes)(key, part, live[name])
+        if part.max_minutes > slurm_minutes(live[name].max_time):
+            found.append(Drift(f"{key}.max_time", part.max_time, live[name].max_time))
+    found += [Drift(f"partitions.{name}", "not described", f"{part.nodes} nodes")
+              for name, part in live.items() if name not in site.partitions]  # fmt: skip
+    return tuple(found)
+
+
+def _slurm(site: Site, cluster: LiveCluster) -> Iterator[Drift]:
+    if site.slurm.version != cluster.version:
+        yield Drift("slurm.version", site.slurm.version, cluster.version)
+    if site.slurm.mpi not in (*cluster.mpi_plugins, "none"):
+        yield Drift("slurm.mpi", site.slurm.mpi, ", ".join(cluster.mpi_plugins))
+    if site.slurm.accounting != cluster.accounting:
+        on_off = ("off", "on")
+        yield Drift("slurm.accounting", on_off[site.slurm.accounting], on_off[cluster.accounting])
+
+
+def _groups(key: str, part: Partition, live: LivePartition) -> Iterator[Drift]:
+    """Groups of nodes, each beside the one that has the same GPUs, or else the same nodes."""
+    left = list(live.node_groups)
+    for index, group in enumerate(part.node_groups):
+        where = f"{key}.groups.{index + 1}" if part.groups else key
+        twin = next((one for one in left if _same(group, one)), None)
+        if twin is None:
+            yield Drift(where, _words(group.nodes, group.gpus_per_node, _type(group)), "none such")
+        else:
+            left.remove(twin)
+            yield from _nodes(where, group, twin)
+    for one in left:
+        said = _words(one.nodes, one.gpus_per_node, one.gpu_type)
+        yield Drift(f"{key}.groups", "not described", f"{said}: {one.hostlist}")
+
+
+def _same(group: Partition, live: LivePartition) -> bool:
+    if group.hostlist and live.hostlist and not _hosts(group.hostlist) & _hosts(live.hostlist):
+        return False
+    return (_type(group), group.gpus_per_node) == (live.gpu_type, live.gpus_per_node)
+
+
+def _type(group: Partition) -> str | None:
+    return group.gpu.gres_type if group.gpu else None
+
+
+def _hosts(hostlist: str) -> set[str]:
+    return set(expand_hostlist(hostlist))
+
+
+def _words(nodes: int, gpus: int, kind: str | None) -> str:
+    return count_of(nodes, "node") + (f" x {gpus} {kind or 'untyped'}" if gpus else " without GPUs")
+
+
+def _nodes(key: str, part: Partition, live: LivePartition) -> Iterator[Drift]:
+    for name in ("nodes", "sockets", "cores_per_socket", "threads_per_core"):
+        file, cluster = getattr(part, name), getattr(live, name)
+        if file != cluster:
+            yield Drift(f"{key}.{name}", str(file), str(cluster))
+    if part.memory_gb > live.memory_gb:
+        # Less than the cluster has is the site's choice; more makes every job pend for ever.
+        yield Drift(f"{key}.memory_gb", f"{part.memory_gb:g}", str(live.memory_gb))
+    if part.hostlist and _hosts(part.hostlist) != _hosts(live.hostlist):
+        yield Drift(f"{key}.hostlist", part.hostlist, live.hostlist)
+    if part.gpus_per_node != live.gpus_per_node:
+        yield Drift(f"{key}.gpu.per_node", str(part.gpus_per_node), str(live.gpus_per_node))
+    kind = _type(part)
+    if kind and kind != live.gpu_type:
+        yield Drift(f"{key}.gpu.gres_type", kind, live.gpu_type or "untyped")
+    missing = sorted(set(part.features) - set(live.features))
+    if missing:
+        yield Drift(f"{key}.features", ", ".join(missing), ", ".join(live.features) or "none")
+    if live.odd_nodes:
+        yield Drift(f"{key}.nodes", "equal nodes", f"differing: {', '.join(live.odd_nodes[:5])}")

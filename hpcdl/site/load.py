@@ -7,27 +7,16 @@ takes longer than the rest of most commands.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hpcdl.site import model
 from hpcdl.site.gpu_models import gres_type, of_row
-from hpcdl.site.model import (
-    UNKNOWN_FABRIC,
-    External,
-    Gpu,
-    Interconnect,
-    Limits,
-    Partition,
-    Paths,
-    Scratch,
-    Site,
-    SlurmDialect,
-    SpackSettings,
-    StackRequest,
-)
-from hpcdl.site.paths import expand
+from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
+from hpcdl.site.schema import expand
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput
@@ -38,13 +27,10 @@ from hpcdl.system.text import did_you_mean
 _LAYER = Path(__file__).parent
 # What decides whether a file is valid: values kept for other versions of these are not used.
 _DECIDING = (
-    _LAYER / "check.py", _LAYER / "check_nodes.py", _LAYER / "gpu_models.py",
-    _LAYER / "schema.py", _LAYER.parent / "system" / "schema.py",
-    _LAYER.parent / "facts" / "gpus.yaml", _LAYER.parent / "facts" / "slurm_rules.yaml",
-    _LAYER.parent / "slurm" / "rules.py",
-)  # fmt: skip
-
-
+    *(_LAYER / name for name in ("check.py", "gpu_models.py", "schema.py")),
+    *(_LAYER.parent / name for name in ("system/schema.py", "slurm/rules.py")),
+    *(_LAYER.parent / "facts" / name for name in ("gpus.yaml", "slurm_rules.yaml")),
+)
 _AS_WRITTEN = ("nodes", "hostlist", "sockets", "cores_per_socket", "threads_per_core", "memory_gb",
                "max_time", "target", "driver", "stack", "account", "qos")  # fmt: skip
 """Keys of a partition that are attributes of the same name."""
@@ -60,8 +46,7 @@ def find_site_file(given: str | None = None) -> Path:
     """
     chosen = given or os.environ.get("HPCDL_SITE")
     if not chosen:
-        installed = installed_site_file()
-        if installed is not None:
+        if installed := installed_site_file():
             return installed
         raise BadInput(
             "no site file is named",
@@ -74,10 +59,8 @@ def find_site_file(given: str | None = None) -> Path:
             return path
     except (OSError, RuntimeError) as fault:  # too long a name, no such user, a loop of links
         raise BadInput(f"cannot read {chosen[:100]}: {fault}"[:300], hint="name a file") from fault
-    shipped = {
-        entry.stem: entry for entry in sorted((folder("templates") / "sites").glob("*.yaml"))
-    }
-    if "/" not in chosen and chosen.removesuffix(".yaml") in shipped:
+    shipped = {one.stem: one for one in sorted((folder("templates") / "sites").glob("*.yaml"))}
+    if chosen.removesuffix(".yaml") in shipped:
         return shipped[chosen.removesuffix(".yaml")]
     if path.is_dir():
         return path  # refused where it is read
@@ -86,30 +69,20 @@ def find_site_file(given: str | None = None) -> Path:
 
 def installed_site_file() -> Path | None:
     """The site file of this installation, None where there is none."""
-    for candidate in (home() / "site.yaml", _LAYER.parent / "site.yaml"):
-        if candidate.is_file():
-            return candidate
-    return None
+    places = (home() / "site.yaml", _LAYER.parent / "site.yaml")
+    return next((place for place in places if place.is_file()), None)
 
 
 def load_site(path: Path) -> Site:
-    """Read and validate a site file.
-
-    Raises:
-        BadInput: every fault of the file at once, each with its line and a caret.
-    """
+    """Read and validate a site file; one BadInput has every fault, with its line and a caret."""
     data = read_regular(path)
-    values = cached("sites", [data, *_DECIDING], lambda: _checked(data, path))
-    return _site(values, path.absolute())
 
+    def checked() -> dict[str, Any]:
+        from hpcdl.site import check
 
-def _checked(data: bytes, path: Path) -> dict[str, Any]:
-    from hpcdl.site.check import checked
+        return check.checked(data, str(path))
 
-    return checked(data, str(path))
-
-
-def _site(values: dict[str, Any], source: Path) -> Site:
+    values = cached("sites", [data, *_DECIDING], checked)
     slurm, paths = values["slurm"], values["paths"]
     stacks = {name: _stack(name, stack) for name, stack in values["stacks"].items()}
     partitions = {
@@ -120,9 +93,9 @@ def _site(values: dict[str, Any], source: Path) -> Site:
     }
     return Site(
         name=values["name"],
-        source=source,
-        slurm=SlurmDialect(**dialect),
-        paths=Paths(**{key: Path(expand(text)) for key, text in paths.items()}),
+        source=path.absolute(),
+        slurm=model.SlurmDialect(**dialect),
+        paths=model.Paths(**{key: Path(expand(text)) for key, text in paths.items()}),
         partitions=MappingProxyType(partitions),
         stacks=MappingProxyType(stacks),
         default_partition=values.get("default_partition") or next(iter(partitions)),
@@ -131,14 +104,18 @@ def _site(values: dict[str, Any], source: Path) -> Site:
         gpus=MappingProxyType({name: of_row(row) for name, row in values["gpus"].items()}),
         private=values["private"],
         trusted_network=values["trusted_network"],
-        clean=MappingProxyType({kind: Limits(**given) for kind, given in values["clean"].items()}),
+        clean=MappingProxyType(
+            {kind: model.Limits(**given) for kind, given in values["clean"].items()}
+        ),
     )
 
 
 def _spack(values: dict[str, Any]) -> SpackSettings:
     found = ((*item["spec"].split("@", 1), item["prefix"]) for item in values.get("externals", ()))
     return SpackSettings(
-        externals=tuple(External(name, version, Path(prefix)) for name, version, prefix in found),
+        externals=tuple(
+            model.External(name, version, Path(prefix)) for name, version, prefix in found
+        ),
         mirrors=MappingProxyType(dict(values.get("mirrors", {}))),
         build_jobs=values.get("build_jobs"),
         # The padding of a tree that is there already is what it was made with.
@@ -162,38 +139,33 @@ def _stack(name: str, values: dict[str, Any]) -> StackRequest:
 
 
 def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partition:
-    """A partition, and its groups of equal nodes where it has some."""
+    """A partition; where its nodes differ, what each with GPUs has at least, and its groups."""
     whole = _nodes(name, values, slurm)
     if not values["groups"]:
         return whole
     inherited = {key: value for key, value in values.items() if key not in {"groups", "hostlist"}}
     groups = [_nodes(name, {**inherited, **group}, slurm) for group in values["groups"]]
-    return _mixed(whole, groups)
-
-
-def _mixed(whole: Partition, groups: list[Partition]) -> Partition:
-    """A partition whose nodes differ: what each node with GPUs has at least, and its groups."""
-    with_gpus = [(group, group.gpu) for group in groups if group.gpu]
-    weakest = min((gpu for _, gpu in with_gpus), key=lambda gpu: (_rank(gpu), gpu.memory_gb))
-    least = {
-        key: min(getattr(group, key) for group, _ in with_gpus)
-        for key in ("sockets", "cores_per_socket", "threads_per_core", "memory_gb")
-    }
-    gpus = [gpu for _, gpu in with_gpus]
+    with_gpus = [(_rank(group.gpu), group.gpu, group) for group in groups if group.gpu]
+    weakest = min((rank, gpu.memory_gb, gpu) for rank, gpu, _ in with_gpus)[2]
     common = weakest._replace(
         gres_type=None,
-        per_node=min(gpu.per_node for gpu in gpus),
-        memory_gb=min(gpu.memory_gb for gpu in gpus),
-        nvlink=all(gpu.nvlink for gpu in gpus),
+        nvlink=all(gpu.nvlink for _, gpu, _ in with_gpus),
+        **_least((gpu for _, gpu, _ in with_gpus), "per_node", "memory_gb"),
     )
+    sizes = ("sockets", "cores_per_socket", "threads_per_core", "memory_gb")
     return replace(
         whole,
-        **least,
+        **_least((group for _, _, group in with_gpus), *sizes),
         gpu=common,
-        reference_set=min(with_gpus, key=lambda pair: _rank(pair[1]))[0].reference_set,
+        reference_set=min(with_gpus, key=lambda one: one[0])[2].reference_set,
         groups=tuple(replace(one, fellows=tuple(other for other in groups if other is not one))
                      for one in groups),
     )  # fmt: skip
+
+
+def _least(some: Iterable[object], *keys: str) -> dict[str, Any]:
+    values = [[getattr(one, key) for key in keys] for one in some]
+    return dict(zip(keys, map(min, zip(*values, strict=True)), strict=True))
 
 
 def _rank(gpu: Gpu) -> tuple[int, ...]:
@@ -202,27 +174,24 @@ def _rank(gpu: Gpu) -> tuple[int, ...]:
 
 
 def _nodes(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partition:
-    """Equal nodes."""
-    gpu = _gpu(name, values["gpu"], slurm) if "gpu" in values else None
+    gpu, own = None, values.get("gpu")
+    if own:
+        gpu = of_row(own["row"], gres_type(name, own, slurm), own["per_node"])
+        gpu = gpu._replace(memory_gb=own.get("memory_gb") or gpu.memory_gb)
     network, scratch = values.get("interconnect", {}), values.get("scratch")
     as_written: dict[str, Any] = {key: values.get(key) for key in _AS_WRITTEN}
     return Partition(
         name=name,
         gpu=gpu,
         **as_written,
-        interconnect=Interconnect(
-            network.get("fabric", UNKNOWN_FABRIC),
+        interconnect=model.Interconnect(
+            network.get("fabric", model.UNKNOWN_FABRIC),
             network.get("bandwidth_gbps"),
             network.get("interface"),
         ),
-        scratch=Scratch(scratch["path"], scratch["size_gb"]) if scratch else None,
+        scratch=model.Scratch(scratch["path"], scratch["size_gb"]) if scratch else None,
         max_minutes=slurm_minutes(values["max_time"]),
         features=tuple(values["features"]),
         reference_set=values.get("reference_set") or (gpu.model.lower() if gpu else "cpu"),
         environment=MappingProxyType(dict(values["environment"])),
     )
-
-
-def _gpu(partition: str, values: dict[str, Any], slurm: dict[str, Any]) -> Gpu:
-    gpu = of_row(values["row"], gres_type(partition, values, slurm), values["per_node"])
-    return gpu._replace(memory_gb=values.get("memory_gb") or gpu.memory_gb)

@@ -291,10 +291,8 @@ class Site:
             from hpcdl.system.errors import BadInput
             from hpcdl.system.text import did_you_mean
 
-            raise BadInput(
-                f"the site '{self.name}' has no partition '{name}'",
-                hint=did_you_mean(name, self.partitions),
-            )
+            said = f"the site '{self.name}' has no partition '{name}'"
+            raise BadInput(said, hint=did_you_mean(name, self.partitions))
         return self.partitions[name]
 
     def stack_for(self, partition: str) -> StackRequest | None:

@@ -1,15 +1,22 @@
 """The one definition of site.yaml, version 1, as a JSON Schema: hpcdl/facts/site_format.yaml.
 
 The checker reads it, `hpcdl site schema` prints it for editors, and docs/site-file.md is
-generated from its descriptions.
+generated from its descriptions. `expand` is what a schema cannot say of its paths.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcdl import facts
-from hpcdl.system.schema import Schema
+from hpcdl.system.resources import home
+
+if TYPE_CHECKING:
+    from hpcdl.system.schema import Schema
 
 _LAST_OF_NODES = "reference_set"
 
@@ -31,3 +38,28 @@ def site_schema() -> Schema:
 def cleaned() -> tuple[str, ...]:
     """The kinds of what `hpcdl clean` removes."""
     return tuple(facts.load("site_format")["cleaned"])
+
+
+def expand(text: str) -> str:
+    """A path of the site file with `~` and the variables that are known here replaced."""
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
+    text = re.sub(
+        r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
+        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
+        text,
+    )
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except (RuntimeError, ValueError):  # no such user, or no home
+        return text
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container that does not know the user
+        return os.environ.get("USER") or str(os.getuid())

@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from hpcdl.site.model import Gpu, Partition, Site
+from hpcdl.site.model import Gpu, Site
 from hpcdl.system.text import table
 
 
 def as_data(site: Site) -> dict[str, Any]:
     """The site as plain values for JSON, defaults filled in."""
-    data = _plain(site)
-    assert isinstance(data, dict)
+    data: dict[str, Any] = _plain(site)
     return data
 
 
 def as_text(site: Site) -> str:
-    """The site as a short page: Slurm, paths, a row per partition, the stacks."""
+    """The site as a short page: Slurm, paths, a row per group of equal nodes, the stacks."""
     slurm = site.slurm
     gpu_form = f"{slurm.gpu_request}, {'typed' if slurm.gpu_typed else 'untyped'}"
     lines = [
@@ -31,22 +30,9 @@ def as_text(site: Site) -> str:
         "",
     ]
     header = ["partition", "nodes", "GPUs per node", "CPUs", "memory", "network", "limit", "stack"]
-    rows = [row for part in site.partitions.values()
-            for row in _rows(part, part.name == site.default_partition)]  # fmt: skip
-    stacks = [
-        f"stack {stack.name}: {stack.backend}"
-        + "".join(f", {name} {version}" for name, version in stack.pins.items())
-        for stack in site.stacks.values()
-    ]
-    own = [f"GPU {name}: {_described(gpu)}" for name, gpu in site.gpus.items()]
-    return "\n".join([*lines, table(rows, header), "", *own, *stacks]).rstrip()
-
-
-def _rows(partition: Partition, is_default: bool) -> list[list[str]]:
-    """A row per group of equal nodes."""
-    return [
+    rows = [
         [
-            partition.name + ("*" if is_default else ""),
+            part.name + ("*" if part.name == site.default_partition else ""),
             str(group.nodes),
             f"{group.gpu.per_node} x {group.gpu.model}" if group.gpu else "-",
             str(group.cpus),
@@ -55,8 +41,16 @@ def _rows(partition: Partition, is_default: bool) -> list[list[str]]:
             group.max_time,
             group.stack or "-",
         ]
-        for group in partition.node_groups
+        for part in site.partitions.values()
+        for group in part.node_groups
     ]
+    stacks = [
+        f"stack {stack.name}: {stack.backend}"
+        + "".join(f", {name} {version}" for name, version in stack.pins.items())
+        for stack in site.stacks.values()
+    ]
+    own = [f"GPU {name}: {_described(gpu)}" for name, gpu in site.gpus.items()]
+    return "\n".join([*lines, table(rows, header), "", *own, *stacks]).rstrip()
 
 
 def _described(gpu: Gpu) -> str:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.site.live import LiveCluster, look
+from hpcdl.site.live import LiveCluster, compare, look
 from hpcdl.site.model import Partition
-from hpcdl.site.site_drift import compare
 from hpcdl.slurm import client, execution
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.stack.release import release_for

@@ -10,11 +10,11 @@ so that nothing waits for it; `compare` compares the job's result with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec
@@ -26,17 +26,19 @@ from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.text import duration
 from hpcdl.workflows.links import measured_links
-from hpcdl.workflows.trained import SYNTHETIC, Training, data_of, steps_of, training_of
+from hpcdl.workflows.trained import SYNTHETIC, Data, Training, data_of, steps_of, training_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.exchange import Exchange
+    from hpcdl.predict.forecast import Forecast
 
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
 
 _RECENT_JOBS = 30
 _MOST_REPEATS = 5
-_LARGEST_RESULT = 50_000_000
+_FEWEST_STEPS = 10
+_RESULT = replace(RESULT, most_bytes=50_000_000)
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
 # What may be wrong with the files of other jobs and with data sets: not this job's fault.
@@ -104,16 +106,51 @@ def why_none(site: Site, spec: JobSpec) -> str:
 def _expectation(
     site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: Training
 ) -> Expectation | None:
-    from hpcdl.predict.request import Request, answer
-    from hpcdl.predict.results import trained_precision
-
-    data = data_of(training)
-    compute = partition.gpu.compute if partition.gpu else None
     own = _own_results(site, spec, layout, training)
     if not own and current_or_cluster().shared_cores:
         return None  # published GPUs say nothing of nodes that one machine emulates
-    links = _own_links(site, partition, layout, training)
-    found = answer(
+    links: tuple[Exchange, ...] = ()
+    with suppress(*_UNUSABLE):
+        if layout.world_size > 1:
+            links = measured_links(site, partition, training.strategy, layout.tasks_per_node)
+    data = data_of(training)
+    images = data.images
+    found = _predicted(partition, layout, training, data, own, links)
+    (point,) = found.points
+    source, proof = found.calibration.source, found.calibration.proof
+    if proof == "doubtful" and point.step.seconds < _SHORTEST_ESTIMATE:
+        return None
+    if own:
+        several = f"{len(own)} runs, the last one " if own[1:] else ""
+        source = f"{several}job {own[0].parent.name}, {source}"
+    return Expectation(
+        model=training.model,
+        precision=training.precision,
+        batch_per_rank=training.batch,
+        ranks=layout.world_size,
+        images_per_second=point.images_per_second,
+        low=point.low,
+        high=point.high,
+        limit=point.step.limit,
+        epoch_images=images,
+        epoch_seconds=point.epoch_seconds if images else None,
+        run_seconds=steps_of(training, layout.world_size, images) * point.step.seconds,
+        walltime_seconds=layout.minutes * 60.0,
+        lives=(1 + spec.requeues) * spec.chain,
+        source=source + (", links by the site's all-reduce check" if links else ""),
+        proof=proof,
+    )
+
+
+def _predicted(
+    partition: Partition, layout: Layout, training: Training, data: Data, own: Sequence[Path],
+    links: tuple[Exchange, ...],
+) -> Forecast:  # fmt: skip
+    from hpcdl.predict.request import Request, answer
+    from hpcdl.predict.results import trained_precision
+
+    compute = partition.gpu.compute if partition.gpu else None
+    return answer(
         Request(
             partition=_shaped(partition, layout),
             model=training.model,
@@ -125,49 +162,10 @@ def _expectation(
             pipeline=training.pipeline if data.jpeg else "new",
             images=data.images,
             result=next(iter(own), None),
-            repeats=own[1:],
+            repeats=tuple(own[1:]),
             exchanges=links,
         )
     )
-    (point,) = found.points
-    if found.calibration.proof == "doubtful" and point.step.seconds < _SHORTEST_ESTIMATE:
-        return None
-    steps = steps_of(training, layout.world_size, data.images)
-    return Expectation(
-        model=training.model,
-        precision=training.precision,
-        batch_per_rank=training.batch,
-        ranks=layout.world_size,
-        images_per_second=point.images_per_second,
-        low=point.low,
-        high=point.high,
-        limit=point.step.limit,
-        epoch_images=data.images,
-        epoch_seconds=point.epoch_seconds if data.images else None,
-        run_seconds=steps * point.step.seconds,
-        walltime_seconds=layout.minutes * 60.0,
-        lives=(1 + spec.requeues) * spec.chain,
-        source=_source(own, found.calibration.source, links),
-        proof=found.calibration.proof,
-    )
-
-
-def _own_links(
-    site: Site, partition: Partition, layout: Layout, training: Training
-) -> tuple[Exchange, ...]:
-    """The links that the site has measured, for a job of several ranks; none if it says none."""
-    with suppress(*_UNUSABLE):
-        if layout.world_size > 1:
-            return measured_links(site, partition, training.strategy, layout.tasks_per_node)
-    return ()
-
-
-def _source(own: tuple[Path, ...], calibration: str, links: tuple[Exchange, ...]) -> str:
-    """What an expectation starts from, as text."""
-    job = f"job {own[0].parent.name}, " if own else ""
-    if own[1:]:
-        job = f"{len(own)} runs, the last one {job}"
-    return job + calibration + (", links by the site's all-reduce check" if links else "")
 
 
 def _shaped(partition: Partition, layout: Layout) -> Partition:
@@ -186,61 +184,35 @@ def _shaped(partition: Partition, layout: Layout) -> Partition:
 def _own_results(site: Site, spec: JobSpec, layout: Layout, training: Training) -> tuple[Path, ...]:
     """The results of recent jobs of this site that are alike, of the nearest number of ranks.
 
-    The newest is the first; others count where their batch is the same.
+    A rank of theirs did what a rank of this one will do. The newest is the first; others count
+    where they are repeats of it, and its batch is this one's.
     """
-    alike = [
-        (abs(ranks - layout.world_size), folder / RESULT.name)
-        for folder, record in _recent_jobs(site)
-        for ranks in _ranks_if_alike(record, spec, layout, training)
-        if _measured_steps(folder)
-    ]
-    if not alike:
-        return ()
-    nearest = min(distance for distance, _ in alike)
-    first, *others = [path for distance, path in alike if distance == nearest]
-    if _shape(first)[0] != training.batch:
-        return (first,)
-    same = [path for path in others if _shape(path) == _shape(first)]
-    return (first, *same[: _MOST_REPEATS - 1])
+    alike = []
+    for folder in _recent_jobs(site):
+        with suppress(*_UNUSABLE):
+            record = found_in(folder, JOB) or {}
+            shape = record["layout"]
+            ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
+            other = training_of(tuple(record["program"]), ranks)
+            there = (record["partition"], record.get("gpu_model"), int(shape["cpus_per_task"]))
+            here = (spec.partition, spec.gpu_model, layout.cpus_per_task)
+            result = found_in(folder, _RESULT) if there == here and other else None
+            enough = (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS
+            if other and training.like(other) and enough:
+                run = (at(result, "batch_per_rank"), at(result, "layout", "ranks"),
+                       at(result, "precision"))  # fmt: skip
+                alike.append((abs(ranks - layout.world_size), run, folder / RESULT.name))
+    nearest = min((distance for distance, _, _ in alike), default=0)
+    near = [(run, path) for distance, run, path in alike if distance == nearest]
+    most = _MOST_REPEATS if near and near[0][0][0] == training.batch else 1
+    return tuple(path for run, path in near if run == near[0][0])[:most]
 
 
-def _shape(path: Path) -> tuple[Any, ...]:
-    """What repeats of a run have in common: batch, ranks, precision."""
-    result = found_in(path.parent, replace(RESULT, most_bytes=_LARGEST_RESULT))
-    return at(result, "batch_per_rank"), at(result, "layout", "ranks"), at(result, "precision")
-
-
-def _recent_jobs(site: Site) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """The directories and records of the newest jobs, newest first, without unreadable ones."""
+def _recent_jobs(site: Site) -> Sequence[Path]:
     with suppress(OSError):
-        links = sorted(
-            (link for link in index(site).iterdir() if link.name.isdecimal()),
-            key=lambda link: int(link.name),
-        )
-        for link in reversed(links[-_RECENT_JOBS:]):
-            record = found_in(link, JOB)
-            if record is not None:
-                yield link, record
-
-
-def _ranks_if_alike(
-    record: Mapping[str, Any], spec: JobSpec, layout: Layout, training: Training
-) -> Iterator[int]:
-    """The ranks of another job, where a rank of it did what a rank of this one will do."""
-    with suppress(*_UNUSABLE):
-        shape = record["layout"]
-        ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
-        here = record["partition"] == spec.partition and (record.get("gpu_model") == spec.gpu_model)
-        cpus = int(shape["cpus_per_task"]) == layout.cpus_per_task
-        other = training_of(tuple(record["program"]), ranks)
-        if here and cpus and other is not None and training.like(other):
-            yield ranks
-
-
-def _measured_steps(folder: Path) -> bool:
-    """Whether a job measured enough steps to go by."""
-    result = found_in(folder, replace(RESULT, most_bytes=_LARGEST_RESULT))
-    return (at(result, "summary", "steps_measured") or 0) >= 10
+        links = [link for link in index(site).iterdir() if link.name.isdecimal()]
+        return sorted(links, key=lambda link: -int(link.name))[:_RECENT_JOBS]
+    return ()
 
 
 def keep(expectation: Expectation, folder: Path) -> None:
@@ -264,20 +236,17 @@ def compare(
     if not measured or ranks != expectation.ranks:
         return None
     ratio = measured / expectation.images_per_second
-    part = f"{ratio:.0%} of it"
+    verdict = said = "as expected"
+    more = ""
     if measured < expectation.low * (1 - MARGIN):
-        text = f"slower than expected, {part}; {_where_to_look(expectation)}"
-        return Comparison(measured, ratio, "slower", text)
-    if measured > expectation.high * (1 + MARGIN):
-        text = f"faster than expected, {part}; the next jobs are expected to be like this one"
-        return Comparison(measured, ratio, "faster", text)
-    return Comparison(measured, ratio, "as expected", f"as expected, {part}")
-
-
-def _where_to_look(expectation: Expectation) -> str:
-    if expectation.proof == "doubtful":
-        return "but no run like it was known, so the expectation was a rough one"
-    return "its shares above say where the time went; `hpcdl check run` tests the nodes"
+        verdict, said = "slower", "slower than expected"
+        more = "; its shares above say where the time went; `hpcdl check run` tests the nodes"
+        if expectation.proof == "doubtful":
+            more = "; but no run like it was known, so the expectation was a rough one"
+    elif measured > expectation.high * (1 + MARGIN):
+        verdict, said = "faster", "faster than expected"
+        more = "; the next jobs are expected to be like this one"
+    return Comparison(measured, ratio, verdict, f"{said}, {ratio:.0%} of it{more}")
 
 
 def as_lines(expectation: Expectation) -> list[str]:
@@ -286,9 +255,15 @@ def as_lines(expectation: Expectation) -> list[str]:
     times = [f"the run takes about {duration(e.run_seconds)}"]
     if e.epoch_seconds is not None:
         times.insert(0, f"an epoch of {e.epoch_images:,} images {duration(e.epoch_seconds)}")
+    too_long, limit = "", duration(e.walltime_seconds)
+    if e.run_seconds > e.walltime_seconds * e.lives:
+        too_long = f": more than {e.lives} starts of {limit} give"
+        too_long += "; ask for a longer --time or a --chain"
+    elif e.run_seconds > e.walltime_seconds:
+        too_long = f": longer than the {limit} of one start; it will be requeued and resume"
     return [
         f"expected {_rate(e)}, limited by {e.limit}",
-        f"         {', '.join(times)}{_too_long(e)}",
+        f"         {', '.join(times)}{too_long}",
         f"         based on {e.source} [{e.proof}]",
     ]
 
@@ -300,17 +275,5 @@ def comparison_line(expectation: Expectation, comparison: Comparison) -> str:
 
 def _rate(e: Expectation) -> str:
     digits = 0 if e.images_per_second >= 100 else 1
-    return (
-        f"{e.images_per_second:,.{digits}f} images/s "
-        f"(likely {e.low:,.{digits}f} to {e.high:,.{digits}f})"
-    )
-
-
-def _too_long(e: Expectation) -> str:
-    """What is worth knowing where the run does not fit into its walltime."""
-    if e.run_seconds <= e.walltime_seconds:
-        return ""
-    limit = duration(e.walltime_seconds)
-    if e.run_seconds <= e.walltime_seconds * e.lives:
-        return f": longer than the {limit} of one start; it will be requeued and resume"
-    return f": more than {e.lives} starts of {limit} give; ask for a longer --time or a --chain"
+    rate, low, high = (f"{one:,.{digits}f}" for one in (e.images_per_second, e.low, e.high))
+    return f"{rate} images/s (likely {low} to {high})"

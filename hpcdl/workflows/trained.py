@@ -45,9 +45,8 @@ class Training(NamedTuple):
 
     def like(self, other: Training) -> bool:
         """Whether a step of the other one says how long a step of this one takes."""
-        same = (self.model, self.precision, self.xla, self.size) == (
-            other.model, other.precision, other.xla, other.size
-        )  # fmt: skip
+        keys = ("model", "precision", "xla", "size")
+        same = all(getattr(self, key) == getattr(other, key) for key in keys)
         return same and not other.slowed and other.batch <= 2 * self.batch <= 4 * other.batch
 
 

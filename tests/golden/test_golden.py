@@ -100,18 +100,6 @@ def test_the_linter_has_nothing_to_say_of_a_variant(name: str) -> None:
     assert [str(one) for one in lint(TEXTS[name], name=name, version=RELEASE)] == []
 
 
-def test_apptainer_gets_the_gpus_and_the_job_s_folders() -> None:
-    words = (
-        "apptainer exec --nv --bind=/work/me --bind=/data "
-        '"--bind=/local/$SLURM_JOB_ID" "--pwd=$HPCDL_JOB_DIR" /images/tensorflow.sif python'
-    )
-    assert words in TEXTS["container-apptainer"]
-
-
-def test_pyxis_takes_its_image_on_the_step() -> None:
-    assert "--container-mounts=/work/me:/work/me,/data:/data" in TEXTS["container-pyxis"]
-
-
 def test_a_container_needs_a_runtime_that_the_site_declares() -> None:
     site = replace(load_site(find_site_file("embedded")), container=None)
     with pytest.raises(BadInput, match="declares no container runtime"):

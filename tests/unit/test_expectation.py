@@ -22,7 +22,7 @@ from hpcdl.workflows.expectation import (
     expect,
     keep,
     kept,
-)
+)  # fmt: skip
 from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import training_of
 
@@ -74,10 +74,6 @@ def test_where_nothing_is_known_nothing_is_said(
     three_generations: Site, program: tuple[str, ...]
 ) -> None:
     assert expect(three_generations, JobSpec("p100", gpus=4, program=program)) is None
-
-
-def test_a_partition_without_gpus_has_no_published_rows(modern: Site) -> None:
-    assert expect(modern, JobSpec("cpu", nodes=1, program=RESNET)) is None
 
 
 def test_the_last_of_an_option_counts_however_it_is_written() -> None:

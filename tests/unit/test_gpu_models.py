@@ -23,7 +23,7 @@ from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import job_on
 from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.site.gpu_models import find_row, gpu_named, matches, model_of_type, out_of_scope
+from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.site.show import as_data, as_text
 from hpcdl.stack.gpu_needs import models
 from hpcdl.stack.resolve import resolve, why_not
@@ -100,19 +100,6 @@ def test_what_the_site_says_goes_before_the_facts_key_by_key():
     row = find_row("a100", {"A100-SXM4-40GB": {"memory_gb": 96, "tdp_w": 300}})
     assert (row["model"], row["memory_gb"], row["tdp_w"]) == ("A100-SXM4-40GB", 96, 300)
     assert row["memory_gbs"] == 1555
-
-
-@pytest.mark.parametrize(
-    ("gres_type", "model"),
-    [
-        ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
-        ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
-        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
-        ("a16", "A16"), ("mi250", None), ("l400", None),
-    ],
-)  # fmt: skip
-def test_types_of_slurm_name_the_newer_models(gres_type, model):
-    assert model_of_type(gres_type) == model
 
 
 def test_every_row_of_the_facts_can_be_used():

@@ -134,7 +134,7 @@ def test_an_array_is_cancelled_by_its_number(
     cancelled: list[int] = []
     monkeypatch.setattr(client, "cancel", cancelled.extend)
     monkeypatch.setattr(client, "queue", list)
-    monkeypatch.setattr("hpcdl.cli.cancel.the_site", lambda _: site)
+    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
     assert main(["job", "cancel", "7"]) == 0
     assert cancelled == [7]
     assert main(["job", "cancel", "8"]) == 2

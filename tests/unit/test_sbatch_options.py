@@ -30,10 +30,8 @@ def test_options_become_directives_that_sbatch_reads_as_they_were_meant() -> Non
         (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
         (["-w n1"], "no option '-w n1'", ""),
         (["prefer=x"], "no option 'prefer'", ""),
-        (["mail-type"], "needs a value", "--sbatch mail-type=VALUE"),
         (["hold=yes"], "takes no value", "write --sbatch hold"),
         (["comment=a\nb"], "no directive can hold", ""),
-        (["comment=a", "comment=b"], "given twice", ""),
     ],
 )
 def test_what_cannot_be_passed_on_is_refused(asked: list[str], said: str, hint: str) -> None:

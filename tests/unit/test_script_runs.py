@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.jobs import JobSpec, Module, environment, quote, render_script
+from hpcdl.jobs import JobSpec, Module, environment, render_script
 from hpcdl.jobs.functions import FILE
 from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.spec import check_spec
@@ -98,43 +98,31 @@ def program(
     return ["bash", "-c", text]
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 5, 100, 127, 139, 255])
-def test_the_job_ends_with_the_programs_own_exit_code(tmp_path: Path, code: int) -> None:
-    job = Job(tmp_path, "bash", "-c", f"exit {code}")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        *((["bash", "-c", f"exit {code}"], code) for code in (0, 1, 2, 5, 100, 127, 139, 255)),
+        (["bash", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
+        (["/no/such/program"], 127),
+    ],
+)
+def test_the_job_ends_with_the_programs_own_exit_code(
+    tmp_path: Path, words: list[str], code: int
+) -> None:
+    job = Job(tmp_path, *words)
     assert job.run()[0] == code
     assert job.requeues == 0
 
 
-def test_a_crash_is_reported_with_its_signal(tmp_path: Path) -> None:
-    assert Job(tmp_path, "bash", "-c", "kill -SEGV $$").run()[0] == 128 + signal.SIGSEGV
-
-
-def test_a_program_that_is_not_there_is_127(tmp_path: Path) -> None:
-    assert Job(tmp_path, "/no/such/program").run()[0] == 127
-
-
 @BOTH
-def test_75_puts_the_job_back_into_the_queue(tmp_path: Path, module: Module) -> None:
-    job = Job(tmp_path, "bash", "-c", "exit 75", module=module)
-    code, out, _ = job.run()
-    assert (code, job.requeues) == (75, 1)
-    assert b"requeue 1 of at most 5" in out
-
-
 @pytest.mark.parametrize(("restarts", "requeued"), [("0", 1), ("4", 1), ("5", 0), ("6", 0)])
-def test_requeues_have_a_cap(tmp_path: Path, restarts: str, requeued: int) -> None:
-    job = Job(tmp_path, "bash", "-c", "exit 75")
-    assert job.run(SLURM_RESTART_COUNT=restarts)[0] == 75
-    assert job.requeues == requeued
-
-
-def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
-    """The last task to start has the id of the array: by that, Slurm would run all of it again."""
-    words = quote.quote_argv((str(tmp_path / "point"), "bash", "-c", "exit 75"))
-    (tmp_path / "arguments").write_text(f"{words}\n" * 3)
-    job = Job(tmp_path, array=ArrayOf(3, tmp_path / "arguments", tmp_path))
-    assert job.run(SLURM_ARRAY_JOB_ID="4711", SLURM_ARRAY_TASK_ID="2")[0] == 75
-    assert [call for call in job.calls if "requeue" in call] == ["scontrol requeue 4711_2"]
+def test_75_puts_the_job_back_into_the_queue_and_requeues_have_a_cap(
+    tmp_path: Path, module: Module, restarts: str, requeued: int
+) -> None:
+    job = Job(tmp_path, "bash", "-c", "exit 75", module=module)
+    code, out, _ = job.run(SLURM_RESTART_COUNT=restarts)
+    assert (code, job.requeues) == (75, requeued)
+    assert (f"requeue {int(restarts) + 1} of at most 5".encode() in out) == requeued
 
 
 def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None:
@@ -145,36 +133,23 @@ def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None
 
 
 @BOTH
-def test_the_walltime_signal_reaches_the_ranks_and_75_requeues(
-    tmp_path: Path, module: Module
+@pytest.mark.parametrize(
+    ("sent", "on_usr2", "code", "requeues"),
+    [
+        ("SIGUSR2", "exit 75", 75, 1),
+        ("SIGTERM", "exit 75", 5, 0),
+        # The first wait gives 128 + n; a program that goes on decides the code itself.
+        *(("SIGUSR2", f"/bin/sleep 0.1; exit {code}", code, 0) for code in (0, 1, 127, 139)),
+    ],
+)
+def test_a_signal_reaches_the_ranks_and_their_code_is_waited_for(
+    tmp_path: Path, module: Module, sent: str, on_usr2: str, code: int, requeues: int
 ) -> None:
-    job = Job(tmp_path, *program(tmp_path / "up"), module=module)
+    job = Job(tmp_path, *program(tmp_path / "up", on_usr2=on_usr2), module=module)
     process = job.start()
     wait_for((tmp_path / "up").exists)
-    process.send_signal(signal.SIGUSR2)
-    assert process.wait(10) == 75
-    assert job.requeues == 1
-
-
-@BOTH
-def test_cancelling_reaches_the_ranks_and_never_requeues(tmp_path: Path, module: Module) -> None:
-    job = Job(tmp_path, *program(tmp_path / "up"), module=module)
-    process = job.start()
-    wait_for((tmp_path / "up").exists)
-    process.terminate()
-    assert process.wait(10) == 5
-    assert job.requeues == 0
-
-
-@pytest.mark.parametrize("code", [0, 1, 127, 139])
-def test_after_a_signal_the_real_code_is_waited_for(tmp_path: Path, code: int) -> None:
-    """The first wait gives 128 + n; a program that goes on decides the code itself."""
-    slow = program(tmp_path / "up", on_usr2=f"/bin/sleep 0.1; exit {code}")
-    job = Job(tmp_path, *slow)
-    process = job.start()
-    wait_for((tmp_path / "up").exists)
-    process.send_signal(signal.SIGUSR2)
-    assert process.wait(10) == code
+    process.send_signal(getattr(signal, sent))
+    assert (process.wait(10), job.requeues) == (code, requeues)
 
 
 def test_both_signals_after_each_other_reach_the_ranks(tmp_path: Path) -> None:
@@ -328,12 +303,6 @@ def test_a_colon_alone_is_no_other_component_of_the_step(tmp_path: Path) -> None
     job = Job(tmp_path, "printf", "%s\\n", "a", ":", "b c")
     assert job.run()[1].decode().splitlines() == ["a", ":", "b c"]
     assert ":" not in job.calls[0].split(" exec ")[0].split()
-
-
-def test_a_hundred_kilobytes_arrive(tmp_path: Path) -> None:
-    text = "x'\n" * 33_000
-    job = Job(tmp_path, "bash", "-c", 'printf %s "$1"', "show", text)
-    assert job.run()[1].decode() == text
 
 
 # srun that is no shell: shells set some variables anew.

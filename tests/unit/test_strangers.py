@@ -21,13 +21,8 @@ from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.run_directory import (
-    RunDirectory,
-    cancel_left_jobs,
-    is_held,
-    new_run,
-    sweep,
-)
+from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
+from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.stack.install import compile_bytecode
@@ -38,7 +33,7 @@ from hpcdl.stack.wheelhouse import (
     require_as_built,
     tools,
     wheelhouse_folder,
-)
+)  # fmt: skip
 from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, write_atomic
@@ -54,6 +49,19 @@ from tests.strangers import as_root, stranger
 def result(number: int) -> Result:
     return Result(run=f"r{number}", time="2026-06-01T00:00:00+00:00", check_name="c", unit="s",
                   case_name="", partition="p", metric="m", value=1.0, status="PASS")  # fmt: skip
+
+
+def shared_site(shared: Path) -> Site:
+    """A site whose work directory is a group's."""
+    site = small_site(shared / "prefix")
+    return dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+
+
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    monkeypatch.setattr(client, "cancel", found.extend)
+    return found
 
 
 @pytest.fixture
@@ -229,8 +237,7 @@ def test_an_index_of_jobs_that_others_write_to_names_no_job_of_theirs(shared: Pa
     stranger("mkdir -p work/jobs/by-id x; ln -s ../../../x work/jobs/by-id/7; "
              """echo '{"schema": 1, "job_id": 99, "chain": [99], "release": "x"}' > x/job.json""",
              shared)  # fmt: skip
-    site = small_site(shared / "prefix")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    site = shared_site(shared)
     with pytest.raises(BadInput, match="job 7 was submitted by nobody"):
         find(site, "7")
     assert find(site, str(shared / "x")).job_id == 99, "who names it means it"
@@ -240,15 +247,12 @@ def test_an_index_of_jobs_that_others_write_to_names_no_job_of_theirs(shared: Pa
 
 @as_root
 def test_nobody_keeps_others_from_submitting_by_a_job_s_number(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, cancelled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next number is known; what nobody may replace there cost the job."""
-    cancelled: list[int] = []
     monkeypatch.setattr(client, "would_run", lambda _: None)
-    monkeypatch.setattr(client, "cancel", cancelled.extend)
     monkeypatch.setattr(once, "submit", lambda *_, token: 7)
-    site = small_site(shared / "prefix")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    site = shared_site(shared)
     stranger(f"mkdir -p {index(site)}/7", shared)
     done = submit(site, JobSpec("p100", program=("true",)), Module(()))
     assert find(site, "7").folder == done.folder
@@ -257,7 +261,7 @@ def test_nobody_keeps_others_from_submitting_by_a_job_s_number(
 
 
 def test_a_run_knows_its_jobs_where_a_home_is_a_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cancelled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk/runs/a").mkdir(parents=True)
     (tmp_path / "disk/runs/ab").mkdir()
@@ -265,8 +269,6 @@ def test_a_run_knows_its_jobs_where_a_home_is_a_link(
     directory = RunDirectory(tmp_path / "home/runs/a")
     event = {"job": 7, "name": "c", "directory": str(directory.path), "state": "RUNNING"}
     directory.events.write_text(json.dumps(event) + "\n")
-    cancelled: list[int] = []
-    monkeypatch.setattr(client, "cancel", cancelled.extend)
     for script, ours in (("disk/runs/a/job.sh", True), ("home/runs/a/x/job.sh", True),
                          ("disk/runs/ab/job.sh", False)):  # fmt: skip
         record = JobRecord(7, "c", "RUNNING", "", 0, 0, "p", "", 0, "", "", "", "",
@@ -277,16 +279,15 @@ def test_a_run_knows_its_jobs_where_a_home_is_a_link(
 
 
 @as_root
-def test_a_planted_run_cancels_no_jobs(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_run_cancels_no_jobs(
+    shared: Path, cancelled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a group's work directory anybody of it makes runs, whose events say what they like."""
     stranger("mkdir -p work/checks/runs/a; touch work/checks/runs/a/lock; "
              """echo '{"job": 7, "name": "c", "directory": "/", "state": "RUNNING"}' """
              "> work/checks/runs/a/events.jsonl", shared)  # fmt: skip
-    site = small_site(shared / "prefix")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    site = shared_site(shared)
     record = JobRecord(7, "c", "RUNNING", "", 0, 0, "p", "", 0, "", "", "", "", "/root/job.sh")
-    cancelled: list[int] = []
-    monkeypatch.setattr(client, "cancel", cancelled.extend)
     monkeypatch.setattr(client, "job", lambda _: record)
     assert sweep(site) == []
     assert cancel_left_jobs(RunDirectory(shared / "work/checks/runs/a")) == []
@@ -300,8 +301,7 @@ def test_a_planted_submission_takes_no_file_of_this_user_s(shared: Path) -> None
     (shared / "mine/job.sh").write_text("thesis")
     place = shared / "work/jobs/unconfirmed"
     stranger(f"mkdir -p {place}; ln -s {shared}/mine {place}/{once.new_token()}", shared)
-    site = small_site(shared / "prefix")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    site = shared_site(shared)
     assert settle(site) == ()
     assert (shared / "mine/job.sh").read_text() == "thesis"
 
@@ -330,8 +330,7 @@ def test_no_library_of_a_stranger_is_loaded_into_a_study_s_jobs(
 ) -> None:
     """Who owns a group's work directory puts another in its place before the jobs load it."""
     monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
-    site = small_site(shared / "prefix")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    site = shared_site(shared)
     assert library(site) == shared / "work/studies/slow_reads.so"
     stranger(planted, shared)
     compile_library(site)
@@ -374,8 +373,7 @@ def test_a_group_writes_to_nothing_of_a_sweep(
 @as_root
 def test_nobody_keeps_a_run_s_lock(shared: Path) -> None:
     """Who may read a lock can hold it: jobs of a killed run were never cancelled."""
-    site = small_site(shared / "prefix")
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    site = shared_site(shared)
     with new_run(site) as run:
         assert is_held(run.path / "lock")
         assert "held by root" in (run.path / "lock").read_text()
@@ -396,11 +394,9 @@ def test_a_planted_sweep_is_not_continued(shared: Path) -> None:
 
 @as_root
 def test_a_planted_job_directory_cancels_no_jobs(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shared: Path, cancelled: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stranger("""mkdir x; echo '{"schema": 1, "job_id": 7, "chain": [7, 8]}' > x/job.json""", shared)
-    cancelled: list[int] = []
-    monkeypatch.setattr(client, "cancel", cancelled.extend)
     assert main(["job", "cancel", str(shared / "x"), "--site", "embedded"]) == 3
     assert "x cannot be trusted: it belongs to nobody" in capsys.readouterr().err
     assert cancelled == []

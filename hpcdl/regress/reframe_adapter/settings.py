@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.jobs import quote
-from hpcdl.jobs.node_groups import selection
+from hpcdl.jobs.layout import selection
 from hpcdl.jobs.script import gpu_request
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site

@@ -1,0 +1,294 @@
+"""Asked of submitted jobs: `hpcdl job watch`, `log`, `list`, `report`, `usage`, `cancel`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.cli.framework import print_json, show, the_site
+from hpcdl.system.amounts import at_least
+from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.text import did_you_mean
+
+if TYPE_CHECKING:
+    from hpcdl.jobs.submission import Submission
+    from hpcdl.site import Site
+
+_MOST = 1_000_000
+_PIECE = 65536
+_DATE = re.compile(r"(\d{4})-(\d{2})(?:-(\d{2}))?\Z", re.ASCII)
+_DAYS = 365
+
+
+def watch_options(parser: argparse.ArgumentParser) -> None:
+    """The job, and whether to look once."""
+    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
+    parser.add_argument("--once", action="store_true", help="print the current state once and exit")
+
+
+def watch(args: argparse.Namespace) -> ExitCode:
+    """Follow a job to its end, or say how it is now."""
+    from dataclasses import asdict
+
+    from hpcdl.jobs.submission import find
+    from hpcdl.jobs.watch import as_line, look
+
+    submission = find(the_site(args), args.job)
+    if not args.once:
+        return watch_to_the_end(submission, args, submission_data(submission))
+    snapshot = look(submission)
+    return show(args, asdict(snapshot), as_line(snapshot))
+
+
+def watch_to_the_end(
+    submission: Submission, args: argparse.Namespace, said: Mapping[str, object]
+) -> ExitCode:
+    """Follow the job; with --json, what was `said` of it and how it ended, as one object."""
+    from dataclasses import asdict
+
+    from hpcdl.jobs.watch import as_line, follow, watched
+    from hpcdl.system.progress import StatusLine
+    from hpcdl.system.safe_read import last_text
+
+    snapshot = None
+    with watched(submission), StatusLine(quiet=args.json) as status:
+        for snapshot in follow(submission):
+            text = as_line(snapshot)
+            if snapshot.state == "RUNNING" and not snapshot.progress:
+                lines = last_text(submission.log, 2000).rstrip().splitlines()
+                text += f" | {lines[-1]}" if lines else ""
+            status.show(text, key=(snapshot.state, snapshot.restarts))
+    assert snapshot is not None
+    if args.json:
+        print_json({**said, **asdict(snapshot)})
+    elif not snapshot.ok:
+        for line in last_text(submission.log).splitlines()[-12:]:
+            print(f"| {line}", file=sys.stderr)
+        print(f"log: {submission.log}", file=sys.stderr)
+    return ExitCode.OK if snapshot.ok else ExitCode.NO
+
+
+def submission_data(submission: Submission) -> dict[str, object]:
+    """A submitted job as data."""
+    return {
+        "job_id": submission.job_id,
+        "chain": submission.chain,
+        "directory": submission.folder,
+        "script": submission.script,
+        "log": submission.log,
+        "result": submission.result,
+    }
+
+
+def log_options(parser: argparse.ArgumentParser) -> None:
+    """The job, how much of its log, and whether to wait for more."""
+    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
+    parser.add_argument("-n", "--lines", type=at_least(1, _MOST), default=100, metavar="N",
+                        help="last lines to begin with (100)")  # fmt: skip
+    parser.add_argument("-f", "--follow", action="store_true",
+                        help="print what comes until the job ends, across requeues")  # fmt: skip
+
+
+def log(args: argparse.Namespace) -> ExitCode:
+    """Print the end of a job's log, and what is added to it."""
+    from hpcdl.jobs.submission import find
+    from hpcdl.jobs.watch import watched
+    from hpcdl.system.safe_read import last_text
+
+    submission = find(the_site(args), args.job)
+    # Where the file ends now is where following begins: nothing is printed twice or left out.
+    end = submission.log.stat().st_size if submission.log.is_file() else 0
+    lines = last_text(submission.log, end=end).splitlines()[-args.lines :]
+    if args.json and not args.follow:
+        print_json({"log": submission.log, "lines": lines})
+        return ExitCode.OK
+    with watched(submission):
+        print("\n".join(lines), end="\n" if lines else "", flush=True)
+        return _follow(submission, end) if args.follow else ExitCode.OK
+
+
+def _follow(submission: Submission, start: int) -> ExitCode:
+    from hpcdl.jobs.watch import as_line, follow
+
+    place, last, state = start, None, None
+    for last in follow(submission):
+        place = _print_new(submission.log, place)
+        if state is not None and (last.state, last.restarts) != state and not last.ended:
+            print(f"--- {as_line(last)}", file=sys.stderr)
+        state = (last.state, last.restarts)
+    place = _print_new(submission.log, place)
+    for rest in _pieces(submission.log, place):  # a last line without an end
+        print(rest.decode(errors="replace"))
+    assert last is not None
+    print(f"--- {as_line(last)}", file=sys.stderr)
+    return ExitCode.OK if last.ok else ExitCode.NO
+
+
+def _print_new(path: Path, start: int) -> int:
+    """Print the whole lines from `start` on; gives where they end."""
+    for piece in _pieces(path, start):
+        whole = piece[: piece.rfind(b"\n") + 1] or (piece if len(piece) == _PIECE else b"")
+        print(whole.decode(errors="replace"), end="")
+        start += len(whole)
+        if len(whole) < len(piece):
+            break
+    sys.stdout.flush()
+    return start
+
+
+def _pieces(path: Path, start: int) -> Iterator[bytes]:
+    from hpcdl.system.safe_read import open_regular
+
+    try:
+        with open_regular(path, "log") as file:
+            while True:
+                file.seek(start)
+                piece = file.read(_PIECE)
+                if not piece:
+                    return
+                yield piece
+                start += piece.rfind(b"\n") + 1 or len(piece)
+    except BadInput:  # it has not started yet
+        return
+
+
+def list_jobs(args: argparse.Namespace) -> ExitCode:
+    """List this user's jobs."""
+    from dataclasses import asdict
+
+    from hpcdl.jobs.listing import as_text, own_jobs
+
+    rows = own_jobs(the_site(args), args.last)
+    return show(args, [*map(asdict, rows)], as_text(rows))
+
+
+def report(args: argparse.Namespace) -> ExitCode:
+    """What a job did, beside what it should."""
+    from dataclasses import asdict
+
+    from hpcdl.jobs.job_report import as_text, summarize
+    from hpcdl.jobs.submission import asked, find
+    from hpcdl.jobs.watch import look, result_of
+    from hpcdl.slurm.client import usage
+    from hpcdl.workflows.expectation import compare, comparison_line, kept
+
+    site = the_site(args)
+    submission = find(site, args.job)
+    snapshot, said = look(submission), asked(submission)
+    partition = site.partitions.get(str(said.get("partition")))
+    cpus = partition.cpus if partition else None
+    report = summarize(snapshot, result_of(submission), said, usage(snapshot.job_id), cpus)
+    expected = kept(submission.folder)
+    found = compare(expected, report.images_per_second, report.ranks) if expected else None
+    if args.json:
+        used = report.usage and report.usage._asdict()
+        print_json({**asdict(report), "usage": used, "expectation": expected and asdict(expected),
+                    "comparison": found and found._asdict()})  # fmt: skip
+    else:
+        print(as_text(report))
+        if expected and found:
+            print(f"  {comparison_line(expected, found)}")
+    return ExitCode.OK if report.ok else ExitCode.NO
+
+
+def usage_options(parser: argparse.ArgumentParser) -> None:
+    """The time, whose jobs, and what they are summed by."""
+    add = parser.add_argument
+    add("--since", metavar="DATE", help="from YYYY-MM or YYYY-MM-DD on (default: a year ago)")
+    add("--until", metavar="DATE", help="before YYYY-MM or YYYY-MM-DD (default: now)")
+    add("--by", action="append", default=[], metavar="KEY",
+        help="month (default), user, account, partition, name or module; repeatable")  # fmt: skip
+    add("--figure", type=Path, metavar="FILE",
+        help="write a bar per month, by the other keys, as .svg, .png or .pdf")  # fmt: skip
+    add("--all-users", action="store_true", help="everybody's jobs, as far as Slurm shows them")
+
+
+def usage(args: argparse.Namespace) -> ExitCode:
+    """Print what jobs took of the machine."""
+    from dataclasses import asdict
+    from datetime import date, timedelta
+
+    from hpcdl.jobs.submission import asked, find
+    from hpcdl.jobs.usage import KEYS, as_text, shares, write_usage
+    from hpcdl.slurm.consumed import consumed
+    from hpcdl.system.figures import check_figure
+
+    site = the_site(args)
+    keys = tuple(dict.fromkeys(args.by)) or ("month",)
+    for key in keys:
+        if key not in KEYS:
+            raise BadInput(f"usage is not summed by '{key}'", hint=did_you_mean(key, KEYS))
+    if args.figure:
+        check_figure(args.figure)
+        keys = keys if "month" in keys else ("month", *keys)
+    since = _day("--since", args.since) or (date.today() - timedelta(days=_DAYS)).isoformat()
+    until = _day("--until", args.until) or "now"
+
+    def module(job_id: int) -> str:
+        try:
+            return " ".join(map(str, asked(find(site, str(job_id))).get("modules") or ()))
+        except BadInput:  # hpcdl did not submit it
+            return ""
+
+    found = shares(consumed(since, until, everybody=args.all_users), keys, module)
+    if args.figure:
+        write_usage(found, keys, args.figure)
+    rows = [{**asdict(one), "group": dict(zip(keys, one.group, strict=True))} for one in found]
+    data = {"since": since, "until": until, "by": keys, "usage": rows}
+    return show(args, data, as_text(found, keys))
+
+
+def _day(option: str, text: str | None) -> str | None:
+    """A date as sacct takes it, '2026-03' as its first day."""
+    if text is None:
+        return None
+    from datetime import date
+
+    match = _DATE.match(text)
+    with suppress(ValueError):
+        if match:
+            return date(int(match[1]), int(match[2]), int(match[3] or 1)).isoformat()
+    raise BadInput(f"{option} {text[:40]!r} is no date", hint="write 2026-03 or 2026-03-15")
+
+
+def cancel(args: argparse.Namespace) -> ExitCode:
+    """Cancel jobs that are still there, and say which had ended."""
+    from hpcdl.slurm import client
+
+    site = the_site(args)
+    ids = [job_id for job in args.jobs for job_id in _to_cancel(site, job)]
+    if args.dry_run:
+        print(f"would cancel {', '.join(map(str, ids))}")
+        return ExitCode.OK
+    active = {number for one in client.queue() if one.active for number in (one.id, one.array_job)}
+    client.cancel(ids)  # all of them: the queue may be seconds old
+    cancelled = [job_id for job_id in ids if job_id in active]
+    ended = [job_id for job_id in ids if job_id not in active]
+    if args.json:
+        print_json({"cancelled": cancelled, "ended": ended})
+        return ExitCode.OK
+    for what, which in (("cancelled", cancelled), ("had ended:", ended)):
+        if which:
+            print(f"{what} {', '.join(map(str, which))}")
+    return ExitCode.OK
+
+
+def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
+    """The jobs of a run, or the array of a sweep."""
+    from hpcdl.jobs.listing import arrays
+    from hpcdl.jobs.submission import find
+    from hpcdl.system.trust import require_own
+
+    try:
+        one = find(site, which)
+    except BadInput:
+        if which not in {str(array.job_id) for array in arrays(site) if array.job_id}:
+            raise
+        return (int(which),)
+    require_own(one.folder)  # a stranger's job.json could name any job of this user
+    return one.chain
