@@ -45,7 +45,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> ExitCode:
     """Check the scripts and print what is found."""
-    from hpcdl.jobs.lint import explain, run_lint
+    from hpcdl.jobs.lint import explain
+    from hpcdl.jobs.lint.lint_report import run_lint
 
     if args.explain:
         print(explain(args.explain))

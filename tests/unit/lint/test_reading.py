@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.options import read_options
 from hpcdl.jobs.lint.parse import Script
-from hpcdl.jobs.lint.shell import commands
-from hpcdl.jobs.lint.tokens import Word, unquote
+from hpcdl.jobs.lint.shell import Reading, Word, unquote
 
 HEAD = "#!/bin/bash\n"
 
@@ -126,7 +125,7 @@ def test_a_point_release_between_two_bugs_is_distinguished():
     ],
 )
 def test_the_shell_is_cut_into_its_commands(line, names):
-    found = [[word.raw for word in one.words] for one in commands(line) if one.words]
+    found = [[word.raw for word in one.words] for one in Reading(line).commands if one.words]
     assert found == names
 
 
@@ -145,7 +144,7 @@ def test_quotes_and_escapes_are_taken_off(raw, value):
 
 
 def test_what_runs_in_the_background_or_in_a_pipe_is_known():
-    found = commands("a && b &\n{ c; d; } | e\n( f; g ) &\nh")
+    found = Reading("a && b &\n{ c; d; } | e\n( f; g ) &\nh").commands
     assert [one.name for one in found if one.background] == ["a", "b", "f", "g"]
     assert [one.name for one in found if one.piped] == ["c", "d"]
 
@@ -154,7 +153,7 @@ def test_constructs_around_a_command_are_known():
     text = (
         'case "$R" in 0|1) a;; *) b; esac; while c; do d; done; if [ $x = 1 ]; then e; else f; fi'
     )
-    kinds = {one.name: [scope.kind for scope in one.scopes] for one in commands(text)}
+    kinds = {one.name: [scope.kind for scope in one.scopes] for one in Reading(text).commands}
     assert kinds["a"] == kinds["b"] == ["case", "arm"]
     assert kinds["c"] == kinds["d"] == ["loop"]
     assert (kinds["e"], kinds["f"]) == (["then"], ["else"])

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs.lint import lint, run_lint
+from hpcdl.jobs.lint import lint
+from hpcdl.jobs.lint.lint_report import run_lint
 from hpcdl.site.model import Gpu, Interconnect, Partition
 from hpcdl.slurm.rules import rule
 from hpcdl.system.errors import BadInput, ExitCode

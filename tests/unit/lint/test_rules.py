@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs.lint import lint
-from hpcdl.jobs.lint.checks import all_checks
+from hpcdl.jobs.lint import all_checks, lint
 from hpcdl.slurm.rules import Release, all_rules, known_releases, rule
 
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.sh"))
