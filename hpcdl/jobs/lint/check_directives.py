@@ -103,9 +103,8 @@ def variables_in_directives(job: Job) -> Iterator[Hit]:
     A variable that neither the script nor every shell sets is one that a wrapper fills in.
     """
     own = {one.name for one in job.script.assignments}
-    mail = job.options.last("mail-type")
     unread = {"wrap", "comment", "export"}
-    if mail is None or mail.text.upper() == "NONE":
+    if job.options.text("mail-type").upper() in {"", "NONE"}:
         unread.add("mail-user")
     for option in job.options.given:
         names = set(_SHELL_VARIABLE.findall(option.text))
@@ -180,9 +179,8 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
     """--ntasks-per-gpu beside what it excludes, in the same command."""
     for _, options, _ in job.given("ntasks-per-gpu"):
         other = options.last("ntasks-per-node", "gpus-per-task", "gpus-per-socket")
-        tres = options.last("tres-per-task")
-        if tres and "gpu" in tres.text:
-            other = other or tres
+        if other is None and "gpu" in options.text("tres-per-task"):
+            other = options.last("tres-per-task")
         if other:
             yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
 

@@ -85,9 +85,8 @@ def _bound_otherwise(job: Job, options: Options) -> bool:
     """Whether a binding is given, or lifted on the command itself or on every step."""
 
     def lifts(one: Options) -> bool:
-        bind, flags = one.last("gpu-bind"), one.last("gres-flags")
-        unbound = bind is not None and bind.text.startswith("none")
-        return unbound or (flags is not None and "allow-task-sharing" in flags.text)
+        shared = "allow-task-sharing" in one.text("gres-flags")
+        return shared or one.text("gpu-bind").startswith("none")
 
     steps = [step.options for step in job.sruns]
     given = options.has("gpu-bind", "tres-bind")
@@ -102,8 +101,7 @@ def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
         if not single and not _bound_otherwise(job, options):
             yield at("ntasks-per-gpu-isolates", option)
     asked = job.options.last("ntasks-per-gpu")
-    tres = job.options.last("tres-per-task")
-    cpus = job.options.has("cpus-per-task") or (tres is not None and "cpu" in tres.text)
+    cpus = job.options.has("cpus-per-task") or "cpu" in job.options.text("tres-per-task")
     if asked is not None and cpus:
         yield at("ntasks-per-gpu-with-cpus", asked)
         yield at("ntasks-per-gpu-pends", asked)

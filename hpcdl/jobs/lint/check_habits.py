@@ -11,6 +11,7 @@ from hpcdl.jobs.lint.check_signals import main_work
 from hpcdl.jobs.lint.gaps import GAP
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import Step
+from hpcdl.jobs.lint.shell import Word
 
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
@@ -63,8 +64,7 @@ def export_flows_into_steps(job: Job) -> Iterator[Hit]:
     option = job.options.last("export")
     if option is None or "ALL" in option.text.upper().split(",") or "$" in option.text:
         return
-    unset = (word.raw for one in job.script.commands if one.name == "unset" for word in one.words)
-    cured = any("EXPORT_ENV" in word for word in unset)
+    cured = any("EXPORT_ENV" in word for word in job.script.words_of("unset"))
     if cured or job.script.assigned("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
         return
     if any(not step.options.has("export") for step in job.sruns):
@@ -113,8 +113,7 @@ def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     option, array = job.options.last("output"), job.options.last("array")
     text = job.script.text[option.start :].partition("\n")[0] if option else "%a"
     apart = re.search(r"%\d*[ajJ]|/dev/null", text) or GAP.search(text)
-    mode = job.options.last("open-mode")
-    appends = mode is not None and mode.text.startswith("a")
+    appends = job.options.text("open-mode").startswith("a")
     several = array is not None and not _ONE_TASK.match(array.text)
     if several and option and not (apart or appends):
         yield at("array-one-log", option)
@@ -143,12 +142,12 @@ def word_processor(job: Job) -> Iterator[Hit]:
 def assignments_with_blanks(job: Job) -> Iterator[Hit]:
     """`CORES = 64`: a command of that name, and $CORES is empty."""
     for command in job.script.commands if job.script.is_batch else ():
-        first, *rest = (word.raw for word in command.words[:2]) if command.words else ("",)
-        spaced = rest and re.match(r"=(?!=)", rest[0]) and first.isidentifier()
-        empty = len(command.words) > 2 and command.words[2].value == ""
-        if spaced and not empty and re.search(rf"\$\{{?{first}\b", job.script.text):
-            start = command.words[0].start
-            yield Hit("assignment-spaced", start, command.words[1].end - start)
+        none = Word("", 0)
+        first, sign, value, *_ = [*command.words, none, none, none]
+        spaced = re.match(r"=(?!=)", sign.raw) and first.raw.isidentifier()
+        empty = len(command.words) > 2 and value.value == ""
+        if spaced and not empty and re.search(rf"\$\{{?{first.raw}\b", job.script.text):
+            yield Hit("assignment-spaced", first.start, sign.end - first.start)
 
 
 @checks("idle-nodes")

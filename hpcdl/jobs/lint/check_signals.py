@@ -36,7 +36,6 @@ class _WallSignal(NamedTuple):
 
 
 def _wall_signal(job: Job) -> _WallSignal | None:
-    """The job's --signal, if it has a well-formed one."""
     option = job.options.last("signal")
     match = _SIGNAL.match(option.text) if option else None
     if option is None or match is None:
@@ -83,12 +82,8 @@ def warning_signal(job: Job) -> Iterator[Hit]:
     minutes = time_minutes(job.options)
     if minutes and minutes * 60 <= asked.seconds + _EARLY:
         yield at("signal-early", asked.option)
-    # Whether a program takes the shell's place, and with it the signal.
-    execs = any(
-        command.name == "exec" and len(command.words) > 1
-        for command in job.script.commands
-        if not command.within("function", "substitution", "inner")
-    )
+    # A program may take the shell's place, and with it the signal.
+    execs = any(one.name == "exec" and len(one.words) > 1 for one in _outer(job))
     if execs or not job.script.is_shell or not job.script.shebang or parser() is None:
         return  # no one knows what it traps
     trapped = any(asked.signal in trap.signals for trap in _traps(job))
@@ -98,21 +93,22 @@ def warning_signal(job: Job) -> Iterator[Hit]:
         yield at("signal-steps-only", asked.option)
 
 
+def _outer(job: Job) -> list[Command]:
+    """The commands that the script itself runs, one after the other."""
+    apart = ("function", "substitution", "inner")
+    return [one for one in job.script.commands if not one.within(*apart)]
+
+
 def _trapped_unseen(job: Job) -> bool:
     """Whether a trap names its signal by a variable, or a file is sourced that may set one."""
     by_name = any("$" in name for trap in _traps(job) for name in trap.signals)
-    return by_name or any(
-        command.name in {"source", "."} and any(_TRAPS.search(w.raw) for w in command.words[1:])
-        for command in job.script.commands
-    )
+    return by_name or any(map(_TRAPS.search, job.script.words_of("source", ".")))
 
 
 def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]]:
     """The commands that run long, with the offset of their launcher; steps that sleep if asked."""
     steps = {step.command.start: step for step in job.script.steps}
-    for command in job.script.commands:
-        if command.within("function", "substitution", "inner", "condition"):
-            continue
+    for command in (one for one in _outer(job) if not one.within("condition")):
         step = steps.get(command.start)
         if step is not None and step.command is command:
             if not (step.brief if sleeps else step.trivial):
@@ -176,8 +172,7 @@ def deciding(job: Job) -> frozenset[int]:
     The last one of the script, or of a branch; under `set -e` all behind it; those whose status
     `&&`, `||` or the next command asks for; and in a pipe those whose last one is such.
     """
-    commands = [one for one in job.script.commands
-                if not one.within("function", "substitution", "inner")]  # fmt: skip
+    commands = _outer(job)
     strict = next((one.start for one in commands if _ends_at_errors(one)), len(job.script.text))
     strict = 0 if re.search(r"\s-\w*e", job.script.shebang) else strict
     found: set[int] = set()
@@ -234,9 +229,8 @@ def _uses_status(command: Command) -> bool:
 def status_in_pipes(job: Job) -> Iterator[Hit]:
     """The work at the front of a pipe by which the job ends, without pipefail."""
     script = job.script
-    setters = (one for one in script.commands if one.name in {"set", "shopt"})
-    pipefail = "pipefail" in (word.raw for one in setters for word in one.words)
-    if pipefail or "pipefail" in script.shebang or "PIPESTATUS" in script.text:
+    pipefail = "pipefail" in script.words_of("set", "shopt") or "pipefail" in script.shebang
+    if pipefail or "PIPESTATUS" in script.text:
         return
     decides = deciding(job)
     asked = any(one.name == "wait" and len(one.words) > 1 for one in script.commands)
@@ -255,12 +249,10 @@ def requeue(job: Job) -> Iterator[Hit]:
         if one.program == "scontrol" and "requeue" in (word.value for word in one.words[1:3])
     )
     command, option = next(requeues, None), job.options.last("requeue")
-    mode, output = job.options.last("open-mode"), job.options.last("output")
-    nowhere = output is not None and output.text == "/dev/null"
-    appends = nowhere or (mode is not None and mode.text.startswith("a"))
-    appends = appends or (mode is None and job.cluster.sets("JobFileAppend", "1"))
+    mode, nowhere = job.options.text("open-mode"), job.options.text("output") == "/dev/null"
+    appends = mode.startswith("a") or (not mode and job.cluster.sets("JobFileAppend", "1"))
     place = option or command
-    if job.script.is_batch and not appends and place:
+    if job.script.is_batch and not (nowhere or appends) and place:
         yield at("requeue-truncates", place)
     if command and "SLURM_RESTART_COUNT" not in job.script.text + job.script.sourced:
         yield at("requeue-uncapped", command)

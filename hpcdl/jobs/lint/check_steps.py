@@ -38,10 +38,10 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     if asked is None or asked.number == 1 or _set_for(job, "SRUN_CPUS_PER_TASK"):
         return
     for step in _launches(job):
-        if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
+        unbound = _last_word(step, "cpu-bind") in {"none", "no"}
+        if _has_cpus(step) or unbound or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
-        joins = step.options.last("jobid")
-        other = joins is not None and joins.text.isdigit()
+        other = step.options.text("jobid").isdigit()
         if step.program == "docker" or step.options.has("pty") or other:
             continue  # Its daemon starts the work; a shell to look around; another job's step.
         yield at(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
@@ -62,15 +62,13 @@ def _has_cpus(step: Step) -> bool:
 
 def counts_cpus(job: Job, step: Step) -> bool:
     """Whether a step gets just the CPUs that it counts for its tasks; only task/affinity binds."""
-    bind = step.options.last("cpu-bind")
-    bound = bind is not None and bind.text.split(",")[-1] in {"cores", "threads"}
+    bound = _last_word(step, "cpu-bind") in {"cores", "threads"}
     binds = bound and job.cluster.sets("TaskPlugin", "affinity")
     return binds or step.options.has("exact", "exclusive")
 
 
-def _unbound(step: Step) -> bool:
-    bind = step.options.last("cpu-bind")
-    return bind is not None and bind.text.split(",")[-1] in {"none", "no"}
+def _last_word(step: Step, name: str) -> str:
+    return step.options.text(name).rpartition(",")[2]
 
 
 def _set_for(job: Job, name: str) -> bool:
@@ -81,25 +79,23 @@ def _set_for(job: Job, name: str) -> bool:
 @checks("srun-cpus-per-task-ignored")
 def cpus_by_variable(job: Job) -> Iterator[Hit]:
     """CPUs per task said through the environment, where srun listens to another variable."""
-    asked = job.options.last("cpus-per-task")
-    own = asked.text if asked else ""
+    asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
     relying = any(not step.options.has("cpus-per-task") for step in _launches(job))
     for one in job.script.assigned("SRUN_CPUS_PER_TASK") if relying else ():
         same = one.value == own or "SLURM_CPUS_PER_TASK" in one.value
-        if asked is None or not same:
+        if not (asked and same):
             yield at("srun-cpus-per-task-ignored", one)
 
 
 @checks("cpus-per-task-mismatch")
 def cpus_changed(job: Job) -> Iterator[Hit]:
     """SLURM_CPUS_PER_TASK set to something else: every srun without its own dies, brief or not."""
-    asked = job.options.last("cpus-per-task")
-    own = asked.text if asked else ""
+    asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
     started = (step for step in job.sruns if not (step.asks or step.options.opaque))
     if all(step.options.has("cpus-per-task") for step in started):
         return
-    unset = (word.raw for one in job.script.commands if one.name == "unset" for word in one.words)
-    if job.script.assigned("SLURM_TRES_PER_TASK") or any("SLURM_TRES" in word for word in unset):
+    unset = any("SLURM_TRES" in word for word in job.script.words_of("unset"))
+    if unset or job.script.assigned("SLURM_TRES_PER_TASK"):
         return
     for one in job.script.assigned("SLURM_CPUS_PER_TASK"):
         if asked and one.value != own and "SLURM_CPUS_PER_TASK:-" not in one.value:
@@ -160,7 +156,7 @@ def rank_binding(job: Job) -> Iterator[Hit]:
     """Binding by rank, which newer releases ignore."""
     for step in job.sruns:
         option = step.options.last("cpu-bind")
-        if option and option.text.split(",")[-1] in {"rank", "rank_ldom"}:
+        if option and _last_word(step, "cpu-bind") in {"rank", "rank_ldom"}:
             yield at("cpu-bind-rank", option)
 
 

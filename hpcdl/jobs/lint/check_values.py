@@ -49,7 +49,6 @@ def expects(option: Option, release: Release) -> str | None:
 
 @cache
 def _grammar() -> dict[str, list[tuple[Span, re.Pattern[str], dict[str, Any]]]]:
-    """The rows of facts/slurm_values.yaml by option."""
     table: dict[str, list[tuple[Span, re.Pattern[str], dict[str, Any]]]] = {}
     for row in load("slurm_values")["values"]:
         entry = span(row), re.compile(row["pattern"], re.I | re.A), row

@@ -91,7 +91,7 @@ def _as_text(name: str, text: str, version: str, findings: Sequence[Finding], ad
     lines = [_printable(line) for line in text.split("\n")]
     document = Document(_printable(name), lines, Scalar("", False, Mark(1, 1)))
     blocks = ["\n".join(_block(document, one)) for one in _shown(findings, advice)]
-    return "\n\n".join([*blocks, _summary(_printable(name), version, findings, advice)])
+    return "\n\n".join([*blocks, _summary(document.name, version, findings, advice)])
 
 
 def _shown(findings: Sequence[Finding], advice: bool) -> list[Finding]:
@@ -149,35 +149,19 @@ def _as_data(version: str, results: Results, advice: bool) -> dict[str, Any]:
 def _row(finding: Finding) -> dict[str, Any]:
     rule = finding.rule
     return {
-        "rule": rule.id,
-        "severity": rule.severity,
-        "line": finding.line,
-        "also": list(finding.also),
-        "column": finding.column,
-        "width": finding.width,
-        "message": finding.message,
-        "consequence": rule.consequence,
-        "fix": rule.fix,
-        "releases": str(rule.span),
-        "source": rule.source,
-        "proof": rule.proof,
-    }
+        "rule": rule.id, "severity": rule.severity, "line": finding.line,
+        "also": list(finding.also), "column": finding.column, "width": finding.width,
+        "message": finding.message, "consequence": rule.consequence, "fix": rule.fix,
+        "releases": str(rule.span), "source": rule.source, "proof": rule.proof,
+    }  # fmt: skip
 
 
 def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
-    """The findings as a SARIF log, which code hosts show beside the lines."""
     found = [(name, one) for name, findings in results for one in _shown(findings, advice)]
-    rules = {finding.rule.id: finding.rule for _, finding in found}
-    driver = {
-        "name": "hpcdl job lint",
-        "version": __version__,
-        "rules": [_sarif_rule(rule) for rule in rules.values()],
-    }
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(name, one) for name, one in found],
-    }
+    rules = {finding.rule.id: _sarif_rule(finding.rule) for _, finding in found}
+    driver = {"name": "hpcdl job lint", "version": __version__, "rules": list(rules.values())}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints",
+           "results": [_sarif_result(name, one) for name, one in found]}  # fmt: skip
     return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 

@@ -89,6 +89,11 @@ class Options:
         """The option of one of these names; the last one counts, as for Slurm."""
         return next((one for one in reversed(self.given) if one.name in names), None)
 
+    def text(self, name: str) -> str:
+        """The value of an option, or nothing where it is absent."""
+        option = self.last(name)
+        return option.text if option else ""
+
     def has(self, *names: str) -> bool:
         """Whether one of these names is given."""
         return any(one.name in names for one in self.given)

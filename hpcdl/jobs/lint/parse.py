@@ -94,10 +94,10 @@ class Step(NamedTuple):
     @property
     def asks(self) -> bool:
         """Whether it starts nothing: `srun --mpi=list`, `srun --help`."""
-        mpi = self.options.last("mpi")
-        empty = (mpi and mpi.value == "list") or not (self.options.rest or self.options.opaque)
+        empty = not (self.options.rest or self.options.opaque)
         own = {word.value for word in self.options.rest[:1]} & {"--version", "--help"}  # mpirun's
-        return bool(empty or own) or self.options.has("help", "version", "usage")
+        lists = self.options.text("mpi") == "list"
+        return bool(empty or own or lists) or self.options.has("help", "version", "usage")
 
     @property
     def brief(self) -> bool:
@@ -243,6 +243,10 @@ class Script:
     def assignments(self) -> tuple[Assignment, ...]:
         """Every variable that gets a value."""
         return tuple(found for command in self.commands for found in _assigned(command))
+
+    def words_of(self, *names: str) -> set[str]:
+        """The words, as written, of all commands of these names."""
+        return {word.raw for one in self.commands if one.name in names for word in one.words}
 
     def assigned(self, *names: str) -> tuple[Assignment, ...]:
         """The assignments to some variables."""

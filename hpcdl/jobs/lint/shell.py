@@ -261,7 +261,6 @@ class Reading:
                 self._substitutions(child, scopes, depth + 1)
 
     def _inner_scripts(self, words: Sequence[Word], scopes: _Scopes) -> None:
-        """What `bash -c '...'` runs."""
         for shell, option, script in zip(words, words[1:], words[2:], strict=False):
             quoted = script.raw[:1] in {"'", '"'} and len(script.raw) >= 2
             is_shell = shell.raw.rpartition("/")[2] in _SHELLS
@@ -285,7 +284,6 @@ class Reading:
             self._statements(body.children, (*scopes, Scope("loop")), depth)
 
     def _on_if_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        """A condition, what follows it, and the other branches."""
         start, inside = len(self.commands), (*scopes, Scope("condition"))
         branch: list[Node] = []
         for child in node.children:

@@ -64,7 +64,6 @@ def apply(script: Script, hits: Iterable[Hit], active: frozenset[str]) -> list[H
 
 
 def _waivers(script: Script, ends: list[int]) -> Iterator[_Waiver]:
-    """The waivers of a script, from its end."""
     following = len(script.lines) + 1  # the next line that is no waiver
     for line in reversed(script.lines):
         text = line.text
