@@ -118,8 +118,8 @@ def unknown_options(job: Job) -> Iterator[Hit]:
     """Options and values that this release, or any release, does not know."""
     close: dict[tuple[str, str], str] = {}
     plugins = job.cluster.plugin_options
-    for command, option in ((command, one) for command, options in job.commands_at()
-                            for one in options.given):  # fmt: skip
+    given = [(command, one) for command, options in job.commands_at() for one in options.given]
+    for command, option in given:
         name = option.name[:60]
         if option.fact is not None:
             yield from _outside(job, option, option.fact.span, f"--{option.fact.name}")

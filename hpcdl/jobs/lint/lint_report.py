@@ -46,9 +46,7 @@ def run_lint(
     """Lint files and print what is found; `-` is standard input.
 
     The newest known release is checked by default; `partition` and `cluster` are those of `lint`.
-
-    Returns:
-        NO where a script has an error, else USAGE where one cannot be read, else OK.
+    The answer is NO where a script has an error, else USAGE where one cannot be read, else OK.
 
     Raises:
         BadInput: the rules do not know `version`, or no script could be read.
@@ -66,15 +64,15 @@ def run_lint(
         if isinstance(text, BadInput):
             refused.append(text)
             continue
-        script = Script(text, str(path))
+        name, script = str(path), Script(text, str(path))
         if not script.is_shell:
             program = script.interpreter or "nothing"
             said = f"note: {path}: {program} runs it, so only directives are checked"
             print(said, file=sys.stderr)
-        found = lint(text, name=str(path), version=release, partition=partition, cluster=cluster)
-        results.append((str(path), found))
+        found = lint(text, name=name, version=release, partition=partition, cluster=cluster)
+        results.append((name, found))
         if not (as_json or as_sarif):
-            print(_as_text(str(path), text, str(release), found, advice))
+            print(_as_text(name, text, str(release), found, advice))
     if not results and refused:
         raise refused[0]
     if as_sarif or as_json:
