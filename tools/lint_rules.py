@@ -56,8 +56,9 @@ directives are checked. `--json` prints the findings as JSON.
 #SBATCH --gpus-per-task=1
 ```
 
-`allow` waives a rule for the next line, or for its own line if it follows code; `allow-file` waives
-it for the whole file. A waiver without a rule, a reason or an effect is reported itself.
+`allow` waives a rule for the next line, or for its own line if it follows code (lines that a
+backslash joins are one); `allow-file` waives it for the whole file. A waiver without a rule, a
+reason or an effect is reported itself.
 
 ## The rules
 

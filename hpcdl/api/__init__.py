@@ -23,7 +23,7 @@ from hpcdl.system.files import careful_umask
 
 if TYPE_CHECKING:
     from hpcdl.jobs import Script
-    from hpcdl.jobs.lint.finding import Finding
+    from hpcdl.jobs.lint import Finding
     from hpcdl.jobs.submission import Submission
     from hpcdl.predict.forecast import Forecast
     from hpcdl.regress.answer import GateAnswer

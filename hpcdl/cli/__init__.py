@@ -77,10 +77,9 @@ def _answer(argv: list[str]) -> int:
         _discard_output()
         return 128 + signal.SIGPIPE
     except OSError as fault:
-        missing = of_the_system(fault)
-        print(missing.render(), file=sys.stderr)
+        print(of_the_system(fault).render(), file=sys.stderr)
         _discard_output()
-        return int(missing.exit_code)
+        return int(ExitCode.MISSING_PREREQUISITE)
 
 
 def _prepare_streams() -> None:
@@ -108,12 +107,11 @@ def load_group(name: str) -> Group | Command:
 
 def _options_last(argv: list[str]) -> list[str]:
     """What all commands take, where it stands before the command's name, behind that name."""
-    first: list[str] = []
-    rest = argv
-    while rest and rest[0].split("=")[0] in _SHARED:
-        taken = 2 if rest[0] == "--site" else 1
-        first, rest = first + rest[:taken], rest[taken:]
-    return [rest[0], *first, *rest[1:]] if rest and not rest[0].startswith("-") else argv
+    place = 0
+    while argv[place:] and argv[place].split("=")[0] in _SHARED:
+        place += 2 if argv[place] == "--site" else 1
+    name = argv[place : place + 1]
+    return [*name, *argv[:place], *argv[place + 1 :]] if name and name[0][:1] != "-" else argv
 
 
 def _dispatch(argv: list[str]) -> ExitCode | int:
@@ -156,7 +154,7 @@ def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
         hint = f"`hpcdl {group.name} --help` shows all"
         raise BadInput(f"there is no command of 'hpcdl {group.name}'", hint=hint)
     if argv[0] not in commands:
-        meant = _ALIKE.get(argv[0])
+        meant = _ALIKE.get(argv[0], "")
         hint = did_you_mean(meant if meant in commands else argv[0], commands)
         raise BadInput(f"'hpcdl {group.name}' has no command '{argv[0]}'", hint=hint)
     return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])

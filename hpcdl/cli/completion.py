@@ -71,7 +71,6 @@ def fish(parser: argparse.ArgumentParser, *path: str) -> Iterator[str]:
 
 
 def _fish_value(action: argparse.Action) -> str:
-    """What fish offers for an argument's value."""
     if action.choices:
         return f"-xa {shlex.quote(' '.join(map(str, action.choices)))}"
     if action.metavar == "DIR":

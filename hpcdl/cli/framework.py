@@ -29,10 +29,6 @@ Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
 
 
-def _no_arguments(parser: argparse.ArgumentParser) -> None:
-    """A command without arguments of its own."""
-
-
 def option(*names: str, **how: Any) -> Configure:
     """The arguments of a command that takes one of its own, as argparse takes it."""
 
@@ -51,7 +47,7 @@ class Command(NamedTuple):
     summary: str
     example: str
     run: Run
-    configure: Configure = _no_arguments
+    configure: Configure = lambda _: None
     changes: bool = False
     """Whether it changes something, and so takes --dry-run."""
     site: bool = True
@@ -117,12 +113,9 @@ class Parser(argparse.ArgumentParser):
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
-    def _options(self) -> list[str]:
-        return [name for action in self._actions for name in action.option_strings]
-
     def _near(self, word: str) -> str:
         """The option that may be meant by one that is unknown, as a hint."""
-        name, options = word.split("=")[0], self._options()
+        name, options = word.split("=")[0], list(self._option_string_actions)
         parts = set(name.strip("-").split("-"))
         close = [one for one in options if one == _LETTERS.get(name[:2])]
         close += filter(None, [nearest(name, options, cutoff=0.8)])
@@ -134,7 +127,9 @@ class Parser(argparse.ArgumentParser):
     def _place(self, word: str) -> str:
         """Where an argument belongs that stands behind no option, as a hint."""
         site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
-        if "--site" in self._options() and (site.is_file() or word.endswith((".yaml", ".yml"))):
+        if "--site" in self._option_string_actions and (
+            site.is_file() or word.endswith((".yaml", ".yml"))
+        ):
             return f"name a site file behind its option: --site {word}"
         if self.get_default("behind"):
             return f"write it behind its option: {self.prog} {self.get_default('behind')} {word}"
@@ -145,13 +140,9 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(prog: str, command: Command) -> Parser:
     """The parser of one command, with the options that all commands share."""
-    parser = Parser(
-        prog=prog,
-        usage=f"{prog} [options]" if narrow() else None,
-        description=f"example: {command.example}\n\n{command.summary}",
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
+    said, usage = f"example: {command.example}\n\n{command.summary}", f"{prog} [options]"
+    parser = Parser(prog=prog, usage=usage if narrow() else None, description=said,
+                    formatter_class=_Help, allow_abbrev=False)  # fmt: skip
     fill_parser(parser, command)
     return parser
 

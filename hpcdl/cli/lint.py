@@ -17,35 +17,27 @@ if TYPE_CHECKING:
 def options(parser: argparse.ArgumentParser) -> None:
     """The scripts, and what they are checked for."""
     parser.set_defaults(takes_files=True)
-    parser.add_argument(
-        "files", nargs="*", type=Path, metavar="FILE",
-        help="sbatch scripts, and directories of them; - is stdin",
-    )  # fmt: skip
-    parser.add_argument(
-        "--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)"
-    )
-    parser.add_argument(
-        "--partition", metavar="NAME", help="partition that the scripts will run on"
-    )
-    parser.add_argument(
-        "--live", action="store_true",
-        help="ask the Slurm on PATH for its release, partitions, accounts, QOS, GRES and features",
-    )  # fmt: skip
-    parser.add_argument(
-        "--plugin-options", metavar="NAME,...",
-        help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)",
-    )  # fmt: skip
-    parser.add_argument("--explain", metavar="RULE", help="print a rule and its source")
-    parser.add_argument(
-        "--advice", action="store_true",
-        help="print advice, too: what depends on the site or the program",
-    )  # fmt: skip
-    parser.add_argument("--sarif", action="store_true", help="print SARIF, for code scanners")
+    add = parser.add_argument
+    # fmt: off
+    add("files", nargs="*", type=Path, metavar="FILE",
+        help="sbatch scripts, and directories of them; - is stdin")
+    add("--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)")
+    add("--partition", metavar="NAME", help="partition that the scripts will run on")
+    add("--live", action="store_true",
+        help="ask the Slurm on PATH for its release, partitions, accounts, QOS, GRES and features")
+    add("--plugin-options", metavar="NAME,...",
+        help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)")
+    add("--explain", metavar="RULE", help="print a rule and its source")
+    add("--advice", action="store_true",
+        help="print advice, too: what depends on the site or the program")
+    add("--sarif", action="store_true", help="print SARIF, for code scanners")
+    # fmt: on
 
 
 def run(args: argparse.Namespace) -> ExitCode:
     """Check the scripts and print what is found."""
-    from hpcdl.jobs.lint import explain, run_lint
+    from hpcdl.jobs.lint import explain
+    from hpcdl.jobs.lint.lint_report import run_lint
 
     if args.explain:
         print(explain(args.explain))
@@ -53,24 +45,20 @@ def run(args: argparse.Namespace) -> ExitCode:
     files = [*args.files, *map(Path, args.rest)]
     if not files:
         raise BadInput("nothing to check", hint="name scripts or directories; - is stdin")
-    site = _lint_site(args)
+    site, version = _lint_site(args), args.slurm_version
+    if args.live and not version:
+        from hpcdl.slurm import client
+
+        version = client.version()
     return run_lint(
         files,
-        args.slurm_version or _release(args, site),
+        version or (site.slurm.version if site else None),
         args.json,
         partition=site.partition(args.partition) if site and args.partition else None,
         cluster=_cluster(args, site),
         as_sarif=args.sarif,
         advice=args.advice,
     )
-
-
-def _release(args: argparse.Namespace, site: Site | None) -> str | None:
-    if args.live:
-        from hpcdl.slurm import client
-
-        return client.version()
-    return site.slurm.version if site else None
 
 
 def _cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:
@@ -94,8 +82,6 @@ def _lint_site(args: argparse.Namespace) -> Site | None:
 
     from hpcdl.site.load import installed_site_file
 
-    if args.site or args.partition or os.environ.get("HPCDL_SITE"):
-        return the_site(args)
-    if args.slurm_version or args.live or installed_site_file() is None:
-        return None
-    return the_site(args)
+    named = args.site or args.partition or os.environ.get("HPCDL_SITE")
+    other = args.slurm_version or args.live or installed_site_file() is None
+    return the_site(args) if named or not other else None

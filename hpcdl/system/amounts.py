@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import suppress
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    return _within(_whole(text), 1, None, text)
-
-
-def not_negative(text: str) -> int:
-    """A whole number from 0."""
-    return _within(_whole(text), 0, None, text)
 
 
 def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -25,57 +16,58 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
             if text.isascii() and text.isdigit() and least <= int(text) <= (most or int(text)):
                 return int(text)
         wanted = f"from {least} to {most}" if most else f">= {least}"
-        raise argparse.ArgumentTypeError(f"'{text[:30]}' is not a whole number {wanted}")
+        raise ArgumentTypeError(f"'{text[:30]}' is not a whole number {wanted}")
 
     return whole
 
 
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    return _whole(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """A whole number from 0."""
+    return _whole(text, 0)
+
+
 def seed(text: str) -> int:
     """A whole number from 0 that fits into 31 bits: TensorFlow's and NumPy's take no other."""
-    return _within(_whole(text), 0, 2**31 - 1, text)
+    return _whole(text, 0, 2**31 - 1)
 
 
 def amount(text: str) -> float:
     """A finite number from 0."""
-    value = _number(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, not {text}")
-    return value
+    return _real(text, 0, sys.float_info.max, "be a number of 0 or more")
 
 
 def seconds(text: str) -> float:
     """A time from a hundredth of a second to a day."""
-    value = _number(text)
-    if not 0.01 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"must be from 0.01 to 86400 seconds, not {text}")
-    return value
+    return _real(text, 0.01, 86400, "be from 0.01 to 86400 seconds")
 
 
 def fraction(text: str) -> float:
     """A number from 0 to 1."""
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, not {text}")
-    return value
+    return _real(text, 0, 1, "lie between 0 and 1")
 
 
-def _within(value: int, least: int, most: int | None, text: str) -> int:
+def _whole(text: str, least: int, most: int | None = None) -> int:
+    try:
+        value = int(text)
+    except ValueError as fault:
+        raise ArgumentTypeError(f"must be a whole number, not {text!r}") from fault
     if value < least:
-        raise argparse.ArgumentTypeError(f"must be {least} or more, not {text}")
+        raise ArgumentTypeError(f"must be {least} or more, not {text}")
     if most is not None and value > most:
-        raise argparse.ArgumentTypeError(f"must be {most} or less, not {text}")
+        raise ArgumentTypeError(f"must be {most} or less, not {text}")
     return value
 
 
-def _whole(text: str) -> int:
+def _real(text: str, least: float, most: float, wanted: str) -> float:
     try:
-        return int(text)
+        value = float(text)
     except ValueError as fault:
-        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from fault
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as fault:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from fault
+        raise ArgumentTypeError(f"must be a number, not {text!r}") from fault
+    if not least <= value <= most:
+        raise ArgumentTypeError(f"must {wanted}, not {text}")
+    return value

@@ -42,18 +42,9 @@ def _fold(start: int, blocks: NDArray[np.uint8]) -> int:
     while len(parts) > 1:
         if len(parts) % 2:
             parts = np.concatenate([np.zeros(1, np.uint32), parts])
-        parts = _shift(parts[0::2], length) ^ parts[1::2]
+        parts = _apply(_shift_tables(length), parts[0::2]) ^ parts[1::2]
         length *= 2
     return int(parts[0])
-
-
-def _shift(registers: _WORDS, length: int) -> _WORDS:
-    """Every register after `length` zero bytes."""
-    tables = _shift_tables(length)
-    shifted: _WORDS = tables[0][registers & 0xFF]
-    for byte in range(1, 4):
-        shifted = shifted ^ tables[byte][(registers >> np.uint32(8 * byte)) & 0xFF]
-    return shifted
 
 
 @cache
@@ -81,14 +72,14 @@ def _position_table() -> _WORDS:
 def _shift_tables(length: int) -> _WORDS:
     """Per byte of a register: what it becomes after `length` zero bytes."""
     if length == _BLOCK:
-        first = _position_table()
         # A register's byte b behaves like data byte b of a block of zeros.
-        return np.stack([first[place] for place in range(4)])
+        return _position_table()[:4]
     half = _shift_tables(length // 2)
     return np.stack([_apply(half, half[byte]) for byte in range(4)])
 
 
 def _apply(tables: _WORDS, registers: _WORDS) -> _WORDS:
+    """Every register after the zero bytes of the tables."""
     moved: _WORDS = tables[0][registers & 0xFF]
     for byte in range(1, 4):
         moved = moved ^ tables[byte][(registers >> np.uint32(8 * byte)) & 0xFF]

@@ -25,35 +25,22 @@ def cached(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) 
 
     A failure of `make` is not kept.
     """
-    path = _place(kind, sources)
-    if path is None:
-        return make()
-    with suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())
-    value = make()
-    _keep(path, value)
-    return value
-
-
-def _place(kind: str, sources: Sequence[bytes | Path]) -> Path | None:
-    """Where the value lies; None where a source cannot be read or there is no home."""
     digest = hashlib.sha256(__version__.encode())
     try:
         for source in sources:
             data = source if isinstance(source, bytes) else source.read_bytes()
-            digest.update(b"%d:" % len(data))
-            digest.update(data)
-        return cache(kind) / f"{digest.hexdigest()}.json"
+            digest.update(b"%d:" % len(data) + data)
+        path = cache(kind) / f"{digest.hexdigest()}.json"
     except (HpcdlError, OSError):
-        return None
-
-
-def _keep(path: Path, value: Any) -> None:
-    """Write a value down, and forget the oldest of very many."""
-    from hpcdl.system.files import write_json
-
+        return make()
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    value = make()
     with suppress(HpcdlError, OSError):
+        from hpcdl.system.files import write_json
+
         write_json(path, value)
         kept = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
         for old in kept[:-_KEPT]:
             old.unlink(missing_ok=True)
+    return value

@@ -12,11 +12,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import MAX_BYTES, read_regular
+from hpcdl.system.text import count_of
 
 MAX_DEPTH = 30
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
@@ -24,19 +26,15 @@ _SHOWN_FAULTS = 25
 _MOST_FAULTS = 1000
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 
-Path_ = tuple[str | int, ...]
 
-
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A place in a document, both counted from 1."""
 
     line: int
     column: int
 
 
-@dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A scalar as written: its text, and whether quotes made it a string for certain."""
 
     text: str
@@ -76,8 +74,7 @@ class Mapping:
 Node = Scalar | Sequence | Mapping
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """One thing wrong at one place of a document."""
 
     message: str
@@ -95,11 +92,15 @@ class Document:
     root: Node
     faults: list[Fault] = field(default_factory=list)
 
-    def find(self, path: Path_) -> Node:
+    def find(self, path: tuple[str | int, ...]) -> Node:
         """The node at `path`, or the deepest one on the way that exists."""
         node = self.root
         for step in path:
-            child = _child(node, step)
+            child: Node | None = None
+            if isinstance(node, Mapping) and isinstance(step, str):
+                child = node.get(step)
+            elif isinstance(node, Sequence) and isinstance(step, int) and step < len(node.items):
+                child = node.items[step]
             if child is None:
                 return node
             node = child
@@ -113,11 +114,7 @@ class Document:
             raise InvalidDocument(self)  # not a file of ours: looking on would only take time
 
     def raise_faults(self) -> None:
-        """Raise one error that shows every fault noted so far, in the file's order.
-
-        Raises:
-            BadInput: where there is at least one.
-        """
+        """Raise one `BadInput` that shows every fault noted so far, where there is one."""
         if self.faults:
             raise InvalidDocument(self)
 
@@ -127,13 +124,13 @@ class InvalidDocument(BadInput):
 
     def __init__(self, document: Document) -> None:
         faults = sorted(document.faults, key=lambda fault: (fault.mark.line, fault.mark.column))
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         details: list[str] = []
         for fault in faults[:_SHOWN_FAULTS]:
             details += ["", *show_fault(document, fault)]
         if len(faults) > _SHOWN_FAULTS:
             details += ["", f"... and {len(faults) - _SHOWN_FAULTS} more"]
-        super().__init__(f"{document.name} has {count}", details=details)
+        said = f"{document.name} has {count_of(len(faults), 'fault')}"
+        super().__init__(said, details=details)
         self.faults = tuple(faults)
 
 
@@ -156,17 +153,15 @@ def read_document(path: Path, limit: int = MAX_BYTES, *, if_empty: str = "") -> 
     """Read and parse a YAML file of at most `limit` bytes; `if_empty` is an empty one's hint.
 
     Raises:
-        BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML.
+        BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML. Duplicate
+            keys, anchors and tags are faults too, but are noted in the document, so that they are
+            shown with all the others.
     """
     return parse_bytes(read_regular(path, limit), str(path), if_empty)
 
 
 def parse_bytes(data: bytes, name: str, if_empty: str = "") -> Document:
-    """Parse a YAML file's bytes; `name` is what faults call it.
-
-    Raises:
-        BadInput: see `read_document`.
-    """
+    """Parse a YAML file's bytes as `read_document` does; `name` is what faults call it."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
@@ -176,12 +171,7 @@ def parse_bytes(data: bytes, name: str, if_empty: str = "") -> Document:
 
 
 def parse_document(text: str, name: str, if_empty: str = "") -> Document:
-    """Parse YAML text; `name` is what faults call it.
-
-    Raises:
-        BadInput: see `read_document`. Duplicate keys, anchors and tags are faults too, but
-            are noted in the document, so that they are shown with all the others.
-    """
+    """Parse YAML text as `read_document` does; `name` is what faults call it."""
     document = Document(name, _LINE_BREAK.split(text), Scalar("", False, Mark(1, 1)))
     try:
         root = _build(_events(text, document), document)
@@ -223,17 +213,14 @@ def _build(events: Iterator[yaml.Event], document: Document) -> Node | None:
 
 
 def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Document) -> Node:
-    mark = _mark(event)
+    mark, tag = _mark(event), getattr(event, "tag", None)
     if event.anchor is not None:
         sign = "an alias" if isinstance(event, yaml.AliasEvent) else "an anchor"
-        document.faults.append(
-            Fault(f"{sign} ('{event.anchor}') is not supported", mark, "write the value out")
-        )
-    tag = getattr(event, "tag", None)
+        said = f"{sign} ('{event.anchor}') is not supported"
+        document.faults.append(Fault(said, mark, "write the value out"))
     if tag is not None:
-        document.faults.append(
-            Fault(f"a tag ('{tag}') is not supported", mark, "write the value without it")
-        )
+        said = f"a tag ('{tag}') is not supported"
+        document.faults.append(Fault(said, mark, "write the value without it"))
     if isinstance(event, yaml.ScalarEvent):
         return Scalar(event.value, event.style not in (None, ""), mark)
     if isinstance(event, yaml.SequenceStartEvent):
@@ -283,11 +270,3 @@ def _syntax_fault(fault: yaml.YAMLError) -> Fault:
     # libyaml reads ahead for keys, and from 0.2.6 on gives up at 1000 levels of its own.
     message = _TOO_DEEP if "nesting depth" in problem else f"not YAML: {problem}"
     return Fault(message, Mark(mark.line + 1, mark.column + 1), hint)
-
-
-def _child(node: Node, step: str | int) -> Node | None:
-    if isinstance(node, Mapping) and isinstance(step, str):
-        return node.get(step)
-    if isinstance(node, Sequence) and isinstance(step, int) and step < len(node.items):
-        return node.items[step]
-    return None

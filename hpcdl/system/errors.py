@@ -43,12 +43,9 @@ MEANINGS: dict[ExitCode, str] = {
 
 
 class HpcdlError(Exception):
-    """A failure with a message for a person.
+    """A failure with a message for a person: one sentence that names the thing at fault.
 
-    Args:
-        message: one sentence, no trailing full stop, that names the thing at fault.
-        hint: what to do about it, one sentence.
-        details: further lines, printed indented below the message.
+    `hint` says what to do about it; `details` are printed indented below the message.
     """
 
     exit_code = ExitCode.NO

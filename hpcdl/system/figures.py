@@ -17,23 +17,14 @@ _NARROW = 32
 
 
 def check_figure(path: Path) -> None:
-    """Refuse a name by which no figure can be written, before anything is worked out.
-
-    Raises:
-        BadInput: another suffix than .png, .svg or .pdf.
-    """
+    """BadInput for a name by which no figure can be written, before anything is worked out."""
     if path.suffix.lower() not in _SUFFIXES:
         raise BadInput(f"a figure cannot be a '{path.suffix or path.name}'",
                        hint=f"end the name in {', '.join(_SUFFIXES)}")  # fmt: skip
 
 
 def write_figure(path: Path, inches: tuple[float, float], draw: Callable[[Any], None]) -> None:
-    """Write what `draw` makes of an empty figure; the suffix of `path` is its format.
-
-    Raises:
-        BadInput: another suffix than .png, .svg or .pdf.
-        MissingPrerequisite: matplotlib is not installed, or no space left.
-    """
+    """Write what `draw` makes of an empty figure; the suffix of `path` is its format."""
     check_figure(path)
     suffix = path.suffix.lower().lstrip(".")
     write_atomic(path, drawn(inches, draw, suffix)[suffix])
@@ -51,11 +42,7 @@ def require_matplotlib() -> None:
 def drawn(
     inches: tuple[float, float], draw: Callable[[Any], None], *suffixes: str, settings: Any = None
 ) -> dict[str, bytes]:
-    """What `draw` makes of an empty figure as files, by suffix; `settings` are matplotlib's.
-
-    Raises:
-        MissingPrerequisite: matplotlib is not installed.
-    """
+    """What `draw` makes of an empty figure as files, by suffix; `settings` are matplotlib's."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -35,6 +35,14 @@ _REASONS = {
     errno.EISDIR: "it is a directory",
     errno.ENAMETOOLONG: "the name is too long",
 }
+_CURES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space or "),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "ask its owner, or "),
+}
+_NO_LOCKS = (
+    "its file system must have locks: a local disk, or NFS with its lock service; nothing was "
+    "changed"
+)
 _NAMED = 100
 """So many characters of a file's name are in that of its temporary one."""
 
@@ -54,13 +62,10 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as fault:
         reason = _REASONS.get(fault.errno or 0) or fault.strerror or str(fault)
-        cure = "choose another place"
-        if fault.errno in {errno.ENOSPC, errno.EDQUOT}:
-            cure = "free some space or choose another place"
-        if fault.errno in {errno.EACCES, errno.EPERM}:
-            cure = "ask its owner, or choose another place"
+        cure = _CURES.get(fault.errno or 0, "")
         raise MissingPrerequisite(
-            f"cannot write {path}: {reason}", hint=f"{cure}; nothing was changed"
+            f"cannot write {path}: {reason}",
+            hint=f"{cure}choose another place; nothing was changed",
         ) from fault
 
 
@@ -83,8 +88,7 @@ def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o644, sync: b
                     os.fsync(file.fileno())
             Path(name).replace(path)
         except BaseException:
-            with suppress(FileNotFoundError):
-                Path(name).unlink()
+            Path(name).unlink(missing_ok=True)
             raise
 
 
@@ -126,14 +130,12 @@ def switch_link(link: Path, target: str) -> None:
     aside = link.with_name(f".{link.name}.{os.getpid()}")
     with explain_os_errors(link):
         make_directory(link.parent, 0o775)
-        with suppress(FileNotFoundError):
-            aside.unlink()
+        aside.unlink(missing_ok=True)
         aside.symlink_to(target)
         try:
             aside.replace(link)
-        except OSError:
-            aside.unlink()
-            raise
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def size_of(directory: Path) -> int:
@@ -187,45 +189,41 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     try:
         with suppress(OSError):  # for people only: a full disk must not keep `gc` from its work
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, _holder().encode(), 0)
+            place, since = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")
+            holder = f"held by {user_name()}, pid {os.getpid()} on {place}, since {since}\n"
+            os.pwrite(descriptor, holder.encode(), 0)
         yield
     finally:
         os.close(descriptor)
 
 
 def _hold(path: Path, deadline: float) -> int:
-    """A descriptor that has the lock; anew where the file was removed by who had it before."""
+    """A descriptor that has the lock; anew where the file was removed by who had it before.
+
+    A file system that has no locks is refused: without them two would work at once.
+    """
     while True:
         with explain_os_errors(path):
             make_directory(path.parent)
         descriptor = _open_lock(path)
         try:
-            while not _try_lock(descriptor, path):
+            while not take_lock(descriptor):
                 if time.monotonic() > deadline:
-                    raise _lock_busy(path, descriptor)
+                    holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+                    said = f"another hpcdl is at work here: {holder or 'unknown holder'}"
+                    raise LockBusy(said, hint=f"wait for it to end; its lock is {path}")
                 time.sleep(0.05)
-            if _is_still(path, descriptor):
-                return descriptor
+            with suppress(FileNotFoundError):
+                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                    return descriptor
+        except OSError as fault:
+            os.close(descriptor)
+            said = f"cannot lock {path}: {fault.strerror}"
+            raise MissingPrerequisite(said, hint=_NO_LOCKS) from fault
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether that is the file that the path leads to."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _lock_busy(path: Path, descriptor: int) -> LockBusy:
-    holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-    return LockBusy(
-        f"another hpcdl is at work here: {holder or 'unknown holder'}",
-        hint=f"wait for it to end; its lock is {path}",
-    )
 
 
 def _open_lock(path: Path) -> int:
@@ -252,12 +250,6 @@ def _open_lock(path: Path) -> int:
     return descriptor
 
 
-def _holder() -> str:
-    """Who holds a lock: user, process, host and time."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"held by {user_name()}, pid {os.getpid()} on {socket.gethostname()}, since {since}\n"
-
-
 def user_name() -> str:
     """The name of this process's user, or its number."""
     try:
@@ -275,29 +267,9 @@ def take_lock(descriptor: int) -> bool:
     return True
 
 
-def _try_lock(descriptor: int, path: Path) -> bool:
-    """Whether the lock is ours now.
-
-    Raises:
-        MissingPrerequisite: the file system has no locks, and without them two would work at once.
-    """
-    try:
-        return take_lock(descriptor)
-    except OSError as fault:
-        raise MissingPrerequisite(
-            f"cannot lock {path}: {fault.strerror}",
-            hint="its file system must have locks: a local disk, or NFS with its lock service; "
-            "nothing was changed",
-        ) from fault
-
-
 @contextmanager
 def shared_lock(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
-    """`locked`, where what is made is for everybody: the directories of the lock itself, too.
-
-    Raises:
-        MissingPrerequisite: the lock was not free within `wait_seconds`; says who holds it.
-    """
+    """`locked`, where what is made is for everybody: the directories of the lock itself, too."""
     with umask(0o022), locked(path, wait_seconds=wait_seconds):
         yield
 
@@ -325,9 +297,6 @@ def careful_umask() -> Iterator[None]:
 
     Slurm hands the mask of sbatch on to the job: what a job makes is its user's alone as well.
     """
-    before = os.umask(0o077)
-    os.umask(before if before & 0o002 else before | 0o022)
-    try:
+    before = current_umask()
+    with umask(before if before & 0o002 else before | 0o022):
         yield
-    finally:
-        os.umask(before)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -34,15 +34,13 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~<>&$])")
 
 def inert(text: str) -> str:
     """`text` with every character escaped that could command a terminal or mislead a reader."""
-    return UNSEEN.sub(lambda found: _escape(found.group()), text)
+    return UNSEEN.sub(_escape, text)
 
 
-def _escape(character: str) -> str:
-    number = ord(character)
-    if number < 0x10000:
-        return f"\\u{number:04x}"
-    number -= 0x10000
-    return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+def _escape(found: re.Match[str]) -> str:
+    """A character as JSON escapes it: beyond the first plane, as two halves."""
+    halves = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{halves[place : place + 4]}" for place in range(0, len(halves), 4))
 
 
 def inert_values(value: Any) -> Any:
@@ -124,14 +122,18 @@ def command(code: str, stream: object) -> str:
 
 def as_printed(text: str) -> str:
     """Inert text with the commands of our own that stand in it."""
-    parts = text.split(_MARK)
-    return "".join(part if odd % 2 else inert(part) for odd, part in enumerate(parts))
+    return "".join(_between_marks(text, inert))
 
 
 def in_a_cell(text: str) -> str:
     """As `in_a_line`; commands of our own stay what they are."""
-    parts = text.split(_MARK)
-    return _MARK.join(part if odd % 2 else in_a_line(part) for odd, part in enumerate(parts))
+    return _MARK.join(_between_marks(text, in_a_line))
+
+
+def _between_marks(text: str, change: Callable[[str], str]) -> Iterator[str]:
+    """The parts of a text between marks: commands of our own as they are, others changed."""
+    for place, part in enumerate(text.split(_MARK)):
+        yield part if place % 2 else change(part)
 
 
 def without_commands(text: str) -> str:

@@ -19,6 +19,7 @@ SHARED = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "
                     "9p", "fuse.sshfs", "orangefs", "panfs", "pvfs2", "ceph"})  # fmt: skip
 """File systems of several machines, whose locks a database cannot rely on."""
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, process
+_WHOLE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _NOT_THERE = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -26,16 +27,13 @@ def file_system(path: Path, mounts: str = "/proc/self/mounts") -> str:
     """The type of the file system that a path lies on, '' where it cannot be known."""
     place = str(path.absolute().parent.resolve())
     best, kind = "", ""
-    try:
-        lines = Path(mounts).read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        fields = line.split()
-        point = fields[1].replace("\\040", " ") if len(fields) > 2 else ""
-        inside = place == point or place.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, fields[2]
+    with suppress(OSError):
+        for line in Path(mounts).read_text(errors="replace").splitlines():
+            _, point, type_, *_ = [*line.split(), "", "", ""]
+            point = point.replace("\\040", " ")
+            inside = place == point or place.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, type_
     return kind
 
 
@@ -45,20 +43,20 @@ def locks_hold(directory: Path) -> bool:
     Locks of open file descriptions are the kind that a single process can try against itself;
     a file system handles them as it does the locks of processes, which SQLite uses.
     """
-    with tempfile.TemporaryFile(dir=directory) as file:
-        whole = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        name = f"/proc/self/fd/{file.fileno()}"
+    with (
+        tempfile.TemporaryFile(dir=directory) as file,
+        Path(f"/proc/self/fd/{file.fileno()}").open("r+b") as other,  # the same, opened anew
+    ):
         try:
-            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, whole)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE)
         except OSError as fault:
             if fault.errno in _NOT_THERE:
                 return False
             raise
-        with open(name, "r+b") as other:  # noqa: PTH123 - the same file, opened anew
-            try:
-                fcntl.fcntl(other.fileno(), fcntl.F_OFD_SETLK, whole)
-            except OSError as fault:
-                return fault.errno in {errno.EAGAIN, errno.EACCES}
+        try:
+            fcntl.fcntl(other, fcntl.F_OFD_SETLK, _WHOLE)
+        except OSError as fault:
+            return fault.errno in {errno.EAGAIN, errno.EACCES}
     return False
 
 
@@ -68,7 +66,6 @@ def lock_holder(path: Path) -> int | None:
     It lets go of this process's own locks on it, as every close does.
     """
     with suppress(FileNotFoundError), path.open("r+b") as file:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        kind, *_, process = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, _WHOLE))
         return None if kind == fcntl.F_UNLCK else int(process)
     return None

@@ -40,8 +40,16 @@ def find_program(name: str) -> Path | None:
 
 def look(rows: Iterable[Mapping[str, Any]], purposes: Iterable[str]) -> tuple[Package, ...]:
     """The packages of some purposes, each looked for on this machine."""
-    wanted = set(purposes)
-    return tuple(_look(row) for row in rows if row["purpose"] in wanted)
+    debian, wanted, found = Path("/etc/debian_version").exists(), set(purposes), []
+    for row in (row for row in rows if row["purpose"] in wanted):
+        pattern = row.get("file", "")
+        file = min(Path("/").glob(pattern.lstrip("/")), default=None) if pattern else None
+        place = find_program(row["program"]) if "program" in row else file
+        # What Debian put there may be of a package beside the one that counts.
+        if pattern and file is None and debian and place and place.parent == Path("/usr/bin"):
+            place = None
+        found.append(Package(row["package"], row["purpose"], place, row.get("version")))
+    return tuple(found)
 
 
 def apt_line(packages: Iterable[Package]) -> str:
@@ -60,17 +68,3 @@ def version_in(text: str) -> str:
     """The first thing in a program's answer that looks like a version, or nothing."""
     found = re.search(r"\d+\.\d+[\w.+~-]*", text)
     return found.group() if found else ""
-
-
-def _look(row: Mapping[str, Any]) -> Package:
-    pattern = row.get("file")
-    file = next(iter(sorted(Path("/").glob(pattern.lstrip("/")))), None) if pattern else None
-    found = find_program(row["program"]) if "program" in row else file
-    if pattern and file is None and found and _is_debian_s(found):
-        found = None
-    return Package(row["package"], row["purpose"], found, row.get("version"))
-
-
-def _is_debian_s(program: Path) -> bool:
-    """Whether Debian or Ubuntu put it there: it may be of a package beside the one that counts."""
-    return program.parent == Path("/usr/bin") and Path("/etc/debian_version").exists()

@@ -18,10 +18,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def folder(name: str) -> Path:
     """The directory `templates`, `modulefiles`, `spack` or `reframe_checks`.
 
-    In a wheel it lies inside the package; in a checkout beside it.
-
-    Raises:
-        MissingPrerequisite: neither is there, so the installation is damaged.
+    In a wheel it lies inside the package; in a checkout beside it; MissingPrerequisite elsewhere.
     """
     for candidate in (_PACKAGE / name, _PACKAGE.parent / name):
         if candidate.is_dir():
@@ -48,10 +45,7 @@ def templates(name: str, **options: Any) -> jinja2.Environment:
 def home(*parts: str) -> Path:
     """Where hpcdl keeps what it makes on this machine: HPCDL_HOME, else ~/.local/share/hpcdl.
 
-    `parts` name what is meant in it.
-
-    Raises:
-        MissingPrerequisite: there is no home, or somebody else can change that path.
+    `parts` name what is meant in it. MissingPrerequisite where somebody else can change that path.
     """
     return _ours("HPCDL_HOME", ".local/share/hpcdl", parts)
 
@@ -66,14 +60,9 @@ def cache(*parts: str) -> Path:
 
 def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
     chosen = os.environ.get(variable)
-    place = Path(chosen).absolute() if chosen else _user_home() / below_home
-    return require_no_stranger(place.joinpath(*parts))
-
-
-def _user_home() -> Path:
     try:
-        return Path.home()
+        place = Path(chosen).absolute() if chosen else Path.home() / below_home
     except RuntimeError as fault:
-        raise MissingPrerequisite(
-            "this user has no home directory", hint="set HOME, or HPCDL_HOME and HPCDL_CACHE"
-        ) from fault
+        said, hint = "this user has no home directory", "set HOME, or HPCDL_HOME and HPCDL_CACHE"
+        raise MissingPrerequisite(said, hint=hint) from fault
+    return require_no_stranger(place.joinpath(*parts))

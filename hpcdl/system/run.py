@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import explain_os_errors, make_directory, write_atomic
@@ -97,33 +97,33 @@ def run(
     tied: bool = False,
     watch: Callable[[], None] | None = None,
 ) -> CommandResult:
-    """Run a command to its end and return its record.
+    """Run a command to its end and return its record. No shell is involved.
 
-    Args:
-        argv: program and arguments; no shell is involved.
-        directory: where to run it; the current directory by default.
-        env: variables set on top of the environment.
-        base_env: the whole environment, instead of this process's.
-        stdin: text for standard input; empty by default, so nothing ever waits for a person.
-        timeout: seconds until it is killed.
-        check: raise on a non-zero exit code.
-        log: write both outputs there as they come, instead of keeping them.
-        hint: what to do when it fails.
-        tied: the kernel kills it when this process dies, even by SIGKILL: for what would
-            still write where the next attempt starts again.
-        watch: called about once a second while it runs.
+    `env` is set on top of `base_env`, by default this process's environment. `stdin` is empty by
+    default, so nothing ever waits for a person. The command is killed after `timeout` seconds and,
+    if `tied`, when this process dies, even by SIGKILL: for what would still write where the next
+    attempt starts again. With a `log` both outputs go there as they come, and are not kept.
+    `watch` is called about once a second; `hint` says what to do when the command fails.
 
     Raises:
-        MissingPrerequisite: the program is not installed.
+        MissingPrerequisite: it could not be started.
         CommandFailed: non-zero exit code and `check`.
         Stopped: the time limit passed.
     """
     command = tuple(map(str, argv))
-    where = _absolute(directory)
-    start, before = time.monotonic(), tie() if tied else None
-    merged = {**(os.environ if base_env is None else base_env), **(env or {})}
     try:
-        ended = _execute(command, where, merged, stdin, timeout, log, before, watch)
+        where = (directory or Path.cwd()).absolute()
+    except FileNotFoundError as fault:
+        gone = "the current directory no longer exists"
+        raise MissingPrerequisite(gone, hint="cd to another") from fault
+    merged = {**(os.environ if base_env is None else base_env), **(env or {})}
+    start = time.monotonic()
+    try:
+        with ExitStack() as stack:
+            out = subprocess.PIPE if log is None else stack.enter_context(_log(log, command))
+            ended = _execute(command, stdin, timeout, watch, cwd=where, env=merged, stdout=out,
+                             stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+                             preexec_fn=tie() if tied else None)  # fmt: skip
     except subprocess.TimeoutExpired as fault:
         said = f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}"
         raise Stopped(said, hint=hint) from fault
@@ -133,15 +133,6 @@ def run(
     if check and not result.ok:
         raise CommandFailed(result, _reopen_script(result, env), hint)
     return result
-
-
-def _absolute(directory: Path | None) -> Path:
-    try:
-        return (directory or Path.cwd()).absolute()
-    except FileNotFoundError as fault:
-        raise MissingPrerequisite(
-            "the current directory no longer exists", hint="cd to another"
-        ) from fault
 
 
 def _not_run(
@@ -159,39 +150,30 @@ def _not_run(
     return MissingPrerequisite(f"cannot run '{argv[0]}': {reason}", hint=hint)
 
 
+def _log(path: Path, argv: Sequence[str]) -> IO[bytes]:
+    """A log for the output of a command, which is its first line."""
+    with explain_os_errors(path):
+        make_directory(path.parent)
+        log = path.open("ab")
+        log.write(f"$ {shlex.join(argv)}\n".encode(errors="surrogateescape"))
+        log.flush()
+    return log
+
+
 def _execute(
     argv: tuple[str, ...],
-    where: Path,
-    env: Mapping[str, str],
     stdin: str | None,
     timeout: float | None,
-    log: Path | None,
-    prepare: Callable[[], None] | None,
     watch: Callable[[], None] | None,
+    **options: Any,
 ) -> tuple[int, str, str]:
     """Exit code, output and errors; with a log both go there and the texts are empty."""
     with ExitStack() as stack:
-        out: int | IO[bytes] = subprocess.PIPE
-        if log is not None:
-            with explain_os_errors(log):
-                make_directory(log.parent)
-                out = stack.enter_context(log.open("ab"))
-                out.write(f"$ {shlex.join(argv)}\n".encode(errors="surrogateescape"))
-                out.flush()
         process = None
         try:
             with noted():  # a signal in the middle of it would leave a process that nobody knows
-                process = stack.enter_context(
-                    subprocess.Popen(
-                        argv,
-                        cwd=where,
-                        env=env,
-                        stdin=subprocess.PIPE,
-                        stdout=out,
-                        stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
-                        preexec_fn=prepare,  # one system call, and no threads here
-                    )
-                )
+                started = subprocess.Popen(argv, stdin=subprocess.PIPE, **options)
+                process = stack.enter_context(started)
             said = _wait(process, (stdin or "").encode(errors="surrogateescape"), timeout, watch)
         except BaseException:
             # Its children too: one that holds the output open would keep us waiting.
@@ -208,17 +190,14 @@ def _wait(
     timeout: float | None,
     watch: Callable[[], None] | None,
 ) -> tuple[bytes | None, bytes | None]:
-    """Wait for a process, and call `watch` meanwhile."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         left = None if end is None else max(0.0, end - time.monotonic())
-        step = left
-        if watch is not None:
-            step = _WATCH_SECONDS if left is None else min(left, _WATCH_SECONDS)
+        steps = [one for one in (left, _WATCH_SECONDS if watch else None) if one is not None]
         try:
-            return process.communicate(text, step)
+            return process.communicate(text, min(steps, default=None))
         except subprocess.TimeoutExpired:
-            if watch is None or (end is not None and time.monotonic() >= end):
+            if watch is None or left == 0:
                 raise
             watch()
 
@@ -232,7 +211,6 @@ def tie() -> Callable[[], None]:
 
 
 def _kill(pid: int) -> None:
-    """Kill a process and all that descend from it."""
     descendants = [pid]
     for parent in descendants:
         descendants += _children(parent)

@@ -17,12 +17,9 @@ _MOST_NAMES = 1000
 
 
 def read_regular(path: Path, limit: int = MAX_BYTES, kind: str = "YAML file") -> bytes:
-    """The bytes of a regular file; others (a pipe, a device) could block or never end.
+    """The bytes of a regular file of at most `limit` bytes, else BadInput.
 
-    `kind` is what the path should name.
-
-    Raises:
-        BadInput: it is no regular file, cannot be read, or is larger than `limit` bytes.
+    Others (a pipe, a device) could block or never end. `kind` is what the path should name.
     """
     try:
         with open_regular(path, kind) as file:
@@ -37,11 +34,7 @@ def read_regular(path: Path, limit: int = MAX_BYTES, kind: str = "YAML file") ->
 
 
 def open_regular(path: Path, kind: str) -> BinaryIO:
-    """A regular file, opened to read.
-
-    Raises:
-        BadInput: it is none, or cannot be read.
-    """
+    """A regular file, opened to read; BadInput where it is none, or cannot be read."""
     try:
         # Not blocking: to open a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -73,8 +66,7 @@ def unreadable(path: Path, fault: Exception) -> BadInput:
     hint = "ask its owner for the right to read it" if isinstance(fault, PermissionError) else ""
     if isinstance(fault, FileNotFoundError):
         with suppress(OSError, ValueError):
-            close = nearest(
-                path.name, (one.name for one in islice(path.parent.iterdir(), _MOST_NAMES))
-            )
+            names = (one.name for one in islice(path.parent.iterdir(), _MOST_NAMES))
+            close = nearest(path.name, names)
             hint = f"did you mean '{path.parent / close}'?" if close else f"you are in {Path.cwd()}"
     return BadInput(f"cannot read {path}: {reason}", hint=hint)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import fsum, inf, isfinite
 from typing import Any
 
@@ -37,14 +36,14 @@ _LONGEST_INTEGER = 2**63
 _MOST_FAULTS = 100
 
 
-@dataclass
-class Values:
+class _Values:
     """Plain values while they are checked: `faults` are sentences by place."""
 
-    faults: dict[str, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.faults: dict[str, str] = {}
 
 
-_Source = Document | Values
+_Source = Document | _Values
 
 
 def check(document: Document, schema: Schema) -> Any:
@@ -62,12 +61,13 @@ def check_values(value: object, schema: Schema) -> tuple[Any, dict[str, str]]:
     Values at faulty places are None; so is a number that is none (NaN, Infinity) where null may
     stand, which JSON has no other word for. Keys that the schema does not name are kept.
     """
-    source = Values()
+    source = _Values()
     return _check(source, value, schema, _ROOT), source.faults
 
 
 def _check(source: _Source, node: Any, schema: Schema, what: str) -> Any:
-    if schema["type"] != _kind(schema) and _is_null(node):
+    nothing = _is_empty(node) or (isinstance(node, float) and not isfinite(node))
+    if nothing and schema["type"] != _kind(schema):
         return None
     return _CHECKS[_kind(schema)](source, node, schema, what)
 
@@ -78,10 +78,12 @@ def _kind(schema: Schema) -> str:
     return kind if isinstance(kind, str) else next(one for one in kind if one != "null")
 
 
-def _is_null(node: Any) -> bool:
-    if isinstance(node, float):
-        return not isfinite(node)
+def _is_empty(node: Any) -> bool:
     return node.empty if isinstance(node, Scalar) else node is None
+
+
+def _text(node: Any) -> Any:
+    return node.text if isinstance(node, Scalar) else node
 
 
 def _fault(
@@ -134,10 +136,10 @@ def _entries_of(node: Any) -> list[tuple[str, Any, Any]] | None:
 def _entries(
     source: _Source, entries: list[tuple[str, Any, Any]], schema: Schema, what: str
 ) -> dict[str, Any]:
-    """The values of the keys that are given; unknown keys of a document become faults."""
     known: dict[str, Schema] = schema.get("properties", {})
-    plain = isinstance(source, Values)
+    plain = isinstance(source, _Values)
     extra = schema.get("additionalProperties", plain)
+    pattern = schema.get("propertyNames", {}).get("pattern")
     missing = [name for name in known if name not in {text for text, _, _ in entries}]
     values: dict[str, Any] = {}
     for text, key, value in entries:
@@ -146,38 +148,24 @@ def _entries(
         elif extra == {} or extra is True:  # JSON Schema: any further key, with any value
             values |= {text: value} if plain else {}
         elif isinstance(extra, dict):
-            _check_name(source, key, schema)
+            if pattern and not _matches(pattern, text):
+                hint = "use letters, digits, '-', '_' and '.'"
+                _fault(source, f"'{short(text)}'", "is no valid name", key, hint)
             values[text] = _value(source, value, extra, _below(source, what, text))
         else:
-            _unknown_key(source, key, missing, known)
+            close = nearest(text, missing) or nearest(text, known)
+            hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(known)}"
+            _fault(source, "unknown key", f"'{short(text)}'", key, hint)
     return values
-
-
-def _unknown_key(source: _Source, key: Any, missing: list[str], known: dict[str, Schema]) -> None:
-    """An unknown key: most likely one of those that are not given yet."""
-    text = key.text if isinstance(key, Scalar) else key
-    close = nearest(text, missing) or nearest(text, known)
-    hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(known)}"
-    _fault(source, "unknown key", f"'{short(text)}'", key, hint)
 
 
 def _value(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     """A property's value: nothing written means the default, where there is one."""
-    if node is None or (isinstance(node, Scalar) and node.empty):
-        if "default" in schema:
-            return schema["default"]
-        if schema["type"] == _kind(schema):
-            _fault(source, what, "has no value", node, _purpose(schema))
-        return None
-    return _check(source, node, schema, what)
-
-
-def _check_name(source: _Source, key: Any, schema: Schema) -> None:
-    pattern = schema.get("propertyNames", {}).get("pattern")
-    text = key.text if isinstance(key, Scalar) else key
-    if pattern and not _matches(pattern, text):
-        hint = "use letters, digits, '-', '_' and '.'"
-        _fault(source, f"'{short(text)}'", "is no valid name", key, hint)
+    if not _is_empty(node):
+        return _check(source, node, schema, what)
+    if "default" not in schema and schema["type"] == _kind(schema):
+        _fault(source, what, "has no value", node, _purpose(schema))
+    return schema.get("default")
 
 
 def _array(source: _Source, node: Any, schema: Schema, what: str) -> Any:
@@ -191,7 +179,7 @@ def _array(source: _Source, node: Any, schema: Schema, what: str) -> Any:
         return items
     named = f"an entry of {what}" if isinstance(source, Document) else what + "[{}]"
     return [
-        _value(source, item, inner, named.format(index) if isinstance(source, Values) else named)
+        _value(source, item, inner, named.format(index) if isinstance(source, _Values) else named)
         for index, item in enumerate(items)
     ]
 
@@ -213,7 +201,7 @@ def _all_numbers(items: list[Any], schema: Schema) -> bool:
 def _string(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     if not isinstance(node, Scalar | str):
         return _wrong_type(source, node, schema, what)
-    text = node if isinstance(node, str) else node.text
+    text = _text(node)
     longest = schema.get("maxLength", 4096 if isinstance(source, Document) else inf)
     if "enum" in schema and text not in schema["enum"]:
         hint = did_you_mean(text, schema["enum"])
@@ -232,7 +220,7 @@ def _string(source: _Source, node: Any, schema: Schema, what: str) -> Any:
 
 def _number(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     whole = _kind(schema) == "integer"
-    value = _written(node, whole=whole) if isinstance(node, Scalar) else _plain(node, whole=whole)
+    value = _written(node, whole) if isinstance(node, Scalar) else _plain(node, whole)
     if value is None:
         return _wrong_type(source, node, schema, what)
     text = node.text if isinstance(node, Scalar) else f"{node:g}"
@@ -248,7 +236,7 @@ def _number(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     return None
 
 
-def _written(node: Scalar, *, whole: bool) -> float | None:
+def _written(node: Scalar, whole: bool) -> float | None:
     """The number that a document's text says, None where it says none."""
     pattern = _INTEGER if whole else _NUMBER
     if node.quoted or not pattern.match(node.text):
@@ -256,7 +244,7 @@ def _written(node: Scalar, *, whole: bool) -> float | None:
     return int(node.text) if whole else float(node.text)
 
 
-def _plain(value: object, *, whole: bool) -> float | None:
+def _plain(value: object, whole: bool) -> float | None:
     """A finite number, None where it is none; true and false are no numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -269,14 +257,12 @@ def _plain(value: object, *, whole: bool) -> float | None:
 def _boolean(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     if isinstance(node, bool):
         return node
-    if isinstance(node, Scalar) and not node.quoted:
-        if node.text in _BOOLEANS:
-            return _BOOLEANS[node.text]
-        other = _OTHER_BOOLEANS.get(node.text.lower())
-        if other:
-            hint = f"did you mean '{other}'?"
-            _fault(source, what, f"is '{node.text}', not true or false", node, hint)
-            return None
+    text = node.text if isinstance(node, Scalar) and not node.quoted else ""
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if other := _OTHER_BOOLEANS.get(text.lower()):
+        said = f"is '{text}', not true or false"
+        return _fault(source, what, said, node, f"did you mean '{other}'?")
     return _wrong_type(source, node, schema, what)
 
 
@@ -291,15 +277,10 @@ def _wrong_type(source: _Source, node: Any, schema: Schema, what: str) -> None:
     elif isinstance(node, Mapping | dict):
         found = "a mapping"
     else:
-        found = f"'{short(node.text if isinstance(node, Scalar) else _as_json(node))}'"
+        huge = isinstance(node, int) and abs(node) >= _LONGEST_INTEGER
+        found = f"'{short('a number too large' if huge else str(_text(node)))}'"
     said = f"must be {_NAMES[_kind(schema)]}, not {found}"
     _fault(source, what, said, node, _purpose(schema))
-
-
-def _as_json(value: object) -> str:
-    """A plain value as a message quotes it."""
-    huge = isinstance(value, int) and abs(value) >= _LONGEST_INTEGER
-    return "a number too large" if huge else str(value)
 
 
 def _purpose(schema: Schema) -> str:

@@ -55,7 +55,6 @@ def _made(below: Path) -> tuple[Path, int]:
 
 
 def _clear_left(below: Path) -> None:
-    """Remove this user's directories that no process holds."""
     for left in below.glob(f"{_PREFIX}????????"):
         with suppress(OSError):
             descriptor = os.open(left, _FLAGS)

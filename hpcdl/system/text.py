@@ -50,8 +50,7 @@ def one_of(choices: Iterable[str]) -> str:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A hint for an unknown name: the nearest one, else the list of all, or of the first."""
     names = list(choices)
-    close = nearest(word, names)
-    if close is not None:
+    if (close := nearest(word, names)) is not None:
         return f"did you mean '{close}'?"
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"use one of: {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
@@ -69,9 +68,8 @@ def plain(text: str) -> str:
 
 def use_color(stream: TextIO) -> bool:
     """Whether to colour: a terminal, and neither NO_COLOR nor TERM=dumb (no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return stream.isatty()
+    plain_text = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain_text and stream.isatty()
 
 
 def paint(text: str, style: str, stream: TextIO | None = None) -> str:
@@ -102,9 +100,8 @@ def listed(names: Mapping[str, str]) -> str:
     width = max(map(len, names))
     room = max(20, shutil.get_terminal_size().columns - width - 4)
     rest = "\n" + " " * (width + 4)
-    return "\n".join(
-        f"  {name:<{width}}  {rest.join(wrap(said, room))}" for name, said in names.items()
-    )
+    lines = (f"  {name:<{width}}  {rest.join(wrap(said, room))}" for name, said in names.items())
+    return "\n".join(lines)
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
@@ -112,10 +109,7 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
 
     Where a person's terminal is narrow, a row with a header is a paragraph instead.
     """
-    given = [header, *rows] if header else rows
-    lines = [[in_a_cell(cell) for cell in row] for row in given]
-    if not lines:
-        return ""
+    lines = [[in_a_cell(cell) for cell in row] for row in ([header, *rows] if header else rows)]
     widths = [max(len(plain(cell)) for cell in column) for column in zip(*lines, strict=True)]
     room = shutil.get_terminal_size().columns + 2
     if header and narrow() and sum(widths) + 2 * len(widths) > room and sys.stdout.isatty():
@@ -123,13 +117,9 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
             "\n".join(f"{name} {cell}".strip() for name, cell in zip(lines[0], line, strict=True))
             for line in lines[1:]
         )
-    return "\n".join(
-        "  ".join(
-            cell + " " * (width - len(plain(cell)))
-            for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    padded = [[cell + " " * (width - len(plain(cell)))
+               for cell, width in zip(line, widths, strict=True)] for line in lines]  # fmt: skip
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def count_of(number: int, what: str) -> str:

@@ -22,6 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.files import explain_os_errors, make_directory
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MAX_LINKS = 40
@@ -32,20 +33,11 @@ def require_private(path: Path) -> None:
     """Raise unless `path` exists and only this user and root can change it or swap it for another.
 
     Links on the way are followed where they are this user's or root's; `path` itself is no link.
-
-    Raises:
-        MissingPrerequisite: what is wrong with which part of the path.
+    The MissingPrerequisite says what is wrong with which part of the path.
     """
     absolute = path.absolute()
     closed = _walk(absolute.parent)
-    try:
-        handle = os.open(absolute, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as fault:
-        raise _untrusted(path, (fault.strerror or str(fault)).lower()) from fault
-    try:
-        status = os.fstat(handle)
-    finally:
-        os.close(handle)
+    status = _status(absolute)
     if stat.S_ISLNK(status.st_mode):
         raise _untrusted(path, "it is a link")
     _require_end(absolute, status, closed)
@@ -55,9 +47,6 @@ def require_no_stranger(path: Path) -> Path:
     """`path`, unless somebody else can change it, or the part of it that exists.
 
     Links are followed, its own as well: to keep a cache on another disk by one is common.
-
-    Raises:
-        MissingPrerequisite: what is wrong with which part of the path.
     """
     there = path.absolute()
     while not os.path.lexists(there):
@@ -69,11 +58,7 @@ def require_no_stranger(path: Path) -> Path:
 
 
 def require_own(path: Path) -> None:
-    """Raise unless a directory is this user's or root's: what others put there would run as him.
-
-    Raises:
-        MissingPrerequisite: whose it is.
-    """
+    """Raise unless a directory is this user's or root's: what others put there would run as him."""
     for owner in (path.lstat().st_uid, path.stat().st_uid):  # who made a link can turn it
         if owner not in _owners():
             raise _untrusted(path, f"it belongs to {user_of(owner)}")
@@ -82,12 +67,8 @@ def require_own(path: Path) -> None:
 def make_private(path: Path, mode: int = 0o700) -> Path:
     """Make a directory, with those above it, that nobody else can write to, whatever the umask.
 
-    Raises:
-        MissingPrerequisite: it cannot be made, or what is there is another user's, a link, no
-            directory, or open to others.
+    What is there already is refused where it is another user's, a link, or open to others.
     """
-    from hpcdl.system.files import explain_os_errors, make_directory
-
     with explain_os_errors(path):
         make_directory(path.parent)
         with suppress(FileExistsError):
@@ -152,18 +133,12 @@ def _others_write(path: Path, status: os.stat_result) -> bool:
 
     With an access list the group's permissions are the most that any of its users has (acl(5)).
     """
-    if status.st_mode & stat.S_IWOTH:
-        return True
-    return bool(status.st_mode & stat.S_IWGRP) and not (
-        _own_group(status.st_gid) and not _has_access_list(path)
-    )
-
-
-def _has_access_list(path: Path) -> bool:
-    try:
-        return "system.posix_acl_access" in os.listxattr(path)
-    except OSError:  # a file system without any
-        return False
+    if not status.st_mode & stat.S_IWGRP or not _own_group(status.st_gid):
+        return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    listed = False
+    with suppress(OSError):  # a file system without any
+        listed = "system.posix_acl_access" in os.listxattr(path)
+    return listed or bool(status.st_mode & stat.S_IWOTH)
 
 
 def _own_group(number: int) -> bool:

@@ -73,3 +73,14 @@ def modern() -> Site:
 def pi() -> Site:
     """CPU nodes, K20, K80, two P100; Slurm 20.11 that wants --gres."""
     return shipped("pi")
+
+
+def commands():
+    """Every command of the command line, by the words that call it."""
+    from hpcdl.cli import GROUPS, load_group
+
+    found = {}
+    for name, entry in ((name, load_group(name)) for name in GROUPS):
+        for one in getattr(entry, "commands", (entry,)):
+            found[name if one is entry else f"{name} {one.name}"] = one
+    return found

@@ -23,7 +23,7 @@ HUGE = 2_000_000_000
 MEMORY = 100_000_000
 
 
-def huge(path: Path, begin: bytes = b"", fill: bytes = b"") -> Path:
+def huge(path, begin=b"", fill=b""):
     """A file of 2 GB, nearly all of it a hole, which reads as zeros on one line."""
     with path.open("wb") as file:
         file.write(begin + fill)
@@ -32,7 +32,7 @@ def huge(path: Path, begin: bytes = b"", fill: bytes = b"") -> Path:
 
 
 @pytest.mark.parametrize("begin", [b"", b"{\n", b'{"run": "', b"run,time\n", b'run,time\n"'])
-def test_an_import_of_one_line_of_2_gb_is_refused_in_a_moment(tmp_path: Path, begin: bytes) -> None:
+def test_an_import_of_one_line_of_2_gb_is_refused_in_a_moment(tmp_path, begin):
     """A process of its own, whose memory is measured; Python itself takes some of it."""
     file = huge(tmp_path / "results", begin, b"x" * 5_000_000)
     program = (
@@ -54,7 +54,7 @@ def test_an_import_of_one_line_of_2_gb_is_refused_in_a_moment(tmp_path: Path, be
     assert int(kilobytes) * 1024 < MEMORY
 
 
-def test_a_row_of_many_short_lines_is_bounded_too(tmp_path: Path) -> None:
+def test_a_row_of_many_short_lines_is_bounded_too(tmp_path):
     file = tmp_path / "rows.csv"
     with file.open("w") as out:
         out.write("run,time\n")
@@ -64,7 +64,7 @@ def test_a_row_of_many_short_lines_is_bounded_too(tmp_path: Path) -> None:
     assert csv.field_size_limit() < MAX_LINE
 
 
-def test_files_of_others_are_asked_for_their_size_first(tmp_path: Path) -> None:
+def test_files_of_others_are_asked_for_their_size_first(tmp_path):
     resource_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     file = huge(tmp_path / "verdicts.json", b'{"schema": 2, "run": "')
     begin = time.monotonic()
@@ -79,7 +79,7 @@ def test_files_of_others_are_asked_for_their_size_first(tmp_path: Path) -> None:
     assert grown * 1024 < MEMORY
 
 
-def test_what_would_block_or_never_end_is_not_read(tmp_path: Path) -> None:
+def test_what_would_block_or_never_end_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         assert last_text(path) == ""

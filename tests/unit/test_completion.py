@@ -3,13 +3,12 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import GROUPS, completion, load_group
-from hpcdl.cli.framework import Group, build_parser
+from hpcdl.cli import completion
+from hpcdl.cli.framework import build_parser
+from tests.unit.conftest import commands
 
 # Asks the completion function what it would offer for a line, as readline does.
 ASK = """
@@ -22,13 +21,13 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script(tmp_path_factory):
     file = tmp_path_factory.mktemp("completion") / "hpcdl"
     file.write_text(completion.script("bash"))
     return file
 
 
-def offered(script: Path, *words: str) -> list[str]:
+def offered(script, *words):
     done = subprocess.run(
         ["bash", "-c", ASK, "ask", str(script), "hpcdl", *words],
         capture_output=True, text=True, check=False,
@@ -36,45 +35,39 @@ def offered(script: Path, *words: str) -> list[str]:
     return [word.strip() for word in done.stdout.split("\n") if word.strip()]
 
 
-def test_bash_takes_the_script_without_a_message(script: Path) -> None:
+def test_bash_takes_the_script_without_a_message(script):
     done = subprocess.run(["bash", "-eu", script], capture_output=True, text=True, check=False)
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["jo"], ["job"]),
-        (["site", ""], ["init", "check", "show", "schema"]),
-        (["job", "ren"], ["render"]),
-        (["job", "render", "--gpus"], ["--gpus", "--gpus-per-node"]),
-        (["job", "submit", "--dry"], ["--dry-run"]),
-        (["completion", ""], ["bash", "zsh", "fish"]),
-        (["cluster", "sta"], ["status"]),
-    ],
-)
-def test_commands_and_options_are_offered(
-    script: Path, words: list[str], expected: list[str]
-) -> None:
-    assert set(expected) <= set(offered(script, *words))
+LINES = {
+    "jo": {"job"},
+    "site ": {"init", "check", "show", "schema"},
+    "job ren": {"render"},
+    "job render --gpus": {"--gpus", "--gpus-per-node"},
+    "job submit --dry": {"--dry-run"},
+    "completion ": {"bash", "zsh", "fish"},
+    "cluster sta": {"status"},
+}
 
 
-def test_files_are_offered_where_a_file_is_wanted(script: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", LINES)
+def test_commands_and_options_are_offered(script, line):
+    assert LINES[line] <= set(offered(script, *line.split(" ")))
+
+
+def test_files_are_offered_where_a_file_is_wanted(script, tmp_path):
     (tmp_path / "site-of-mine.yaml").write_text("")
     start = str(tmp_path / "site-of")
     assert offered(script, "site", "show", "--site", start) == [f"{tmp_path}/site-of-mine.yaml"]
 
 
-def every_option() -> Iterator[tuple[list[str], set[str]]]:
-    for name in GROUPS:
-        group = load_group(name)
-        for command in group.commands if isinstance(group, Group) else (group,):
-            words = [name, command.name] if isinstance(group, Group) else [name]
-            actions = build_parser("x", command)._actions
-            yield words, {option for action in actions for option in action.option_strings}
+def every_option():
+    for words, command in commands().items():
+        yield words.split(), set(build_parser("x", command)._option_string_actions)
 
 
-def test_every_command_and_each_of_its_options_is_in_the_script(script: Path) -> None:
+def test_every_command_and_each_of_its_options_is_in_the_script(script):
     arrays = re.findall(r"^(_shtab_hpcdl_\w+)_option_strings=\((.*)\)$", script.read_text(), re.M)
     found = {name: set(words.split()) for name, words in arrays}
     for words, options in every_option():
@@ -82,7 +75,7 @@ def test_every_command_and_each_of_its_options_is_in_the_script(script: Path) ->
 
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not installed")
-def test_zsh_takes_its_script(tmp_path: Path) -> None:
+def test_zsh_takes_its_script(tmp_path):
     file = tmp_path / "_hpcdl"
     file.write_text(completion.script("zsh"))
     done = subprocess.run(["zsh", "-n", file], capture_output=True, text=True, check=False)
@@ -92,18 +85,10 @@ def test_zsh_takes_its_script(tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [
-        ("jo", {"job"}),
-        ("site ", {"init", "check", "show", "schema"}),
-        ("site check ", set()),
-        ("job render --gpus", {"--gpus", "--gpus-per-node"}),
-        ("job submit --dry", {"--dry-run"}),
-        ("completion ", {"bash", "zsh", "fish"}),
-        ("cluster up --mode lo", {"loopback"}),
-        ("site show --site site-of", {"site-of-mine.yaml"}),
-    ],
-)
-def test_fish_offers_them_too(line: str, expected: set[str], tmp_path: Path) -> None:
+    [*LINES.items(), ("site check ", set()), ("cluster up --mode lo", {"loopback"}),
+     ("site show --site site-of", {"site-of-mine.yaml"})],
+)  # fmt: skip
+def test_fish_offers_them_too(line, expected, tmp_path):
     (tmp_path / "hpcdl.fish").write_text(completion.script("fish"))
     (tmp_path / "site-of-mine.yaml").write_text("")
     done = subprocess.run(
@@ -115,7 +100,7 @@ def test_fish_offers_them_too(line: str, expected: set[str], tmp_path: Path) -> 
     assert {one.split("\t")[0] for one in done.stdout.splitlines()} == expected
 
 
-def test_fish_knows_every_option() -> None:
+def test_fish_knows_every_option():
     lines = completion.script("fish").splitlines()
     for words, names in every_option():
         at = f"complete -c hpcdl -n '{' '.join(['__hpcdl_at hpcdl', *words])}' -"

@@ -1,7 +1,5 @@
 """The driver of a node, from the kernel module's own file."""
 
-from pathlib import Path
-
 import pytest
 
 from hpcdl.system.driver import nvidia_driver
@@ -16,10 +14,10 @@ OPEN = (
 @pytest.mark.parametrize(
     ("text", "version"), [(CLOSED, "470.256.02"), (OPEN, "550.54.15"), ("else", None)]
 )
-def test_the_version_is_read(tmp_path: Path, text: str, version: str | None) -> None:
+def test_the_version_is_read(tmp_path, text, version):
     (tmp_path / "version").write_text(text)
     assert nvidia_driver(tmp_path / "version") == version
 
 
-def test_a_node_without_a_driver_has_none(tmp_path: Path) -> None:
+def test_a_node_without_a_driver_has_none(tmp_path):
     assert nvidia_driver(tmp_path / "version") is None

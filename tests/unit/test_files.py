@@ -4,7 +4,6 @@ import errno
 import getpass
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,9 +17,11 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import (
     LockBusy,
     clear_leftovers,
+    current_umask,
     locked,
     shared_lock,
     switch_link,
+    umask,
     write_atomic,
     write_json,
 )
@@ -45,28 +46,27 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def start(program: str, path: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+def start(program, path):
+    argv = [sys.executable, "-c", program, str(path)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline()
     return process
 
 
-def test_a_write_makes_folders_and_sets_the_mode_whatever_the_umask(tmp_path: Path) -> None:
-    old = os.umask(0o077)
-    try:
-        write_atomic(tmp_path / "a" / "b" / "f.sh", "x", mode=0o755)
-    finally:
-        os.umask(old)
+def names(directory):
+    return [entry.name for entry in directory.iterdir()]
+
+
+def test_a_write_makes_folders_and_sets_the_mode_whatever_the_umask(tmp_path):
     file = tmp_path / "a" / "b" / "f.sh"
-    assert file.read_text() == "x"
+    with umask(0o077):
+        write_atomic(file, b"a\xffb".decode(errors="surrogateescape"), mode=0o755)
+    assert file.read_bytes() == b"a\xffb"
     assert file.stat().st_mode & 0o777 == 0o755
-    assert [entry.name for entry in file.parent.iterdir()] == ["f.sh"]
+    assert names(file.parent) == ["f.sh"]
 
 
-def test_what_killed_writes_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:
+def test_what_killed_writes_left_is_cleared_and_nothing_else(tmp_path):
     kept = [tmp_path / name for name in ("f[1].json", ".f[1].json.bak", ".f1.json.abcdefgh")]
     for file in kept:
         file.write_text("kept")
@@ -78,7 +78,7 @@ def test_what_killed_writes_left_is_cleared_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.01, 0.03])
-def test_a_killed_write_leaves_a_whole_file(tmp_path: Path, pause: float) -> None:
+def test_a_killed_write_leaves_a_whole_file(tmp_path, pause):
     file = tmp_path / "f"
     process = start(WRITER, file)
     time.sleep(pause)
@@ -89,24 +89,22 @@ def test_a_killed_write_leaves_a_whole_file(tmp_path: Path, pause: float) -> Non
     assert len(set(text)) == 1
 
 
-def test_a_failed_write_leaves_the_old_content_and_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
     file = tmp_path / "f"
     write_atomic(file, "old")
 
-    def full(_: int) -> None:
+    def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MissingPrerequisite, match="no space left on the file system"):
         write_atomic(file, "new")
     assert file.read_text() == "old"
-    assert os.listdir(tmp_path) == ["f"]  # noqa: PTH208
+    assert names(tmp_path) == ["f"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_file_system_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_full_file_system_is_one_clear_line(tmp_path):
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let us mount a tmpfs")
@@ -116,12 +114,12 @@ def test_a_full_file_system_is_one_clear_line(tmp_path: Path) -> None:
             write_atomic(tmp_path / "f", "x" * 200_000)
         assert "nothing was changed" in caught.value.hint
         assert (tmp_path / "f").read_text() == "old"
-        assert os.listdir(tmp_path) == ["f"]  # noqa: PTH208
+        assert names(tmp_path) == ["f"]
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
+def test_what_stands_in_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     for path, why in [
@@ -134,57 +132,43 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
             write_atomic(path, "x")
 
 
-def test_json_takes_any_text_that_linux_has(tmp_path: Path) -> None:
+def test_json_takes_any_text_that_linux_has(tmp_path):
     value = {"argument": b"a\xff".decode(errors="surrogateescape"), "umlaut": "ü"}
     write_json(tmp_path / "f.json", value)
     assert json.loads((tmp_path / "f.json").read_text()) == value
 
 
-def test_a_link_is_switched_by_one_rename(tmp_path: Path) -> None:
+def test_a_link_is_switched_by_one_rename(tmp_path):
     link = tmp_path / "deep" / "current"
     switch_link(link, "r1")
     switch_link(link, "r2")
-    assert os.readlink(link) == "r2"  # noqa: PTH115
-    assert os.listdir(link.parent) == ["current"]  # noqa: PTH208
+    assert link.readlink() == Path("r2")
+    assert names(link.parent) == ["current"]
 
 
-def test_a_link_never_replaces_a_folder(tmp_path: Path) -> None:
+def test_a_link_never_replaces_a_folder(tmp_path):
     (tmp_path / "current" / "kept").mkdir(parents=True)
     with pytest.raises(MissingPrerequisite, match="it is a directory"):
         switch_link(tmp_path / "current", "r1")
     assert (tmp_path / "current" / "kept").is_dir()
-    assert os.listdir(tmp_path) == ["current"]  # noqa: PTH208
+    assert names(tmp_path) == ["current"]
 
 
-def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_holder_is_told_who_the_first_is_and_a_dead_one_holds_nothing(tmp_path):
     process = start(HOLDER, tmp_path / "lock")
-    try:
-        with (
-            pytest.raises(
-                MissingPrerequisite, match=f"held by {getpass.getuser()}, pid {process.pid} on "
-            ),
-            locked(tmp_path / "lock", wait_seconds=0.1),
-        ):
-            pass
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_dead_holder_holds_nothing(tmp_path: Path) -> None:
-    process = start(HOLDER, tmp_path / "lock")
-    process.send_signal(signal.SIGKILL)
+    said = f"held by {getpass.getuser()}, pid {process.pid} on "
+    with pytest.raises(LockBusy, match=said), locked(tmp_path / "lock", wait_seconds=0.1):
+        pass
+    process.kill()
     process.wait()
     with locked(tmp_path / "lock", wait_seconds=1):
         assert f"pid {os.getpid()} on " in (tmp_path / "lock").read_text()
 
 
-def test_a_full_disk_does_not_keep_a_lock_from_being_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_does_not_keep_a_lock_from_being_taken(tmp_path, monkeypatch):
     """Who frees space takes one first; the holder's name in it is for people only."""
 
-    def full(*_: object) -> int:
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
@@ -192,15 +176,17 @@ def test_a_full_disk_does_not_keep_a_lock_from_being_taken(
         pass
 
 
-def test_nobody_but_its_owner_can_open_a_lock(tmp_path: Path) -> None:
+def test_nobody_but_its_owner_can_open_a_lock(tmp_path):
     (tmp_path / "old").touch(mode=0o644)
     for name in ("old", "new"):
-        with locked(tmp_path / name):
+        with pytest.raises(ValueError, match="x"), locked(tmp_path / name):
+            raise ValueError("x")
+        with locked(tmp_path / name, wait_seconds=0.1):  # free after a failure
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
-def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path: Path, kind: str) -> None:
+def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path, kind):
     thesis, lock = tmp_path / "thesis", tmp_path / "lock"
     thesis.write_text("work of years")
     if kind == "link":
@@ -214,17 +200,17 @@ def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path: Path, kind: 
     assert thesis.read_text() == "work of years"
 
 
-def test_a_lock_that_was_removed_with_its_directory_holds_nobody(tmp_path: Path) -> None:
+def test_a_lock_that_was_removed_with_its_directory_holds_nobody(tmp_path):
     """Who waited for it must not hold a file that nobody else will ever find."""
     lock, waiting = tmp_path / "cluster/lock", threading.Event()
 
-    def hold_next() -> None:
+    def hold_next():
         waiting.set()
         with locked(lock), pytest.raises(LockBusy), locked(lock, wait_seconds=0.1):
             pass
         done.append(True)
 
-    done: list[bool] = []
+    done = []
     with locked(lock):
         other = threading.Thread(target=hold_next)
         other.start()
@@ -237,7 +223,7 @@ def test_a_lock_that_was_removed_with_its_directory_holds_nobody(tmp_path: Path)
 
 
 @as_root
-def test_a_reader_cannot_keep_an_admin_waiting(shared: Path) -> None:
+def test_a_reader_cannot_keep_an_admin_waiting(shared):
     """`flock PREFIX/.publish.lock` by whoever may read the prefix stopped even a rollback."""
     (shared / "prefix").mkdir(mode=0o755)
     with shared_lock(shared / "prefix/.publish.lock"):
@@ -250,14 +236,14 @@ def test_a_reader_cannot_keep_an_admin_waiting(shared: Path) -> None:
 
 
 @as_root
-def test_a_lock_that_a_stranger_made_first_is_refused(shared: Path) -> None:
+def test_a_lock_that_a_stranger_made_first_is_refused(shared):
     stranger("touch lock; chmod 666 lock", shared)
     with pytest.raises(MissingPrerequisite), locked(shared / "lock"):
         pass
 
 
 @as_root
-def test_root_and_the_owner_of_a_prefix_share_its_locks(shared: Path) -> None:
+def test_root_and_the_owner_of_a_prefix_share_its_locks(shared):
     stranger("mkdir prefix", shared)
     with locked(shared / "prefix/.lock"):
         pass
@@ -265,7 +251,7 @@ def test_root_and_the_owner_of_a_prefix_share_its_locks(shared: Path) -> None:
 
 
 @as_root
-def test_no_file_of_root_s_is_given_away_as_a_lock(shared: Path) -> None:
+def test_no_file_of_root_s_is_given_away_as_a_lock(shared):
     """A user moves what root made in his directory: root gave it to him, to lock it."""
     stranger("mkdir prefix", shared)
     secret = shared / "prefix/secret"
@@ -277,26 +263,10 @@ def test_no_file_of_root_s_is_given_away_as_a_lock(shared: Path) -> None:
     assert (shared / "prefix/.lock").stat().st_uid == 0
 
 
-def test_a_lock_is_free_after_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="x"), locked(tmp_path / "lock"):
-        raise ValueError("x")
-    with locked(tmp_path / "lock", wait_seconds=0.1):
-        pass
-
-
-def test_bytes_that_are_no_text_are_written_as_they_were(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "file", b"a\xffb".decode(errors="surrogateescape"))
-    assert (tmp_path / "file").read_bytes() == b"a\xffb"
-
-
-def test_a_shared_lock_s_folders_are_everybody_s_whatever_the_umask(tmp_path: Path) -> None:
-    old = os.umask(0o077)
-    try:
+def test_a_shared_lock_s_folders_are_everybody_s_whatever_the_umask(tmp_path):
+    with umask(0o077):
         with shared_lock(tmp_path / "apps" / "hpcdl" / ".lock"):
             (tmp_path / "apps" / "file").touch()
-        assert os.umask(0o077) == 0o077
-    finally:
-        os.umask(old)
-    assert (tmp_path / "apps").stat().st_mode & 0o777 == 0o755
-    assert (tmp_path / "apps" / "hpcdl").stat().st_mode & 0o777 == 0o755
-    assert (tmp_path / "apps" / "file").stat().st_mode & 0o777 == 0o644
+        assert current_umask() == 0o077
+    for name, mode in (("apps", 0o755), ("apps/hpcdl", 0o755), ("apps/file", 0o644)):
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode

@@ -5,7 +5,6 @@ import re
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields
-from typing import Any
 
 import jsonschema
 import pytest
@@ -26,7 +25,7 @@ SITE = site_schema()
 EXAMPLES = sorted((folder("templates") / "sites").glob("*.yaml"))
 
 
-def ecma_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Any:
+def ecma_pattern(validator, pattern, instance, schema):
     """JSON Schema's patterns are ECMAScript's: `$` is the end, `\\d` is 0 to 9."""
     text = instance if validator.is_type(instance, "string") else None
     if text is not None and not re.search(pattern.replace("$", r"\Z"), text, re.ASCII):
@@ -36,36 +35,29 @@ def ecma_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> An
 Reference = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": ecma_pattern})
 
 
-def faults_of(value: Any, schema: dict[str, Any] = SITE) -> list[str]:
+def faults_of(value, schema=SITE):
     document = parse_document(json.dumps(value), "f.yaml")
     with suppress(InvalidDocument):
         check(document, schema)
     return [fault.message for fault in document.faults]
 
 
-def plain(path: Any) -> Any:
+def plain(path):
     """A file's values with numbers and booleans typed, as a JSON file would have them."""
     return yaml.safe_load(path.read_text())
 
 
-def test_the_schema_itself_is_valid_json_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(SITE)
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_both_take_the_shipped_examples(path: Any) -> None:
+def test_both_take_the_shipped_examples(path):
+    jsonschema.Draft202012Validator.check_schema(SITE)
     assert Reference(SITE).is_valid(plain(path))
     assert faults_of(plain(path)) == []
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(value, path=()):
     """Every place in a value."""
-    if isinstance(value, dict):
-        children = list(value.items())
-    elif isinstance(value, list):
-        children = list(enumerate(value))
-    else:
-        children = []
+    listed = enumerate(value) if isinstance(value, list) else ()
+    children = value.items() if isinstance(value, dict) else listed
     found = [path] if path else []
     for key, child in children:
         found += places(child, (*path, key))
@@ -86,7 +78,7 @@ JUNK = st.one_of(
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> Any:
+def mutated(draw):
     """A shipped example with a few places changed, dropped or added to."""
     value = deepcopy(plain(draw(st.sampled_from(EXAMPLES))))
     for _ in range(draw(st.integers(1, 3))):
@@ -107,7 +99,7 @@ def mutated(draw: st.DrawFn) -> Any:
 
 
 @given(mutated())
-def test_the_verdict_is_that_of_jsonschema_on_mutated_documents(value: Any) -> None:
+def test_the_verdict_is_that_of_jsonschema_on_mutated_documents(value):
     if value == {}:
         return
     theirs = list(Reference(SITE).iter_errors(value))
@@ -120,19 +112,16 @@ def test_the_verdict_is_that_of_jsonschema_on_mutated_documents(value: Any) -> N
     assert bool(ours) == bool(theirs), (ours, [error.message for error in theirs])
 
 
-def numbers(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [one for child in value.values() for one in numbers(child)]
-    if isinstance(value, list):
-        return [one for child in value for one in numbers(child)]
-    return [value]
+def numbers(value):
+    children = value.values() if isinstance(value, dict) else value
+    nested = isinstance(value, dict | list)
+    return [one for child in children for one in numbers(child)] if nested else [value]
 
 
-def reads_as_text(error: jsonschema.ValidationError) -> bool:
+def reads_as_text(error):
     """A plain scalar where the schema wants text: text it is, if its own form is right."""
-    if error.validator != "type" or error.validator_value != "string":
-        return False
-    if isinstance(error.instance, (dict, list)):
+    kind = (error.validator, error.validator_value)
+    if kind != ("type", "string") or isinstance(error.instance, (dict, list)):
         return False
     return Reference(error.schema).is_valid(json.dumps(error.instance))
 
@@ -188,7 +177,7 @@ SCHEMA = {
         ("- 1", "the file must be a mapping, not a list", ""),
     ],
 )
-def test_each_fault_has_its_words_and_its_hint(text: str, fault: str, hint: str) -> None:
+def test_each_fault_has_its_words_and_its_hint(text, fault, hint):
     document = parse_document(text, "f.yaml")
     check(document, SCHEMA)
     found = [one for one in document.faults if fault in one.message]
@@ -196,7 +185,7 @@ def test_each_fault_has_its_words_and_its_hint(text: str, fault: str, hint: str)
     assert hint in found[0].hint
 
 
-def test_defaults_are_filled_in_and_scalars_typed_by_the_schema() -> None:
+def test_defaults_are_filled_in_and_scalars_typed_by_the_schema():
     document = parse_document("nodes: 4\nratio: 1\nname: no\nkind: gres\n", "f.yaml")
     values = check(document, SCHEMA)
     assert document.faults == []
@@ -205,25 +194,25 @@ def test_defaults_are_filled_in_and_scalars_typed_by_the_schema() -> None:
     }  # fmt: skip
 
 
-def test_many_thousand_unknown_keys_take_no_time() -> None:
+def test_many_thousand_unknown_keys_take_no_time():
     document = parse_document("".join(f"key{n}: 1\n" for n in range(20_000)), "f.yaml")
     with pytest.raises(InvalidDocument):
         check(document, SITE)
 
 
-def patterns(schema: Any) -> list[str]:
+def patterns(schema):
     if not isinstance(schema, dict):
         return []
     own = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
     return own + [one for child in schema.values() for one in patterns(child)]
 
 
-def test_no_pattern_uses_a_dollar_that_does_not_mean_the_end() -> None:
+def test_no_pattern_uses_a_dollar_that_does_not_mean_the_end():
     for pattern in patterns(SITE):
         assert all(end in "|" for end in re.findall(r"\$(.)", pattern)), pattern
 
 
-def test_the_formats_of_the_checks_files_name_what_the_code_has() -> None:
+def test_the_formats_of_the_checks_files_name_what_the_code_has():
     rows = facts.load("check_formats")
     row = rows["references"]["properties"]["references"]["items"]["properties"]
     assert tuple(row["proof"]["enum"]) == facts.PROOFS

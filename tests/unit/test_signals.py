@@ -14,13 +14,13 @@ from hpcdl.system.signals import terminable, undivided
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_they_end_the_work_as_ctrl_c_does(number: signal.Signals) -> None:
+def test_they_end_the_work_as_ctrl_c_does(number):
     with pytest.raises(KeyboardInterrupt), terminable():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_what_is_ignored_stays_ignored():
     """Under nohup the end of a terminal is no reason to stop."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -32,12 +32,12 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_step_that_must_be_known_ends_before_they_count(others: int) -> None:
+def test_a_step_that_must_be_known_ends_before_they_count(others):
     """Also where another thread takes the signal: its handler runs in this one at once."""
     done, end = [], threading.Event()
     threads = [threading.Thread(target=end.wait) for _ in range(others)]
 
-    def work() -> None:
+    def work():
         with terminable(), undivided():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.05)
@@ -90,7 +90,7 @@ while count < 200:
 """
 
 
-def test_a_signal_at_the_begin_or_the_end_of_a_step_leaves_nothing_held_back() -> None:
+def test_a_signal_at_the_begin_or_the_end_of_a_step_leaves_nothing_held_back():
     done = subprocess.run([sys.executable, "-c", BOMBARDED], timeout=60, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -125,14 +125,14 @@ with terminable""",
 )
 
 
-def test_what_has_just_been_started_ends_with_its_command(tmp_path: Path) -> None:
+def test_what_has_just_been_started_ends_with_its_command(tmp_path):
     started = tmp_path / "pid"
     done = subprocess.run([sys.executable, "-c", EARLY, str(started)], check=False, timeout=60)
     assert done.returncode == 5
     wait_until_ended(int(started.read_text()))
 
 
-def test_what_a_stopped_command_runs_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_stopped_command_runs_ends_with_it(tmp_path):
     """All of it: a build must not go on compiling for hours."""
     started = tmp_path / "pid"
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(started)])
@@ -143,14 +143,14 @@ def test_what_a_stopped_command_runs_ends_with_it(tmp_path: Path) -> None:
     wait_until_ended(int(started.read_text()))
 
 
-def wait_until_ended(pid: int) -> None:
+def wait_until_ended(pid):
     deadline = time.monotonic() + 60
     while runs(pid):
         assert time.monotonic() < deadline, "it still runs"
         time.sleep(0.02)
 
 
-def runs(pid: int) -> bool:
+def runs(pid):
     try:
         return "(sleep) Z" not in Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -160,6 +160,6 @@ def runs(pid: int) -> bool:
 WHILE_IMPORTED = "import signal, hpcdl.__main__; signal.raise_signal(signal.SIGINT)"
 
 
-def test_ctrl_c_while_modules_are_imported_prints_nothing() -> None:
+def test_ctrl_c_while_modules_are_imported_prints_nothing():
     done = subprocess.run([sys.executable, "-c", WHILE_IMPORTED], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

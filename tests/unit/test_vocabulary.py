@@ -2,13 +2,13 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcdl.cli import GROUPS, group_overview, load_group, overview
-from hpcdl.cli.framework import Command, Group, build_parser
+from hpcdl.cli.framework import Group, build_parser
+from tests.unit.conftest import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +54,7 @@ NAMES = {
 KEYS = {"folder", "folders", "hole", "holes", "pile", "room", "turn", "words", "standing"}
 
 
-def old_terms(text: str) -> list[str]:
+def old_terms(text):
     """What is said in old words, with the term that belongs there."""
     line = " ".join(text.split())
     return [
@@ -64,12 +64,10 @@ def old_terms(text: str) -> list[str]:
     ]
 
 
-def modules() -> list[Path]:
-    found = [*ROOT.glob("hpcdl/**/*.py"), *ROOT.glob("reframe_checks/*.py")]
-    return sorted(found)
+MODULES = sorted([*ROOT.glob("hpcdl/**/*.py"), *ROOT.glob("reframe_checks/*.py")])
 
 
-def strings(tree: ast.AST) -> Iterator[str]:
+def strings(tree):
     """Every text of a module, docstrings too; f-strings with their values as `X`."""
     inside = {
         id(part)
@@ -85,23 +83,23 @@ def strings(tree: ast.AST) -> Iterator[str]:
             yield text if isinstance(text, str) else ""
 
 
-def prose(text: str) -> str:
+def prose(text):
     """A text without the names of parameters and keys in it."""
     return re.sub(r"(?m)`[\w.]+`|^ *\w+:", "", text)
 
 
-def relative(path: Path) -> str:
+def relative(path):
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_texts_of_a_module_use_the_terms(path: Path) -> None:
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_texts_of_a_module_use_the_terms(path):
     tree = ast.parse(path.read_text())
     assert [old for text in strings(tree) for old in old_terms(prose(text))] == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_names_and_keys_of_a_module_use_the_terms(path: Path) -> None:
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_names_and_keys_of_a_module_use_the_terms(path):
     tree = ast.parse(path.read_text())
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     names = {path.stem, *(node.name for node in ast.walk(tree) if isinstance(node, kinds))}
@@ -115,32 +113,21 @@ def test_names_and_keys_of_a_module_use_the_terms(path: Path) -> None:
     assert (names & NAMES, keys & KEYS) == (set(), set())
 
 
-def helps() -> dict[str, str]:
-    """The help of every command, as it is printed, and the overviews."""
-    found = {"hpcdl": overview()}
-    for name in GROUPS:
-        entry = load_group(name)
-        commands = entry.commands if isinstance(entry, Group) else (entry,)
-        if isinstance(entry, Group):
-            found[name] = group_overview(entry)
-        for command in commands:
-            found[f"{name} {command.name}"] = help_of(name, command)
-    return found
-
-
-def help_of(name: str, command: Command) -> str:
-    return build_parser(f"hpcdl {name} {command.name}", command).format_help()
-
-
-HELPS = helps()
+HELPS = {
+    "hpcdl": overview(),
+    **{name: group_overview(entry) for name in GROUPS
+       if isinstance(entry := load_group(name), Group)},
+    **{f"{words} -h": build_parser(f"hpcdl {words}", command).format_help()
+       for words, command in commands().items()},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HELPS)
-def test_help_uses_the_terms(name: str) -> None:
+def test_help_uses_the_terms(name):
     assert old_terms(HELPS[name]) == []
 
 
-def plain(path: Path) -> str:
+def plain(path):
     """The text of a file: without template expressions and code, which hold names."""
     text = path.read_text()
     if path.suffix == ".py":
@@ -152,7 +139,7 @@ def plain(path: Path) -> str:
     return text
 
 
-def _quoted(code: re.Match[str] | str) -> str:
+def _quoted(code):
     """The texts in code, such as the reasons of a script's lines."""
     text = code if isinstance(code, str) else code.group()
     return " ".join(one for one in re.findall(r'"([^"\n]*)"', text) if " " in one)
@@ -168,28 +155,22 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
-def test_pages_templates_and_tools_use_the_terms(path: Path) -> None:
+def test_pages_templates_and_tools_use_the_terms(path):
     assert old_terms(plain(path)) == []
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "It leaves with 1 where a script has an error",
-        "a node is held against the others",
-        "the same command goes on where it stopped",
-        "publishes it at one stroke",
-        "there is no room in /tmp",
-        "The job works in a folder of its own",
-        "one machine that plays a cluster",
-        "prove it\nat   the door",
-    ],
-)
-def test_the_table_finds_an_old_word(text: str) -> None:
+    ["It leaves with 1 where a script has an error", "a node is held against the others",
+     "the same command goes on where it stopped", "publishes it at one stroke",
+     "there is no room in /tmp", "The job works in a folder of its own",
+     "one machine that plays a cluster", "prove it\nat   the door"],
+)  # fmt: skip
+def test_the_table_finds_an_old_word(text):
     assert len(old_terms(text)) == 1
 
 
-def test_the_table_lets_honest_words_be() -> None:
+def test_the_table_lets_honest_words_be():
     honest = (
         "headroom; 128 words of memory; a hyperparameter sweep; `data make folder DIR`; proof.json;"
         " options on the command line; doubtful; a left join with 3 rows; go on to the next page"

@@ -1,33 +1,56 @@
 """`hpcdl job lint`: any batch script, by anyone, against Slurm's rules by release.
 
-`lint` is pure: text in, findings out. `parse` reads the script (with `shell`, `tokens` and
-`options`), the `check_*` modules look at it, each function tied to the ids of rules in
-facts/slurm_rules.yaml, `waivers` takes out what the script allows itself, `lint_report` shows the
-rest. `files` finds and reads scripts, `run_lint` prints.
+`lint` is pure: text in, findings out. `parse` reads the script (with `shell` and `options`), the
+functions of the `check_*` modules look at it, `waivers` takes out what the script allows itself.
+`lint_report` reads files (with `files`) and prints.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
-from hpcdl.jobs.lint.finding import Finding
-from hpcdl.slurm.rules import Release, all_rules, as_release, known_releases, rule
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.slurm.rules import Release, Rule, all_rules, as_release, known_releases, rule
+from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
     from hpcdl.jobs.lint.cluster import Cluster
-    from hpcdl.jobs.lint.job import Hit
-    from hpcdl.jobs.lint.parse import Script
+    from hpcdl.jobs.lint.job import Check, Hit, Job
     from hpcdl.site.model import Partition
 
-__all__ = ["Finding", "explain", "lint", "run_lint"]
+__all__ = ["Finding", "all_checks", "explain", "lint"]
 
-_NO_PARSER = """note: only directives are checked, not what the scripts run
-  hint: pip install 'hpcdl[lint]'"""
+_CHECKS = ("directives", "values", "gpus", "steps", "signals", "habits")
+_MOST_LINES = 12
+"""So many further lines are named."""
+
+
+class Finding(NamedTuple):
+    """A rule broken at a place; line and column from 1, width in characters.
+
+    `detail` says what is special here ("did you mean '--gpus-per-node'?"), or is empty. `also` are
+    further lines of which the same is to be said.
+    """
+
+    rule: Rule
+    line: int
+    column: int
+    width: int
+    detail: str = ""
+    also: tuple[int, ...] = ()
+
+    @property
+    def message(self) -> str:
+        """What is wrong, in one line."""
+        lines = [*map(str, self.also[:_MOST_LINES]), *["..."] * (len(self.also) > _MOST_LINES)]
+        also = f" (also in line{'s' * (len(lines) > 1)} {', '.join(lines)})" if lines else ""
+        return f"{self.rule.title}: {self.detail}{also}" if self.detail else self.rule.title + also
+
+    @property
+    def severity(self) -> str:
+        """error, warning or advice."""
+        return self.rule.severity
 
 
 def lint(
@@ -40,83 +63,52 @@ def lint(
 ) -> tuple[Finding, ...]:
     """What is wrong with a batch script on a release of Slurm, in the order of its lines.
 
-    Args:
-        text: the script; line ends as they are in the file.
-        name: what findings call it.
-        version: a Slurm release, like 22.05 or 23.11.4.
-        partition: where it is to run, if known: adds checks against the partition's limits.
-        cluster: what the cluster has, if known: adds checks of partitions, accounts, GRES.
+    What is to be said with the same words of several lines is one finding, at the first. Where they
+    are known, `partition` adds checks of its limits and `cluster` of what else it has.
 
     Raises:
         BadInput: `version` is not a release, or older than the rules know.
     """
-    from hpcdl.jobs.lint.checks import hits
     from hpcdl.jobs.lint.job import Job
     from hpcdl.jobs.lint.parse import Script
     from hpcdl.jobs.lint.waivers import apply
 
-    release = _known(as_release(version))
+    release, oldest = as_release(version), known_releases()[0]
+    if release < as_release(f"{oldest}.0"):
+        raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
     script = Script(text, name).first
-    known = frozenset(one.id for one in all_rules())
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
-    found = apply(script, hits(Job(script, release, partition, cluster), active), known, active)
+    found = apply(script, _hits(Job(script, release, partition, cluster), active), active)
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}
-    return _said_once(script, [unique[key] for key in sorted(unique)])
+    same: dict[tuple[str, str], list[Hit]] = {}
+    for _, hit in sorted(unique.items()):
+        same.setdefault((hit.rule, hit.detail), []).append(hit)
+    findings = []
+    for (rule_id, detail), hits in same.items():
+        line, column = script.place(hits[0].start)
+        also = sorted({script.place(hit.start)[0] for hit in hits} - {line})
+        width = max(1, hits[0].length)
+        findings.append(Finding(rule(rule_id), line, column, width, detail, tuple(also)))
+    return tuple(findings)
 
 
-def run_lint(
-    paths: Sequence[Path],
-    version: str | None = None,
-    as_json: bool = False,
-    *,
-    partition: Partition | None = None,
-    cluster: Cluster | None = None,
-    as_sarif: bool = False,
-    advice: bool = False,
-) -> ExitCode:
-    """Lint files and print what is found; `-` is standard input.
+def _hits(job: Job, active: frozenset[str]) -> Iterator[Hit]:
+    """What all checks find of the active rules; in a template, what no filling mends."""
+    from hpcdl.jobs.lint.gaps import FILLED
 
-    The newest known release is checked by default; `partition` and `cluster` are those of `lint`.
-
-    Returns:
-        NO where a script has an error, else USAGE where one cannot be read, else OK.
-
-    Raises:
-        BadInput: `version` is not a release, or no script could be read.
-    """
-    from hpcdl.jobs.lint import lint_report
-    from hpcdl.jobs.lint.files import scripts
-
-    _say_what_is_not_read()
-    release = _covered(as_release(version or known_releases()[-1]))
-    results: list[tuple[str, tuple[Finding, ...]]] = []
-    refused: list[BadInput] = []
-    for path, text in scripts(paths):
-        if isinstance(text, BadInput):
-            refused.append(text)
-            continue
-        _say_what_is_not_checked(path, text)
-        found = lint(text, name=str(path), version=release, partition=partition, cluster=cluster)
-        results.append((str(path), found))
-        if not (as_json or as_sarif):
-            print(lint_report.as_text(str(path), text, str(release), found, advice=advice))
-    if not results and refused:
-        raise refused[0]
-    if as_sarif:
-        print(json.dumps(lint_report.as_sarif(results, advice=advice), indent=2))
-    elif as_json:
-        print(json.dumps(lint_report.as_data(str(release), results, advice=advice), indent=2))
-    return _verdict(results, refused)
+    wanted = active - FILLED if job.script.is_template else active
+    for rules, check in all_checks():
+        if rules & wanted:
+            yield from (hit for hit in check(job) if hit.rule in wanted)
 
 
-def _verdict(
-    results: Sequence[tuple[str, tuple[Finding, ...]]], refused: Sequence[BadInput]
-) -> ExitCode:
-    """Say what could not be read, and how it all ends."""
-    for error in refused:
-        print(error.render(), file=sys.stderr)
-    errors = any(one.severity == "error" for _, found in results for one in found)
-    return ExitCode.NO if errors else ExitCode.USAGE if refused else ExitCode.OK
+def all_checks() -> list[tuple[frozenset[str], Check]]:
+    """Every check with the ids of its rules, their modules imported."""
+    from hpcdl.jobs.lint.job import CHECKS
+
+    for name in _CHECKS:
+        import_module(f"hpcdl.jobs.lint.check_{name}")
+    return CHECKS
 
 
 def explain(rule_id: str) -> str:
@@ -131,53 +123,3 @@ def explain(rule_id: str) -> str:
         f"{one.id}: {one.title}\n{one.severity}, {one.span}, {one.proof}\n\n"
         f"then: {one.consequence}\nfix:  {one.fix}\nfrom: {one.source}{seen}"
     )
-
-
-def _say_what_is_not_read() -> None:
-    """Without its parser, nothing of what a script runs is."""
-    from hpcdl.jobs.lint.shell import parser
-
-    if parser() is None:
-        print(_NO_PARSER, file=sys.stderr)
-
-
-def _say_what_is_not_checked(path: Path, text: str) -> None:
-    """Another shell's commands are not read."""
-    from hpcdl.jobs.lint.parse import Script
-
-    script = Script(text, str(path))
-    if not script.is_shell:
-        program = script.interpreter or "nothing"
-        print(f"note: {path}: {program} runs it, so only directives are checked", file=sys.stderr)
-
-
-def _covered(release: Release) -> Release:
-    """A release that the rules know; a newer one may have others."""
-    newest = as_release(known_releases()[-1])
-    if release > newest:
-        hint = f"--slurm-version {newest} is the nearest"
-        raise BadInput(f"the rules end with Slurm {newest}; {release} is newer", hint=hint)
-    return _known(release)
-
-
-def _known(release: Release) -> Release:
-    oldest = known_releases()[0]
-    if release < as_release(f"{oldest}.0"):
-        raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
-    return release
-
-
-def _said_once(script: Script, hits: Sequence[Hit]) -> tuple[Finding, ...]:
-    """The findings; what is said with the same words of several lines is one, at the first."""
-    places: dict[tuple[str, str], list[Hit]] = {}
-    for hit in hits:
-        places.setdefault((hit.rule, hit.detail), []).append(hit)
-    return tuple(_finding(script, same) for same in places.values())
-
-
-def _finding(script: Script, hits: Sequence[Hit]) -> Finding:
-    first = hits[0]
-    line, column = script.place(first.start)
-    also = sorted({script.place(hit.start)[0] for hit in hits} - {line})
-    length = max(1, first.length)
-    return Finding(rule(first.rule), line, column, length, first.detail, tuple(also))

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator
 from difflib import SequenceMatcher
 
 from hpcdl.facts import load
-from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.gaps import GAP
-from hpcdl.jobs.lint.job import Hit, Job, at, gpu_requests, nodes, tasks
+from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option, Options, known_options, letters, read_options
 from hpcdl.jobs.lint.parse import CONTINUED, Line, Script, directive_words
 from hpcdl.site import Partition
@@ -33,6 +32,16 @@ _MAX_SUGGESTIONS = 20
 _TIME = re.compile(r"(?:\d{1,5}-)?\d{1,7}(?::\d{1,2}){0,2}", re.A)
 _ALIKE = 0.8
 """So much of two names is the same where one is a slip of the pen: `--partiton`, not `--image`."""
+_EXCLUDE_EACH_OTHER = (
+    ("exclusive-oversubscribe", "exclusive", "oversubscribe"),
+    ("memory-flags", "mem", "mem-per-cpu"),
+    ("memory-flags", "mem", "mem-per-gpu"),
+    ("memory-flags", "mem-per-cpu", "mem-per-gpu"),
+    ("exact-whole", "exact", "whole"),
+    ("exclusive-overlap", "exclusive", "overlap"),
+    ("cpus-per-gpu-excludes", "cpus-per-gpu", "cpus-per-task"),
+    ("gpu-bind-alias", "gpu-bind", "tres-bind"),
+)
 
 
 @checks("directive-after-command", "directive-misspelt")
@@ -42,14 +51,14 @@ def stray_directives(job: Job) -> Iterator[Hit]:
     marked = [line for line in script.lines if line.text.startswith("#SBATCH")]
     if not script.is_batch and not all(script.is_comment(line.start) for line in marked):
         return  # It writes batch scripts, and is none.
-    header = [line for line in marked if line.number < script.header_end]
+    header = [line for line in marked if line.number <= len(script.header)]
     right = {_said(line) for line in header}
     until = _notes_begin(script, bool(header))
     for line in marked[len(header) :] if script.shebang else ():
         meant = line.start < until and not GAP.search(line.text) and _said(line) not in right
         if meant and script.is_comment(line.start):
             yield Hit("directive-after-command", line.start, len(line.text))
-    for line in script.lines[: script.header_end - 1]:
+    for line in script.header:
         if (found := _LOOKS_LIKE.match(line.text)) and not line.text.startswith(_DIRECTIVES):
             words, _ = directive_words(line, found.end())
             options = read_options(words, "sbatch", expands=False)
@@ -76,17 +85,15 @@ def _notes_begin(script: Script, batch: bool) -> int:
 @checks("directive-argument", "directive-continued")
 def broken_directives(job: Job) -> Iterator[Hit]:
     """Directives that sbatch refuses, or reads otherwise than they look."""
-    for directive in job.script.directives:
-        line, rest = directive.line, directive.options.rest
+    for line, _, options, broken in job.script.directives:
         below = job.script.lines[line.number : line.number + 1]
-        if directive.broken == CONTINUED and any(one.text[:1] not in {"", "#"} for one in below):
-            end = line.start + len(line.text.rstrip()) - 1
-            yield Hit("directive-continued", end, 1)
-        elif directive.broken not in {"", CONTINUED}:
-            yield Hit("directive-argument", line.start, len(line.text), directive.broken)
-        elif rest and all(o.fact for o in directive.options.given):
-            detail = f"'{rest[0].value[:60]}' is not an option"
-            yield Hit("directive-argument", rest[0].start, len(rest[0].raw), detail)
+        if broken == CONTINUED and any(one.text[:1] not in {"", "#"} for one in below):
+            yield Hit("directive-continued", line.start + len(line.text.rstrip()) - 1, 1)
+        elif broken not in {"", CONTINUED}:
+            yield Hit("directive-argument", line.start, len(line.text), broken)
+        elif options.rest and all(one.fact for one in options.given):
+            word = options.rest[0]
+            yield at("directive-argument", word, f"'{word.value[:60]}' is not an option")
 
 
 @checks("directive-variable")
@@ -96,9 +103,8 @@ def variables_in_directives(job: Job) -> Iterator[Hit]:
     A variable that neither the script nor every shell sets is one that a wrapper fills in.
     """
     own = {one.name for one in job.script.assignments}
-    mail = job.options.last("mail-type")
     unread = {"wrap", "comment", "export"}
-    if mail is None or mail.text.upper() == "NONE":
+    if job.options.text("mail-type").upper() in {"", "NONE"}:
         unread.add("mail-user")
     for option in job.options.given:
         names = set(_SHELL_VARIABLE.findall(option.text))
@@ -111,29 +117,26 @@ def variables_in_directives(job: Job) -> Iterator[Hit]:
 def unknown_options(job: Job) -> Iterator[Hit]:
     """Options and values that this release, or any release, does not know."""
     close: dict[tuple[str, str], str] = {}
-    for command, options in job.commands_at():
-        for option in options.given:
-            if option.fact is not None:
-                yield from _outside(job, option, option.fact.span, f"--{option.fact.name}")
-                yield from _value_outside_its_span(job, command, option)
-                continue
-            key = command, option.name[:60]
-            if key not in close:
-                names = {*known_options(command), *(job.cluster.plugin_options or ())}
-                close[key] = (
-                    _nearest(command, key[1], names) if len(close) < _MAX_SUGGESTIONS else ""
-                )
-            plugins = job.cluster.plugin_options
-            if option.name in (plugins or ()):
-                continue
+    plugins = job.cluster.plugin_options
+    given = [(command, one) for command, options in job.commands_at() for one in options.given]
+    for command, option in given:
+        name = option.name[:60]
+        if option.fact is not None:
+            yield from _outside(job, option, option.fact.span, f"--{option.fact.name}")
+            yield from _value_outside_its_span(job, command, option)
+        elif option.name not in (plugins or ()):
+            if (command, name) not in close:
+                names = {*known_options(command), *(plugins or ())}
+                hint = _nearest(command, name, names) if len(close) < _MAX_SUGGESTIONS else ""
+                close[command, name] = hint
+            hint = close[command, name]
             other = "srun" if command == "sbatch" else "sbatch"
             theirs = option.name in known_options(other)
             # Plug-ins add long options only.
-            sure = close[key] or len(option.name) == 1 or theirs or plugins is not None
-            rule = "option-misspelt" if sure else "option-foreign"
+            sure = hint or len(option.name) == 1 or theirs or plugins is not None
             dashes = "--" if job.script.text.startswith("--", option.start) else "-"
-            hint = f", {other} has" if theirs else close[key]
-            yield at(rule, option, f"{command} has no {dashes}{option.name[:60]}{hint}")
+            detail = f"{command} has no {dashes}{name}{f', {other} has' if theirs else hint}"
+            yield at("option-misspelt" if sure else "option-foreign", option, detail)
 
 
 def _outside(job: Job, option: Option, releases: Span, what: str) -> Iterator[Hit]:
@@ -148,9 +151,8 @@ def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[
         return
     given = {part.partition(":")[0].lower() for part in option.value.split(",")[:50]}
     for row in load("slurm_rules")["values"]:
-        if row["option"] != option.name or row["value"].lower() not in given:
-            continue
-        if command in row.get("commands", (command,)):
+        named = row["option"] == option.name and row["value"].lower() in given
+        if named and command in row.get("commands", (command,)):
             yield from _outside(job, option, span(row), f"--{option.name}={row['value']}")
 
 
@@ -162,36 +164,24 @@ def _nearest(command: str, name: str, names: Collection[str]) -> str:
     return f"; did you mean '--{close}'?" if alike else ""
 
 
-@checks("exclusive-oversubscribe", "memory-flags", "exact-whole", "exclusive-overlap",
-        "cpus-per-gpu-excludes", "gpu-bind-alias")  # fmt: skip
+@checks(*{rule for rule, _, _ in _EXCLUDE_EACH_OTHER})
 def exclusive_pairs(job: Job) -> Iterator[Hit]:
     """Options of one command that exclude each other."""
-    pairs = (
-        ("exclusive-oversubscribe", "exclusive", "oversubscribe", ""),
-        ("memory-flags", "mem", "mem-per-cpu", ""),
-        ("memory-flags", "mem", "mem-per-gpu", ""),
-        ("memory-flags", "mem-per-cpu", "mem-per-gpu", ""),
-        ("exact-whole", "exact", "whole", "srun"),
-        ("exclusive-overlap", "exclusive", "overlap", "srun"),
-        ("cpus-per-gpu-excludes", "cpus-per-gpu", "cpus-per-task", ""),
-        ("gpu-bind-alias", "gpu-bind", "tres-bind", ""),
-    )
-    for command, options in job.commands_at():
-        for rule, first, second, only in pairs:
+    for _, options in job.commands_at():
+        for rule, first, second in _EXCLUDE_EACH_OTHER:
             one, other = options.last(first), options.last(second)
-            if one and other and only in {"", command}:
+            if one and other and one.fact and other.fact:
                 yield at(rule, max(one, other, key=lambda option: option.start))
 
 
 @checks("ntasks-per-gpu-excludes")
 def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
     """--ntasks-per-gpu beside what it excludes, in the same command."""
-    for _, options in job.commands_at():
+    for _, options, _ in job.given("ntasks-per-gpu"):
         other = options.last("ntasks-per-node", "gpus-per-task", "gpus-per-socket")
-        tres = options.last("tres-per-task")
-        if tres and "gpu" in tres.text:
-            other = other or tres
-        if other and options.has("ntasks-per-gpu"):
+        if other is None and "gpu" in options.text("tres-per-task"):
+            other = options.last("tres-per-task")
+        if other:
             yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
 
 
@@ -201,7 +191,7 @@ def tasks_not_per_node(job: Job) -> Iterator[Hit]:
     pinned = ("ntasks-per-node", "ntasks-per-gpu", "gpus-per-task", "tres-per-task")
     own = ("ntasks-per-node", "ntasks", "distribution")
     for part in job.script.components:
-        count, total, option = nodes(part), tasks(part), part.last("ntasks")
+        count, total, option = part.nodes, part.tasks, part.last("ntasks")
         if not (option and count and total and count > 1) or part.has(*pinned):
             continue
         # Without GPUs an uneven count may be meant: a controller and its workers.
@@ -231,42 +221,37 @@ def export_lists(job: Job) -> Iterator[Hit]:
 @checks("mpi-plugin", "pmix-v2-broken")
 def mpi_of_steps(job: Job) -> Iterator[Hit]:
     """--mpi= of steps against the plug-ins of the release."""
-    plugins = mpi_plugins(job.release)
+    plugins, known = mpi_plugins(job.release), {row["name"] for row in load("slurm_rules")["mpi"]}
     for step in job.sruns:
         option = step.options.last("mpi")
-        if option is None or "$" in option.text or option.text == "list":
-            continue
-        name = option.text.partition(",")[0]
-        if name not in plugins and any(row["name"] == name for row in load("slurm_rules")["mpi"]):
-            detail = f"Slurm {job.release} has: {', '.join(plugins)}"
-            yield at("mpi-plugin", option, detail)
-        elif name in {"pmix_v2", "pmix_v3"}:
+        name = option.text.partition(",")[0] if option else ""
+        if option and name in known - {*plugins}:
+            yield at("mpi-plugin", option, f"Slurm {job.release} has: {', '.join(plugins)}")
+        elif option and name in {"pmix_v2", "pmix_v3"}:
             yield at("pmix-v2-broken", option)
 
 
 @checks("partition-limit")
 def beyond_the_partition(job: Job) -> Iterator[Hit]:
     """What the directives ask for against the partition, where that is known."""
-    partition = job.partition
+    partition, options = job.partition, job.options
+    asked = options.last("partition")
     if partition is None or job.heterogeneous:
         return
-    asked = job.options.last("partition")
     if asked is not None and partition.name not in asked.text.split(","):
         return
-    for request in gpu_requests(job.options):
-        if request.option.name not in {"gpus-per-node", "gres"}:
-            continue
+    has = f"'{partition.name}' has"
+    for request in options.gpus:
         most = _most_gpus(partition, request.kind)
-        if request.count > most:
-            detail = f"'{partition.name}' has {most} GPUs per node"
-            yield at("partition-limit", request.option, detail)
-    option = job.options.last("nodes")
-    if option and job.nodes is not None and job.nodes > partition.nodes:
-        yield at(
-            "partition-limit", option, f"'{partition.name}' has {count_of(partition.nodes, 'node')}"
-        )
-    yield from _too_many_cpus(job, job.options)
-    limit, minutes = job.options.last("time"), time_minutes(job.options)
+        if request.option.name in {"gpus-per-node", "gres"} and request.number > most:
+            yield at("partition-limit", request.option, f"{has} {most} GPUs per node")
+    nodes, cpus = options.last("nodes"), options.last("cpus-per-task", "ntasks-per-node")
+    if nodes and job.nodes is not None and job.nodes > partition.nodes:
+        yield at("partition-limit", nodes, f"{has} {count_of(partition.nodes, 'node')}")
+    per_task = options.number("cpus-per-task") or 1
+    if cpus and job.tasks_per_node and per_task * job.tasks_per_node > partition.cpus:
+        yield at("partition-limit", cpus, f"{has} {partition.cpus} CPUs per node")
+    limit, minutes = options.last("time"), time_minutes(options)
     if limit and minutes is not None and minutes > partition.max_minutes:
         yield at("partition-limit", limit, f"'{partition.name}' allows {partition.max_time}")
 
@@ -276,15 +261,6 @@ def _most_gpus(partition: Partition, kind: str) -> int:
     groups = [group.gpu for group in partition.node_groups if group.gpu]
     of_kind = [gpu for gpu in groups if gpu.gres_type == kind]
     return max((gpu.per_node for gpu in of_kind or groups), default=0)
-
-
-def _too_many_cpus(job: Job, options: Options) -> Iterator[Hit]:
-    partition, option = job.partition, options.last("cpus-per-task", "ntasks-per-node")
-    assert partition is not None
-    cpus = options.number("cpus-per-task") or 1
-    if option and job.tasks_per_node and cpus * job.tasks_per_node > partition.cpus:
-        detail = f"'{partition.name}' has {partition.cpus} CPUs per node"
-        yield at("partition-limit", option, detail)
 
 
 def time_minutes(options: Options) -> int | None:

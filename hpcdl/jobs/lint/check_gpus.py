@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcdl.jobs.lint.check_steps import counts_cpus
-from hpcdl.jobs.lint.checks import checks
-from hpcdl.jobs.lint.job import Hit, Job, asks_per_task, at, gpu_requests, nodes, tasks_per_node
+from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Options
 from hpcdl.jobs.lint.parse import Assignment
-from hpcdl.jobs.lint.shell import parser
+from hpcdl.jobs.lint.shell import Word, parser
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _LOCAL_RANKS = (
@@ -42,7 +41,7 @@ def gpus_asked_twice(job: Job) -> Iterator[Hit]:
     """--gpus-per-node with --gres=gpu: in one command, or from the job into a step."""
     per_node_job = job.options.has("gpus-per-node") and not job.heterogeneous
     for command, options in job.commands_at():
-        gres = [one.option for one in gpu_requests(options) if one.option.name == "gres"]
+        gres = [one.option for one in options.gpus if one.option.name == "gres"]
         if gres and options.has("gpus-per-node"):
             yield at("gpu-flag-pair", gres[-1])
             yield at("gpu-flag-twice", gres[-1])
@@ -56,7 +55,7 @@ def typed_and_untyped(job: Job) -> Iterator[Hit]:
     """GPUs with and without a type in one component."""
     for part in job.script.components:
         # Of an option that is given twice only the last one counts.
-        requests = [one for one in gpu_requests(part) if one.option is part.last(one.option.name)]
+        requests = [one for one in part.gpus if one.option is part.last(one.option.name)]
         if len({bool(request.kind) for request in requests}) == 2:
             yield at("gpu-type-mixed", requests[-1].option)
 
@@ -73,42 +72,39 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     single = batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
     alone = amd or single or parser() is None or _without_srun(job)
     parts = () if alone else job.script.components
-    places = [(part, tasks_per_node(part) if batch else None) for part in parts]
+    places = [(part, part.tasks_per_node if batch else None) for part in parts]
     places += [(s.options, job.step_tasks_per_node(s)) for s in job.sruns if not amd]
     for options, per_node in places:
-        option = asks_per_task(options)
-        bound = _unbound(job, options) or options.has("gpu-bind", "tres-bind")
-        if option is not None and per_node != 1 and not bound:
-            yield at("gpus-per-task-isolates", option)
+        asked = [one.option for one in options.gpus
+                 if one.option.name in {"gpus-per-task", "tres-per-task"}]  # fmt: skip
+        if asked and per_node != 1 and not _bound_otherwise(job, options):
+            yield at("gpus-per-task-isolates", asked[0])
 
 
-def _unbound(job: Job, options: Options) -> bool:
-    """Whether the binding is lifted, on the command itself or on every step."""
+def _bound_otherwise(job: Job, options: Options) -> bool:
+    """Whether a binding is given, or lifted on the command itself or on every step."""
 
     def lifts(one: Options) -> bool:
-        bind, flags = one.last("gpu-bind"), one.last("gres-flags")
-        unbound = bind is not None and bind.text.startswith("none")
-        return unbound or (flags is not None and "allow-task-sharing" in flags.text)
+        shared = "allow-task-sharing" in one.text("gres-flags")
+        return shared or one.text("gpu-bind").startswith("none")
 
     steps = [step.options for step in job.sruns]
-    return lifts(options) or (bool(steps) and all(map(lifts, steps)))
+    given = options.has("gpu-bind", "tres-bind")
+    return given or lifts(options) or (bool(steps) and all(map(lifts, steps)))
 
 
 @checks("ntasks-per-gpu-isolates", "ntasks-per-gpu-with-cpus", "ntasks-per-gpu-pends")
 def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
     """Tasks counted per GPU: bound one by one, and at odds with CPUs per task."""
-    for _, options in job.commands_at():
-        option = options.last("ntasks-per-gpu")
-        bound = _unbound(job, options) or options.has("gpu-bind", "tres-bind")
-        single = [request.count for request in gpu_requests(options)] == [1]
-        if option is not None and not bound and not single:
+    for _, options, option in job.given("ntasks-per-gpu"):
+        single = [request.number for request in options.gpus] == [1]
+        if not single and not _bound_otherwise(job, options):
             yield at("ntasks-per-gpu-isolates", option)
-    option = job.options.last("ntasks-per-gpu")
-    tres = job.options.last("tres-per-task")
-    cpus = job.options.has("cpus-per-task") or (tres is not None and "cpu" in tres.text)
-    if option is not None and cpus:
-        yield at("ntasks-per-gpu-with-cpus", option)
-        yield at("ntasks-per-gpu-pends", option)
+    asked = job.options.last("ntasks-per-gpu")
+    cpus = job.options.has("cpus-per-task") or "cpu" in job.options.text("tres-per-task")
+    if asked is not None and cpus:
+        yield at("ntasks-per-gpu-with-cpus", asked)
+        yield at("ntasks-per-gpu-pends", asked)
 
 
 @checks("cpus-per-gpu-ignored")
@@ -116,23 +112,22 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
     """CPUs counted per GPU, which steps know since one release only; a whole step has all CPUs."""
     alone = [step.options for step in job.sruns
              if counts_cpus(job, step) and not step.options.has("cpus-per-task")]  # fmt: skip
-    for command, options in job.commands_at():
-        option = options.last("cpus-per-gpu")
-        if option is None or options.has("cpus-per-task"):
-            continue
-        if alone if command == "sbatch" else any(one is options for one in alone):
+    for command, options, option in job.given("cpus-per-gpu"):
+        ignored = alone if command == "sbatch" else any(one is options for one in alone)
+        if ignored and not options.has("cpus-per-task"):
             yield at("cpus-per-gpu-ignored", option)
 
 
 @checks("gpu-bind-isolates")
 def explicit_binds(job: Job) -> Iterator[Hit]:
     """--gpu-bind that shows a task fewer GPUs than its node has."""
-    for command, options in job.commands_at():
+    per_node = [one for one in job.options.gpus if one.option.name in {"gpus-per-node", "gres"}]
+    single = bool(per_node) and all(one.number == 1 for one in per_node)
+    if single or job.tasks == 1 or _without_srun(job):
+        return
+    for command, options, option in job.given("gpu-bind", "tres-bind"):
         one_task = command == "srun" and options.number("ntasks") == 1
-        if one_task or _one_gpu_per_node(job) or _without_srun(job):
-            continue
-        option = options.last("gpu-bind", "tres-bind")
-        if option and job.tasks != 1 and _HIDING_BINDS.search(option.text):
+        if not one_task and _HIDING_BINDS.search(option.text):
             yield at("gpu-bind-isolates", option)
 
 
@@ -142,21 +137,13 @@ def _without_srun(job: Job) -> bool:
     return others or (job.script.is_batch and "srun" not in job.script.text)
 
 
-def _one_gpu_per_node(job: Job) -> bool:
-    per_node = [one for one in gpu_requests(job.options)
-                if one.option.name in {"gpus-per-node", "gres"}]  # fmt: skip
-    return bool(per_node) and all(one.count == 1 for one in per_node)
-
-
 @checks("allow-task-sharing-srun-only", "allow-task-sharing-indices")
 def task_sharing(job: Job) -> Iterator[Hit]:
     """--gres-flags=allow-task-sharing where it is refused, or counts wrongly."""
-    for command, options in job.commands_at():
-        option = options.last("gres-flags")
-        if option is None or "allow-task-sharing" not in option.text:
-            continue
-        srun = command == "srun"
-        yield at("allow-task-sharing-indices" if srun else "allow-task-sharing-srun-only", option)
+    for command, _, option in job.given("gres-flags"):
+        where = "indices" if command == "srun" else "srun-only"
+        if "allow-task-sharing" in option.text:
+            yield at(f"allow-task-sharing-{where}", option)
 
 
 @checks("gpu-isolated-by-hand", "local-rank-global")
@@ -166,9 +153,9 @@ def visible_devices(job: Job) -> Iterator[Hit]:
         if one.value in {"", "-1", "NoDevFiles"} or one.command.within("substitution"):
             continue
         if _GLOBAL.search(one.value) and "%" not in one.value and job.nodes != 1:
-            yield _hit("local-rank-global", one)
+            yield at("local-rank-global", one)
         elif _LOCAL.search(one.value) and job.tasks_per_node != 1:
-            yield _hit("gpu-isolated-by-hand", one)
+            yield at("gpu-isolated-by-hand", one)
 
 
 @checks("local-rank-global")
@@ -178,16 +165,13 @@ def global_for_local(job: Job) -> Iterator[Hit]:
         return
     for one in job.script.assigned(*_LOCAL_RANKS):
         if _GLOBAL.search(one.value) and "%" not in one.value:
-            yield _hit("local-rank-global", one)
+            yield at("local-rank-global", one)
     for command in job.script.commands:
-        for place, word in enumerate(command.words):
+        for word, after in pairwise((*command.words, Word("", 0))):
             match = _RANK_ARGUMENT.match(word.raw) if word.raw[:2] == "--" else None
-            if match is None:
-                continue
-            after = "".join(one.raw for one in command.words[place + 1 : place + 2])
-            value = after if match.group(1) is None else match.group(1)
-            if _GLOBAL.search(value) and "%" not in value:
-                yield Hit("local-rank-global", word.start, len(word.raw))
+            value = match[1] if match and match[1] is not None else after.raw
+            if match and _GLOBAL.search(value) and "%" not in value:
+                yield at("local-rank-global", word)
 
 
 @checks("rank-of-batch-shell")
@@ -196,21 +180,20 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
     if not job.script.is_batch or job.tasks == 1:
         return
     for one in job.script.assignments if job.script.steps else ():
-        named = one.name in (*_LOCAL_RANKS, *_GLOBAL_RANKS) or (
-            one.name == "NODE_RANK" and job.nodes != 1  # of a single node it is 0
-        )
+        node_rank = one.name == "NODE_RANK" and job.nodes != 1  # of a single node it is 0
+        named = node_rank or one.name in (*_LOCAL_RANKS, *_GLOBAL_RANKS)
         if named and one.exported and not one.command.scopes and _filled_in(one.raw):
-            yield _hit("rank-of-batch-shell", one)
+            yield at("rank-of-batch-shell", one)
     for step in job.sruns:
         if step.command.within("inner"):
             continue
         # Agents that meet by a rendezvous take no heed of --node_rank; that of a single node is 0.
         meet = any("rdzv_backend" in one.value.replace("-", "_") for one in step.options.rest)
-        settled = meet or (nodes(step.options) if step.options.has("nodes") else job.nodes) == 1
+        settled = meet or (step.options.nodes if step.options.has("nodes") else job.nodes) == 1
         for before, word in pairwise((step.command.words[0], *step.options.rest)):
             of_node = _NODE_RANK.search(f"{before.raw} {word.raw}")
             if _filled_in(word.raw) and not (settled and of_node):
-                yield Hit("rank-of-batch-shell", word.start, min(len(word.raw), 60))
+                yield at("rank-of-batch-shell", word)
 
 
 def _filled_in(raw: str) -> bool:
@@ -224,14 +207,14 @@ def ranks_by_hand(job: Job) -> Iterator[Hit]:
     """Ranks that a script renumbers: by a case, a test or a table of its own."""
     for one in job.script.assigned(*_LOCAL_RANKS, *_GLOBAL_RANKS):
         if _INDEXED.search(one.value):
-            yield _hit("rank-by-hand", one)
+            yield at("rank-by-hand", one)
         elif one.name in _GLOBAL_RANKS and one.value in {"$SLURM_LOCALID", "${SLURM_LOCALID}"}:
             if job.nodes != 1 and job.script.is_batch:
-                yield _hit("rank-by-hand", one, "the local rank is taken for the global one")
+                yield at("rank-by-hand", one, "the local rank is taken for the global one")
         elif one.value.isdigit():
             rank = _rank_at(one)
             if rank is not None and int(rank) != int(one.value[:9]):
-                yield _hit("rank-by-hand", one, f"rank {rank} becomes {one.value[:9]}")
+                yield at("rank-by-hand", one, f"rank {rank} becomes {one.value[:9]}")
 
 
 def _rank_at(one: Assignment) -> str | None:
@@ -243,7 +226,3 @@ def _rank_at(one: Assignment) -> str | None:
         if scope.kind == "then" and (match := _TESTED.search(scope.subject)):
             return match.group(1)
     return None
-
-
-def _hit(rule: str, one: Assignment, detail: str = "") -> Hit:
-    return Hit(rule, one.start, len(one.raw.partition("\n")[0]), detail)

@@ -1,4 +1,4 @@
-"""Checks of what breaks most jobs: unawaited work, lost logs, idle nodes, empty variables."""
+"""Checks of the text and of what breaks most jobs: unawaited work, lost logs, idle nodes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from hpcdl.jobs.lint.check_signals import main_work
-from hpcdl.jobs.lint.checks import checks
 from hpcdl.jobs.lint.gaps import GAP
-from hpcdl.jobs.lint.job import Hit, Job, at, at_step
+from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import Step
+from hpcdl.jobs.lint.shell import Word
 
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
@@ -43,6 +43,32 @@ _USED = re.compile(rf"\$(?:({'|'.join(_SET_BY)})\b|\{{({'|'.join(_SET_BY)})\}})"
 _AT_ONCE = {"", ":", "[", "[[", "cd", "cat", "date", "echo", "exit", "export", "hostname", "mkdir",
             "printf", "set", "test", "true", "unset"}  # fmt: skip
 """Commands that are over at once; any other may be the work that the background serves."""
+
+
+@checks("shebang", "dos-line-ends", "nul-character", "byte-order-mark")
+def refused_text(job: Job) -> Iterator[Hit]:
+    """What sbatch refuses before it reads any directive."""
+    text = job.script.text
+    if job.script.is_batch and not text.startswith("#!") and not job.script.is_part:
+        yield Hit("shebang", 0, max(1, len(text[:200].partition("\n")[0])))
+    for rule, sign in (("dos-line-ends", "\r\n"), ("nul-character", "\0")):
+        if (place := text.find(sign)) >= 0:
+            yield Hit(rule, place, 1)
+    if text.startswith("\ufeff"):
+        yield Hit("byte-order-mark", 0, 1)
+
+
+@checks("export-flows")
+def export_flows_into_steps(job: Job) -> Iterator[Hit]:
+    """--export without ALL, and steps that inherit it."""
+    option = job.options.last("export")
+    if option is None or "ALL" in option.text.upper().split(",") or "$" in option.text:
+        return
+    cured = any("EXPORT_ENV" in word for word in job.script.words_of("unset"))
+    if cured or job.script.assigned("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
+        return
+    if any(not step.options.has("export") for step in job.sruns):
+        yield at("export-flows", option)
 
 
 @checks("background-unawaited")
@@ -87,8 +113,7 @@ def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     option, array = job.options.last("output"), job.options.last("array")
     text = job.script.text[option.start :].partition("\n")[0] if option else "%a"
     apart = re.search(r"%\d*[ajJ]|/dev/null", text) or GAP.search(text)
-    mode = job.options.last("open-mode")
-    appends = mode is not None and mode.text.startswith("a")
+    appends = job.options.text("open-mode").startswith("a")
     several = array is not None and not _ONE_TASK.match(array.text)
     if several and option and not (apart or appends):
         yield at("array-one-log", option)
@@ -97,18 +122,16 @@ def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
 @checks("directive-indented")
 def indented_directives(job: Job) -> Iterator[Hit]:
     """`  #SBATCH`: a comment; one of an option that is given elsewhere is switched off."""
-    for line in job.script.lines[: job.script.header_end - 1]:
+    for line in job.script.header:
         match = _INDENTED.match(line.text)
         if match and not job.options.has(match[1]):
             yield Hit("directive-indented", line.start, len(line.text.rstrip()))
 
 
-@checks("typographic", "byte-order-mark")
+@checks("typographic")
 def word_processor(job: Job) -> Iterator[Hit]:
     """What a word processor or a web page put in place of quotes, dashes and blanks."""
-    if job.script.text.startswith("\ufeff"):
-        yield Hit("byte-order-mark", 0, 1)
-    for line in job.script.lines[: job.script.header_end - 1]:
+    for line in job.script.header:
         said = re.split(r"\s#", line.text)[0]  # without its comment
         found = _TYPOGRAPHIC.search(said) if said.startswith("#SBATCH") else None
         if found:
@@ -119,12 +142,12 @@ def word_processor(job: Job) -> Iterator[Hit]:
 def assignments_with_blanks(job: Job) -> Iterator[Hit]:
     """`CORES = 64`: a command of that name, and $CORES is empty."""
     for command in job.script.commands if job.script.is_batch else ():
-        first, *rest = (word.raw for word in command.words[:2]) if command.words else ("",)
-        spaced = rest and re.match(r"=(?!=)", rest[0]) and first.isidentifier()
-        empty = len(command.words) > 2 and command.words[2].value == ""
-        if spaced and not empty and re.search(rf"\$\{{?{first}\b", job.script.text):
-            start, end = command.words[0].start, command.words[1]
-            yield Hit("assignment-spaced", start, end.start + len(end.raw) - start)
+        none = Word("", 0)
+        first, sign, value, *_ = [*command.words, none, none, none]
+        spaced = re.match(r"=(?!=)", sign.raw) and first.raw.isidentifier()
+        empty = len(command.words) > 2 and value.value == ""
+        if spaced and not empty and re.search(rf"\$\{{?{first.raw}\b", job.script.text):
+            yield Hit("assignment-spaced", first.start, sign.end - first.start)
 
 
 @checks("idle-nodes")
@@ -132,15 +155,11 @@ def nodes_without_work(job: Job) -> Iterator[Hit]:
     """Several nodes, and nothing that starts a program on the others."""
     option = job.options.last("nodes")
     several = job.nodes is not None and job.nodes > 1
-    alone = job.script.is_shell and not _LOOKS_ELSEWHERE.search(_code(job))
+    lines = (line.text for line in job.script.lines)
+    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    alone = job.script.is_shell and not _LOOKS_ELSEWHERE.search(code)
     if option and several and alone and any(True for _ in main_work(job)):
         yield at("idle-nodes", option)
-
-
-def _code(job: Job) -> str:
-    """The script without comments."""
-    lines = job.script.lines
-    return "\n".join(line.text for line in lines if not line.text.lstrip().startswith("#"))
 
 
 @checks("torchrun-per-task")
@@ -149,7 +168,7 @@ def agents_per_task(job: Job) -> Iterator[Hit]:
     for step in job.sruns:
         per_node = job.step_tasks_per_node(step)
         if per_node is not None and per_node > 1 and _starts_several(step):
-            yield at_step("torchrun-per-task", step, f"{per_node} tasks per node")
+            yield at("torchrun-per-task", step, f"{per_node} tasks per node")
 
 
 def _starts_several(step: Step) -> bool:
@@ -167,14 +186,14 @@ def _starts_several(step: Step) -> bool:
 def more_ranks_than_tasks(job: Job) -> Iterator[Hit]:
     """`mpirun -np 8` in an allocation of four tasks."""
     for step in job.script.steps:
-        if step.launcher not in {"mpirun", "mpiexec", "orterun", "prun"} or job.tasks is None:
-            continue
         words = [word.value for word in step.options.rest]
-        asked = _ranks(words)
+        asked = _ranks(words) if step.launcher in {"mpirun", "mpiexec", "orterun", "prun"} else ""
         spread = any("oversubscribe" in word for word in words)
-        if asked.isdigit() and int(asked) > job.tasks and not spread and job.options.has("ntasks"):
+        if job.tasks is None or not job.options.has("ntasks") or spread:
+            continue
+        if asked.isdigit() and int(asked) > job.tasks:
             detail = f"{asked} ranks for {job.tasks} task{'s' * (job.tasks != 1)}"
-            yield at_step("mpirun-beyond", step, detail)
+            yield at("mpirun-beyond", step, detail)
 
 
 def _ranks(words: list[str]) -> str:

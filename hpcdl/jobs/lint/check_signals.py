@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from bisect import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcdl.jobs.lint.check_directives import time_minutes
-from hpcdl.jobs.lint.checks import checks
-from hpcdl.jobs.lint.job import Hit, Job, at
+from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option
-from hpcdl.jobs.lint.shell import Command, parser
+from hpcdl.jobs.lint.shell import Command, Word, parser
 
 _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", re.A)
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
@@ -26,8 +25,7 @@ _EARLY = 60
 """Seconds by which Slurm may send --signal early, sbatch(1)."""
 
 
-@dataclass(frozen=True)
-class WallSignal:
+class _WallSignal(NamedTuple):
     """What --signal asks for: the signal without SIG, seconds before the end, B and R."""
 
     option: Option
@@ -37,15 +35,13 @@ class WallSignal:
     preempt: bool
 
 
-def wall_signal(job: Job) -> WallSignal | None:
-    """The job's --signal, if it has a well-formed one."""
+def _wall_signal(job: Job) -> _WallSignal | None:
     option = job.options.last("signal")
     match = _SIGNAL.match(option.text) if option else None
     if option is None or match is None:
         return None
-    letters, name, seconds = match.groups()
-    flags = letters or ""
-    return WallSignal(option, _plain(name), int(seconds or 60), "B" in flags, "R" in flags)
+    flags, name, seconds = match.groups(default="")
+    return _WallSignal(option, _plain(name), int(seconds or 60), "B" in flags, "R" in flags)
 
 
 def _plain(name: str) -> str:
@@ -53,8 +49,7 @@ def _plain(name: str) -> str:
     return _NUMBERS.get(upper, upper)
 
 
-@dataclass(frozen=True)
-class Trap:
+class _Trap(NamedTuple):
     """A trap: its handler as written, and its signals without SIG."""
 
     command: Command
@@ -67,22 +62,19 @@ class Trap:
         return self.handler not in {"", "-"}
 
 
-def traps(job: Job) -> tuple[Trap, ...]:
+def _traps(job: Job) -> Iterator[_Trap]:
     """The script's traps, those of its inner scripts left out."""
-    found = []
     for command in job.script.commands:
         if command.name == "trap" and len(command.words) > 2 and not command.within("inner"):
             words = [word.value for word in command.words[1:] if word.value != "--"]
-            signals = frozenset(map(_plain, words[1:])) - _PSEUDO
-            if signals:
-                found.append(Trap(command, words[0], signals))
-    return tuple(found)
+            if signals := frozenset(map(_plain, words[1:])) - _PSEUDO:
+                yield _Trap(command, words[0], signals)
 
 
 @checks("signal-not-trapped", "signal-steps-only", "signal-early", "signal-r-denied")
 def warning_signal(job: Job) -> Iterator[Hit]:
     """Whether the walltime signal reaches a process that handles it."""
-    asked = wall_signal(job)
+    asked = _wall_signal(job)
     if asked is None:
         return
     if asked.preempt and job.cluster.settings.get("PreemptMode", "OFF").upper().startswith("OFF"):
@@ -90,53 +82,47 @@ def warning_signal(job: Job) -> Iterator[Hit]:
     minutes = time_minutes(job.options)
     if minutes and minutes * 60 <= asked.seconds + _EARLY:
         yield at("signal-early", asked.option)
-    if not job.script.is_shell or not job.script.shebang or _execs(job) or parser() is None:
+    # A program may take the shell's place, and with it the signal.
+    execs = any(one.name == "exec" and len(one.words) > 1 for one in _outer(job))
+    if execs or not job.script.is_shell or not job.script.shebang or parser() is None:
         return  # no one knows what it traps
-    trapped = any(asked.signal in trap.signals for trap in traps(job))
+    trapped = any(asked.signal in trap.signals for trap in _traps(job))
     if asked.batch and not trapped and not _trapped_unseen(job):
         yield at("signal-not-trapped", asked.option)
     if not asked.batch and trapped:
         yield at("signal-steps-only", asked.option)
 
 
+def _outer(job: Job) -> list[Command]:
+    """The commands that the script itself runs, one after the other."""
+    apart = ("function", "substitution", "inner")
+    return [one for one in job.script.commands if not one.within(*apart)]
+
+
 def _trapped_unseen(job: Job) -> bool:
     """Whether a trap names its signal by a variable, or a file is sourced that may set one."""
-    by_name = any("$" in name for trap in traps(job) for name in trap.signals)
-    return by_name or any(
-        command.name in {"source", "."} and any(_TRAPS.search(w.raw) for w in command.words[1:])
-        for command in job.script.commands
-    )
-
-
-def _execs(job: Job) -> bool:
-    """Whether a program takes the shell's place, and with it the signal."""
-    return any(
-        command.name == "exec" and len(command.words) > 1
-        for command in job.script.commands
-        if not command.within("function", "substitution", "inner")
-    )
+    by_name = any("$" in name for trap in _traps(job) for name in trap.signals)
+    return by_name or any(map(_TRAPS.search, job.script.words_of("source", ".")))
 
 
 def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]]:
     """The commands that run long, with the offset of their launcher; steps that sleep if asked."""
     steps = {step.command.start: step for step in job.script.steps}
-    for command in job.script.commands:
-        if command.within("function", "substitution", "inner", "condition"):
-            continue
+    for command in (one for one in _outer(job) if not one.within("condition")):
         step = steps.get(command.start)
         if step is not None and step.command is command:
             if not (step.brief if sleeps else step.trivial):
                 yield command, step.start
-        elif command.words and _PROGRAMS.match(command.name.rpartition("/")[2]):
+        elif _PROGRAMS.match(command.program):
             yield command, command.words[0].start
 
 
 @checks("trap-deferred")
 def foreground_under_trap(job: Job) -> Iterator[Hit]:
     """A trap whose signal comes while bash waits for a foreground child."""
-    asked = wall_signal(job)
+    asked = _wall_signal(job)
     wanted = {"USR1", "USR2"} | ({asked.signal} if asked and asked.batch else set())
-    caught = [trap for trap in traps(job) if trap.catches and trap.signals & wanted]
+    caught = [trap for trap in _traps(job) if trap.catches and trap.signals & wanted]
     if not caught or (asked and not asked.batch):
         return
     start = caught[0].command.start
@@ -153,35 +139,31 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
 @checks("wait-once")
 def single_wait(job: Job) -> Iterator[Hit]:
     """One wait for a background step, which the first trapped signal ends."""
-    catching = [trap for trap in traps(job) if trap.catches]
+    catching = [trap for trap in _traps(job) if trap.catches]
     behind = [command for command, _ in main_work(job) if command.background]
     if not catching or not behind:
         return
-    waits = [c for c in job.script.commands if c.name == "wait" and not c.within("inner")]
-    outside = [command for command in waits if not command.within("function")]
+    outside = [one for one in job.script.commands
+               if one.name == "wait" and not one.within("inner", "function")]  # fmt: skip
     again = len(outside) != 1 or outside[0].within("loop")
-    functions = _settling_functions(job)
-    handled = any(_handler_settles(trap, functions) for trap in catching)
-    if not again and not handled and outside[0].start > behind[-1].start:
-        yield Hit("wait-once", outside[0].words[0].start, len("wait"))
+    if not (again or _settles(job, catching)) and outside[0].start > behind[-1].start:
+        yield at("wait-once", outside[0].words[0])
 
 
-def _settling_functions(job: Job) -> frozenset[str]:
-    """The functions that wait themselves, or end the script or the job."""
-    return frozenset(
+def _settles(job: Job, traps: list[_Trap]) -> bool:
+    """Whether a handler, or a function that it calls, waits itself, or ends the script or job."""
+    functions = {
         scope.subject
         for command in job.script.commands
         if command.name in {"wait", "exit"} or "requeue" in {word.raw for word in command.words}
         for scope in command.scopes
         if scope.kind == "function"
+    }
+    return any(
+        re.search(r"\b(?:wait|exit|requeue)\b", trap.handler)
+        or functions & {word.strip(";'\"") for word in trap.handler.split()}
+        for trap in traps
     )
-
-
-def _handler_settles(trap: Trap, functions: frozenset[str]) -> bool:
-    """Whether a handler waits itself, or ends the script or the job."""
-    if re.search(r"\b(?:wait|exit|requeue)\b", trap.handler):
-        return True
-    return bool(functions & {word.strip(";'\"") for word in trap.handler.split()})
 
 
 def deciding(job: Job) -> frozenset[int]:
@@ -190,8 +172,7 @@ def deciding(job: Job) -> frozenset[int]:
     The last one of the script, or of a branch; under `set -e` all behind it; those whose status
     `&&`, `||` or the next command asks for; and in a pipe those whose last one is such.
     """
-    commands = [one for one in job.script.commands
-                if not one.within("function", "substitution", "inner")]  # fmt: skip
+    commands = _outer(job)
     strict = next((one.start for one in commands if _ends_at_errors(one)), len(job.script.text))
     strict = 0 if re.search(r"\s-\w*e", job.script.shebang) else strict
     found: set[int] = set()
@@ -217,7 +198,8 @@ def bare_waits(job: Job) -> Iterator[Hit]:
     """`wait` without a process: its status says nothing."""
     commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
     work = [command for command, _ in main_work(job)]
-    starts = [one.start for one in work if one.background and not _serves(one)]
+    starts = [one.start for one in work if one.background
+              and not any(_SERVES.match(word.value) for word in one.words)]  # fmt: skip
     served = [command.start for command in work if not command.background]
     careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
     decides = deciding(job)
@@ -234,13 +216,9 @@ def bare_waits(job: Job) -> Iterator[Hit]:
         if command.follow == "||" and after in (["true"], [":"]):  # nobody asks
             continue
         if command.follow or any(map(_uses_status, commands[place + 1 : place + 2])):
-            yield Hit("wait-status", command.words[0].start, len("wait"))
+            yield at("wait-status", command.words[0])
         elif not careful and command.start in decides:
-            yield Hit("wait-bare", command.words[0].start, len("wait"))
-
-
-def _serves(command: Command) -> bool:
-    return any(_SERVES.match(word.value) for word in command.words)
+            yield at("wait-bare", command.words[0])
 
 
 def _uses_status(command: Command) -> bool:
@@ -250,49 +228,31 @@ def _uses_status(command: Command) -> bool:
 @checks("pipe-status")
 def status_in_pipes(job: Job) -> Iterator[Hit]:
     """The work at the front of a pipe by which the job ends, without pipefail."""
-    if _pipefail(job) or "PIPESTATUS" in job.script.text:
+    script = job.script
+    pipefail = "pipefail" in script.words_of("set", "shopt") or "pipefail" in script.shebang
+    if pipefail or "PIPESTATUS" in script.text:
         return
     decides = deciding(job)
-    asked = any(one.name == "wait" and len(one.words) > 1 for one in job.script.commands)
+    asked = any(one.name == "wait" and len(one.words) > 1 for one in script.commands)
     for command, _ in main_work(job):
         heard = asked if command.background else command.start in decides
         if command.piped and heard:
-            yield Hit("pipe-status", command.words[0].start, len(command.words[0].raw[:40]))
-
-
-def _pipefail(job: Job) -> bool:
-    setters = (one for one in job.script.commands if one.name in {"set", "shopt"})
-    words = (word.raw for one in setters for word in one.words)
-    return "pipefail" in job.script.shebang or "pipefail" in words
-
-
-def _requeues(job: Job) -> list[Command]:
-    """The commands that put the job back into the queue."""
-    return [
-        command
-        for command in job.script.commands
-        if command.name.rpartition("/")[2] == "scontrol"
-        and any(word.value == "requeue" for word in command.words[1:3])
-    ]
+            yield at("pipe-status", command.words[0])
 
 
 @checks("requeue-truncates", "requeue-uncapped")
 def requeue(job: Job) -> Iterator[Hit]:
     """Requeues that lose the log, or never end."""
-    commands, option = _requeues(job), job.options.last("requeue")
-    mode = job.options.last("open-mode")
-    output = job.options.last("output")
-    nowhere = output is not None and output.text == "/dev/null"
-    appends = nowhere or (mode is not None and mode.text.startswith("a"))
-    appends = appends or (mode is None and job.cluster.sets("JobFileAppend", "1"))
-    if job.script.is_batch and not appends:
-        if option is not None:
-            yield at("requeue-truncates", option)
-        elif commands:
-            yield _at_command("requeue-truncates", commands[0])
-    if commands and "SLURM_RESTART_COUNT" not in job.script.text + job.script.sourced:
-        yield _at_command("requeue-uncapped", commands[0])
-
-
-def _at_command(rule: str, command: Command) -> Hit:
-    return Hit(rule, command.words[0].start, min(command.end - command.words[0].start, 60))
+    requeues = (
+        Word(job.script.text[one.words[0].start : one.words[-1].end], one.words[0].start)
+        for one in job.script.commands
+        if one.program == "scontrol" and "requeue" in (word.value for word in one.words[1:3])
+    )
+    command, option = next(requeues, None), job.options.last("requeue")
+    mode, nowhere = job.options.text("open-mode"), job.options.text("output") == "/dev/null"
+    appends = mode.startswith("a") or (not mode and job.cluster.sets("JobFileAppend", "1"))
+    place = option or command
+    if job.script.is_batch and not (nowhere or appends) and place:
+        yield at("requeue-truncates", place)
+    if command and "SLURM_RESTART_COUNT" not in job.script.text + job.script.sourced:
+        yield at("requeue-uncapped", command)

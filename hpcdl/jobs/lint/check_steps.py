@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcdl.jobs.lint.checks import checks
-from hpcdl.jobs.lint.job import Hit, Job, at, at_step, gpu_requests
-from hpcdl.jobs.lint.parse import Assignment, Step
+from hpcdl.jobs.lint.job import Hit, Job, at, checks
+from hpcdl.jobs.lint.parse import Step
+from hpcdl.slurm.rules import fact
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _RANKS = re.compile(
@@ -26,7 +26,7 @@ _TF_SERVER = re.compile(
 _OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "alias"}
 _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 """`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
-_NOT_BOUND = ("none", "no")
+_MPIRUN = ("mpirun", "mpiexec", "orterun")
 _MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
                 "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
 
@@ -38,13 +38,13 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     if asked is None or asked.number == 1 or _set_for(job, "SRUN_CPUS_PER_TASK"):
         return
     for step in _launches(job):
-        if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
+        unbound = _last_word(step, "cpu-bind") in {"none", "no"}
+        if _has_cpus(step) or unbound or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
-        joins = step.options.last("jobid")
-        other = joins is not None and joins.text.isdigit()
+        other = step.options.text("jobid").isdigit()
         if step.program == "docker" or step.options.has("pty") or other:
             continue  # Its daemon starts the work; a shell to look around; another job's step.
-        yield at_step(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
+        yield at(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
 
 
 def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
@@ -56,22 +56,19 @@ def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
 def _has_cpus(step: Step) -> bool:
     """Whether a step says its CPUs per task itself, or as a prefix."""
     prefix = {word.raw.partition("=")[0] for word in step.command.assignments}
-    return step.options.has("cpus-per-task") or bool(
-        prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
-    )
+    named = prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
+    return step.options.has("cpus-per-task") or bool(named)
 
 
 def counts_cpus(job: Job, step: Step) -> bool:
     """Whether a step gets just the CPUs that it counts for its tasks; only task/affinity binds."""
-    bind = step.options.last("cpu-bind")
-    bound = bind is not None and bind.text.split(",")[-1] in {"cores", "threads"}
+    bound = _last_word(step, "cpu-bind") in {"cores", "threads"}
     binds = bound and job.cluster.sets("TaskPlugin", "affinity")
     return binds or step.options.has("exact", "exclusive")
 
 
-def _unbound(step: Step) -> bool:
-    bind = step.options.last("cpu-bind")
-    return bind is not None and bind.text.split(",")[-1] in _NOT_BOUND
+def _last_word(step: Step, name: str) -> str:
+    return step.options.text(name).rpartition(",")[2]
 
 
 def _set_for(job: Job, name: str) -> bool:
@@ -82,39 +79,27 @@ def _set_for(job: Job, name: str) -> bool:
 @checks("srun-cpus-per-task-ignored")
 def cpus_by_variable(job: Job) -> Iterator[Hit]:
     """CPUs per task said through the environment, where srun listens to another variable."""
-    asked = job.options.last("cpus-per-task")
-    own = asked.text if asked else ""
+    asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
     relying = any(not step.options.has("cpus-per-task") for step in _launches(job))
     for one in job.script.assigned("SRUN_CPUS_PER_TASK") if relying else ():
         same = one.value == own or "SLURM_CPUS_PER_TASK" in one.value
-        if asked is None or not same:
-            yield _hit("srun-cpus-per-task-ignored", one)
+        if not (asked and same):
+            yield at("srun-cpus-per-task-ignored", one)
 
 
 @checks("cpus-per-task-mismatch")
 def cpus_changed(job: Job) -> Iterator[Hit]:
     """SLURM_CPUS_PER_TASK set to something else: every srun without its own dies, brief or not."""
-    asked = job.options.last("cpus-per-task")
-    own = asked.text if asked else ""
+    asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
     started = (step for step in job.sruns if not (step.asks or step.options.opaque))
     if all(step.options.has("cpus-per-task") for step in started):
         return
-    if asked is None or job.script.assigned("SLURM_TRES_PER_TASK") or _unset_tres(job):
+    unset = any("SLURM_TRES" in word for word in job.script.words_of("unset"))
+    if unset or job.script.assigned("SLURM_TRES_PER_TASK"):
         return
     for one in job.script.assigned("SLURM_CPUS_PER_TASK"):
-        if one.value != own and "SLURM_CPUS_PER_TASK:-" not in one.value:
-            yield _hit("cpus-per-task-mismatch", one)
-
-
-def _unset_tres(job: Job) -> bool:
-    return any(
-        command.name == "unset" and any("SLURM_TRES" in w.raw for w in command.words)
-        for command in job.script.commands
-    )
-
-
-def _hit(rule: str, one: Assignment) -> Hit:
-    return Hit(rule, one.start, len(one.raw.partition("\n")[0]))
+        if asked and one.value != own and "SLURM_CPUS_PER_TASK:-" not in one.value:
+            yield at("cpus-per-task-mismatch", one)
 
 
 @checks("step-of-shell")
@@ -126,7 +111,7 @@ def lines_of_the_shell(job: Job) -> Iterator[Hit]:
             continue
         quoted = first.raw[:1] in {"'", '"'} and _SHELL_LINE.match(first.value)
         if quoted or first.value in _OF_THE_SHELL:
-            yield Hit("step-of-shell", first.start, min(len(first.raw), 60))
+            yield at("step-of-shell", first)
 
 
 @checks("steps-exclusive")
@@ -135,8 +120,8 @@ def mpirun_without_whole(job: Job) -> Iterator[Hit]:
     if job.script.assigned("SLURM_WHOLE"):
         return
     for step in job.script.steps:
-        if step.launcher in {"mpirun", "mpiexec", "orterun"}:
-            yield at_step("steps-exclusive", step)
+        if step.launcher in _MPIRUN:
+            yield at("steps-exclusive", step)
 
 
 @checks("steps-whole")
@@ -150,26 +135,19 @@ def steps_side_by_side(job: Job) -> Iterator[Hit]:
     for step in side:
         own = step.options.has("exact", "exclusive", "overlap", "het-group", "nodelist", "relative")
         some = several and step.options.has("nodes")
-        if not (own or some or job.heterogeneous or _exact_by_cpus(job, step)):
-            yield at_step("steps-whole", step)
-
-
-def _exact_by_cpus(job: Job, step: Step) -> bool:
-    """Whether --cpus-per-task makes a step exact in this release."""
-    from hpcdl.slurm.rules import fact
-
-    return _has_cpus(step) and fact("exact-implied", job.release) is not None
+        exact = _has_cpus(step) and fact("exact-implied", job.release) is not None
+        if not (own or some or job.heterogeneous or exact):
+            yield at("steps-whole", step)
 
 
 @checks("overlap-cpus-only")
 def overlap_and_gpus(job: Job) -> Iterator[Hit]:
     """A monitor beside the training step, where --overlap shares CPUs only."""
-    if len(job.script.steps) < 2 or not any(True for _ in gpu_requests(job.options)):
+    if len(job.script.steps) < 2 or not job.options.gpus:
         return
     for step in job.sruns:
         option, gres = step.options.last("overlap"), step.options.last("gres", "gpus")
-        own = gres is not None and not any(True for _ in gpu_requests(step.options))
-        if option and not own:
+        if option and (gres is None or step.options.gpus):
             yield at("overlap-cpus-only", option)
 
 
@@ -178,7 +156,7 @@ def rank_binding(job: Job) -> Iterator[Hit]:
     """Binding by rank, which newer releases ignore."""
     for step in job.sruns:
         option = step.options.last("cpu-bind")
-        if option and option.text.split(",")[-1] in {"rank", "rank_ldom"}:
+        if option and _last_word(step, "cpu-bind") in {"rank", "rank_ldom"}:
             yield at("cpu-bind-rank", option)
 
 
@@ -202,21 +180,17 @@ def survivors_hang(job: Job) -> Iterator[Hit]:
         ranks = _RANKS.search(words) if together else _TRAINING.search(words)
         ends = tasks == 1 or step.options.has("kill-on-bad-exit", "wait")
         if ranks and (together or alone) and not ends:
-            yield at_step("kill-on-bad-exit", step)
+            yield at("kill-on-bad-exit", step)
 
 
 @checks("horovodrun", "horovod-elastic")
 def horovod_launcher(job: Job) -> Iterator[Hit]:
     """horovodrun, and its elastic mode."""
     elastic = ("--min-np", "--max-np", "--host-discovery-script", "--min-num-proc")
-    for step in job.script.steps:
-        if step.launcher != "horovodrun" or job.nodes == 1:
-            continue  # On one node it needs no ssh.
+    for step in job.script.steps if job.nodes != 1 else ():  # On one node it needs no ssh.
         words = [w for w in step.command.words if w.raw.partition("=")[0] in elastic]
-        if words:
-            yield Hit("horovod-elastic", words[0].start, len(words[0].raw))
-        else:
-            yield at_step("horovodrun", step)
+        if step.launcher == "horovodrun":
+            yield at("horovod-elastic", words[0]) if words else at("horovodrun", step)
 
 
 @checks("tf-server-shared")
@@ -236,21 +210,12 @@ def mpirun_binding(job: Job) -> Iterator[Hit]:
     """An mpirun of a program with threads, bound as Open MPI likes."""
     if job.script.assigned(*_MPI_BINDING):
         return
-    options = (
-        "-bind-to",
-        "--bind-to",
-        "-map-by",
-        "--map-by",
-        "--rankfile",
-        "-rf",
-        "--cpus-per-rank",
-    )
+    options = {"-bind-to", "--bind-to", "-map-by", "--map-by", "--rankfile", "-rf",
+               "--cpus-per-rank"}  # fmt: skip
     for step in job.script.steps:
-        if step.launcher not in {"mpirun", "mpiexec", "orterun"}:
-            continue
         words = [word.raw for word in step.command.words]
         program = any(word.rpartition("/")[2].startswith("python") for word in words)
         opaque = any(word.lstrip('"').startswith("$") for word in words[1:2])
         bound = any(word.partition("=")[0] in options for word in words)
-        if program and job.has_gpus and not bound and not opaque:
-            yield at_step("mpirun-bind", step)
+        if step.launcher in _MPIRUN and program and job.has_gpus and not bound and not opaque:
+            yield at("mpirun-bind", step)

@@ -16,6 +16,7 @@ MAX_BYTES = 4 * 1024**2
 """Slurm's own limit, max_script_size in slurm.conf's SchedulerParameters."""
 _DIRECTIVE = re.compile(r"^[ \t]*#SBATCH", re.M)
 _BEGINS = ("#!", "\ufeff#!", "#SBATCH")
+_WHAT = "a batch script begins with #! or has #SBATCH lines"
 
 
 def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
@@ -27,11 +28,10 @@ def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
         if str(path) == "-" or not path.is_dir():
             yield path, _attempt(path)
             continue
+        found: list[tuple[Path, str | BadInput]]
         found = [(one, text) for one in _below(path) if isinstance(text := _attempt(one), str)
                  and text.startswith(_BEGINS) and _DIRECTIVE.search(text)]  # fmt: skip
-        yield from found
-        if not found:
-            yield path, BadInput(f"no batch script below {path}", hint=_WHAT)
+        yield from found or [(path, BadInput(f"no batch script below {path}", hint=_WHAT))]
 
 
 def _below(directory: Path) -> Iterator[Path]:
@@ -47,9 +47,6 @@ def _attempt(path: Path) -> str | BadInput:
         return read_script(path)
     except BadInput as fault:
         return fault
-
-
-_WHAT = "a batch script begins with #! or has #SBATCH lines"
 
 
 def read_script(path: Path) -> str:

@@ -7,7 +7,7 @@ as well. Of such a script only that is said which no filling mends.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from hpcdl.jobs.lint.options import Option
 
@@ -40,22 +40,18 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z]\w*)", re.A)
 
 
 def is_template(
-    name: str, directives: Iterable[str], options: Iterable[Option], assigned: Collection[str]
+    name: str, directives: Iterable[str], given: Sequence[Option], assigned: Collection[str]
 ) -> bool:
     """Whether a script's name, directives or values of options say that something is missing.
 
     `assigned` are the variables that it sets itself: a directive that names one is a mistake.
     """
-    given = tuple(options)
-    return (
-        _NAME.search(name) is not None
-        or any(GAP.search(_COMMENT.sub("", text)) for text in directives)
-        or sum(one.value == "" for one in given) > 1
-        or any(_is_gap(one, assigned) for one in given if one.name in _COUNTED)
+    if _NAME.search(name) or any(GAP.search(_COMMENT.sub("", text)) for text in directives):
+        return True
+    return sum(one.value == "" for one in given) > 1 or any(
+        (one.name in _NUMBERS and _NO_NUMBER.match(one.text))
+        or (one.name == "array" and _BOUNDS.match(one.text))
+        or not set(_VARIABLE.findall(one.text)) <= {*assigned}
+        for one in given
+        if one.name in _COUNTED
     )
-
-
-def _is_gap(option: Option, assigned: Collection[str]) -> bool:
-    word = option.name in _NUMBERS and _NO_NUMBER.match(option.text)
-    bounds = option.name == "array" and _BOUNDS.match(option.text)
-    return bool(word or bounds) or bool(set(_VARIABLE.findall(option.text)) - {*assigned})

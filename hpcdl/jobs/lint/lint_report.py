@@ -1,17 +1,30 @@
-"""Findings as text in compiler style, JSON, and SARIF 2.1.0."""
+"""Lints files, and prints findings as text in compiler style, JSON, or SARIF 2.1.0."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
-from hpcdl.jobs.lint.finding import Finding
-from hpcdl.slurm.rules import SEVERITIES, Rule
+from hpcdl.jobs.lint import Finding, lint
+from hpcdl.jobs.lint.files import scripts
+from hpcdl.jobs.lint.parse import Script
+from hpcdl.jobs.lint.shell import parser
+from hpcdl.slurm.rules import SEVERITIES, Rule, as_release, known_releases
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
+from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import count_of, paint
 
+if TYPE_CHECKING:
+    from hpcdl.jobs.lint.cluster import Cluster
+    from hpcdl.site.model import Partition
+
+_NO_PARSER = """note: only directives are checked, not what the scripts run
+  hint: pip install 'hpcdl[lint]'"""
 _STYLES = {"error": "red", "warning": "yellow", "advice": "cyan"}
 _LEVELS = {"error": "error", "warning": "warning", "advice": "note"}
 """What SARIF calls them."""
@@ -20,17 +33,66 @@ Results = Sequence[tuple[str, Sequence[Finding]]]
 """Files, with what was found in each."""
 
 
-def as_text(
-    name: str, text: str, version: str, findings: Sequence[Finding], *, advice: bool = False
-) -> str:
+def run_lint(
+    paths: Sequence[Path],
+    version: str | None = None,
+    as_json: bool = False,
+    *,
+    partition: Partition | None = None,
+    cluster: Cluster | None = None,
+    as_sarif: bool = False,
+    advice: bool = False,
+) -> ExitCode:
+    """Lint files and print what is found; `-` is standard input.
+
+    The newest known release is checked by default; `partition` and `cluster` are those of `lint`.
+    The answer is NO where a script has an error, else USAGE where one cannot be read, else OK.
+
+    Raises:
+        BadInput: the rules do not know `version`, or no script could be read.
+    """
+    if parser() is None:
+        print(_NO_PARSER, file=sys.stderr)
+    newest = known_releases()[-1]
+    release = as_release(version or newest)
+    if release > as_release(newest):
+        hint = f"--slurm-version {newest} is the nearest"
+        raise BadInput(f"the rules end with Slurm {newest}; {release} is newer", hint=hint)
+    results: list[tuple[str, tuple[Finding, ...]]] = []
+    refused: list[BadInput] = []
+    for path, text in scripts(paths):
+        if isinstance(text, BadInput):
+            refused.append(text)
+            continue
+        name, script = str(path), Script(text, str(path))
+        if not script.is_shell:
+            program = script.interpreter or "nothing"
+            said = f"note: {path}: {program} runs it, so only directives are checked"
+            print(said, file=sys.stderr)
+        found = lint(text, name=name, version=release, partition=partition, cluster=cluster)
+        results.append((name, found))
+        if not (as_json or as_sarif):
+            print(_as_text(name, text, str(release), found, advice))
+    if not results and refused:
+        raise refused[0]
+    if as_sarif or as_json:
+        data = _as_sarif(results, advice) if as_sarif else _as_data(str(release), results, advice)
+        print(json.dumps(data, indent=2))
+    for error in refused:
+        print(error.render(), file=sys.stderr)
+    errors = any(one.severity == "error" for _, found in results for one in found)
+    return ExitCode.NO if errors else ExitCode.USAGE if refused else ExitCode.OK
+
+
+def _as_text(name: str, text: str, version: str, findings: Sequence[Finding], advice: bool) -> str:
     """Each finding with its place, line, caret, consequence, fix and source; then their number."""
-    lines = [printable(line) for line in text.split("\n")]
-    document = Document(printable(name), lines, Scalar("", False, Mark(1, 1)))
-    blocks = ["\n".join(_block(document, one)) for one in shown(findings, advice)]
-    return "\n\n".join([*blocks, summary(name, version, findings, advice=advice)])
+    lines = [_printable(line) for line in text.split("\n")]
+    document = Document(_printable(name), lines, Scalar("", False, Mark(1, 1)))
+    blocks = ["\n".join(_block(document, one)) for one in _shown(findings, advice)]
+    return "\n\n".join([*blocks, _summary(document.name, version, findings, advice)])
 
 
-def shown(findings: Sequence[Finding], advice: bool) -> list[Finding]:
+def _shown(findings: Sequence[Finding], advice: bool) -> list[Finding]:
     """The findings that are printed: advice only where it is asked for."""
     return [one for one in findings if advice or one.severity != "advice"]
 
@@ -38,7 +100,7 @@ def shown(findings: Sequence[Finding], advice: bool) -> list[Finding]:
 def _block(document: Document, finding: Finding) -> list[str]:
     rule = finding.rule
     severity = paint(f"{rule.severity}:", _STYLES[rule.severity])
-    message = f"{severity} {printable(finding.message)} [{rule.id}]"
+    message = f"{severity} {_printable(finding.message)} [{rule.id}]"
     mark = Mark(finding.line, finding.column)
     return [
         *show_fault(document, Fault(message, mark, width=finding.width)),
@@ -48,26 +110,27 @@ def _block(document: Document, finding: Finding) -> list[str]:
     ]
 
 
-def summary(name: str, version: str, findings: Sequence[Finding], *, advice: bool = False) -> str:
+def _summary(name: str, version: str, findings: Sequence[Finding], advice: bool) -> str:
     """`job.sh: 2 errors (Slurm 22.05); 3 pieces of advice: --advice shows them`."""
     counts = Counter(finding.severity for finding in findings)
     parts = [count_of(counts[one], one) for one in ("error", "warning") if counts[one]]
-    pieces = count_of(counts["advice"], "piece") + " of advice" if counts["advice"] else ""
-    if pieces and advice:
-        parts.append(pieces)
-    them = "it" if counts["advice"] == 1 else "them"
-    hidden = f"; {pieces}: --advice shows {them}" if pieces and not advice else ""
-    return f"{printable(name)}: {', '.join(parts) or 'no findings'} (Slurm {version}){hidden}"
+    hidden = ""
+    if counts["advice"]:
+        pieces = count_of(counts["advice"], "piece") + " of advice"
+        them = "it" if counts["advice"] == 1 else "them"
+        parts += [pieces] if advice else []
+        hidden = "" if advice else f"; {pieces}: --advice shows {them}"
+    return f"{name}: {', '.join(parts) or 'no findings'} (Slurm {version}){hidden}"
 
 
-def printable(text: str) -> str:
+def _printable(text: str) -> str:
     """Text without control characters, so that a script cannot drive the terminal."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() or sign == "\t" else "\ufffd" for sign in text)
 
 
-def as_data(version: str, results: Results, *, advice: bool = False) -> dict[str, Any]:
+def _as_data(version: str, results: Results, advice: bool) -> dict[str, Any]:
     """The findings of files as plain values: what `--json` prints. All are counted."""
     counts = Counter(finding.severity for _, findings in results for finding in findings)
     return {
@@ -75,7 +138,7 @@ def as_data(version: str, results: Results, *, advice: bool = False) -> dict[str
         "slurm": version,
         "counts": {severity: counts[severity] for severity in SEVERITIES},
         "files": [
-            {"file": name, "findings": [_row(one) for one in shown(findings, advice)]}
+            {"file": name, "findings": [_row(one) for one in _shown(findings, advice)]}
             for name, findings in results
         ],
     }
@@ -84,35 +147,19 @@ def as_data(version: str, results: Results, *, advice: bool = False) -> dict[str
 def _row(finding: Finding) -> dict[str, Any]:
     rule = finding.rule
     return {
-        "rule": rule.id,
-        "severity": rule.severity,
-        "line": finding.line,
-        "also": list(finding.also),
-        "column": finding.column,
-        "width": finding.width,
-        "message": finding.message,
-        "consequence": rule.consequence,
-        "fix": rule.fix,
-        "releases": str(rule.span),
-        "source": rule.source,
-        "proof": rule.proof,
-    }
+        "rule": rule.id, "severity": rule.severity, "line": finding.line,
+        "also": list(finding.also), "column": finding.column, "width": finding.width,
+        "message": finding.message, "consequence": rule.consequence, "fix": rule.fix,
+        "releases": str(rule.span), "source": rule.source, "proof": rule.proof,
+    }  # fmt: skip
 
 
-def as_sarif(results: Results, *, advice: bool = False) -> dict[str, Any]:
-    """The findings as a SARIF log, which code hosts show beside the lines."""
-    results = [(name, shown(findings, advice)) for name, findings in results]
-    rules = {finding.rule.id: finding.rule for _, findings in results for finding in findings}
-    driver = {
-        "name": "hpcdl job lint",
-        "version": __version__,
-        "rules": [_sarif_rule(rule) for rule in rules.values()],
-    }
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(name, one) for name, findings in results for one in findings],
-    }
+def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
+    found = [(name, one) for name, findings in results for one in _shown(findings, advice)]
+    rules = {finding.rule.id: _sarif_rule(finding.rule) for _, finding in found}
+    driver = {"name": "hpcdl job lint", "version": __version__, "rules": list(rules.values())}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints",
+           "results": [_sarif_result(name, one) for name, one in found]}  # fmt: skip
     return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 

@@ -11,18 +11,28 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import NamedTuple
 
 from hpcdl.facts import load
-from hpcdl.jobs.lint.tokens import Word
+from hpcdl.jobs.lint.shell import Word
 from hpcdl.slurm.rules import Span, span
 
 _OPTION_LIST = re.compile(r"OPT|ARG|FLAG|PARAM|\[[@*]\]", re.I)
 """In a variable's name: it holds options. Others hold a program, and what follows is its own."""
+_NODES = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?\Z", re.A)
+# A type may begin with a digit, as 3090 and 1g.10gb do; digits alone are one before a count only.
+_TYPE = r"[A-Za-z][^,:=]*|\d[^,:=]*(?=[:=]\d)|(?!\d+[kKmM](?:,|\Z))\d+[^\W\d][^,:=]*"
+_GRES_GPU = re.compile(
+    rf"(?:^|,)\s*(?:gres[:/])?gpu(?:[:=/]({_TYPE}))?(?:[:=](\d+[kKmM]?))?(?=,|\Z)"
+)
+_COUNT = re.compile(rf"(?:^|,)(?:({_TYPE})[:=])?(\d+)(?=,|\Z)")
+_GPU_OPTIONS = {
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"), _COUNT),
+    **dict.fromkeys(("gres", "tres-per-task"), _GRES_GPU),
+}
 
 
-@dataclass(frozen=True)
-class OptionFact:
+class OptionFact(NamedTuple):
     """What one command accepts: a name, its letter, its argument (required, optional, none)."""
 
     name: str
@@ -31,8 +41,7 @@ class OptionFact:
     span: Span
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """An option as given: its canonical name without dashes, its value, and its position.
 
     `value` is None where none was given. `fact` is None where no release knows the option.
@@ -47,7 +56,7 @@ class Option:
     @property
     def number(self) -> int | None:
         """The value as a whole number, None where it is something else."""
-        text = (self.value or "").strip()
+        text = self.text.strip()
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
 
     @property
@@ -56,20 +65,34 @@ class Option:
         return self.value or ""
 
 
+class GpuRequest(NamedTuple):
+    """GPUs that an option asks for, at least one; `kind` is the type, empty where none is named."""
+
+    option: Option
+    kind: str
+    number: int
+
+
 @dataclass(frozen=True)
 class Options:
-    """The options of one command line.
+    """The options of one command line, and what they ask for where it can be known.
 
-    `rest` are the words behind them. `opaque`: a variable among them may hold more options.
+    `rest` are the words behind them. `opaque`: a variable among them may hold more options. A
+    number that is left to Slurm is None.
     """
 
     given: tuple[Option, ...]
-    rest: tuple[Word, ...]
+    rest: tuple[Word, ...] = ()
     opaque: bool = False
 
     def last(self, *names: str) -> Option | None:
         """The option of one of these names; the last one counts, as for Slurm."""
         return next((one for one in reversed(self.given) if one.name in names), None)
+
+    def text(self, name: str) -> str:
+        """The value of an option, or nothing where it is absent."""
+        option = self.last(name)
+        return option.text if option else ""
 
     def has(self, *names: str) -> bool:
         """Whether one of these names is given."""
@@ -80,13 +103,63 @@ class Options:
         option = self.last(name)
         return option.number if option else None
 
+    @property
+    def gpus(self) -> list[GpuRequest]:
+        """Every request for GPUs."""
+        found = []
+        for option in self.given:
+            pattern = _GPU_OPTIONS.get(option.name)
+            for kind, count in pattern.findall(option.text[:2000]) if pattern else ():
+                if number := int((count or "1").rstrip("kKmM")[:9]):
+                    found.append(GpuRequest(option, kind, number))
+        return found
+
+    @property
+    def nodes(self) -> int | None:
+        """Number of nodes; None for a range, too."""
+        option = self.last("nodes")
+        if option is None:
+            single = self.number("ntasks") == 1 or not self.has("ntasks", "nodelist")
+            return 1 if single else None
+        match = _NODES.match(option.text)
+        return int(match[1]) if match and match[2] in {None, match[1]} else None
+
+    @property
+    def tasks_per_node(self) -> int | None:
+        """Tasks on each node."""
+        total, nodes = self.number("ntasks"), self.nodes
+        if self.has("ntasks-per-node"):
+            most = self.number("ntasks-per-node")
+            fewer = most and total and total < most * (nodes or 1)
+            # Beside --ntasks it is the most of a node.
+            return most if not fewer else total if nodes == 1 else None
+        if self.has("ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core", "ntasks-per-tres"):
+            return None
+        if not self.has("ntasks") or (total == 1 and not nodes):
+            return 1
+        if total is None or not nodes:
+            return None
+        return total // nodes if total % nodes == 0 and (nodes == 1 or total == nodes) else None
+
+    @property
+    def tasks(self) -> int | None:
+        """All tasks."""
+        if self.has("ntasks"):
+            return self.number("ntasks")
+        each, nodes = self.tasks_per_node, self.nodes
+        return None if each is None or nodes is None else each * nodes
+
 
 @cache
 def known_options(command: str) -> dict[str, OptionFact]:
     """The options that some release of a command (sbatch, srun) or a plug-in knows, by name."""
     facts = load("slurm_options")
     own = [row for row in facts["options"] if command in row["commands"]]
-    return {row["name"]: _fact(row) for row in (*own, *facts["plugins"])}
+    return {
+        row["name"]: OptionFact(row.get("means", row["name"]), row.get("short", ""),
+                                row.get("argument", "none"), span(row))
+        for row in (*own, *facts["plugins"])
+    }  # fmt: skip
 
 
 @cache
@@ -120,18 +193,15 @@ def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -
     while index < len(words):
         word, value = words[index], words[index].value
         if value == "--":
-            return Options(tuple(given), tuple(words[index + 1 :]), opaque)
+            index += 1
+            break
         if expands and word.raw.lstrip('"').startswith("$"):
             opaque = True
-            if not _holds_options(words, index, command):
+            if not _holds_options(words[index : index + 2], command):
                 break
             index += 1
-        elif value.startswith("--"):
-            option, taken = _long(words, index, command)
-            given.append(option)
-            index += taken
         elif value.startswith("-") and len(value) > 1:
-            options, taken = _cluster(words, index, command)
+            options, taken = _read(words[index : index + 2], command)
             given += options
             index += taken
         else:
@@ -139,47 +209,39 @@ def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -
     return Options(tuple(given), tuple(words[index:]), opaque)
 
 
-def _holds_options(words: Sequence[Word], index: int, command: str) -> bool:
-    """Whether the variable at `index` stands for options, so that more may follow."""
-    after = words[index + 1].value if index + 1 < len(words) else ""
+def _holds_options(words: Sequence[Word], command: str) -> bool:
+    """Whether the variable in front stands for options, so that more may follow."""
+    after = "".join(word.value for word in words[1:])
     name = after[2:].partition("=")[0] if after.startswith("--") else ""
-    return name in known_options(command) or bool(_OPTION_LIST.search(words[index].raw))
+    return name in known_options(command) or bool(_OPTION_LIST.search(words[0].raw))
 
 
-def _long(words: Sequence[Word], index: int, command: str) -> tuple[Option, int]:
-    """A long option, and how many words it takes."""
-    word = words[index]
-    name, equals, value = word.value[2:].partition("=")
-    fact = known_options(command).get(name) or _prefixes(command).get(name)
-    if fact is not None and fact.argument == "required" and not equals and index + 1 < len(words):
-        after = words[index + 1]
-        length = after.start + len(after.raw) - word.start
-        return Option(fact.name, after.value, word.start, length, fact), 2
-    text = value if equals else None
-    return Option(fact.name if fact else name, text, word.start, len(word.raw), fact), 1
-
-
-def _cluster(words: Sequence[Word], index: int, command: str) -> tuple[list[Option], int]:
-    """Letters in one word; one that takes an argument ends the cluster."""
-    word = words[index]
-    text = word.value[1:]
+def _read(words: Sequence[Word], command: str) -> tuple[list[Option], int]:
+    """The options in a word, and how many words they take: a long one, or a cluster of letters."""
+    text = words[0].value
+    if text.startswith("--"):
+        name, equals, value = text[2:].partition("=")
+        fact = known_options(command).get(name) or _prefixes(command).get(name)
+        option, taken = _option(words, fact, name, value if equals else None)
+        return [option], taken
     options: list[Option] = []
-    for place, letter in enumerate(text):
+    for place, letter in enumerate(text[1:], 2):
         fact = letters(command).get(letter)
-        if fact is None:
-            return [*options, Option(letter, None, word.start, len(word.raw), None)], 1
-        value: str | None = text[place + 1 :] or None
-        if fact.argument == "required" and value is None and index + 1 < len(words):
-            after = words[index + 1]
-            length = after.start + len(after.raw) - word.start
-            return [*options, Option(fact.name, after.value, word.start, length, fact)], 2
-        if fact.argument == "none":
-            options.append(Option(fact.name, None, word.start, len(word.raw), fact))
-            continue
-        return [*options, Option(fact.name, value, word.start, len(word.raw), fact)], 1
+        ends = fact is None or fact.argument != "none"  # what takes an argument ends the cluster
+        behind = text[place:] if fact and ends else ""
+        option, taken = _option(words, fact, letter, behind or None)
+        options.append(option)
+        if ends:
+            return options, taken
     return options, 1
 
 
-def _fact(row: dict[str, Any]) -> OptionFact:
-    name, letter = row.get("means", row["name"]), row.get("short", "")
-    return OptionFact(name, letter, row.get("argument", "none"), span(row))
+def _option(
+    words: Sequence[Word], fact: OptionFact | None, name: str, value: str | None
+) -> tuple[Option, int]:
+    """An option, whose argument may be the next word, and how many words it takes."""
+    word, name = words[0], fact.name if fact else name
+    if fact and fact.argument == "required" and value is None and len(words) > 1:
+        after = words[1]
+        return Option(name, after.value, word.start, after.end - word.start, fact), 2
+    return Option(name, value, word.start, len(word.raw), fact), 1

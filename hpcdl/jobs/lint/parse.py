@@ -11,18 +11,20 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 from hpcdl.jobs.functions import INSTALLED, called
 from hpcdl.jobs.lint.gaps import GAP_BLOCK, GAP_LINE, is_template
 from hpcdl.jobs.lint.options import Option, Options, read_options
-from hpcdl.jobs.lint.shell import Command, Reading, commands, read
-from hpcdl.jobs.lint.tokens import Word, past_wrappers, unquote
+from hpcdl.jobs.lint.shell import Command, Reading, Word, unquote
 
-SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
-TRIVIAL = frozenset(
+CONTINUED = "continued on the next line"
+"""`Directive.broken` of one that ends in a backslash."""
+_SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
+_TRIVIAL = frozenset(
     (
         "hostname", "cd", "echo", "printf", "true", "false", "date", "env", "printenv", "uname",
         "nvidia-smi", "rocm-smi", "id", "pwd", "ls", "cat", "scontrol", "sinfo", "free", "lscpu",
@@ -30,20 +32,20 @@ TRIVIAL = frozenset(
     )
 )  # fmt: skip
 """Programs whose rank count, CPUs and exit code rarely matter."""
+_WRAPPERS = {"time", "exec", "nohup", "command", "env", "timeout", "stdbuf", "nice", "builtin"}
 _DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM(?=[\s-]))", re.A)
 _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
-_BLANK = re.compile(r"[ \t\f\v\r]+")
+_DIRECTIVE_WORD = re.compile(
+    r"""[ \t\f\v\r]*((?:\\(?:.|\Z)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\\"' \t\f\v\r#])*)""", re.S
+)
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
-CONTINUED = "continued on the next line"
-"""`Directive.broken` of one that ends in a backslash."""
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A physical line: its number from 1, the offset of its start, and its text without the end."""
 
     number: int
@@ -51,8 +53,7 @@ class Line:
     text: str
 
 
-@dataclass(frozen=True)
-class Directive:
+class Directive(NamedTuple):
     """One #SBATCH line. `component` counts those of a heterogeneous job from 0.
 
     `broken` says what sbatch would refuse it for, or is empty.
@@ -64,8 +65,7 @@ class Directive:
     broken: str = ""
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """A variable that gets a value: `value` as written, without outer quotes."""
 
     name: str
@@ -77,8 +77,7 @@ class Assignment:
     adds: bool
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A command that launches ranks. `options` are srun's; for others all words are in `rest`."""
 
     launcher: str
@@ -95,15 +94,15 @@ class Step:
     @property
     def asks(self) -> bool:
         """Whether it starts nothing: `srun --mpi=list`, `srun --help`."""
-        mpi = self.options.last("mpi")
-        empty = (mpi and mpi.value == "list") or not (self.options.rest or self.options.opaque)
+        empty = not (self.options.rest or self.options.opaque)
         own = {word.value for word in self.options.rest[:1]} & {"--version", "--help"}  # mpirun's
-        return bool(empty or own) or self.options.has("help", "version", "usage")
+        lists = self.options.text("mpi") == "list"
+        return bool(empty or own or lists) or self.options.has("help", "version", "usage")
 
     @property
     def brief(self) -> bool:
         """Whether it is over at once: it only looks at something, as `srun hostname` does."""
-        return self.asks or self.program in TRIVIAL
+        return self.asks or self.program in _TRIVIAL
 
     @property
     def trivial(self) -> bool:
@@ -146,15 +145,14 @@ class Script:
     @cached_property
     def is_template(self) -> bool:
         """Whether something is to be filled in: hpcdl.jobs.lint.gaps."""
-        texts = (line.text for line in self.lines[: self.header_end - 1])
-        given = (option for part in self.components for option in part.given)
-        directives = (text for text in texts if text.startswith("#SBATCH"))
+        directives = (line.text for line in self.header if line.text.startswith("#SBATCH"))
+        given = [option for part in self.components for option in part.given]
         return is_template(self.name, directives, given, {one.name for one in self.assignments})
 
     @cached_property
     def first(self) -> Script:
         """The first script of a file of several: up to the next line with an interpreter."""
-        for line in self.lines[self.header_end :]:
+        for line in self.lines[len(self.header) + 1 :]:
             if re.match(r"#!\s*/", line.text) and self.is_comment(line.start):
                 return Script(self.text[: line.start], self.name, is_part=True)
         return self
@@ -168,29 +166,30 @@ class Script:
     @cached_property
     def is_shell(self) -> bool:
         """Whether a shell of Bourne's family runs it; without a shebang it is taken for one."""
-        return not self.shebang or self.interpreter in SHELLS
+        return not self.shebang or self.interpreter in _SHELLS
 
     @cached_property
     def _reading(self) -> Reading:
         """What it runs; behind a `source` of hpcdl's functions, those that it calls."""
-        own = read(self.text) if self.is_shell else Reading()
-        place = next((n for n, one in enumerate(own.commands) if _sources_functions(one)), None)
-        if place is None:
-            return own
-        self.sourced = called(self.text)
-        moved = [one.moved(own.commands[place].start) for one in read(self.sourced).commands]
-        return replace(own, commands=(*own.commands[: place + 1], *moved,
-                                      *own.commands[place + 1 :]))  # fmt: skip
+        reading = Reading(self.text if self.is_shell else "")
+        for place, command in enumerate(reading.commands):
+            file = command.words[1].value if len(command.words) > 1 else ""
+            if command.name in {"source", "."} and file.endswith(f"/{INSTALLED}"):
+                self.sourced = called(self.text)
+                sourced = [one.moved(command.start) for one in Reading(self.sourced).commands]
+                reading.commands[place + 1 : place + 1] = sourced
+                break
+        return reading
 
-    @property
+    @cached_property
     def commands(self) -> tuple[Command, ...]:
         """Its commands; none where no shell runs it."""
-        return self._reading.commands
+        return tuple(self._reading.commands)
 
     def in_body(self, offset: int) -> bool:
         """Whether an offset lies in a here-document."""
         bodies = self._reading.heredocs
-        index = bisect_right([start for start, _ in bodies], offset) - 1
+        index = bisect_right(bodies, (offset, len(self.text))) - 1
         return index >= 0 and offset < bodies[index][1]
 
     def is_comment(self, offset: int) -> bool:
@@ -198,8 +197,8 @@ class Script:
         return offset in self._reading.comments
 
     @cached_property
-    def header_end(self) -> int:
-        """The number of the line where sbatch stops looking for directives."""
+    def header(self) -> tuple[Line, ...]:
+        """The lines in which sbatch looks for directives: those before the first command."""
         within = 0  # up to where a template's own comment or statement goes
         for line in self.lines:
             text = line.text.lstrip()
@@ -208,23 +207,20 @@ class Script:
             if line.start < within or not text or text.startswith("#"):
                 continue
             if not GAP_LINE.match(text):
-                return line.number
-        return len(self.lines) + 1
+                return self.lines[: line.number - 1]
+        return self.lines
 
     @cached_property
     def directives(self) -> tuple[Directive, ...]:
         """The directives that count, in order."""
         found: list[Directive] = []
         component = 0
-        for line in self.lines[: self.header_end - 1]:
-            match = _DIRECTIVE.match(line.text)
-            if match is None:
+        for line in self.header:
+            if (match := _DIRECTIVE.match(line.text)) is None:
                 continue
-            position = match.end()
-            if separator := _COMPONENT.match(line.text, position):
+            if separator := _COMPONENT.match(line.text, match.end()):
                 component += 1
-                position = separator.end()
-            words, broken = directive_words(line, position)
+            words, broken = directive_words(line, (separator or match).end())
             options = read_options(words, "sbatch", expands=False)
             found.append(Directive(line, component, options, broken))
         return tuple(found)
@@ -236,7 +232,7 @@ class Script:
         given: list[list[Option]] = [[] for _ in range(last + 1)]
         for directive in self.directives:
             given[directive.component] += directive.options.given
-        return tuple(Options(tuple(options), ()) for options in given)
+        return tuple(Options(tuple(options)) for options in given)
 
     @property
     def is_batch(self) -> bool:
@@ -248,6 +244,10 @@ class Script:
         """Every variable that gets a value."""
         return tuple(found for command in self.commands for found in _assigned(command))
 
+    def words_of(self, *names: str) -> set[str]:
+        """The words, as written, of all commands of these names."""
+        return {word.raw for one in self.commands if one.name in names for word in one.words}
+
     def assigned(self, *names: str) -> tuple[Assignment, ...]:
         """The assignments to some variables."""
         return tuple(one for one in self.assignments if one.name in names)
@@ -256,17 +256,11 @@ class Script:
     def steps(self) -> tuple[Step, ...]:
         """Everything that launches ranks."""
         found: list[Step] = []
-        variables = _Variables()
+        known: dict[str, tuple[str, ...]] = {}
         for command in self.commands:
-            found += _steps(command, variables)
-            variables.note(command)
+            found += _steps(command, known)
+            _note(command, known)
         return tuple(found)
-
-
-def _sources_functions(command: Command) -> bool:
-    """Whether a command is the `source` of a script that hpcdl wrote for a release."""
-    file = command.words[1].value if len(command.words) > 1 else ""
-    return command.name in {"source", "."} and file.endswith(f"/{INSTALLED}")
 
 
 def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
@@ -274,123 +268,78 @@ def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
 
     Quotes group, a backslash escapes, `#` begins a comment at any place outside quotes.
     """
-    text = line.text
-    words: list[Word] = []
-    while True:
-        if blank := _BLANK.match(text, position):
-            position = blank.end()
-        if position >= len(text) or text[position] == "#":
-            return words, ""
-        if text[position:].rstrip() == "\\":
+    text, words = line.text, list[Word]()
+    while found := _DIRECTIVE_WORD.match(text, position):
+        start, position = found.span(1)
+        if text[start:].rstrip() == "\\":
             return words, CONTINUED
-        stop = _directive_word_end(text, position)
-        if stop < 0:
-            return words, f"unmatched quote: {text[position : position + 40]}"
-        words.append(Word(text[position:stop], line.start + position))
-        position = stop
+        if text[position : position + 1] in {'"', "'"}:
+            return words, f"unmatched quote: {text[start : start + 40]}"
+        if start == position:
+            break
+        words.append(Word(text[start:position], line.start + start))
+    return words, ""
 
 
-def _directive_word_end(text: str, start: int) -> int:
-    """Where a directive's word ends; -1 where a quote is left open."""
-    quote, position = "", start
-    while position < len(text):
-        sign = text[position]
-        if sign == "\\":
-            position += 1
-        elif quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'":
-            quote = sign
-        elif sign in " \t\f\v\r#":
-            return position
-        position += 1
-    return -1 if quote else min(position, len(text))
+def _note(command: Command, known: dict[str, tuple[str, ...]]) -> None:
+    """Take in the literal text that a command's assignments give to variables.
 
-
-class _Variables:
-    """Literal text that variables hold, as far as the script has been read.
-
-    A variable that is set under a condition or in a loop may hold something else, and is not
-    known; one set at the top level is.
+    One that is set under a condition or in a loop may hold something else, and is not known.
     """
-
-    def __init__(self) -> None:
-        self._words: dict[str, tuple[str, ...]] = {}
-
-    def note(self, command: Command) -> None:
-        """Take in what a command assigns."""
-        for assignment in _assigned(command):
-            if command.within("substitution", "inner"):
-                continue
-            computed = "$(" in assignment.raw or "`" in assignment.raw
-            if command.scopes or computed:
-                self._words.pop(assignment.name, None)
-                continue
-            before = self._words.pop(assignment.name, ()) if assignment.adds else ()
-            words = (*before, *_literal_words(assignment.raw))
+    for one in () if command.within("substitution", "inner") else _assigned(command):
+        before = known.pop(one.name, ())
+        if not (command.scopes or "$(" in one.raw or "`" in one.raw):
+            words = (*(before if one.adds else ()), *_literal_words(one.raw))
             if len(words) <= _MAX_WORDS:
-                self._words[assignment.name] = words
-
-    def expand(self, words: tuple[Word, ...]) -> tuple[Word, ...]:
-        """Words with known variables filled in, at the place of the variable."""
-        return tuple(filled for word in words for filled in self._fill(word))
-
-    def _fill(self, word: Word) -> Iterator[Word]:
-        one_word = word.raw.startswith('"') and "[" not in word.raw
-        match = _VARIABLE.match(word.raw) if "$" in word.raw[:2] and not one_word else None
-        name = (match.group(1) or match.group(2)) if match else None
-        if name is None or name not in self._words:
-            yield word
-            return
-        for raw in self._words[name]:
-            yield Word(raw, word.start)
+                known[one.name] = words
 
 
 def _literal_words(raw: str) -> tuple[str, ...]:
     """The words in an assigned value: of an array, or of a string split at blanks."""
     value = raw.partition("=")[2][:10_000]
     if value.startswith("("):
-        (command, *_) = (*commands(f"_ {value[1:].removesuffix(')')}"), None)
-        return tuple(word.raw for word in command.words[1:]) if command else ()
+        read = Reading(f"_ {value[1:].removesuffix(')')}").commands
+        return tuple(word.raw for command in read[:1] for word in command.words[1:])
     return tuple(unquote(value).split())
+
+
+def _filled(word: Word, known: dict[str, tuple[str, ...]]) -> list[Word]:
+    """A word with a known variable filled in, at the variable's place."""
+    one_word = word.raw.startswith('"') and "[" not in word.raw
+    match = _VARIABLE.match(word.raw) if "$" in word.raw[:2] and not one_word else None
+    words = known.get(match[1] or match[2]) if match else None
+    return [word] if words is None else [Word(raw, word.start) for raw in words]
 
 
 def _assigned(command: Command) -> Iterator[Assignment]:
     """What a command assigns: before its words, and as arguments of export and the like."""
-    exports = command.name in _DECLARERS
     words = [(word, False) for word in command.assignments]
-    words += [(word, command.name == "export") for word in command.words[1:] if exports]
+    if command.name in _DECLARERS:
+        words += [(word, command.name == "export") for word in command.words[1:]]
     for word, exported in words:
-        match = _ASSIGN.match(word.raw)
-        if match is not None:
+        if match := _ASSIGN.match(word.raw):
             name, sign, value = match.groups()
-            adds, plain = sign == "+=", unquote(value)
+            plain, adds = unquote(value), sign == "+="
             yield Assignment(name, plain, word.raw, word.start, command, exported, adds)
 
 
-def _steps(command: Command, variables: _Variables) -> Iterator[Step]:
+def _steps(command: Command, known: dict[str, tuple[str, ...]]) -> Iterator[Step]:
     """The steps that a command launches: one, or one per component between colons."""
-    if not command.words:
-        return
-    words = variables.expand(command.words[:200]) + command.words[200:]
-    index = past_wrappers(words)
+    words = [one for word in command.words[:_MAX_WORDS] for one in _filled(word, known)]
+    words += command.words[_MAX_WORDS:]
+    index = 0
+    while index < len(words) and words[index].raw in _WRAPPERS:  # `env A=b`, `timeout 60`
+        index += 1
+        while index < len(words) and re.match(r"-|\d|[^=]*=", words[index].raw):
+            index += 1
     if index >= len(words):
         return
     start, launcher = words[index].start, words[index].value.rpartition("/")[2]
+    rest = tuple(words[index + 1 :])
     if launcher == "srun":
-        for part in _components(words[index + 1 :]):
-            yield Step(launcher, command, read_options(part, "srun"), start)
+        colons = [place for place, word in enumerate(rest) if word.raw == ":"]
+        for before, after in pairwise([-1, *colons, len(rest)]):
+            options = read_options(rest[before + 1 : after], "srun")
+            yield Step(launcher, command, options, start)
     elif launcher in LAUNCHERS:
-        yield Step(launcher, command, Options((), words[index + 1 :]), start)
-
-
-def _components(words: tuple[Word, ...]) -> Iterator[tuple[Word, ...]]:
-    """The parts of a command line between lone colons."""
-    part: list[Word] = []
-    for word in words:
-        if word.raw == ":":
-            yield tuple(part)
-            part = []
-        else:
-            part.append(word)
-    yield tuple(part)
+        yield Step(launcher, command, Options((), rest), start)

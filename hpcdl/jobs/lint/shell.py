@@ -12,9 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
-
-from hpcdl.jobs.lint.tokens import Word, unquote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -23,19 +21,55 @@ MAX_DEPTH = 120
 """What lies deeper than this in the tree is not looked at."""
 MAX_INNER = 4
 """Scripts within scripts (`bash -c`) are read down to this depth."""
+_UNQUOTE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+|.)", re.S)
+_IN_DOUBLE = re.compile(r"\\([\"\\$`\n])")
 _SHELLS = {"bash", "sh", "dash", "ksh", "zsh"}
 _NOT_ASCII = re.compile(r"[^\x01-\x7f]")
 _APOSTROPHE = re.compile(r"(\$\{\w+:?[-+=?][^{}\"'\n]*)'(?=[^{}\"'\n]*\})")
 """In `"${x:-don't}"`, where the grammar takes it for the beginning of a string."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^][]{0,200}\])?\+?=")
 _REDIRECTS = {"file_redirect", "herestring_redirect", "heredoc_redirect"}
+_ASSIGNED = {"command", "variable_assignment", "variable_assignments"}
 _COMMANDS = {"command", "declaration_command", "unset_command", "test_command"}
-_ASSIGNMENTS = {"variable_assignment", "variable_assignments"}
 _SUBSTITUTIONS = {"command_substitution", "process_substitution"}
+_EXPRESSIONS = {"binary_expression", "unary_expression", "parenthesized_expression"}
+_Scopes = tuple["Scope", ...]
 
 
-@dataclass(frozen=True)
-class Scope:
+class Word(NamedTuple):
+    """A word as written, and the offset in the text where it starts."""
+
+    raw: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind it."""
+        return self.start + len(self.raw)
+
+    @property
+    def value(self) -> str:
+        """The word without its quotes; `$` expansions stay as written."""
+        return unquote(self.raw)
+
+
+def unquote(raw: str) -> str:
+    """A word's text without quotes and escapes; expansions stay as written."""
+    if "'" not in raw and '"' not in raw and "\\" not in raw:
+        return raw
+    parts: list[str] = []
+    for match in _UNQUOTE.finditer(raw):
+        single, double, escaped, other = match.groups()
+        if double is not None:
+            parts.append(_IN_DOUBLE.sub(lambda found: found[1].strip("\n"), double))
+        elif escaped is not None:
+            parts.append(escaped.strip("\n"))
+        else:
+            parts.append(single or (other or "").strip('"'))
+    return "".join(parts)
+
+
+class Scope(NamedTuple):
     """A construct around commands.
 
     `kind` is loop, condition, then, else, case, arm, group, subshell, function, substitution
@@ -58,7 +92,7 @@ class Command:
 
     assignments: tuple[Word, ...]
     words: tuple[Word, ...]
-    scopes: tuple[Scope, ...]
+    scopes: _Scopes
     background: bool = False
     piped: bool = False
     follow: str = ""
@@ -69,21 +103,20 @@ class Command:
         return (self.assignments or self.words)[0].start
 
     @property
-    def end(self) -> int:
-        """The offset behind its last word."""
-        last = (self.words or self.assignments)[-1]
-        return last.start + len(last.raw)
-
-    @property
     def name(self) -> str:
         """The command's own word, unquoted; empty for bare assignments."""
         return self.words[0].value if self.words else ""
 
+    @property
+    def program(self) -> str:
+        """Its name without the path."""
+        return self.name.rpartition("/")[2]
+
     def moved(self, start: int) -> Command:
         """The same command at another place: where the file that has it is sourced."""
-        words, before = ([Word(one.raw, start) for one in part]
+        words, before = (tuple(Word(one.raw, start) for one in part)
                          for part in (self.words, self.assignments))  # fmt: skip
-        return replace(self, words=tuple(words), assignments=tuple(before))
+        return replace(self, words=words, assignments=before)
 
     def within(self, *kinds: str) -> bool:
         """Whether one of the constructs around it is of these kinds."""
@@ -101,93 +134,69 @@ def parser() -> Parser | None:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-@dataclass(frozen=True)
 class Reading:
-    """The commands of a script in the order of the text, its here-documents and its comments.
+    """The commands of a text that begins at `base`, its here-documents and its comments.
 
-    These are spans of offsets, and where each begins.
-
-    The commands of substitutions and of `bash -c '...'` follow the command that holds them.
+    Here-documents are spans of offsets; of comments it is where each begins. The commands of
+    substitutions and of `bash -c '...'` follow the command that holds them.
     """
 
-    commands: tuple[Command, ...] = ()
-    heredocs: tuple[tuple[int, int], ...] = ()
-    comments: frozenset[int] = frozenset()
-
-
-def read(text: str) -> Reading:
-    """What a script runs; nothing where there is no parser."""
-    found = _Walk(text, 0, (), MAX_INNER)
-    return Reading(tuple(found.commands), tuple(found.heredocs), frozenset(found.comments))
-
-
-def commands(text: str) -> tuple[Command, ...]:
-    """The simple commands of a shell script."""
-    return read(text).commands
-
-
-class _Walk:
-    """One way through the tree of a text that begins at `base`."""
-
-    def __init__(self, text: str, base: int, scopes: tuple[Scope, ...], inner: int) -> None:
-        self.text, self.base, self.inner = text, base, inner
+    def __init__(
+        self, text: str, base: int = 0, scopes: _Scopes = (), inner: int = MAX_INNER
+    ) -> None:
+        self._text, self._base, self._inner = text, base, inner
         self.commands: list[Command] = []
         self.heredocs: list[tuple[int, int]] = []
         self.comments: set[int] = set()
         if (bash := parser()) is not None:
             # One byte for each character, so that offsets are those of the text.
             plain = _APOSTROPHE.sub(r"\1_", _NOT_ASCII.sub("_", text))
-            root = bash.parse(plain.encode()).root_node
-            self._statements(root.children, scopes, 0)
+            self._statements(bash.parse(plain.encode()).root_node.children, scopes, 0)
 
-    def _statements(self, nodes: Sequence[Node], scopes: tuple[Scope, ...], depth: int) -> None:
+    def _statements(self, nodes: Sequence[Node], scopes: _Scopes, depth: int) -> None:
         """A list of statements and what stands between them."""
         start = len(self.commands)
         for node in nodes:
             if node.type == "&":
                 self._mark(start, background=True)
             elif node.type == "comment":
-                self.comments.add(self.base + node.start_byte)
+                self.comments.add(self._base + node.start_byte)
             elif node.is_named:
                 start = len(self.commands)
                 self._statement(node, scopes, depth + 1)
 
-    def _mark(self, start: int, *, background: bool = False, piped: bool = False) -> None:
-        """Say how all commands from `start` on run."""
-        self.commands[start:] = [
-            replace(one, background=one.background or background, piped=one.piped or piped)
-            for one in self.commands[start:]
-        ]
-
-    def _follow(self, start: int, operator: str) -> None:
-        if len(self.commands) > start:
-            self.commands[-1] = replace(self.commands[-1], follow=operator)
-
-    def _statement(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
         if depth > MAX_DEPTH:
             return
-        kind = node.type
-        if kind in _COMMANDS or kind in _ASSIGNMENTS:
+        if node.type in _COMMANDS | _ASSIGNED:
             self._command(node, (), scopes, depth)
-        elif kind in {"list", "pipeline"}:
-            self._joined(node.children, scopes, depth)
-        elif kind in self._CONSTRUCTS:
-            self._CONSTRUCTS[kind](self, node, scopes, depth)
         else:
-            self._statements(node.children, scopes, depth)
+            visit: Callable[..., None] = getattr(self, f"_on_{node.type}", self._visit)
+            visit(node, scopes, depth)
 
-    def _joined(self, nodes: Sequence[Node], scopes: tuple[Scope, ...], depth: int) -> None:
+    def _visit(self, node: Node, scopes: _Scopes, depth: int) -> None:
+        self._statements(node.children, scopes, depth)
+
+    def _mark(self, start: int, **how: Any) -> None:
+        """Say how all commands from `start` on run."""
+        self.commands[start:] = [replace(one, **how) for one in self.commands[start:]]
+
+    def _follow(self, start: int, operator: str) -> None:
+        """Say what follows the last command, if there is one from `start` on."""
+        self._mark(max(start, len(self.commands) - 1), follow=operator)
+
+    def _on_list(self, node: Node, scopes: _Scopes, depth: int) -> None:
         """Commands between `|`, `&&` and `||`."""
         start = len(self.commands)
-        for node in nodes:
-            if node.type in {"|", "|&"}:
+        for child in node.children:
+            if child.type in {"|", "|&"}:
                 self._mark(start, piped=True)
-            elif node.type in {"&&", "||"}:
-                self._follow(start, node.type)
+            elif child.type in {"&&", "||"}:
+                self._follow(start, child.type)
             else:
-                self._statement(node, scopes, depth + 1)
+                self._statement(child, scopes, depth + 1)
 
-    def _redirected(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _on_redirected_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
         """A statement and its redirections, behind which more words or commands may stand."""
         body = node.child_by_field_name("body")
         redirects = [child for child in node.children if child.type in _REDIRECTS]
@@ -201,41 +210,37 @@ class _Walk:
             if redirect.type == "heredoc_redirect":
                 self._heredoc(redirect, start, scopes, depth)
 
-    def _heredoc(self, node: Node, start: int, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _heredoc(self, node: Node, start: int, scopes: _Scopes, depth: int) -> None:
         """The text of a here-document, and the commands between its `<<E` and that text."""
         for child in node.children:
             if child.type == "heredoc_body":
-                self.heredocs.append((self.base + child.start_byte, self.base + child.end_byte))
+                self.heredocs.append((self._base + child.start_byte, self._base + child.end_byte))
             elif child.type in {"&&", "||"}:
                 self._follow(start, child.type)
-            elif child.type == "pipeline":
-                self._mark(start, piped=True)
-                self._statement(child, scopes, depth + 1)
-            elif child.type in {"command", "list"}:
+            elif child.type in {"pipeline", "command", "list"}:
+                if child.type == "pipeline":
+                    self._mark(start, piped=True)
                 self._statement(child, scopes, depth + 1)
 
-    def _command(
-        self, node: Node, redirects: Sequence[Node], scopes: tuple[Scope, ...], depth: int
-    ) -> None:
+    def _command(self, node: Node, redirects: Sequence[Node], scopes: _Scopes, depth: int) -> None:
         """A simple command, what its words substitute, and what `bash -c` among them runs."""
         parts = [node] if node.type == "variable_assignment" else list(_parts(node))
         parts += [part for redirect in redirects for part in _behind(redirect)]
-        words = list(self._words(parts))
+        words = self._words(parts)
         while words and words[0].raw == "time":
             del words[0]
         before = 0
-        if node.type in {"command", *_ASSIGNMENTS}:
+        if node.type in _ASSIGNED:
             while before < len(words) and _ASSIGNMENT.match(words[before].raw):
                 before += 1
         if not words:
             return
-        command = Command(tuple(words[:before]), tuple(words[before:]), scopes)
-        self.commands.append(command)
+        self.commands.append(Command(tuple(words[:before]), tuple(words[before:]), scopes))
         for part in parts:
             self._substitutions(part, scopes, depth)
-        self._inner_scripts(command)
+        self._inner_scripts(words[before:], (*scopes, Scope("inner")))
 
-    def _words(self, parts: Sequence[Node]) -> Iterator[Word]:
+    def _words(self, parts: Sequence[Node]) -> list[Word]:
         """Words as written: what touches is one."""
         spans: list[list[int]] = []
         for part in parts:
@@ -243,10 +248,9 @@ class _Walk:
                 spans[-1][1] = part.end_byte
             elif part.end_byte > part.start_byte:
                 spans.append([part.start_byte, part.end_byte])
-        for start, end in spans:
-            yield Word(self.text[start:end], self.base + start)
+        return [Word(self._text[start:end], self._base + start) for start, end in spans]
 
-    def _substitutions(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _substitutions(self, node: Node, scopes: _Scopes, depth: int) -> None:
         """The commands in `$(...)`, backticks and `<(...)` anywhere in a node."""
         if depth > MAX_DEPTH:
             return
@@ -256,26 +260,22 @@ class _Walk:
             elif child.child_count:
                 self._substitutions(child, scopes, depth + 1)
 
-    def _inner_scripts(self, command: Command) -> None:
-        """What `bash -c '...'` runs."""
-        words = command.words
+    def _inner_scripts(self, words: Sequence[Word], scopes: _Scopes) -> None:
         for shell, option, script in zip(words, words[1:], words[2:], strict=False):
             quoted = script.raw[:1] in {"'", '"'} and len(script.raw) >= 2
             is_shell = shell.raw.rpartition("/")[2] in _SHELLS
-            if self.inner and quoted and is_shell and re.match(r"-[a-z]*c", option.raw):
-                scopes = (*command.scopes, Scope("inner"))
-                inner = _Walk(script.raw[1:-1], script.start + 1, scopes, self.inner - 1)
+            if self._inner and quoted and is_shell and re.match(r"-[a-z]*c", option.raw):
+                inner = Reading(script.raw[1:-1], script.start + 1, scopes, self._inner - 1)
                 self.commands += inner.commands
 
-    def _head(self, nodes: Sequence[Node], scopes: tuple[Scope, ...], depth: int) -> None:
+    def _head(self, nodes: Sequence[Node], scopes: _Scopes, depth: int) -> None:
         """`for x in a b` and `case x in`, which look like commands."""
-        words = tuple(self._words(nodes))
-        if words:
-            self.commands.append(Command((), words, scopes))
+        if words := self._words(nodes):
+            self.commands.append(Command((), tuple(words), scopes))
         for node in nodes:
             self._substitutions(node, scopes, depth)
 
-    def _for(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _on_for_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
         body = node.child_by_field_name("body")
         first = body.start_byte if body else node.end_byte
         heads = [one for one in node.children if one.end_byte <= first and one.type != ";"]
@@ -283,8 +283,7 @@ class _Walk:
         if body is not None:
             self._statements(body.children, (*scopes, Scope("loop")), depth)
 
-    def _if(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
-        """A condition, what follows it, and the other branches."""
+    def _on_if_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
         start, inside = len(self.commands), (*scopes, Scope("condition"))
         branch: list[Node] = []
         for child in node.children:
@@ -301,53 +300,45 @@ class _Walk:
                 branch.append(child)
         self._statements(branch, inside, depth)
 
-    def _case(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
-        value = node.child_by_field_name("value")
-        subject = "" if value is None else self.text[value.start_byte : value.end_byte]
-        inside = (*scopes, Scope("case", subject))
+    def _on_case_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
+        inside = (*scopes, Scope("case", self._field(node, "value")))
         items = [one for one in node.children if one.type in {"case_item", "ERROR"}]
         first = items[0].start_byte if items else node.end_byte
         self._head([one for one in node.children if one.end_byte <= first], inside, depth)
         for item in items:
             self._statement(item, inside, depth + 1)
 
-    def _case_item(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _on_case_item(self, node: Node, scopes: _Scopes, depth: int) -> None:
         values = node.children_by_field_name("value")
-        patterns = tuple(unquote(self.text[one.start_byte : one.end_byte]) for one in values)
+        patterns = tuple(unquote(self._text[one.start_byte : one.end_byte]) for one in values)
         subject = next((one.subject for one in reversed(scopes) if one.kind == "case"), "")
         body = [one for one in node.children if one not in values]
         self._statements(body, (*scopes, Scope("arm", subject, patterns)), depth)
 
-    def _function(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        called = self.text[name.start_byte : name.end_byte] if name else ""
-        if body is not None:
-            self._statements(body.children, (*scopes, Scope("function", called)), depth)
+    def _on_function_definition(self, node: Node, scopes: _Scopes, depth: int) -> None:
+        if body := node.child_by_field_name("body"):
+            inside = (*scopes, Scope("function", self._field(node, "name")))
+            self._statements(body.children, inside, depth)
 
-    def _scoped(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _field(self, node: Node, name: str) -> str:
+        child = node.child_by_field_name(name)
+        return self._text[child.start_byte : child.end_byte] if child else ""
+
+    def _on_subshell(self, node: Node, scopes: _Scopes, depth: int) -> None:
         kinds = {"else_clause": "else", "while_statement": "loop", "subshell": "subshell"}
         self._statements(node.children, (*scopes, Scope(kinds[node.type])), depth)
 
-    def _group(self, node: Node, scopes: tuple[Scope, ...], depth: int) -> None:
+    def _on_compound_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
+        """`{ ... }`, or `((...))`, which is one command."""
         if node.children[:1] and node.children[0].type == "((":
             self._head([node], scopes, depth)
         else:
             self._statements(node.children, (*scopes, Scope("group")), depth)
 
-    _CONSTRUCTS: ClassVar[dict[str, Callable[..., None]]] = {
-        "redirected_statement": _redirected,
-        "for_statement": _for,
-        "c_style_for_statement": _for,
-        "while_statement": _scoped,
-        "if_statement": _if,
-        "elif_clause": _if,
-        "else_clause": _scoped,
-        "case_statement": _case,
-        "case_item": _case_item,
-        "function_definition": _function,
-        "subshell": _scoped,
-        "compound_statement": _group,
-    }
+    _on_pipeline = _on_list
+    _on_c_style_for_statement = _on_for_statement
+    _on_elif_clause = _on_if_statement
+    _on_else_clause = _on_while_statement = _on_subshell
 
 
 def _parts(node: Node) -> Iterator[Node]:
@@ -355,7 +346,7 @@ def _parts(node: Node) -> Iterator[Node]:
     for child in node.children:
         if child.type in _REDIRECTS:
             yield from _behind(child)
-        elif child.type in {"binary_expression", "unary_expression", "parenthesized_expression"}:
+        elif child.type in _EXPRESSIONS:
             yield from _parts(child)
         else:
             yield child

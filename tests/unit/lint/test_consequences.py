@@ -47,58 +47,59 @@ def step(version, directives, options="", **changes):
     return standin_steps.plan(Slurm(version), words, environment)[1]
 
 
-def refused(act):
-    """What Slurm says, or nothing where it takes it."""
+def refused(version, directives, options=None, **environment):
+    """What sbatch says, or srun with `options`; nothing where Slurm takes it."""
     try:
-        act()
+        if options is None:
+            job(version, directives, environment)
+        else:
+            step(version, directives, options, **environment)
     except Fatal as fault:
         return str(fault)
     return ""
 
 
 every_release = pytest.mark.parametrize("version", RELEASES)
+ONE_EACH, ALL = [[0], [1], [2], [3]], [[0, 1, 2, 3]] * 4
+LOST = ("--ntasks=4 --cpus-per-task=4", "--ntasks=4")
+
+# What a step has where the rule holds, and elsewhere.
+STEPS = [
+    ("cpus-per-task-lost", LOST[0], "", {}, "cpus_per_task", 1, 4),
+    ("cpus-per-task-lost", LOST[0], "-c4", {}, "cpus_per_task", 4, 4),
+    ("cpus-per-task-lost", LOST[1], "", {"SRUN_CPUS_PER_TASK": "4"}, "cpus_per_task", 4, 1),
+    ("cpus-per-gpu-ignored", f"{FOUR_RANKS} --cpus-per-gpu=4", "", {}, "cpus_per_task", 1, 4),
+    ("steps-exclusive", "--ntasks=1 --exclusive", "-n1", {}, "cpus_held_per_node", 1, 16),
+    ("gpus-per-task-isolates", "--ntasks-per-node=4 --gpus-per-task=1", "", {}, "gpus_visible",
+     ONE_EACH, ALL),
+    ("ntasks-per-gpu-isolates", "--gpus-per-node=4 --ntasks-per-gpu=1", "", {}, "gpus_visible",
+     ONE_EACH, None),
+    ("cpu-bind-rank", "-n4", "--cpu-bind=rank", {}, "cpu_bind", "", "rank"),
+]  # fmt: skip
 
 
 @every_release
-def test_cpus_per_task_of_the_job_are_lost_on_the_way_to_srun(version):
-    got = step(version, "--ntasks=4 --cpus-per-task=4")
-    assert got["cpus_per_task"] == (1 if holds("cpus-per-task-lost", version) else 4)
+@pytest.mark.parametrize("row", STEPS, ids=lambda row: f"{row[0]} {row[2]} {len(row[3])}")
+def test_a_step_has_what_the_rule_says_where_it_holds(version, row):
+    rule_id, directives, options, changes, what, here, elsewhere = row
+    got = step(version, directives, options, **changes)[what]
+    assert got == (here if holds(rule_id, version) else elsewhere)
 
 
 @every_release
-def test_cpus_per_task_repeated_on_srun_are_right_everywhere(version):
-    assert step(version, "--ntasks=4 --cpus-per-task=4", "-c4")["cpus_per_task"] == 4
-
-
-@every_release
-def test_srun_cpus_per_task_is_heard_only_between_22_05_and_23_11(version):
-    got = step(version, "--ntasks=4", SRUN_CPUS_PER_TASK="4")
-    heard = holds("cpus-per-task-lost", version)
-    assert got["cpus_per_task"] == (4 if heard else 1)
-    assert not (heard and holds("srun-cpus-per-task-ignored", version))
-
-
-@every_release
-def test_a_changed_slurm_cpus_per_task_kills_srun(version):
-    said = refused(lambda: step(version, "--ntasks=4 --cpus-per-task=4", SLURM_CPUS_PER_TASK="2"))
-    assert ("two different environment variables" in said) == holds(
-        "cpus-per-task-mismatch", version
+def test_rules_that_exclude_each_other_do(version):
+    assert not holds("cpus-per-task-lost", version) or not holds(
+        "srun-cpus-per-task-ignored", version
     )
+    assert holds("steps-whole", version) != holds("steps-exclusive", version)
 
 
 @every_release
 def test_cpus_per_task_makes_a_step_exact(version):
     got = step(version, "--ntasks=1 --exclusive", "-c4")
-    exact = holds("exact-implied", version) or holds("exact-implied-once", version)
-    exact = exact or holds("steps-exclusive", version)
+    exact = any(holds(f"{one}", version)
+                for one in ("exact-implied", "exact-implied-once", "steps-exclusive"))  # fmt: skip
     assert got["cpus_held_per_node"] == (4 if exact else 16)
-
-
-@every_release
-def test_a_bare_step_takes_the_whole_allocation_but_in_the_first_20_11(version):
-    got = step(version, "--ntasks=1 --exclusive", "-n1")
-    assert got["cpus_held_per_node"] == (1 if holds("steps-exclusive", version) else 16)
-    assert holds("steps-whole", version) != holds("steps-exclusive", version)
 
 
 @every_release
@@ -109,83 +110,49 @@ def test_overlap_shares_gpus_and_memory_or_only_cpus(version):
 
 
 @every_release
-@pytest.mark.parametrize("way", ["directives", "environment of sbatch", "from the job into srun"])
-def test_two_ways_to_ask_for_gpus_are_refused(version, way):
-    def ask():
-        if way == "directives":
-            job(version, "--gpus-per-node=4 --gres=gpu:4")
-        elif way == "environment of sbatch":
-            job(version, "--gres=gpu:4", {"SBATCH_GPUS_PER_NODE": "4"})
-        else:
-            step(version, FOUR_RANKS, "--gres=gpu:4")
-
-    pair = "--gpus-per-node and --gres=gpu are mutually exclusive"
-    assert (pair in refused(ask)) == holds("gpu-flag-pair", version)
-
-
-@every_release
-def test_gpus_per_task_hide_the_other_gpus_of_the_node(version):
-    seen = step(version, "--ntasks-per-node=4 --gpus-per-task=1")["gpus_visible"]
-    isolated = holds("gpus-per-task-isolates", version)
-    assert seen == ([[0], [1], [2], [3]] if isolated else [[0, 1, 2, 3]] * 4)
-
-
-@every_release
-def test_ntasks_per_gpu_hide_the_other_gpus_of_the_node(version):
-    seen = step(version, "--gpus-per-node=4 --ntasks-per-gpu=1")["gpus_visible"]
-    assert seen == [[0], [1], [2], [3]]
-    assert holds("ntasks-per-gpu-isolates", version)
-
-
-@every_release
 @pytest.mark.parametrize("options", ["", "-c4", "--overlap", "--kill-on-bad-exit=1 --mpi=pmix"])
 def test_the_safe_shape_shows_every_gpu_to_every_rank(version, options):
     got = step(version, f"{FOUR_RANKS} --cpus-per-task=4", options)
-    assert got["gpus_visible"] == [[0, 1, 2, 3]] * 4
+    assert got["gpus_visible"] == ALL
+
+
+_PAIR = "--gpus-per-node and --gres=gpu are mutually exclusive"
+_TOGETHER = "mutually exclusive"
+REFUSED = [
+    ("cpus-per-task-mismatch", "two different environment variables", LOST[0], "",
+     {"SLURM_CPUS_PER_TASK": "2"}),
+    ("gpu-flag-pair", _PAIR, "--gpus-per-node=4 --gres=gpu:4", None, {}),
+    ("gpu-flag-pair", _PAIR, "--gres=gpu:4", None, {"SBATCH_GPUS_PER_NODE": "4"}),
+    ("gpu-flag-pair", _PAIR, FOUR_RANKS, "--gres=gpu:4", {}),
+    ("ntasks-per-gpu-with-cpus",
+     "SLURM_TRES_PER_TASK is mutually exclusive with --ntasks-per-gpu",
+     "--gpus-per-node=4 --ntasks-per-gpu=1 --cpus-per-task=4", "-c4", {}),
+    ("ntasks-per-gpu-excludes", _TOGETHER, "--gpus=4 --ntasks-per-gpu=1 --ntasks-per-node=4",
+     None, {}),
+    ("ntasks-per-gpu-excludes", _TOGETHER, "--gpus-per-task=1 --ntasks-per-gpu=1", None, {}),
+    ("cpus-per-gpu-excludes", _TOGETHER, "--gpus=4 --cpus-per-gpu=2 --cpus-per-task=2", None, {}),
+    ("exclusive-oversubscribe", _TOGETHER, "--exclusive --oversubscribe", None, {}),
+    ("memory-flags", _TOGETHER, "--mem=1G --mem-per-cpu=1G", None, {}),
+    ("exclusive-overlap", _TOGETHER, "-n2", "--exclusive --overlap", {}),
+]  # fmt: skip
 
 
 @every_release
-def test_ntasks_per_gpu_with_cpus_per_task_kills_every_step(version):
-    asked = "--gpus-per-node=4 --ntasks-per-gpu=1 --cpus-per-task=4"
-    said = refused(lambda: step(version, asked, "-c4"))
-    fatal = "SLURM_TRES_PER_TASK is mutually exclusive with --ntasks-per-gpu"
-    assert (fatal in said) == holds("ntasks-per-gpu-with-cpus", version)
-
-
-REFUSED_TOGETHER = [
-    ("ntasks-per-gpu-excludes", "--gpus=4 --ntasks-per-gpu=1 --ntasks-per-node=4", "sbatch"),
-    ("ntasks-per-gpu-excludes", "--gpus-per-task=1 --ntasks-per-gpu=1", "sbatch"),
-    ("cpus-per-gpu-excludes", "--gpus=4 --cpus-per-gpu=2 --cpus-per-task=2", "sbatch"),
-    ("exclusive-oversubscribe", "--exclusive --oversubscribe", "sbatch"),
-    ("memory-flags", "--mem=1G --mem-per-cpu=1G", "sbatch"),
-    ("exclusive-overlap", "--exclusive --overlap", "srun"),
-]
-
-
-@every_release
-@pytest.mark.parametrize(("rule_id", "options", "command"), REFUSED_TOGETHER)
-def test_options_that_exclude_each_other_are_refused(version, rule_id, options, command):
-    def ask():
-        return job(version, options) if command == "sbatch" else step(version, "-n2", options)
-
-    assert ("mutually exclusive" in refused(ask)) == holds(rule_id, version)
-
-
-@every_release
-def test_steps_ignore_cpus_per_gpu(version):
-    got = step(version, f"{FOUR_RANKS} --cpus-per-gpu=4")
-    assert got["cpus_per_task"] == (1 if holds("cpus-per-gpu-ignored", version) else 4)
+@pytest.mark.parametrize(("rule_id", "said", "directives", "options", "around"), REFUSED)
+def test_slurm_refuses_where_the_rule_holds(version, rule_id, said, directives, options, around):
+    found = refused(version, directives, options, **around)
+    assert (said in found) == holds(rule_id, version)
 
 
 @every_release
 def test_task_sharing_is_known_to_srun_only_and_since_one_release(version):
     flag = "--gres-flags=allow-task-sharing"
-    said = refused(lambda: job(version, f"{FOUR_RANKS} {flag}"))
+    said = refused(version, f"{FOUR_RANKS} {flag}")
     known = holds("allow-task-sharing-srun-only", version)
     assert ("only used with srun" if known else "Invalid --gres-flags") in said
     if known:  # it opens the devices to all tasks; their variables still name one each
         asked = "--ntasks-per-node=4 --gpus-per-task=1"
-        assert step(version, asked, flag)["gpus_visible"] == [[0], [1], [2], [3]]
+        assert step(version, asked, flag)["gpus_visible"] == ONE_EACH
 
 
 OPTIONS_BY_RELEASE = [
@@ -200,23 +167,16 @@ OPTIONS_BY_RELEASE = [
 @every_release
 @pytest.mark.parametrize(("option", "known"), OPTIONS_BY_RELEASE, ids=lambda part: str(part)[:20])
 def test_an_option_is_refused_before_its_first_and_after_its_last_release(version, option, known):
-    said = refused(lambda: step(version, "--ntasks-per-node=4 --gpus-per-node=4", option))
+    said = refused(version, "--ntasks-per-node=4 --gpus-per-node=4", option)
     assert bool(said) != known(Release.parse(version)), said
 
 
 @every_release
-def test_binding_by_rank_is_ignored_not_refused(version):
-    bound = step(version, "-n4", "--cpu-bind=rank")["cpu_bind"]
-    assert bound == ("" if holds("cpu-bind-rank", version) else "rank")
-
-
-@every_release
 def test_an_mpi_plugin_of_another_release_is_refused(version):
-    said = refused(lambda: step(version, "-n2", "--mpi=pmix_v1"))
+    said = refused(version, "-n2", "--mpi=pmix_v1")
     assert bool(said) == (Release.parse(version) >= Release(22, 5, 0))
-    assert "specified plugin name for mpi/mvapich" in refused(
-        lambda: step(version, "-n2", "--mpi=mvapich")
-    )
+    unknown = "specified plugin name for mpi/mvapich"
+    assert unknown in refused(version, "-n2", "--mpi=mvapich")
 
 
 @every_release
@@ -263,40 +223,29 @@ def test_an_inner_job_inherits_variables_of_the_outer_one():
     ],
 )
 def test_text_that_sbatch_does_not_take_is_refused(data, said):
-    assert said in refused(lambda: standin_batch.plan(Slurm("24.11"), [], data, {}))
+    with pytest.raises(Fatal, match=said):
+        standin_batch.plan(Slurm("24.11"), [], data, {})
+    late = b"#!/bin/sh\n#SBATCH -n1\ntrue\n#SBATCH --time=1\n"
+    assert "time" not in standin_batch.plan(Slurm("24.11"), [], late, {}).values
 
 
-def test_directives_behind_the_first_command_are_ignored():
-    text = b"#!/bin/sh\n#SBATCH -n1\ntrue\n#SBATCH --time=1\n"
-    assert "time" not in standin_batch.plan(Slurm("24.11"), [], text, {}).values
-
-
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """The stand-ins first on PATH; returns what runs a script as a job and gives its log."""
-    monkeypatch.setenv("PATH", f"{STANDINS}:{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_STANDIN_RECORD", str(tmp_path / "records"))
-    monkeypatch.chdir(tmp_path)
-
-    def submit(text, version):
-        monkeypatch.setenv("SLURM_STANDIN_VERSION", version)
-        (tmp_path / "job.sh").write_text(text)
-        subprocess.run(["sbatch", "--output=log", "job.sh"], check=True, timeout=60)
-        return (tmp_path / "log").read_text()
-
-    return submit
+WHOLE_JOB = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=3 --gpus-per-node=4 --output=log
+srun sh -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURM_CPUS_PER_TASK $CUDA_VISIBLE_DEVICES'
+srun --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 1 ] && exit 7; sleep 60'
+echo "code $?"
+"""
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11"])
-def test_a_whole_job_runs_through_both_stand_ins(cluster, tmp_path, version):
-    log = cluster(
-        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=3 --gpus-per-node=4\n"
-        "srun sh -c 'echo $SLURM_PROCID $SLURM_LOCALID $SLURM_CPUS_PER_TASK"
-        " $CUDA_VISIBLE_DEVICES'\n"
-        "srun --kill-on-bad-exit=1 bash -c '[ $SLURM_PROCID = 1 ] && exit 7; sleep 60'\n"
-        'echo "code $?"\n',
-        version,
-    )
+def test_a_whole_job_runs_through_both_stand_ins(tmp_path, version):
+    path = f"{STANDINS}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    around = {**os.environ, "PATH": path, "SLURM_STANDIN_RECORD": "records",
+              "SLURM_STANDIN_VERSION": version}  # fmt: skip
+    (tmp_path / "job.sh").write_text(WHOLE_JOB)
+    subprocess.run(["sbatch", "job.sh"], env=around, cwd=tmp_path, check=True, timeout=60)
+    log = (tmp_path / "log").read_text()
     # On 22.05 ranks are told 3, the batch script's number, and hold 1.
     ranks = [f"{rank} {rank % 2} 3 0,1,2,3" for rank in range(4)]
     *lines, code = log.splitlines()
@@ -309,25 +258,19 @@ def test_a_whole_job_runs_through_both_stand_ins(cluster, tmp_path, version):
     assert step["cpus_per_task"] == (1 if version == "22.05" else 3)
 
 
-def bash(script, timeout=20):
-    return subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=timeout, check=False
-    )
-
-
-def test_a_bare_wait_is_always_0_and_a_named_one_is_not():
-    assert bash("(exit 3) & wait; echo $?").stdout == "0\n"
-    assert bash('(exit 3) & wait "$!"; echo $?').stdout == "3\n"
-
-
-def test_an_assignment_with_blanks_is_a_command():
-    done = bash('CORES = 64; echo "$CORES,$?"')
-    assert (done.stdout, "CORES: command not found" in done.stderr) == (",127\n", True)
-
-
-def test_a_pipe_hides_the_exit_code_without_pipefail():
-    assert bash("(exit 3) | cat").returncode == 0
-    assert bash("set -o pipefail; (exit 3) | cat").returncode == 3
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ("(exit 3) & wait; echo $?", 0, "0\n"),
+        ('(exit 3) & wait "$!"; echo $?', 0, "3\n"),
+        ('CORES = 64 2>&-; echo "$CORES,$?"', 0, ",127\n"),
+        ("(exit 3) | cat", 0, ""),
+        ("set -o pipefail; (exit 3) | cat", 3, ""),
+    ],
+)
+def test_what_bash_makes_of_a_bare_wait_an_assignment_with_blanks_and_a_pipe(script, code, said):
+    done = subprocess.run(["bash", "-c", script], stdout=subprocess.PIPE, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (code, said)
 
 
 def after_signal(trap, then):

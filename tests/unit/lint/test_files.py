@@ -46,24 +46,24 @@ def test_standard_input(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("content", "said"),
     [(b"", "is empty"), (b"\n \n", "is empty"), (b"\x7fELF\2\1\1\0", "is no script"),
-     (b"root:x:0:0:root:/root:/bin/bash\n", "is no script")],
+     (b"root:x:0:0:root:/root:/bin/bash\n", "is no script"),
+     ("#!/bin/bash\n#SBATCH -n 1\n".encode("utf-16"), "is UTF-16, which sbatch does not read")],
 )  # fmt: skip
 def test_what_is_no_script_is_bad_input(tmp_path, capsys, content, said):
     path = tmp_path / "file"
     path.write_bytes(content)
     assert main(["job", "lint", "--slurm-version", "26.05", str(path)]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_nothing_to_check_is_bad_input(capsys):
     assert main(["job", "lint"]) == 2
     assert "name scripts or directories" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("version", "said"), [("30.05", "--slurm-version 26.05"), ("99.99", "no Slurm")]
-)
-def test_a_release_that_does_not_exist_yet_is_refused(directory, capsys, version, said):
+    ("version", "said"),
+    [("30.05", "--slurm-version 26.05"), ("99.99", "no Slurm"), ("abc", "no Slurm"),
+     ("20.02", "the rules begin with"), ("19.05.1", "the rules begin with")],
+)  # fmt: skip
+def test_a_release_that_the_rules_do_not_know_is_refused(directory, capsys, version, said):
     assert main(["job", "lint", "--slurm-version", version, str(directory)]) == 2
     assert said in capsys.readouterr().err
 
@@ -99,12 +99,3 @@ def test_a_pipe_and_links_in_circles_below_a_directory_hold_nothing_up(directory
     assert main(["job", "lint", "--json", str(directory)]) in {0, 1}
     files = json.loads(capsys.readouterr().out)["files"]
     assert [Path(one["file"]).name for one in files] == ["a.sh", "b.slurm"]
-
-
-def test_a_script_in_utf_16_is_told_as_such(tmp_path, capsys):
-    script = tmp_path / "a.sh"
-    script.write_bytes("#!/bin/bash\n#SBATCH -n 1\n".encode("utf-16"))
-    assert main(["job", "lint", str(script)]) == 2
-    said = capsys.readouterr().err
-    assert "is UTF-16, which sbatch does not read" in said
-    assert "save it as UTF-8" in said

@@ -10,15 +10,9 @@ from hpcdl.jobs.lint.cluster import Cluster, of_site
 from hpcdl.site import load_site
 
 MATRIX = Path(__file__).parents[2] / "matrix" / "site.yaml"
-PI = Cluster(
-    where="'pi'",
-    partitions=frozenset({"p100", "cpu"}),
-    accounts=frozenset({"physics"}),
-    qos=frozenset({"normal", "long"}),
-    gres=frozenset({"gpu", "nvme"}),
-    gpu_types=frozenset({"p100"}),
-    features=frozenset({"skylake", "ib-fdr"}),
-)
+NAMES = {"partitions": "p100 cpu", "accounts": "physics", "qos": "normal long", "gres": "gpu nvme",
+         "gpu_types": "p100", "features": "skylake ib-fdr"}  # fmt: skip
+PI = Cluster(where="'pi'", **{key: frozenset(names.split()) for key, names in NAMES.items()})
 
 
 def found(directive, cluster=PI, version="26.05"):
@@ -30,18 +24,12 @@ def found(directive, cluster=PI, version="26.05"):
 
 @pytest.mark.parametrize(
     ("directive", "rule"),
-    [
-        ("--partition=p10", "partition-unknown"),
-        ("-p cpu,gpu", "partition-unknown"),
-        ("--account=phsyics", "account-unknown"),
-        ("--qos=short", "qos-unknown"),
-        ("--gres=gpu:v100:2", "gres-unknown"),
-        ("--gpus-per-node=v100:2", "gres-unknown"),
-        ("--gres=gpus:2", "gres-unknown"),
-        ("--constraint=broadwell", "feature-unknown"),
-        ('--constraint="[skylake*2|haswell*2]"', "feature-unknown"),
-    ],
-)
+    [("--partition=p10", "partition-unknown"), ("-p cpu,gpu", "partition-unknown"),
+     ("--account=phsyics", "account-unknown"), ("--qos=short", "qos-unknown"),
+     ("--gres=gpu:v100:2", "gres-unknown"), ("--gpus-per-node=v100:2", "gres-unknown"),
+     ("--gres=gpus:2", "gres-unknown"), ("--constraint=broadwell", "feature-unknown"),
+     ('--constraint="[skylake*2|haswell*2]"', "feature-unknown")],
+)  # fmt: skip
 def test_a_name_that_the_cluster_has_not_is_an_error(directive, rule):
     assert set(found(directive)) == {rule}
     assert found(directive, Cluster()) == {}

@@ -15,16 +15,8 @@ import standin_batch
 import standin_steps
 from slurm_model import Fatal, Slurm
 
-CONFIG = """\
-ClusterName=none
-SlurmctldHost=localhost
-SlurmctldPort=1
-SelectType=select/cons_tres
-GresTypes=gpu
-MessageTimeout=1
-NodeName=localhost CPUs=16
-PartitionName=main Nodes=localhost
-"""
+from tests.unit.lint.conftest import CONFIG
+
 SCRIPTS = {
     "memory": "#SBATCH --mem=1G --mem-per-cpu=1G",
     "exclusive": "#SBATCH --exclusive --oversubscribe",
@@ -82,9 +74,7 @@ def roots():
 def slurm(request, tmp_path_factory):
     """What runs a command of a real Slurm: (its release, run(words, environment, stdin))."""
     root = request.param
-    if not any(
-        (root / folder / "sbatch").exists() for folder in ("usr/bin", "usr/local/bin", "bin")
-    ):
+    if not any((root / place / "sbatch").exists() for place in ("usr/bin", "usr/local/bin", "bin")):
         pytest.skip(f"no sbatch below {root}")
     if root != Path("/") and os.geteuid() != 0:
         pytest.skip("chroot needs root")
@@ -110,16 +100,21 @@ def says(text):
     return bool(_REFUSALS.search(text))
 
 
+def refusal(plan, *arguments):
+    """What a stand-in says where it refuses."""
+    try:
+        plan(*arguments)
+    except Fatal as fault:
+        return str(fault)
+    return ""
+
+
 @pytest.mark.parametrize("name", [*SCRIPTS, *TEXTS])
 def test_the_stand_in_refuses_the_scripts_that_the_real_sbatch_refuses(slurm, name):
     version, run = slurm
     text = TEXTS.get(name) or f"#!/bin/bash\n{SCRIPTS[name]}\ntrue\n"
     real = run(["sbatch"], stdin=text).stderr
-    try:
-        standin_batch.plan(Slurm(version), [], text.encode(), {})
-        said = ""
-    except Fatal as fault:
-        said = str(fault)
+    said = refusal(standin_batch.plan, Slurm(version), [], text.encode(), {})
     assert says(said) == says(real), (said, real)
 
 
@@ -129,19 +124,13 @@ def test_the_stand_in_refuses_the_steps_that_the_real_srun_refuses(slurm, name):
     options, around = STEPS[name]
     words = [*options.split(), "true"]
     real = run(["srun", *words], around).stderr
-    try:
-        standin_steps.plan(Slurm(version), words, around)
-        said = ""
-    except Fatal as fault:
-        said = str(fault)
+    said = refusal(standin_steps.plan, Slurm(version), words, around)
     assert says(said) == says(real), (said, real)
 
 
 def test_the_real_slurm_has_no_plugin_that_the_facts_lack(slurm):
     version, run = slurm
-    listed = run(["srun", "--mpi=list"])
-    found = set(
-        re.findall(r"\b(none|pmi2|pmix(?:_v\d)?|cray_shasta)\b", listed.stderr + listed.stdout)
-    )
+    listed, known = run(["srun", "--mpi=list"]), r"\b(none|pmi2|pmix(?:_v\d)?|cray_shasta)\b"
+    found = set(re.findall(known, listed.stderr + listed.stdout))
     assert found
     assert found <= set(Slurm(version).plugins())

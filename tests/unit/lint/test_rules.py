@@ -3,7 +3,7 @@
 A fixture is named for the defect it holds. `# <- rule ...` stands behind each faulty line, and
 `# expect LINE rule ...` where no comment can stand. `rule<22.05` and `rule>=24.05` bound what
 depends on an option's release, not the rule's. A fixture names all its findings: any other one
-fails the test.
+fails the test. The scripts in fixtures/right have none on any release.
 """
 
 import re
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs.lint import lint
-from hpcdl.jobs.lint.checks import all_checks
+from hpcdl.jobs.lint import all_checks, lint
 from hpcdl.slurm.rules import Release, all_rules, known_releases, rule
 
+RIGHT = sorted((Path(__file__).parent / "fixtures" / "right").glob("*.sh"))
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.sh"))
 RELEASES = (
     *known_releases(), "20.11.0", "20.11.2", "20.11.3", "21.08.0", "21.08.1", "21.08.5", "21.08.6",
@@ -24,7 +24,7 @@ RELEASES = (
 _MARK = re.compile(r"([a-z][a-z0-9-]+)(?:(<|>=)([0-9.]+))?$")
 
 
-def expected(text: str, version: str) -> set[tuple[int, str]]:
+def expected(text, version):
     """The findings that a fixture's marks promise on a release."""
     found = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -34,16 +34,17 @@ def expected(text: str, version: str) -> set[tuple[int, str]]:
             marks = line.partition("# <- ")[2]
         for mark in marks.split():
             rule_id, sign, edge = _MARK.match(mark).groups()
-            release = Release.parse(version)
-            bound = (
-                Release.parse(edge if edge and edge.count(".") == 2 else f"{edge}.0")
-                if edge
-                else None
-            )
-            inside = bound is None or (release < bound) == (sign == "<")
+            release, first = Release.parse(version), edge and edge + ".0" * (edge.count(".") == 1)
+            inside = not edge or (release < Release.parse(first)) == (sign == "<")
             if inside and rule(rule_id).holds(release):
                 found.add((number, rule_id))
     return found
+
+
+@pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
+def test_a_right_script_has_no_finding_on_any_release(path):
+    for version in known_releases():
+        assert lint(path.read_text(), name=path.name, version=version) == (), version
 
 
 @pytest.mark.parametrize("path", FIXTURES, ids=lambda path: path.stem)
@@ -56,12 +57,7 @@ def test_a_defect_is_found_where_its_rule_holds_and_nothing_else_is(path):
 
 
 def test_every_rule_that_a_script_can_show_has_a_fixture_named_for_it():
-    built = {
-        "dos-line-ends",
-        "nul-character",
-        "partition-limit",
-        "ntasks-per-gpu-pends",
-    }
+    built = {"dos-line-ends", "nul-character", "partition-limit", "ntasks-per-gpu-pends"}
     built |= {"linear-per-task-gres"}  # test_cluster.py, as are the names of a cluster:
     built |= {f"{one}-unknown" for one in ("partition", "account", "qos", "gres", "feature")}
     waivers = {one.id for one in all_rules() if one.id.startswith("waiver-")}

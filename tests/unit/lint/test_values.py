@@ -14,21 +14,12 @@ import yaml
 from hpcdl.jobs.lint.check_values import expects
 from hpcdl.jobs.lint.options import Option, known_options
 from hpcdl.slurm.rules import Release, as_release
+from tests.unit.lint.conftest import CONFIG
 
 RELEASES = ("20.11", "22.05", "24.11", "26.05")
 HERE = Path(__file__).parent
 TRIED = yaml.safe_load((HERE / "values.yaml").read_text())
 TRIED_BY_SLURMCTLD = yaml.safe_load((HERE / "controller_values.yaml").read_text())
-CONFIG = """\
-ClusterName=none
-SlurmctldHost=localhost(127.0.0.1)
-SlurmctldPort=1
-SelectType=select/cons_tres
-GresTypes=gpu
-MessageTimeout=1
-NodeName=localhost NodeAddr=127.0.0.1 CPUs=16
-PartitionName=main Nodes=localhost
-"""
 ELSEWHERE = ("any GPU", "needs either", "not allowed by", "nodelist or hostfile",
              "unrecognized option")  # fmt: skip
 """What a value is refused for that is read rightly: something else is missing."""
@@ -45,10 +36,6 @@ def verdicts(tried=TRIED):
 def takes(option, value, release):
     known = known_options("sbatch").get(option) or known_options("srun")[option]
     return expects(Option(option, value, 0, 1, known), release) is None
-
-
-def test_enough_values_were_tried():
-    assert len(list(verdicts())) >= 300
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -70,10 +57,10 @@ def test_the_installed_sbatch_says_what_was_written_down(tmp_path):
     release = Release.parse(said.stdout.decode().split()[-1])
     wrong = []
     for option, value, _ in verdicts():
+        words = ["timeout", "20", "sbatch", f"--{option}={value}"]
         asked = subprocess.run(
-            ["timeout", "20", "sbatch", f"--{option}={value}"], input="#!/bin/sh\ntrue\n",
-            env=around, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            words, env=around, input="#!/bin/sh\ntrue\n", capture_output=True, text=True
+        )
         read = "Unable to contact" in asked.stderr or any(one in asked.stderr for one in ELSEWHERE)
         if read != takes(option, value, release):
             wrong.append((option, value, asked.stderr.strip()))
