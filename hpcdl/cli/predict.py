@@ -11,7 +11,7 @@ from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
-    from hpcdl.predict.memory import Plan
+    from hpcdl.predict.parallel import Plan
     from hpcdl.predict.request import Request
     from hpcdl.site import Partition, Site
 
@@ -81,9 +81,8 @@ def _request(args: argparse.Namespace) -> Request:
     """What the options ask; most are called as the request's fields."""
     from dataclasses import fields
 
-    from hpcdl.predict.exchange import is_exchange
     from hpcdl.predict.request import Request
-    from hpcdl.predict.results import read_sound
+    from hpcdl.predict.results import is_exchange, read_sound
     from hpcdl.site.gpu_models import one_group
 
     files = [(path, read_sound(path)) for path in args.calibrate]
@@ -103,7 +102,7 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     """How a transformer is split; None where no option of it is given."""
     from dataclasses import fields
 
-    from hpcdl.predict.memory import Plan
+    from hpcdl.predict.parallel import Plan
 
     given = {one.name: vars(args)[one.name] for one in fields(Plan)}
     given = {name: value for name, value in given.items() if value is not None}
@@ -155,7 +154,7 @@ def _scale(args: argparse.Namespace) -> ExitCode:
         return _compare(args)
     found = _asked(args)
     if args.plot:
-        from hpcdl.predict.plot import write_plot
+        from hpcdl.predict.show import write_plot
 
         write_plot(found, args.plot)
     return show(args, forecast_data(found), forecast_text(found))

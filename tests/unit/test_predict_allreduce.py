@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.predict.allreduce import flat, lines, parameter_server, ring, tree
-from hpcdl.predict.feed import feed, pace
 from hpcdl.predict.hardware import Link, Machine, of_gpu
 from hpcdl.predict.network import network
+from hpcdl.predict.overlap import lines, parameter_server, ring, tree
+from hpcdl.predict.step import feed, pace
 
 NET = Link("net", 1e-5, 1e9)
 LINK = Link("link", 1e-6, 1e10)
@@ -33,23 +33,21 @@ def test_a_tree_takes_steps_that_grow_with_the_logarithm() -> None:
 
 
 def test_on_one_node_only_its_link_counts(machine: Machine) -> None:
-    assert ring(4, LINK) == flat(machine, 4, 1) == lines(machine, 4, 1)[0]
+    assert lines(machine, 4, 1) == (ring(4, LINK),)
 
 
 def test_the_flat_ring_is_as_slow_as_its_slowest_link(machine: Machine) -> None:
-    assert flat(machine, 4, 2).rate == pytest.approx(2 * 7 / 8 / 1e9)
-    assert flat(machine, 4, 2).latency == pytest.approx(14 * 1e-5)
+    assert lines(machine, 4, 2)[0] == pytest.approx((14 * 1e-5, 2 * 7 / 8 / 1e9))
 
 
 def test_between_nodes_trees_are_the_other_candidate(machine: Machine) -> None:
     through_all, trees = lines(machine, 4, 8)
-    assert through_all == flat(machine, 4, 8)
     assert trees.rate == pytest.approx(2 * 3 / 4 / 1e10 + 2 / 1e9)
     assert trees.latency < through_all.latency
 
 
 def test_gpus_share_the_root_ports_to_a_parameter_server(machine: Machine) -> None:
-    assert parameter_server(machine, 8, 1).rate == pytest.approx(8 / machine.host_rate)
+    assert parameter_server(machine, 8, 1).rate == pytest.approx(8 / (machine.roots * machine.root))
     assert parameter_server(machine, 1, 1).rate == pytest.approx(1 / machine.root)
 
 
@@ -68,10 +66,8 @@ def test_a_deeper_buffer_costs_less() -> None:
 
 def test_storage_limits_all_nodes_together_and_cores_each_node(machine: Machine) -> None:
     found = feed(machine, network("resnet50"), storage_rate=115129 * 1000)
-    assert found.supply(1) == pytest.approx(1000)
-    assert found.supply(8) == pytest.approx(1000)
-    plenty = feed(machine, network("resnet50"))
-    assert plenty.supply(2) == pytest.approx(2 * plenty.supply(1))
+    assert found.storage == pytest.approx(1000)
+    assert found.decode == pytest.approx(machine.cores * found.one_core)
 
 
 def test_augmentation_and_larger_images_cost_the_cores_more(machine: Machine) -> None:

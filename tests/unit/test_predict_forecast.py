@@ -12,14 +12,13 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.predict.calibrate import from_images_per_second
-from hpcdl.predict.feed import IMAGENET, decode_seconds
 from hpcdl.predict.forecast import Forecast, choose, expand, forecast, memory_bytes
 from hpcdl.predict.hardware import of_host, of_partition
 from hpcdl.predict.network import kept_bytes, names, network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.results import read_result
-from hpcdl.predict.step import Training, largest_of, profile
+from hpcdl.predict.step import IMAGENET, Training, feed, largest_of, profile
 from hpcdl.site import Partition, Site, find_site_file, load_site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
@@ -121,7 +120,7 @@ def test_the_old_pipeline_adds_all_of_reading_and_decoding_to_every_step(
 ) -> None:
     plain = ask(k80, gpus="1,8").points
     slow = ask(k80, gpus="1,8", data=IMAGENET, storage_gbs=storage_gbs, pipeline="old").points
-    decode = decode_seconds(network("resnet50"))
+    decode = 1 / feed(of_partition(k80), network("resnet50")).one_core
     for gpus, one, other in zip((1, 8), plain, slow, strict=True):
         read = gpus * 115129 / (storage_gbs * 1e9) if storage_gbs else 0.0
         added = other.step.seconds - one.step.seconds
@@ -498,7 +497,7 @@ def test_a_figure_is_written_whole(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_without_matplotlib_the_command_says_what_to_install(
     k80: Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpcdl.predict.plot import write_plot
+    from hpcdl.predict.show import write_plot
 
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingPrerequisite) as caught:

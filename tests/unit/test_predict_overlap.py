@@ -9,14 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.predict.overlap import (
-    Gradient,
-    after,
-    gradients,
-    next_look,
-    pack,
-    wait_free,
-)
+from hpcdl.predict.overlap import Gradient, gradients, next_look, pack, wait_free
 
 TRACES = yaml.safe_load(Path(__file__).with_name("wfbp_traces.yaml").read_text())
 SECONDS: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
@@ -77,15 +70,6 @@ def test_exposed_communication_lies_between_the_first_layers_and_all(
     assert last <= found.exposed * (1 + 1e-9) + 1e-12
     assert found.exposed <= found.busy * (1 + 1e-9) + 1e-12
     assert found.exposed >= found.busy - backward - 1e-9
-
-
-@settings(max_examples=40, deadline=None)
-@given(layers, costs)
-def test_nothing_overlapped_exposes_all_of_it(
-    ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
-) -> None:
-    found = after(ready, cost, ready[-1].ready)
-    assert found.exposed == pytest.approx(found.busy, abs=1e-9)
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from hpcdl import facts
-from hpcdl.predict.feed import IMAGENET, PIPELINES
 from hpcdl.predict.forecast import Point, expand
 from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.results import trained_precision
+from hpcdl.predict.step import IMAGENET, PIPELINES
 from hpcdl.site import Partition
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured
