@@ -58,6 +58,14 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     add("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
     add("--compare", metavar="PARTITIONS",
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
+    _configure_plan(parser)
+    add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
+    parser.set_defaults(behind="--model")
+
+
+def _configure_plan(parser: argparse.ArgumentParser) -> None:
+    """How a transformer is split."""
+    add = parser.add_argument
     add("--tensor", type=int, metavar="N",
         help="tensor parallelism: GPUs that share every block of a transformer, such as"
         " --model gpt3_175b --size 2048 --tensor 8 --pipeline-stages 12"
@@ -73,8 +81,6 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     add("--checkpointing", help="recompute none (default), selective (attention) or full blocks")
     add("--plain-attention", dest="fused", action="store_const", const=False,
         help="attention that keeps its scores (default: fused, FlashAttention)")  # fmt: skip
-    add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
-    parser.set_defaults(behind="--model")
 
 
 def _request(args: argparse.Namespace) -> Request:

@@ -25,11 +25,11 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
 from hpcdl.workflows.study.collect import Findings, collect
-from hpcdl.workflows.study.figure import caption, draw
 from hpcdl.workflows.study.forecast import cost, expected, median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped, study_schema
 from hpcdl.workflows.study.model import Panel, matches
+from hpcdl.workflows.study.panels import caption, draw
 from hpcdl.workflows.study.show import show_data, show_text
 from hpcdl.workflows.study.study_plan import Plan, data_folder, make_plan
 from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report

@@ -11,10 +11,10 @@ import pytest
 
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
-from hpcdl.workflows.study.figure import draw
+from hpcdl.workflows.study.collect import shown
 from hpcdl.workflows.study.load import load_study, read_study
 from hpcdl.workflows.study.model import Panel
-from hpcdl.workflows.study.series import shown
+from hpcdl.workflows.study.panels import draw
 from hpcdl.workflows.study.study_plan import Plan, make_plan
 from hpcdl.workflows.study.study_report import as_data, make_report
 from tests.unit.test_study import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from hpcdl.workflows.study import series as lines
+from hpcdl.workflows.study import collect as lines
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
 from hpcdl.workflows.study.model import SYNTHETIC, Rule, matches
@@ -137,7 +137,7 @@ def _agree(evidence: Evidence) -> Answer:
 
 def _kindred(findings: Findings, one: Measured, other: Measured) -> bool:
     """Whether two ran on GPUs of one architecture: P100-PCIe and P100-SXM2, not P100 and V100."""
-    if findings.plan.scale.execution.shared_cores:
+    if findings.shared:
         return True
     places = (findings.plan.site.partition(x.cell.point.spec.partition) for x in (one, other))
     return len({place.gpu and place.gpu.compute for place in places}) == 1
@@ -213,7 +213,7 @@ def _model(evidence: Evidence) -> Answer:
     count = sum(one.error is not None for one in evidence.predicted)
     text = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
     uneven = [one.cell.label for one in evidence.measured if one.unevenness > _EVEN]
-    if error > limit and uneven and evidence.findings.plan.scale.execution.shared_cores:
+    if error > limit and uneven and evidence.findings.shared:
         return None, f"{text}; the machine was busy: equal jobs disagree ({_few(uneven)})"
     said = [one.values for one in evidence.predicted]
     silent = [one.cell.label for one in evidence.measured

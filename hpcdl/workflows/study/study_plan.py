@@ -25,24 +25,16 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import home
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_no_stranger
-from hpcdl.workflows.study.model import (
-    SYNTHETIC,
-    DataSet,
-    Environment,
-    Framework,
-    Run,
-    Scale,
-    Study,
-    Values,
-)
+from hpcdl.workflows.study import model
+from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run, Scale, Study, Values
 
 _MOST_CELLS = 1000
 _MEGA = 1e6
 READS_LIBRARY = "slow_reads.so"
 FRAMEWORK, ENVIRONMENT = "framework", "environment"
 _PYTHON = "{python}"
-_USUAL = Framework("horovod", ("hpcdl", "train"))
-_MODULE = Environment(MappingProxyType({}), container=False)
+_USUAL = model.Framework("horovod", ("hpcdl", "train"))
+_MODULE = model.Environment(MappingProxyType({}), container=False)
 _SOME_IMAGE = "image"
 
 
@@ -150,14 +142,11 @@ def make_plan(
 
     `partitions` are used instead of the study's own, in its order; `pythons` are interpreters of
     frameworks that the jobs' modules do not have; `image` is that of the cells in a container.
-
-    Raises:
-        BadInput: the matrix is too large, no cell of it can run on this site, or there are more
-            partitions than the study compares.
+    What cannot be planned is a `BadInput`, also a study of which no cell can run on this site.
     """
     _check_partitions(study, scale, partitions)
     folder = site.paths.work / "studies" / f"{study.name}-{scale.name}"
-    if stranger := next(iter(set(pythons) - set(study.frameworks)), ""):
+    if stranger := next((name for name in pythons if name not in study.frameworks), ""):
         raise BadInput(f"'{study.name}' has no framework '{stranger}'",
                        hint=did_you_mean(stranger, study.frameworks))  # fmt: skip
     cells = tuple(
