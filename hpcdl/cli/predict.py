@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
     from hpcdl.predict.parallel import Plan
     from hpcdl.predict.request import Request
-    from hpcdl.site import Partition, Site
 
 _PERCENT = 100.0
 _FLOW = 4
@@ -84,16 +83,21 @@ def _configure_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: argparse.Namespace) -> Request:
-    """What the options ask; most are called as the request's fields."""
+    """What the options ask; most are called as the request's fields.
+
+    The partition is that of the measured runs where this site has it, unless another is asked for.
+    """
     from dataclasses import fields
 
     from hpcdl.predict.request import Request
-    from hpcdl.predict.results import is_exchange, read_sound
+    from hpcdl.predict.results import is_exchange, place_of, read_sound
     from hpcdl.site.gpu_models import one_group
 
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
-    place = _partition(args.partition, [value for _, value in files], the_site(args))
+    site, measured = the_site(args), [place_of(value).partition for _, value in files]
+    known = [name for name in measured if name in site.partitions]
+    place = site.partition(args.partition or next(iter(known), site.default_partition))
     told = {
         "partition": one_group(place, args.gpu_model), "loss": args.loss / _PERCENT,
         "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
@@ -114,15 +118,6 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     given = {name: value for name, value in given.items() if value is not None}
     flow = {"micro_batches": _FLOW * args.stages if (args.stages or 1) > 1 else 1}
     return Plan(**{**flow, **given}) if given else None
-
-
-def _partition(asked: str | None, results: list[dict[str, Any]], site: Site) -> Partition:
-    """As asked, else that of the results where this site has it, else the default."""
-    from hpcdl.predict.results import place_of
-
-    measured = [place_of(value).partition for value in results]
-    known = [name for name in measured if name in site.partitions]
-    return site.partition(asked or next(iter(known), site.default_partition))
 
 
 def _asked(args: argparse.Namespace) -> Forecast:

@@ -157,10 +157,11 @@ def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
         return None
     nearest = min(teachers, key=lambda one: (abs(one.ranks - gpus), one.ranks))
     base_there = alone(findings.measured, nearest) or nearest
-    computing = _step(base_there) * _sharing(findings, base_there, nearest.ranks)
+    there, here = (float(one.result["global_batch"]) / one.rate for one in (base_there, nearest))
+    computing = there * _sharing(findings, base_there, nearest.ranks)
     sent, ours = (_GRADIENT_BYTES * float(one.result["parameters"]) for one in (nearest, base))
     # All ranks' copies go through the same cores: their time grows with their bytes.
-    per_byte = max(_LEAST, _step(nearest) - computing) / sent
+    per_byte = max(_LEAST, here - computing) / sent
     seconds = per_byte * ours * (gpus - 1) / (nearest.ranks - 1)
     weights = _GRADIENT_BYTES * network(str(base.result["model"])).parameters
     return weights / seconds * 2 * (gpus - 1) / gpus / _GIGA
@@ -173,10 +174,6 @@ def _teachers(findings: Findings) -> tuple[Measured, ...]:
         return ()
     several = [one for one in findings.measured if one.ranks > 1 and alone(findings.measured, one)]
     return tuple(one for one in several if matches(one.values, scale.exchange_from))
-
-
-def _step(one: Measured) -> float:
-    return float(one.result["global_batch"]) / one.rate
 
 
 def _compute(partition: Partition) -> str | None:

@@ -101,18 +101,14 @@ class Plan:
             for attempt in sorted({cell.attempt for cell in self.cells})
             for run in self.scale.runs
             for in_image in (False, True)
-            if (
-                points := tuple(
-                    cell.point
-                    for cell in self.cells_of(run, attempt)
-                    if bool(cell.point.spec.container) is in_image
-                )
-            )
-        )
+            for points in [tuple(cell.point for cell in self.cells_of(run, attempt)
+                                 if bool(cell.point.spec.container) is in_image)]
+            if points
+        )  # fmt: skip
 
     def round_folder(self, run: Run, attempt: int = 0) -> Path:
         """The directory of a sweep."""
-        return _round_folder(self.folder, run, attempt)
+        return self.folder / _round_name(run, attempt)
 
     def cells_of(self, run: Run, attempt: int = 0) -> tuple[Cell, ...]:
         """The cells of a run."""
@@ -130,8 +126,8 @@ class Plan:
         return tuple(cell for cell in self.cells if cell.point.problem)
 
 
-def _round_folder(folder: Path, run: Run, attempt: int) -> Path:
-    return folder / (f"{run.name}-{attempt + 1}" if attempt else run.name)
+def _round_name(run: Run, attempt: int) -> str:
+    return f"{run.name}-{attempt + 1}" if attempt else run.name
 
 
 def make_plan(
@@ -189,15 +185,9 @@ def _moved(run: Run, partitions: Sequence[str]) -> Run:
     own = run.over.get("partition", ())
     taken = tuple(partitions[: max(1, len(own))])
     names = dict(zip(own, taken, strict=False))
-    return replace(
-        run,
-        over={**run.over, "partition": taken},
-        exclude=tuple(
-            {key: names.get(value, value) if key == "partition" else value
-             for key, value in pattern.items()}
-            for pattern in run.exclude
-        ),
-    )  # fmt: skip
+    exclude = ({key: names.get(value, value) if key == "partition" else value
+                for key, value in pattern.items()} for pattern in run.exclude)  # fmt: skip
+    return replace(run, over={**run.over, "partition": taken}, exclude=tuple(exclude))
 
 
 def _cells(
@@ -232,7 +222,7 @@ def _cells(
 def _contained(site: Site, cell: Cell, folder: Path, image: str) -> Iterator[Cell]:
     """The cell in its image; without one only where its result is there already."""
     spec, problem = replace(cell.point.spec, container=image or _SOME_IMAGE), cell.point.problem
-    own = sweep.point_folder(_round_folder(folder, cell.run, cell.attempt), cell.point)
+    own = sweep.point_folder(folder / _round_name(cell.run, cell.attempt), cell.point)
     if not image and not (own / "result.json").is_file():
         return
     try:
@@ -246,8 +236,8 @@ def _points(
     site: Site, study: Study, scale: Scale, run: Run, how: Values
 ) -> Iterator[tuple[JobSpec, Values, sweep.Point]]:
     """The points of one framework in one environment, with the values that name them."""
-    paths = {SYNTHETIC: SYNTHETIC}
-    paths |= {key: str(data_folder(site, data)) for key, data in scale.data.items()}
+    paths = {key: str(data_folder(site, data)) for key, data in scale.data.items()}
+    paths[SYNTHETIC] = SYNTHETIC
     names = {path: key for key, path in paths.items()}
     matrix = {
         key: [paths[value] for value in asked] if key == "data" else list(asked)
