@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
 from hpcdl import facts
 from hpcdl.predict.hardware import CPU, Machine, gpu_of, of_host
@@ -48,7 +47,7 @@ def from_result(result: Result, batch: int) -> Calibration:
     """The calibration that a run of this site gives, for steps of another batch: the surest one."""
     rate = f"{result.images_per_second:g} images/s on {result.ranks} rank(s)"
     return Calibration(result.seconds * batch / result.batch, result.batch,
-                       f"{Path(result.origin).name}: {rate}", "run")  # fmt: skip
+                       f"{result.origin.name}: {rate}", "run")  # fmt: skip
 
 
 def from_images_per_second(rate: float, training: Training, peak: float = math.inf) -> Calibration:

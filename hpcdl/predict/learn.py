@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hpcdl import facts
 from hpcdl.predict.step import Step, largest_of
@@ -146,8 +147,7 @@ def _step(parts: Sequence[float], constants: Sequence[float]) -> float:
 # ---- ranges ----
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Between which errors of the loss eight of ten rows of a kind lay, as parts of the scale."""
 
     low: float

@@ -181,12 +181,7 @@ def _point_data(found: Forecast, point: Point) -> dict[str, Any]:
 
 
 def write_plot(found: Forecast, path: Path) -> None:
-    """Write speed-up and efficiency over GPUs; the suffix of `path` is the format.
-
-    Raises:
-        BadInput: another suffix than .png, .svg or .pdf.
-        MissingPrerequisite: matplotlib is not installed, or no space left.
-    """
+    """Write speed-up and efficiency over GPUs; the suffix of `path` is the format."""
     write_figure(path, (6.4, 6.0), lambda figure: _draw(figure, found))
 
 
