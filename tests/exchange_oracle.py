@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
+from hpcdl.predict import overlap
 from hpcdl.predict.hardware import Link, Machine
-from hpcdl.predict.overlap import Gradient, pack
+from hpcdl.predict.overlap import Gradient, lines, pack
 from hpcdl.predict.step import Constants, Profile, Training, predict_step
 
 
@@ -91,7 +93,8 @@ def both(
     known = replace(known, straggler=0.0, contention=0.0, exposed=1.0)
     nodes = max(1, gpus // machine.per_node)
     network = machine.between if nodes > 1 else machine.inside
-    step = predict_step(machine, replace(training, trees=False), one, gpus, nodes, known)
+    with patch.object(overlap, "lines", lambda *where: lines(*where)[:1]):  # no trees
+        step = predict_step(machine, training, one, gpus, nodes, known)
     played = simulate(
         Cluster(nodes, gpus // nodes, machine.inside, network),
         one.gradients, buffer_bytes=known.fusion_bytes, cycle=known.cycle,

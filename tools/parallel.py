@@ -19,7 +19,6 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.predict.hardware import Machine, network_link, of_gpu, of_host
-from hpcdl.predict.memory import Plan, activation_bytes, planned_bytes, state_bytes
 from hpcdl.predict.network import (
     FLOAT_BYTES,
     HALF_BYTES,
@@ -28,7 +27,15 @@ from hpcdl.predict.network import (
     network,
     transformer,
 )
-from hpcdl.predict.parallel import Work, family, split
+from hpcdl.predict.parallel import (
+    Plan,
+    Work,
+    activation_bytes,
+    family,
+    planned_bytes,
+    split,
+    state_bytes,
+)
 from hpcdl.predict.records import Record, read_records
 from hpcdl.predict.validate import errors
 from hpcdl.system.text import table

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
-    from hpcdl.predict.memory import Plan
+    from hpcdl.predict.parallel import Plan
     from hpcdl.predict.request import Request
-    from hpcdl.site import Partition, Site
 
 _PERCENT = 100.0
 _FLOW = 4
@@ -58,6 +57,14 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     add("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
     add("--compare", metavar="PARTITIONS",
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
+    _configure_plan(parser)
+    add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
+    parser.set_defaults(behind="--model")
+
+
+def _configure_plan(parser: argparse.ArgumentParser) -> None:
+    """How a transformer is split."""
+    add = parser.add_argument
     add("--tensor", type=int, metavar="N",
         help="tensor parallelism: GPUs that share every block of a transformer, such as"
         " --model gpt3_175b --size 2048 --tensor 8 --pipeline-stages 12"
@@ -73,22 +80,24 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     add("--checkpointing", help="recompute none (default), selective (attention) or full blocks")
     add("--plain-attention", dest="fused", action="store_const", const=False,
         help="attention that keeps its scores (default: fused, FlashAttention)")  # fmt: skip
-    add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
-    parser.set_defaults(behind="--model")
 
 
 def _request(args: argparse.Namespace) -> Request:
-    """What the options ask; most are called as the request's fields."""
+    """What the options ask; most are called as the request's fields.
+
+    The partition is that of the measured runs where this site has it, unless another is asked for.
+    """
     from dataclasses import fields
 
-    from hpcdl.predict.exchange import is_exchange
     from hpcdl.predict.request import Request
-    from hpcdl.predict.results import read_sound
+    from hpcdl.predict.results import is_exchange, place_of, read_sound
     from hpcdl.site.gpu_models import one_group
 
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
-    place = _partition(args.partition, [value for _, value in files], the_site(args))
+    site, measured = the_site(args), [place_of(value).partition for _, value in files]
+    known = [name for name in measured if name in site.partitions]
+    place = site.partition(args.partition or next(iter(known), site.default_partition))
     told = {
         "partition": one_group(place, args.gpu_model), "loss": args.loss / _PERCENT,
         "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
@@ -103,21 +112,12 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     """How a transformer is split; None where no option of it is given."""
     from dataclasses import fields
 
-    from hpcdl.predict.memory import Plan
+    from hpcdl.predict.parallel import Plan
 
     given = {one.name: vars(args)[one.name] for one in fields(Plan)}
     given = {name: value for name, value in given.items() if value is not None}
     flow = {"micro_batches": _FLOW * args.stages if (args.stages or 1) > 1 else 1}
     return Plan(**{**flow, **given}) if given else None
-
-
-def _partition(asked: str | None, results: list[dict[str, Any]], site: Site) -> Partition:
-    """As asked, else that of the results where this site has it, else the default."""
-    from hpcdl.predict.results import place_of
-
-    measured = [place_of(value).partition for value in results]
-    known = [name for name in measured if name in site.partitions]
-    return site.partition(asked or next(iter(known), site.default_partition))
 
 
 def _asked(args: argparse.Namespace) -> Forecast:
@@ -155,7 +155,7 @@ def _scale(args: argparse.Namespace) -> ExitCode:
         return _compare(args)
     found = _asked(args)
     if args.plot:
-        from hpcdl.predict.plot import write_plot
+        from hpcdl.predict.show import write_plot
 
         write_plot(found, args.plot)
     return show(args, forecast_data(found), forecast_text(found))

@@ -11,9 +11,7 @@ from hpcdl.cli.framework import Command, Group, print_json, show, the_site
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.workflows.study.collect import Findings
     from hpcdl.workflows.study.study_plan import Plan
-    from hpcdl.workflows.study.study_report import Report
 
 
 def _which(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +22,7 @@ def _which(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    _which(parser)
+    _report_options(parser)
     parser.add_argument("--python", action="append", default=[], metavar="FRAMEWORK=PATH",
                         help="interpreter of a framework, if the module has none")  # fmt: skip
     parser.add_argument("--container", metavar="IMAGE",
@@ -32,15 +30,10 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-wait", action="store_true", help="submit the jobs and exit")
     parser.add_argument("--module", action="append", default=[], metavar="NAME[/VERSION]",
                         help="module to load instead of the release's")  # fmt: skip
-    _output(parser)
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     _which(parser)
-    _output(parser)
-
-
-def _output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR",
                         help="directory of the report (default: beside the results)")  # fmt: skip
 
@@ -126,30 +119,21 @@ def _report(args: argparse.Namespace) -> ExitCode:
 
 
 def _write(plan: Plan, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.workflows.study.collect import collect
+    from hpcdl.workflows.study.run import last_run_statuses
     from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
 
-    report = make_report(_findings(plan))
+    report = make_report(collect(plan, last_run_statuses(plan)))
     paths = write_report(report, args.output or plan.folder / "report")
     if args.json:
         print_json({**as_data(report), "files": paths})
     else:
         print(as_text(report))
         print(f"report {paths['html']}\n       {paths['md']}\nfigure {paths['svg']}")
-    return _code(report)
-
-
-def _code(report: Report) -> ExitCode:
-    """Missing results first: without them, or with those of a busy machine, there is no answer."""
+    # With missing results, or with those of a busy machine, there is no answer.
     if report.findings.missing or report.accepted is None:
         return ExitCode.PARTLY
     return ExitCode.OK if report.accepted else ExitCode.NO
-
-
-def _findings(plan: Plan) -> Findings:
-    from hpcdl.workflows.study.collect import collect
-    from hpcdl.workflows.study.run import last_run_statuses
-
-    return collect(plan, last_run_statuses(plan))
 
 
 def _show_scripts(plan: Plan, checked: Any, args: argparse.Namespace) -> ExitCode:

@@ -1,7 +1,7 @@
 """A range of GPU counts on one machine, and the choices: fastest, cheapest, best below a loss.
 
-`forecast` is what other packages call; everything in it is a pure function of a machine, a
-training and a calibration. Counts fill nodes: below one node any, above it whole nodes.
+Everything in it is a pure function of a machine, a training and a calibration. Counts fill nodes:
+below one node any, above it whole nodes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from hpcdl import facts
 from hpcdl.predict import step as steps
 from hpcdl.predict.calibrate import Calibration
-from hpcdl.predict.feed import ENDLESS
 from hpcdl.predict.hardware import CPU, GIGA, Machine
 from hpcdl.predict.learn import factors, kind_of
-from hpcdl.predict.measured import Measured, nearest, stretched
-from hpcdl.predict.memory import planned_bytes
 from hpcdl.predict.network import FLOAT_BYTES, kept_bytes
+from hpcdl.predict.parallel import planned_bytes
+from hpcdl.predict.results import Measured, nearest, stretched
 from hpcdl.system.errors import BadInput
 
 MOST_GPUS = 65_536
@@ -100,48 +99,43 @@ class Forecast:
         return 6 * self.training.net.macs * point.images_per_second / point.gpus
 
     @property
-    def _memory_notes(self) -> list[str]:
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know before believing any of it."""
+        base, batch, plan = self.calibration, self.training.batch, self.training.plan
+        wide, node = plan.tensor if plan else 1, self.machine.per_node
+        lacking = " and ".join(self.machine.lacks(self.training.precision))
+        said = (
+            (base.batch != batch, f"it was measured at batch {base.batch}; the same images/s are "
+                                  f"assumed at {batch}"),
+            # A run that had such a batch knows better than an estimate; ranks on CPUs share memory.
+            (self.machine.gpu != CPU and not (base.proof == "run" and base.batch >= batch),
+             self._memory_note),
+            (node % wide and wide % node,
+             f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: that some of "
+             "them work across nodes is not counted"),
+            (lacking, f"{lacking} of the {self.machine.gpu} are not known: the shares of the "
+                      "layers are a kindred GPU's"),
+            (True, self.left_out),
+        )  # fmt: skip
+        return tuple(text for so, text in said if so and text)
+
+    @property
+    def _memory_note(self) -> str:
         """What to do where the fewest GPUs do not hold the batch."""
-        base, batch, has = self.calibration, self.training.batch, self.machine.memory
+        batch, has = self.training.batch, self.machine.memory
         gpus = min((point.gpus for point in self.points), default=1)
-        needs = memory_bytes(self.training, gpus)
-        # A run that had such a batch knows better than an estimate; ranks on CPUs share memory.
-        proven = base.proof == "run" and base.batch >= batch
-        if needs <= has or proven or self.machine.gpu == CPU:
-            return []
-        one, two = (memory_bytes(replace(self.training, batch=n), gpus) for n in (1, 2))
+        one, two, needs = (
+            memory_bytes(replace(self.training, batch=n), gpus) for n in (1, 2, batch)
+        )
+        if needs <= has:
+            return ""
         fits = math.floor((has - one) / (two - one)) + 1
         # Convolutions are not split: there only a smaller batch or image helps.
         less = f"no batch: {_SPLIT}" if self.training.net.shape.blocks else "no batch"
         where = f" on {gpus} GPUs" if self.training.plan else ""
-        return [f"batch {batch} is not likely to fit{where}: it needs about "
-                f"{needs / GIGA:,.0f} GB, and "
-                f"the {self.machine.gpu} has {has / GIGA:g} GB, "
-                f"enough for {fits if fits > 0 else less}"]  # fmt: skip
-
-    @property
-    def _split_notes(self) -> list[str]:
-        """That groups of tensor parallelism do not fill nodes."""
-        plan = self.training.plan
-        wide, node = plan.tensor if plan else 1, self.machine.per_node
-        if not (node % wide and wide % node):
-            return []
-        return [f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: that some "
-                "of them work across nodes is not counted"]  # fmt: skip
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a person should know before believing any of it."""
-        base, batch, gpu = self.calibration, self.training.batch, self.machine.gpu
-        said: list[str] = []
-        if base.batch != batch:
-            same = "the same images/s are assumed"
-            said.append(f"it was measured at batch {base.batch}; {same} at {batch}")
-        said += [*self._memory_notes, *self._split_notes]
-        if lacking := self.machine.lacks(self.training.precision):
-            said.append(f"{' and '.join(lacking)} of the {gpu} are not known: the shares of the "
-                        "layers are a kindred GPU's")  # fmt: skip
-        return (*said, self.left_out) if self.left_out else tuple(said)
+        return (f"batch {batch} is not likely to fit{where}: it needs about "
+                f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB, "
+                f"enough for {fits if fits > 0 else less}")  # fmt: skip
 
 
 def memory_bytes(training: steps.Training, gpus: int) -> float:
@@ -150,12 +144,12 @@ def memory_bytes(training: steps.Training, gpus: int) -> float:
     Weights, gradients and momenta are float32; transformers have Adam's second moment, too. FSDP
     shards the state over `gpus`.
     """
+    net, element = training.net, training.activation_bytes
     if training.plan:
-        element = training.activation_bytes
-        return planned_bytes(training.net, training.plan, training.batch, gpus, element)
-    state = training.net.parameters * FLOAT_BYTES * (3 if training.net.channels else 4)
+        return planned_bytes(net, training.plan, training.batch, gpus, element)
+    state = net.parameters * FLOAT_BYTES * (3 if net.channels else 4)
     shards = gpus if training.form == "fsdp" else 1
-    return state / shards + kept_bytes(training.net, training.batch, training.activation_bytes)
+    return state / shards + kept_bytes(net, training.batch, element)
 
 
 def forecast(
@@ -172,14 +166,14 @@ def forecast(
     known = known or steps.constants()
     one = steps.profile(machine, training, calibration.seconds, known)
     alone = steps.predict_step(machine, replace(training, plan=None), one, 1, 1, known)
-    points = []
-    for gpus in counts:
-        nodes = max(1, gpus // machine.per_node) if gpus > machine.per_node else 1
+
+    def point(gpus: int) -> Point:
+        nodes = max(1, gpus // machine.per_node)
         step = steps.predict_step(machine, training, one, gpus, nodes, known)
         ran = nearest(measured, gpus, nodes) if gpus > 1 else None
         if ran:
             theirs = steps.predict_step(machine, training, one, ran.ranks, ran.nodes, known)
-            lost = stretched(_loss(step), ran.loss(step.compute), _loss(theirs))
+            lost = stretched(step.loss, ran.loss(step.compute), theirs.loss)
             if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
                 step = replace(step, compute=min(step.compute, ran.middle))
                 lost = ran.loss(step.compute)
@@ -188,20 +182,15 @@ def forecast(
         low, high = _bounds(step, training, calibration, ran)
         # One GPU does not hold what is split: there, it is the part of computing in a step.
         gain = (step.compute if training.plan else alone.seconds) / step.seconds
-        beyond = 0 < machine.nodes < nodes
-        points.append(
-            Point(step, rate, rate * low, rate * high, gpus * gain, gain, images / rate, beyond)
-        )
+        return Point(step, rate, rate * low, rate * high, gpus * gain, gain, images / rate,
+                     beyond=0 < machine.nodes < nodes)  # fmt: skip
+
+    points = tuple(map(point, counts))
     # Of a split transformer more GPUs may hold what fewer do not; a run knows better.
     whole = not training.plan or calibration.proof == "run"
     fit = [p for p in points if whole or memory_bytes(training, p.gpus) <= machine.memory]
     choices = choose(fit or points, loss, deadline_hours)
-    return Forecast(machine, training, calibration, images, tuple(points), choices)
-
-
-def _loss(step: steps.Step) -> float:
-    """What a step is longer than its computing, in logarithms."""
-    return math.log(step.seconds / step.compute)
+    return Forecast(machine, training, calibration, images, points, choices)
 
 
 def _bounds(
@@ -213,14 +202,14 @@ def _bounds(
     """
     if step.gpus == 1 or (training.plan and base.proof != "run"):
         return base.low, base.high
-    kind = kind_of(step.nodes, real=training.feed is not ENDLESS)
+    kind = kind_of(step.nodes, real=training.feed is not steps.ENDLESS)
     if ran is None:
-        low, high = factors(_loss(step), kind)
+        low, high = factors(step.loss, kind)
         return low * base.low, high * base.high
     noise = math.exp(-ran.spread)
     if (ran.ranks, ran.nodes) == (step.gpus, step.nodes):
         return noise, 1 / noise
-    low, high = factors(abs(_loss(step) - ran.loss(step.compute)), kind)
+    low, high = factors(abs(step.loss - ran.loss(step.compute)), kind)
     return noise * low, high / noise
 
 
@@ -231,7 +220,7 @@ def choose(points: Sequence[Point], loss: float, deadline_hours: float | None = 
     partition are not chosen while there are others.
     """
     real = [point for point in points if not point.beyond] or list(points)
-    limit = _HOUR * deadline_hours if deadline_hours else float("inf")
+    limit = _HOUR * deadline_hours if deadline_hours else math.inf
     timely = [point for point in real if point.epoch_seconds <= limit]
     thrifty = [point for point in real if point.efficiency >= 1 - loss]
     return Choices(
@@ -241,19 +230,11 @@ def choose(points: Sequence[Point], loss: float, deadline_hours: float | None = 
     )  # fmt: skip
 
 
-def legal(gpus: int, per_node: int) -> bool:
-    """Whether a count fills nodes."""
-    return gpus <= per_node or gpus % per_node == 0
-
-
 def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
     """Counts of GPUs from text such as `8`, `1,2,4` or `1-64`.
 
     A range gives its doublings and its end, rounded to whole nodes; with `every`, all counts
-    that fill nodes.
-
-    Raises:
-        BadInput: not of that format, out of bounds, or a single count that fills no nodes.
+    that fill nodes. Other text, and a single count that fills no nodes, is a `BadInput`.
     """
     found: set[int] = set()
     for part in text.split(","):
@@ -265,11 +246,11 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= MOST_GPUS:
             raise BadInput(f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order")
-        if not match[2] and not legal(first, per_node):
-            down = first // per_node * per_node
+        down = first if first <= per_node else first // per_node * per_node
+        if not match[2] and first != down:
             raise BadInput(f"{first} GPUs do not fill whole nodes of {per_node}",
                            hint=f"take {down} or {down + per_node}")  # fmt: skip
-        found.update(_range(first, last, per_node, every) if match[2] else [first])
+        found.update(_range(first, last, per_node, every))
     if not found:
         raise BadInput(f"no count in '{text[:60]}' fills whole nodes of {per_node}",
                        hint=f"take a range with {per_node} or {2 * per_node} in it")  # fmt: skip
@@ -277,16 +258,15 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
 
 
 def _range(first: int, last: int, per_node: int, every: bool) -> Iterable[int]:
-    if every:
-        inside = range(first, min(last, per_node) + 1)
-        start = -(-max(first, per_node) // per_node) * per_node
-        return [*inside, *range(start, last + 1, per_node)]
-    counts, value = [], 1
+    """Every count that fills nodes, or the first, the last and the doublings between them."""
+    inside = range(first, min(last, per_node) + 1)
+    start = -(-max(first, per_node) // per_node) * per_node
+    whole = sorted({*inside, *range(start, last + 1, per_node)})
+    if every or not whole:
+        return whole
+    value, counts = 1, {whole[0], whole[-1]}
     while value <= last:
-        if value >= first:
-            counts.append(value)
+        counts.add(value)
         # A node is never left half filled on the way to the next.
         value = per_node if value < per_node < 2 * value else 2 * value
-    whole = last if last <= per_node else last // per_node * per_node
-    start = first if legal(first, per_node) else -(-first // per_node) * per_node
-    return [count for count in {start, *counts, whole} if first <= count <= last]
+    return [count for count in counts if first <= count]

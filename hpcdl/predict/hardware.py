@@ -89,26 +89,13 @@ class Machine:
         peak = {"fp32": "fp32_tflops", "tf32": "tf32_tflops"}.get(precision, "half_tflops")
         return tuple(name for name in self.unknown if name in {"memory_gbs", peak})
 
-    def measured(self, nodes: int) -> bool:
-        """Whether the link that limits an all-reduce was measured."""
-        return (self.between if nodes > 1 else self.inside).measured
-
     @property
     def between(self) -> Link:
-        """The network.
-
-        Raises:
-            BadInput: nobody knows it; the hint says how to give it.
-        """
+        """The network; where nobody knows it, a `BadInput` says how to give it."""
         if self.network is None:
             said = f"the network between the nodes of '{self.name}' is not known"
             raise BadInput(said, hint=NETWORK_HINT)
         return self.network
-
-    @property
-    def host_rate(self) -> float:
-        """Bytes per second each way between all GPUs of a node and its memory."""
-        return self.roots * self.root
 
 
 def of_partition(partition: Partition) -> Machine:
@@ -123,11 +110,10 @@ def of_partition(partition: Partition) -> Machine:
     nodes, gpu = partition.nodes, partition.gpu
     if gpu is None:
         flops = _CPU_CORE_FLOPS * partition.cores_per_socket
+        inside = Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4)
         return Machine(
-            name=partition.name, gpu=CPU, flops=(flops, flops, flops), memory_rate=_CPU_MEMORY,
-            memory=partition.memory_gb * GIGA, per_node=partition.sockets, network=network,
-            inside=Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4), cores=partition.cores, roots=1,
-            root=_CPU_MEMORY, nodes=nodes,
+            partition.name, CPU, (flops, flops, flops), _CPU_MEMORY, partition.memory_gb * GIGA,
+            partition.sockets, inside, network, partition.cores, 1, _CPU_MEMORY, nodes,
         )  # fmt: skip
     machine = of_gpu(gpu, usual_link(gpu), partition.cores, partition.sockets, network)
     return replace(machine, name=partition.name, per_node=gpu.per_node, nodes=nodes,
@@ -213,20 +199,25 @@ def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | No
     """A machine of one GPU per node: its figures as they are known, the rest as given.
 
     `link` joins the GPUs of a node (a row of facts/links.yaml); a node has `cores` physical cores
-    and `roots` PCIe root ports; `network` is None where nobody knows it.
-
-    Raises:
-        BadInput: a name that the facts do not know.
+    and `roots` PCIe root ports; `network` is None where nobody knows it. Where a GPU has no units
+    for a precision, fp32's is its peak; where it has some and their figure is missing, a kindred
+    GPU's stands in, for shares of layers alone.
     """
     kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
-    flops, lacking = _peaks(kind)
-    unknown = [*lacking, *(["memory_gbs"] if kind.figures.memory_gbs is None else [])]
+    own, other = kind.figures, _stand_in(kind).figures
+    units = [name for name, since in _UNITS if float(kind.compute) >= since]
+    fp32 = own.fp32_tflops or other.fp32_tflops or 1.0
+    tf32, half = (
+        getattr(own, name) or (getattr(other, name) if name in units else None) or fp32
+        for name in ("tf32_tflops", "half_tflops")
+    )
     return Machine(
-        name=kind.model, gpu=kind.model, compute=kind.compute, flops=flops,
-        memory_rate=(kind.figures.memory_gbs or _stand_in(kind).figures.memory_gbs or 1.0) * GIGA,
+        name=kind.model, gpu=kind.model, flops=(fp32 * TERA, tf32 * TERA, half * TERA),
+        memory_rate=(own.memory_gbs or other.memory_gbs or 1.0) * GIGA,
         memory=kind.memory_gb * GIGA, per_node=1, inside=_link(link, kind), network=network,
-        cores=cores, roots=max(1, roots),
-        root=_link(_pcie(kind), kind).bandwidth, unknown=tuple(unknown),
+        cores=cores, roots=max(1, roots), root=_link(_pcie(kind), kind).bandwidth,
+        compute=kind.compute,
+        unknown=tuple(name for name in (*units, "memory_gbs") if getattr(own, name) is None),
     )  # fmt: skip
 
 
@@ -239,23 +230,6 @@ def _stand_in(gpu: Gpu) -> Gpu:
     )
     below = [name for compute, _, name in rows if compute <= float(gpu.compute)]
     return gpu_named(below[-1] if below else rows[0][2])
-
-
-def _peaks(gpu: Gpu) -> tuple[tuple[float, float, float], list[str]]:
-    """Peaks of fp32, tf32 and half precision, and the names of those that nobody gave.
-
-    Where a GPU has no units for a precision, fp32's is its peak; where it has some and their
-    figure is missing, a kindred GPU's stands in, for shares of layers alone.
-    """
-    own, other = gpu.figures, _stand_in(gpu).figures
-    units = [name for name, since in _UNITS if float(gpu.compute) >= since]
-    lacking = [name for name in units if getattr(own, name) is None]
-    fp32 = own.fp32_tflops or other.fp32_tflops or 1.0
-    rest = [
-        getattr(own, name) or (getattr(other, name) if name in units else None) or fp32
-        for name in ("tf32_tflops", "half_tflops")
-    ]
-    return (fp32 * TERA, rest[0] * TERA, rest[1] * TERA), lacking
 
 
 def _link(kind: str, gpu: Gpu) -> Link:

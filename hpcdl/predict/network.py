@@ -106,8 +106,7 @@ def names() -> tuple[str, ...]:
 def network(name: str, size: int | None = None) -> Network:
     """The network `name` for images of `size` x `size`, or sequences of `size` tokens.
 
-    Raises:
-        BadInput: its layers are not known; the hint names the nearest.
+    Of an unknown one the `BadInput` names the nearest.
     """
     known: dict[str, dict[str, Any]] = facts.load("layers")["models"]
     others: dict[str, dict[str, Any]] = facts.load("transformers")["models"]
@@ -120,20 +119,16 @@ def network(name: str, size: int | None = None) -> Network:
     row = known[name]
     height, width, channels = row["input"]
     layers = tuple(parse_layer(line) for line in row["layers"].splitlines())
-    net = Network(name, height, width, channels, layers)
-    return _resized(net, size) if size and size != height else net
-
-
-def _resized(net: Network, size: int) -> Network:
-    """A network of images of another size: layers that slide over them work in proportion."""
-    area = (size / net.height) * (size / net.width)
-    layers = tuple(
-        layer
-        if 0 < layer.macs <= layer.parameters  # dense: each weight is used once
-        else replace(layer, macs=layer.macs * area, moved=layer.moved * area)
-        for layer in net.layers
-    )
-    return replace(net, height=size, width=size, layers=layers)
+    if size and size != height:  # layers that slide over an image work in proportion to it
+        area = (size / height) * (size / width)
+        height = width = size
+        layers = tuple(
+            layer
+            if 0 < layer.macs <= layer.parameters  # dense: each weight is used once
+            else replace(layer, macs=layer.macs * area, moved=layer.moved * area)
+            for layer in layers
+        )
+    return Network(name, height, width, channels, layers)
 
 
 def transformer(name: str, shape: Transformer, tokens: int) -> Network:
@@ -193,7 +188,5 @@ def kept_bytes(net: Network, batch: int, element_bytes: int = FLOAT_BYTES) -> fl
 def scaled(times: LayerTimes, seconds: float) -> LayerTimes:
     """`times` stretched to a measured step of `seconds`; the shares stay."""
     factor = seconds / times.total
-    forward, backward = (
-        tuple(factor * v for v in part) for part in (times.forward, times.backward)
-    )
-    return LayerTimes(forward, backward, factor * times.update)
+    return LayerTimes(tuple(factor * v for v in times.forward),
+                      tuple(factor * v for v in times.backward), factor * times.update)  # fmt: skip

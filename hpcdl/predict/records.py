@@ -71,11 +71,7 @@ class Record:
 
 
 def read_records(path: Path | None = None) -> tuple[Record, ...]:
-    """The records of a file, or those of our facts.
-
-    Raises:
-        BadInput: the file cannot be read or has faults; all of them, with their lines.
-    """
+    """The records of a file, or those of our facts; a `BadInput` has all faults of a file."""
     return tuple(map(_record, _rows(path))) if path else _ours()
 
 
@@ -104,17 +100,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _format() -> Schema:
-    """The JSON Schema of a file."""
     found: Schema = facts.load("throughput_format")["file"]
     return found
 
 
 def _read_table(path: Path) -> Document:
-    """A CSV file as a document of `records`; empty cells are left out.
-
-    Raises:
-        BadInput: it cannot be read, is no text, or holds no row.
-    """
+    """A CSV file as a document of `records`; empty cells are left out."""
     try:
         text = read_regular(path, _MOST_BYTES).decode("utf-8-sig")
         table = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -146,19 +137,15 @@ def _record(value: dict[str, Any]) -> Record:
 
 
 def _precision(text: str) -> str:
-    """The row's precision as one of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp.
-
-    An unknown precision stays as it is: such a row is not compared.
-    """
+    """One of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp; an unknown one stays as it is."""
     known: dict[str, str] = facts.load("links")["precision_names"]
     return known.get(re.split(r"[/ _(]", text.strip().lower())[0], text)
 
 
 def _model(text: str) -> str:
     """The network's own name for `ResNet-50`, `inception3` or however a source writes it."""
-    folded = _folded(text)
     aliases: dict[str, str] = facts.load("links")["model_names"]
-    return {**{_folded(name): name for name in names()}, **aliases}.get(folded, text)
+    return {**{_folded(name): name for name in names()}, **aliases}.get(_folded(text), text)
 
 
 def _folded(text: str) -> str:

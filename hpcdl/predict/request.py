@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.predict import calibrate, results
-from hpcdl.predict.exchange import Exchange, fitted, read_exchange
-from hpcdl.predict.feed import ENDLESS, IMAGENET, PIPELINES, SYNTHETIC, feed
+from hpcdl.predict import step as steps
 from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
 from hpcdl.predict.hardware import CPU, GIGA, NETWORK_HINT, Machine, of_partition, slowest
-from hpcdl.predict.measured import Measured
-from hpcdl.predict.memory import CHECKPOINTING, Plan
 from hpcdl.predict.network import Network, network
+from hpcdl.predict.parallel import CHECKPOINTING, Plan
 from hpcdl.predict.records import read_records
-from hpcdl.predict.step import FORMS, PRECISIONS, Constants, Training, constants, peak_of
+from hpcdl.predict.results import Exchange, Measured, Result
+from hpcdl.predict.step import FORMS, SYNTHETIC, Training
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
@@ -43,6 +43,12 @@ _BOUNDS = {
     "cycle_ms": (0.0, 1e4, "ms of Horovod's cycle"),
     "fusion_mb": (0.0, 1e5, "MB of Horovod's fusion buffer"),
     "images_per_second": (1e-4, 1e9, "images/s of one GPU"),
+}
+_NAMES = {
+    "form": FORMS,
+    "precision": (*steps.PRECISIONS, "bf16"),
+    "data": (SYNTHETIC, steps.IMAGENET),
+    "pipeline": steps.PIPELINES,
 }
 
 
@@ -87,16 +93,22 @@ class Request:
     size: int | None = None
     plan: Plan | None = None
 
-    @property
-    def measured_links(self) -> list[Exchange]:
+    @cached_property
+    def runs(self) -> list[Result]:
+        """The runs to start from; of the first one, unless another is asked for, is the rest."""
+        return [results.read_result(path) for path in (self.result, *self.repeats) if path]
+
+    @cached_property
+    def links(self) -> list[Exchange]:
         """The all-reduce checks, those within a node first."""
-        read = (one if isinstance(one, Exchange) else read_exchange(one) for one in self.exchanges)
+        read = (one if isinstance(one, Exchange) else results.read_exchange(one)
+                for one in self.exchanges)  # fmt: skip
         return sorted(read, key=lambda one: one.nodes)
 
     @property
-    def constants(self) -> Constants:
+    def constants(self) -> steps.Constants:
         """The model's constants, with Horovod's settings as asked."""
-        known = constants()
+        known = steps.constants()
         if self.cycle_ms is not None:
             known = replace(known, cycle=self.cycle_ms / 1000)
         if self.fusion_mb is not None:
@@ -107,9 +119,8 @@ class Request:
 def answer(request: Request) -> Forecast:
     """The forecast that a request asks for.
 
-    Raises:
-        BadInput: an unknown name, a number out of bounds, a file that cannot be used, or
-            nothing that says how fast one GPU is.
+    A `BadInput` tells of an unknown name, a number out of bounds, a file that cannot be used, or
+    that nothing says how fast one GPU is.
     """
     machine, training, calibration = prepare(request)
     counts, left_out = _counts(request, machine)
@@ -118,77 +129,58 @@ def answer(request: Request) -> Forecast:
         loss=request.loss, deadline_hours=request.deadline_hours, known=request.constants,
         measured=_measured(request, training),
     )  # fmt: skip
-    links = tuple(one.describe for one in request.measured_links)
-    return replace(found, links=links, left_out=left_out)
+    return replace(found, links=tuple(one.describe for one in request.links), left_out=left_out)
 
 
 def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
     """What runs of several ranks lost, by their layout; a run of another training is refused."""
-    paths = [request.result, *request.repeats] if request.result and not request.plan else []
     groups: dict[tuple[int, int], list[float]] = {}
-    found = [(path, results.read_result(path)) for path in filter(None, paths)]
-    for path, result in found:
-        if _shape(result) != _shape(found[0][1]):
+    for run in request.runs if request.result and not request.plan else ():
+        if run.training != request.runs[0].training:
             what = "model, batch, precision, compression and image size"
-            raise BadInput(f"{path} measured {_told(result)}, and {request.result} did not",
+            raise BadInput(f"{run.origin} measured {run.described}, and {request.result} did not",
                            hint=f"give runs of the same {what}, or one run")  # fmt: skip
-        same = (result.model, result.batch) == (training.net.name, training.batch)
-        if same and result.ranks > 1:
-            groups.setdefault((result.ranks, result.nodes), []).append(result.step)
-    return tuple(Measured(*layout, tuple(steps)) for layout, steps in groups.items())
-
-
-def _shape(result: results.Result) -> tuple[object, ...]:
-    """What repeated runs of one training share."""
-    return result.model, result.batch, result.precision, result.compress, result.size
-
-
-def _told(result: results.Result) -> str:
-    size = f", {result.size} pixels" if result.size else ""
-    compressed = ", compressed" if result.compress else ""
-    return f"'{result.model}' at batch {result.batch}, {result.precision}{compressed}{size}"
+        if (run.model, run.batch) == (training.net.name, training.batch) and run.ranks > 1:
+            groups.setdefault((run.ranks, run.nodes), []).append(run.step)
+    return tuple(Measured(*layout, tuple(seconds)) for layout, seconds in groups.items())
 
 
 def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
     """The counts of GPUs that are asked for, and why some are left out of a range."""
-    text = request.gpus or f"1-{machine.per_node * machine.nodes}"
-    counts = expand(text, machine.per_node, every=request.every or request.plan is not None)
-    counts = _replicas(counts, request) if request.plan else counts
+    text, plan = request.gpus or f"1-{machine.per_node * machine.nodes}", request.plan
+    counts = expand(text, machine.per_node, every=request.every or plan is not None)
+    if plan:
+        counts = _replicas(counts, plan.gpus, every=request.every)
     inside = tuple(count for count in counts if count <= machine.per_node)
     if machine.network is not None or inside == counts:
         return counts, ""
     if not inside or "-" not in text:
-        _ = machine.between
+        _ = machine.between  # which says that it is not known
     return inside, f"more than one node is left out: the network is not known; {NETWORK_HINT}"
 
 
-def _replicas(counts: tuple[int, ...], request: Request) -> tuple[int, ...]:
-    """The counts that hold whole replicas: doublings and the last, or all."""
-    one = request.plan.gpus if request.plan else 1
+def _replicas(counts: tuple[int, ...], one: int, *, every: bool) -> tuple[int, ...]:
+    """The counts that hold whole replicas of `one` GPUs: doublings and the last, or all."""
     whole = [count for count in counts if count % one == 0]
     if not whole:
         raise BadInput(f"none of these counts is a multiple of the {one} GPUs of a replica",
                        hint=f"give --gpus {one} or a multiple: tensor times stages")  # fmt: skip
-    usual = [n for n in whole if (n // one).bit_count() == 1 or n == whole[-1]]
-    return tuple(whole if request.every else usual)
+    return tuple(n for n in whole if every or (n // one).bit_count() == 1 or n == whole[-1])
 
 
 def prepare(request: Request) -> tuple[Machine, Training, calibrate.Calibration]:
     """The machine, the training and one GPU's step that a request means."""
     _check(request)
-    machine = _measured_links(request, of_partition(request.partition))
-    result = results.read_result(request.result) if request.result else None
-    if request.result and result:
-        results.same_machine(request.result, result.place, machine)
-    for path in request.repeats:
-        results.same_machine(path, results.read_result(path).place, machine)
-    training = _training(request, result, machine)
-    if result and request.result:
-        base = calibrate.from_result(result, request.result)
-        base = replace(base, seconds=base.seconds * training.batch / result.batch)
+    machine = _with_links(request, of_partition(request.partition))
+    for each in request.runs:
+        results.same_machine(each, machine)
+    run = request.runs[0] if request.result else None
+    training = _training(request, run, machine)
+    if run:
+        base = calibrate.from_result(run, training.batch)
     elif request.images_per_second is not None:
         known = machine.gpu != CPU and not machine.lacks(training.precision)
-        peak = peak_of(machine, training.precision) if known else math.inf
+        peak = steps.peak_of(machine, training.precision) if known else math.inf
         base = calibrate.from_images_per_second(request.images_per_second, training, peak)
     elif training.plan:
         base = calibrate.from_plan(machine, training)
@@ -197,24 +189,23 @@ def prepare(request: Request) -> tuple[Machine, Training, calibrate.Calibration]
     return machine, training, base
 
 
-def _measured_links(request: Request, machine: Machine) -> Machine:
-    """The machine with the links that its all-reduce checks measured, each kind once."""
-    found = request.measured_links
-    for one in found:
-        results.same_machine(one.origin, one.place, machine)
-    stated = [request.link_gbs, request.network_gbs]
+def _with_links(request: Request, machine: Machine) -> Machine:
+    """The machine with the links that were measured: by all-reduce checks, or as stated."""
+    for one in request.links:
+        results.same_machine(one, machine)
+    stated = (request.link_gbs, request.network_gbs)
     for several, name in enumerate(("within a node", "between nodes")):
-        said = sum((one.nodes > 1) == several for one in found) + (stated[several] is not None)
-        if found and said > 1:
+        checks = sum((one.nodes > 1) == several for one in request.links)
+        if checks + (stated[several] is not None) > 1:
             once = "give one result of an all-reduce check, or --link or --network"
             raise BadInput(f"the links {name} are given twice", hint=once)
-    for one in found:
-        machine = fitted(machine, one)
+    for one in request.links:
+        machine = results.fitted(machine, one)
+    link, between = machine.inside, machine.network or slowest()
     if request.link_gbs is not None:
-        inside = replace(machine.inside, bandwidth=request.link_gbs * GIGA, measured=True)
-        machine = replace(machine, inside=inside)
+        link = replace(link, bandwidth=request.link_gbs * GIGA, measured=True)
+        machine = replace(machine, inside=link)
     if request.network_gbs is not None:
-        between = machine.network or slowest()
         between = replace(between, bandwidth=request.network_gbs * GIGA, measured=True)
         machine = replace(machine, network=between)
     return machine
@@ -228,10 +219,7 @@ def _check(request: Request) -> None:
             # An integer may be beyond all floats.
             shown = math.copysign(math.inf, value > 0 or -1) if abs(value) >= _HUGE else value
             raise BadInput(f"{what}: {shown:g} is not between {low:g} and {high:g}")
-    for field, known in (
-        ("form", FORMS), ("precision", (*PRECISIONS, "bf16")), ("data", (SYNTHETIC, IMAGENET)),
-        ("pipeline", PIPELINES),
-    ):  # fmt: skip
+    for field, known in _NAMES.items():
         value = getattr(request, field)
         if value is not None and value not in known:
             raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
@@ -244,45 +232,43 @@ def _check(request: Request) -> None:
             raise BadInput(f"synthetic data need no {what}", hint="give --data imagenet as well")
 
 
-def _precision(request: Request, result: results.Result | None, machine: Machine) -> str:
-    """As asked, else as in the result, else what float32 is on that GPU."""
+def _precision(request: Request, run: Result | None, machine: Machine) -> str:
+    """As asked, else as in the run, else what float32 is on that GPU."""
     # bf16 runs on the units of fp16, and its gradients stay float32: amp to the model.
     asked = "amp" if request.precision == "bf16" else request.precision
-    if result is None:
+    if run is None:
         return asked or ("amp" if request.plan else results.usual_precision(machine.compute))
-    measured = results.trained_precision(
-        result.precision, machine.compute, compress=result.compress
-    )
+    measured = results.trained_precision(run.precision, machine.compute, compress=run.compress)
     if asked and not results.alike(asked, measured):
-        raise _other(request, f"the precision '{measured}', not '{asked}'", "precision")
+        raise _other(run, f"the precision '{measured}', not '{asked}'", "precision")
     return asked or measured
 
 
-def _other(request: Request, measured: str, what: str) -> BadInput:
+def _other(run: Result, measured: str, what: str) -> BadInput:
     """A run of something else than is asked."""
-    return BadInput(f"{request.result} measured {measured}",
+    return BadInput(f"{run.origin} measured {measured}",
                     hint=f"leave --{what} out, or calibrate by a run of that {what}")  # fmt: skip
 
 
-def _training(request: Request, result: results.Result | None, machine: Machine) -> Training:
-    """What is trained: as asked, else as in the result, else the usual."""
-    model = request.model or (result.model if result else None)
+def _training(request: Request, run: Result | None, machine: Machine) -> Training:
+    """What is trained: as asked, else as in the run, else the usual."""
+    model = request.model or (run.model if run else None)
     if model is None:
         raise BadInput("no model is named", hint="give --model, for example --model resnet50")
-    if result and model != result.model:
-        raise _other(request, f"'{result.model}', not '{model}'", "model")
-    own = (result.size or network(result.model).height) if result else None
-    if own and request.size not in (None, own):
-        raise _other(request, f"images of {own} pixels, not {request.size}", "size")
-    net = network(model, request.size or (result.size if result else None))
+    if run and model != run.model:
+        raise _other(run, f"'{run.model}', not '{model}'", "model")
+    own = (run.size or network(run.model).height) if run else None
+    if run and request.size not in (None, own):
+        raise _other(run, f"images of {own} pixels, not {request.size}", "size")
+    net = network(model, request.size or (run.size if run else None))
     if request.plan:
         _check_plan(request.plan, request, net)
     rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
+    real = request.data != SYNTHETIC
     return Training(
-        net, request.batch or (result.batch if result else 1 if request.plan else _DEFAULT_BATCH),
-        _precision(request, result, machine), request.form,
-        ENDLESS if request.data == SYNTHETIC else feed(machine, net, rate, ahead=ahead),
-        plan=request.plan,
+        net, request.batch or (run.batch if run else 1 if request.plan else _DEFAULT_BATCH),
+        _precision(request, run, machine), request.form,
+        steps.feed(machine, net, rate, ahead=ahead) if real else steps.ENDLESS, plan=request.plan,
     )  # fmt: skip
 
 

@@ -1,17 +1,22 @@
-"""A result.json as the model of scaling reads it: what a run measured, and where it ran.
+"""What was measured on this site, as the model of scaling reads it: runs, and all-reduce checks.
 
-`hpcdl.results` reads it; here is what it means, and whether it is of this machine. The fp16 and
-bf16 of `hpcdl train` are mixed ones: weights and gradients stay float32, and only `--compress`
-sends half of the bytes. Its fp32 is multiplied as TF32 where a GPU can.
+`hpcdl.results` reads a result.json; here is what it means, and whether it is of this machine. The
+fp16 and bf16 of `hpcdl train` are mixed ones: weights and gradients stay float32, and only
+`--compress` sends half of the bytes. Its fp32 is multiplied as TF32 where a GPU can.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from hpcdl.predict.hardware import CPU, Machine, gpu_of
+from hpcdl.predict.hardware import CPU, GIGA, Link, Machine, gpu_of, slowest
+from hpcdl.predict.overlap import lines
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 
@@ -23,6 +28,15 @@ LONGEST_STEP = 86_400.0
 _LONGEST_NAME = 200
 _LARGEST_SIZE = 1_000_000
 _OWN_PHASES = ("compute", "update", "other")
+_MOST_GBS = 1e6
+_LEAST_LATENCY = 1e-9
+_SPREAD, _AS_IF = 0.03, 2
+"""What two runs of the same job usually differ by, as a part, and how many runs that is worth."""
+_EIGHT_OF_TEN = NormalDist().inv_cdf(0.9)
+ONE_RUN = math.exp(_EIGHT_OF_TEN * _SPREAD * math.sqrt(2))
+"""The factor by which the next run may differ from a single one, eight times in ten."""
+_LEAST_LOSS = 0.005
+_MOST_STRETCHED = 20.0
 
 
 class Place(NamedTuple):
@@ -37,6 +51,43 @@ class Place(NamedTuple):
     on_cpu: bool
 
 
+def place_of(value: dict[str, Any]) -> Place:
+    """Where the run of a result.json took place."""
+    return Place(at(value, "job", "partition") or "", at(value, "layout", "gpu") or "",
+                 on_cpu=at(value, "layout", "gpu_per_rank") == 0)  # fmt: skip
+
+
+def read_sound(path: Path, *needed: str) -> dict[str, Any]:
+    """The values of a result.json that is of our version and has all that is `needed`."""
+    try:
+        record = RESULT.read(path)
+        record.need("schema", *needed)
+    except BadInput as fault:
+        hint = fault.hint or "`hpcdl train` writes a result.json for every run"
+        raise BadInput(fault.message, hint=hint) from fault
+    return record.values
+
+
+def same_machine(found: Result | Exchange, machine: Machine) -> None:
+    """A run of another machine says nothing of this one: a `BadInput`."""
+    place = found.place
+    if place.partition and place.partition != machine.name:
+        raise BadInput(
+            f"{found.origin} measured the partition '{place.partition}', not '{machine.name}'",
+            hint="leave --partition out, or calibrate by a run of that partition",
+        )
+    # A run on the very partition is one of it, too, where it used no GPU: emulated ones are none.
+    elsewhere = "" if place.partition else place.gpu or (CPU if place.on_cpu else "")
+    gpu = gpu_of(place.gpu) or elsewhere
+    # `A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart.
+    if gpu and gpu.partition("-")[0] != machine.gpu.partition("-")[0]:
+        raise BadInput(f"{found.origin} measured on {gpu}, but '{machine.name}' is of "
+                       f"{machine.gpu}", hint="calibrate by a run of that partition")  # fmt: skip
+
+
+# ---- runs ----
+
+
 @dataclass(frozen=True)
 class Result:
     """What a result.json says that matters here; `seconds` of one rank's own work per step.
@@ -44,6 +95,7 @@ class Result:
     `precision` is the trainer's word; `nodes` is 1 and `size`, of images, None where it says none.
     """
 
+    origin: Path
     model: str
     batch: int
     precision: str
@@ -60,13 +112,21 @@ class Result:
         """Seconds of a step of all ranks, waiting and exchanging with it."""
         return self.ranks * self.batch / self.images_per_second
 
+    @property
+    def training(self) -> tuple[object, ...]:
+        """What repeated runs of one training share."""
+        return self.model, self.batch, self.precision, self.compress, self.size
+
+    @property
+    def described(self) -> str:
+        """The training as a line of text."""
+        size = f", {self.size} pixels" if self.size else ""
+        compressed = ", compressed" if self.compress else ""
+        return f"'{self.model}' at batch {self.batch}, {self.precision}{compressed}{size}"
+
 
 def read_result(path: Path) -> Result:
-    """Read a result.json of `hpcdl train`.
-
-    Raises:
-        BadInput: it cannot be read, is of another version, or measured nothing.
-    """
+    """Read a result.json of `hpcdl train`; one that measured nothing is a `BadInput`."""
     value = read_sound(path, "layout.ranks", "batch_per_rank", "summary.images_per_second")
     ranks, batch = value["layout"]["ranks"], value["batch_per_rank"]
     rate, phases = value["summary"]["images_per_second"], at(value, "summary", "phases") or {}
@@ -80,20 +140,11 @@ def read_result(path: Path) -> Result:
         raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
     size, hosts = at(value, "options", "image_size"), at(value, "layout", "hosts")
     return Result(
-        (value.get("model") or "")[:_LONGEST_NAME], batch, precision,
+        path, (value.get("model") or "")[:_LONGEST_NAME], batch, precision,
         at(value, "options", "compress") is True, seconds, ranks,
         len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1, rate,
         place_of(value), size if isinstance(size, int) and 0 < size < _LARGEST_SIZE else None,
     )  # fmt: skip
-
-
-def place_of(value: dict[str, Any]) -> Place:
-    """Where the run of a result.json took place."""
-    return Place(
-        partition=at(value, "job", "partition") or "",
-        gpu=at(value, "layout", "gpu") or "",
-        on_cpu=at(value, "layout", "gpu_per_rank") == 0,
-    )
 
 
 def usual_precision(compute: str | None) -> str:
@@ -104,8 +155,7 @@ def usual_precision(compute: str | None) -> str:
 def trained_precision(name: str, compute: str | None, *, compress: bool = False) -> str:
     """The model's name for a run of `hpcdl train --precision NAME` on a GPU.
 
-    Raises:
-        BadInput: no run has such a precision.
+    A precision that no run has is a `BadInput`.
     """
     if name not in WORDS:
         raise BadInput(f"unknown precision '{name[:40]}'", hint=f"it is {', '.join(WORDS)}")
@@ -119,36 +169,155 @@ def alike(one: str, other: str) -> bool:
     return one == other or {one, other} == {"amp", "fp16"}
 
 
-def same_machine(path: Path | str, place: Place, machine: Machine) -> None:
-    """A run of another machine says nothing of this one.
+# ---- runs of several GPUs: what they lost is worth more than any theory ----
 
-    Raises:
-        BadInput: it is of another partition or GPU.
+
+@dataclass(frozen=True)
+class Measured:
+    """Runs of `ranks` on `nodes` nodes: seconds of a step each.
+
+    At their own count they are the prediction; repeats narrow its range.
     """
-    if place.partition and place.partition != machine.name:
-        raise BadInput(
-            f"{path} measured the partition '{place.partition}', not '{machine.name}'",
-            hint="leave --partition out, or calibrate by a run of that partition",
-        )
-    # A run on the very partition is one of it, too, where it used no GPU: emulated ones are none.
-    elsewhere = "" if place.partition else place.gpu or (CPU if place.on_cpu else "")
-    gpu = gpu_of(place.gpu) or elsewhere
-    # `A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart.
-    if gpu and gpu.partition("-")[0] != machine.gpu.partition("-")[0]:
-        raise BadInput(f"{path} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
-                       hint="calibrate by a run of that partition")  # fmt: skip
+
+    ranks: int
+    nodes: int
+    seconds: tuple[float, ...]
+
+    @property
+    def middle(self) -> float:
+        """The median step."""
+        return statistics.median(self.seconds)
+
+    def loss(self, alone: float) -> float:
+        """What the step is longer than one rank's own work (`alone`), in logarithms."""
+        return max(0.0, math.log(self.middle / alone))
+
+    @property
+    def spread(self) -> float:
+        """By what factor, in logarithms, the next run like these may differ, eight times in ten."""
+        runs = len(self.seconds)
+        own = sum(math.log(one / self.middle) ** 2 for one in self.seconds)
+        variance = (_AS_IF * _SPREAD**2 + own) / (_AS_IF + max(0, runs - 1))
+        return _EIGHT_OF_TEN * math.sqrt(variance * (1 + 1 / runs))
 
 
-def read_sound(path: Path, *needed: str) -> dict[str, Any]:
-    """The values of a result.json that says of which version it is, and all that is needed.
+def nearest(known: Sequence[Measured], ranks: int, nodes: int) -> Measured | None:
+    """The runs nearest in ranks, those on one node for one node where there are such."""
+    return min(
+        known,
+        key=lambda one: ((one.nodes > 1) != (nodes > 1), abs(math.log(one.ranks / ranks))),
+        default=None,
+    )
 
-    Raises:
-        BadInput: it cannot be read, is of another version, or lacks something.
+
+def stretched(loss: float, measured: float, theirs: float) -> float:
+    """The model's loss of a count, by what runs of another lost and it said of them (`theirs`).
+
+    Where it said nearly nothing, what was measured is added instead of stretched.
     """
+    if theirs < _LEAST_LOSS:
+        return max(0.0, loss + measured - theirs)
+    return loss * min(measured / theirs, _MOST_STRETCHED)
+
+
+# ---- all-reduce checks ----
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An all-reduce check: seconds by bytes, in rising order, of nodes with `local` ranks each.
+
+    `origin` is the file that says so; `steady`: its small messages show the link's latency, which
+    those of Horovod do not, as its cycle is longer than that.
+    """
+
+    origin: str
+    place: Place
+    nodes: int
+    local: int
+    times: tuple[tuple[int, float], ...]
+    steady: bool
+
+    @property
+    def rate(self) -> float:
+        """Bus bandwidth of large messages in bytes per second."""
+        (size, seconds), ranks = self.slope, self.nodes * self.local
+        return size / seconds * 2 * (ranks - 1) / ranks
+
+    @property
+    def slope(self) -> tuple[float, float]:
+        """Bytes that the largest message has more than the next, and seconds that it takes more.
+
+        In their ratio what every message costs cancels out.
+        """
+        (small, short), (large, long) = ((0, 0.0), *self.times)[-2:]
+        return large - small, long - short
+
+    @property
+    def describe(self) -> str:
+        """The check as a line of text."""
+        where = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
+        ranks = self.nodes * self.local
+        return f"{self.origin}: {self.rate / GIGA:.3g} GB/s on the bus of {ranks} ranks on {where}"
+
+
+def is_exchange(value: dict[str, Any]) -> bool:
+    """Whether a result.json is that of an all-reduce check."""
+    return value.get("kind") == "allreduce"
+
+
+def read_exchange(path: Path) -> Exchange:
+    """Read the result.json of an all-reduce check; one that measured nothing is a `BadInput`."""
     try:
-        record = RESULT.read(path)
-        record.need("schema", *needed)
-    except BadInput as fault:
-        hint = fault.hint or "`hpcdl train` writes a result.json for every run"
-        raise BadInput(fault.message, hint=hint) from fault
-    return record.values
+        value = read_sound(path, "layout.hosts", "versions.strategy", "summary.bus_gbs")
+        hosts, steady = value["layout"]["hosts"], value["versions"]["strategy"] != "horovod"
+        rates = [(int(size), gbs) for size, gbs in value["summary"]["bus_gbs"].items()]
+    except ValueError as fault:
+        raise BadInput(f"{path} is not the result of an all-reduce check") from fault
+    sane = rates and all(
+        0 < size < GIGA * _MOST_GBS and 1 / _MOST_GBS <= gbs < _MOST_GBS for size, gbs in rates
+    )
+    if len(hosts) < 2 or not sane:
+        raise BadInput(f"{path} measured no all-reduce of two ranks or more")
+    counts = {hosts.count(host) for host in hosts}
+    if len(counts) > 1:
+        raise BadInput(f"{path} had more ranks on some nodes, which says too little")
+    times = times_of(rates, len(hosts))
+    found = Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), times, steady)
+    if found.slope[1] <= 0:
+        raise BadInput(
+            f"{path}: its largest message took no longer than the next",
+            hint="measure larger ones: python -m hpcdl.measure.allreduce --sizes BYTES,...",
+        )
+    return found
+
+
+def times_of(rates: Iterable[tuple[int, float]], ranks: int) -> tuple[tuple[int, float], ...]:
+    """Seconds by bytes of messages whose bus bandwidth in GB/s is known; in rising order."""
+    passes = 2 * (ranks - 1) / ranks
+    return tuple((size, size / (gbs * GIGA) * passes) for size, gbs in sorted(rates))
+
+
+def fitted(machine: Machine, found: Exchange) -> Machine:
+    """The machine with a link by which messages take as long as those of the check took."""
+
+    def put(one: Link) -> Machine:
+        return replace(machine, network=one) if found.nodes > 1 else replace(machine, inside=one)
+
+    link = machine.inside
+    if found.nodes > 1:
+        # A ring between nodes passes within them, too, so those links are no slower.
+        rate = max(link.bandwidth, found.rate)
+        machine = replace(machine, inside=replace(link, bandwidth=rate))
+        link = machine.network or slowest()
+    link = replace(link, name=f"{link.name}, measured {found.rate / GIGA:.3g} GB/s",
+                   bandwidth=found.rate, measured=True)  # fmt: skip
+    if not found.steady or len(found.times) < 2:
+        return put(link)
+    size, seconds = found.times[0]
+    none, one = (
+        [line.seconds(size) for line in lines(put(trial), found.local, found.nodes)]
+        for trial in (replace(link, latency=at) for at in (0.0, 1.0))
+    )
+    fits = ((seconds - a) / (b - a) for a, b in zip(none, one, strict=True))
+    return put(replace(link, latency=max(_LEAST_LATENCY, *fits)))

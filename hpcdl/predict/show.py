@@ -1,18 +1,21 @@
-"""Forecasts and validations as text, tables and JSON."""
+"""Forecasts and validations as text, tables, JSON and a figure."""
 
 from __future__ import annotations
 
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from hpcdl.predict.forecast import Forecast, Point, memory_bytes
 from hpcdl.predict.step import Training, peak_of
-from hpcdl.predict.validate import Errors, Judged, Validation, coverage, errors, grouped
+from hpcdl.predict.validate import CONSTANTS, Errors, Judged, Validation, coverage, errors, grouped
+from hpcdl.system.figures import write_figure
 from hpcdl.system.text import table
 
 _HOUR = 3600.0
 _WORST = 10
 _POWER = "kWh/epoch: GPUs alone, at their largest power"
+_MOST_TICKS = 14
 
 
 # ---- a forecast ----
@@ -20,19 +23,22 @@ _POWER = "kWh/epoch: GPUs alone, at their largest power"
 
 def forecast_text(found: Forecast) -> str:
     """A table of counts, what to take, and what it rests on."""
-    training, machine = found.training, found.machine
+    training, machine, choices = found.training, found.machine, found.choices
     network = machine.network.name if machine.network else "network unknown"
     head = (
         f"{training.net.name}, {_how(training)}, on {machine.name} ({machine.gpu}, "
         f"{machine.per_node} per node, {network})"
     )
-    rows = [_point_row(found, point) for point in found.points]
-    header = ("GPUs", "nodes", "step ms", _unit(training), "likely", "speed-up", "efficiency",
-              *(["tokens/s/GPU", "TFLOP/s/GPU", "GB/GPU"] if training.plan else []),
-              "epoch", "GPU-h/epoch", *(["kWh/epoch"] if found.watts else []),
-              *(["cost/epoch"] if found.price is not None else []), "limited by")  # fmt: skip
-    parts = [head, "", table(rows, header), "", _choices(found), "", *_grounds(found)]
-    return "\n".join(parts)
+    rows = [_cells(found, point) for point in found.points]
+    shown = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+    timely = f" within {choices.deadline_hours:g} h" if choices.deadline_hours else ""
+    chosen = table([
+        ("fastest", _choice(choices.fastest)),
+        (f"cheapest{timely}", _choice(choices.cheapest)),
+        (f"best below {choices.loss:.0%} loss", _choice(choices.efficient)),
+    ])  # fmt: skip
+    counts = table([[row[name] for name in shown] for row in rows], shown)
+    return "\n".join([head, "", counts, "", chosen, "", *_grounds(found)])
 
 
 def _how(training: Training) -> str:
@@ -46,19 +52,11 @@ def _how(training: Training) -> str:
     )
 
 
-def _unit(training: Training) -> str:
-    return "sequences/s" if training.net.shape.hidden else "images/s"
-
-
 def compared_text(found: list[Forecast]) -> str:
     """The forecasts of several partitions in one table, what each rests on below."""
     rows = [
-        (
-            one.machine.name, one.machine.gpu, str(point.gpus), _rate(point.images_per_second),
-            f"{_rate(point.low)}-{_rate(point.high)}", f"{point.efficiency:.1%}",
-            hours(point.epoch_seconds), f"{point.gpu_hours:.2f}",
-            _or_dash(one.kilowatt_hours(point)), _or_dash(one.cost(point)), point.step.limit,
-        )
+        {"partition": one.machine.name, "GPU": one.machine.gpu, **_cells(one, point),
+         "GPUs": str(point.gpus)}
         for one in found
         for point in one.points
     ]  # fmt: skip
@@ -69,7 +67,12 @@ def compared_text(found: list[Forecast]) -> str:
         for one in found
     ]
     notes = [f"note: {one.machine.name}: {note}" for one in found for note in one.notes]
-    return "\n".join([table(rows, header), "", *grounds, *notes, _POWER])
+    shown = table([[row[name] for name in header] for row in rows], header)
+    return "\n".join([shown, "", *grounds, *notes, _POWER])
+
+
+def _unit(training: Training) -> str:
+    return "sequences/s" if training.net.shape.hidden else "images/s"
 
 
 def _rate(value: float) -> str:
@@ -77,49 +80,35 @@ def _rate(value: float) -> str:
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
 
 
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _cells(found: Forecast, point: Point) -> dict[str, str]:
+    """What a count of GPUs has in each column; `-` is unknown."""
+    training, energy, cost = found.training, found.kilowatt_hours(point), found.cost(point)
+    cells = {
+        "GPUs": f"{point.gpus} *" if point.beyond else str(point.gpus),
+        "nodes": str(point.step.nodes), "step ms": f"{1000 * point.step.seconds:.1f}",
+        _unit(training): _rate(point.images_per_second),
+        "likely": f"{_rate(point.low)}-{_rate(point.high)}",
+        "speed-up": f"{point.speedup:.2f}", "efficiency": f"{point.efficiency:.1%}",
+    }  # fmt: skip
+    if training.plan:
+        memory, rate = memory_bytes(training, point.gpus), found.operations(point)
+        part = rate / peak_of(found.machine, training.precision)
+        fits = "" if memory <= found.machine.memory else " too much"
+        tokens = point.images_per_second * training.net.height / point.gpus
+        cells |= {"tokens/s/GPU": _rate(tokens), "TFLOP/s/GPU": f"{rate / 1e12:.0f} ({part:.0%})",
+                  "GB/GPU": f"{memory / 1e9:.0f}{fits}"}  # fmt: skip
+    return {
+        **cells, "epoch": _hours(point.epoch_seconds), "GPU-h/epoch": f"{point.gpu_hours:.2f}",
+        "kWh/epoch": "-" if energy is None else f"{energy:.2f}",
+        "cost/epoch": "-" if cost is None else f"{cost:.2f}", "limited by": point.step.limit,
+    }  # fmt: skip
 
 
-def _point_row(found: Forecast, point: Point) -> tuple[str, ...]:
-    mark = " *" if point.beyond else ""
-    energy, cost = found.kilowatt_hours(point), found.cost(point)
-    return (
-        f"{point.gpus}{mark}", str(point.step.nodes), f"{1000 * point.step.seconds:.1f}",
-        _rate(point.images_per_second), f"{_rate(point.low)}-{_rate(point.high)}",
-        f"{point.speedup:.2f}", f"{point.efficiency:.1%}", *_planned(found, point),
-        hours(point.epoch_seconds), f"{point.gpu_hours:.2f}",
-        *([] if energy is None else [f"{energy:.2f}"]),
-        *([] if cost is None else [f"{cost:.2f}"]), point.step.limit,
-    )  # fmt: skip
-
-
-def _planned(found: Forecast, point: Point) -> tuple[str, ...]:
-    """Of a split transformer's GPUs: tokens, operations, also as part of the peak, and memory."""
-    if found.training.plan is None:
-        return ()
-    memory, rate = memory_bytes(found.training, point.gpus), found.operations(point)
-    part = rate / peak_of(found.machine, found.training.precision)
-    fits = "" if memory <= found.machine.memory else " too much"
-    tokens = point.images_per_second * found.training.net.height / point.gpus
-    return _rate(tokens), f"{rate / 1e12:.0f} ({part:.0%})", f"{memory / 1e9:.0f}{fits}"
-
-
-def hours(seconds: float) -> str:
+def _hours(seconds: float) -> str:
     """Seconds as `41 s`, `12.3 min` or `4.56 h`."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.1f} min" if seconds < _HOUR else f"{seconds / _HOUR:.2f} h"
-
-
-def _choices(found: Forecast) -> str:
-    choices = found.choices
-    timely = f" within {choices.deadline_hours:g} h" if choices.deadline_hours else ""
-    return table([
-        ("fastest", _choice(choices.fastest)),
-        (f"cheapest{timely}", _choice(choices.cheapest)),
-        (f"best below {choices.loss:.0%} loss", _choice(choices.efficient)),
-    ])  # fmt: skip
 
 
 def _choice(point: Point | None) -> str:
@@ -127,7 +116,7 @@ def _choice(point: Point | None) -> str:
         return "none of these counts"
     gpus = "1 GPU" if point.gpus == 1 else f"{point.gpus} GPUs"
     return (
-        f"{gpus}: epoch in {hours(point.epoch_seconds)}, {point.gpu_hours:.2f} GPU-hours, "
+        f"{gpus}: epoch in {_hours(point.epoch_seconds)}, {point.gpu_hours:.2f} GPU-hours, "
         f"{point.efficiency:.1%}"
     )
 
@@ -191,47 +180,85 @@ def _point_data(found: Forecast, point: Point) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def write_plot(found: Forecast, path: Path) -> None:
+    """Write speed-up and efficiency over GPUs; the suffix of `path` is the format."""
+    write_figure(path, (6.4, 6.0), lambda figure: _draw(figure, found))
+
+
+def _draw(figure: Any, found: Forecast) -> None:
+    gpus = [point.gpus for point in found.points]
+    shown: list[int] = []  # counts that label the axis: all of a few, else those apart
+    for count in gpus:
+        if not shown or len(gpus) <= _MOST_TICKS or count >= 2 * shown[-1]:
+            shown.append(count)
+    style: dict[str, Any] = {"marker": "o", "markevery": [gpus.index(count) for count in shown]}
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    # Speed-up is relative: the uncertainty of one GPU's own rate does not enter it.
+    base = found.calibration
+    lows = [p.speedup * p.low / p.images_per_second / base.low for p in found.points]
+    highs = [p.speedup * p.high / p.images_per_second / base.high for p in found.points]
+    upper.plot(gpus, gpus, linestyle=":", color="0.5", label="ideal")
+    upper.plot(gpus, [p.speedup for p in found.points], **style, label="predicted")
+    upper.fill_between(gpus, lows, highs, alpha=0.2, label="likely (8 of 10)")
+    upper.set(xscale="log", yscale="log", ylabel="speed-up over one GPU")
+    upper.set_title(
+        f"{found.training.net.name}, batch {found.training.batch} per GPU, "
+        f"{found.training.precision}, on {found.machine.name} ({found.machine.gpu})",
+        fontsize="medium",
+    )
+    upper.legend()
+    lower.plot(gpus, [100 * p.efficiency for p in found.points], **style)
+    share = [[100 * value / p.gpus for value, p in zip(side, found.points, strict=True)]
+             for side in (lows, highs)]  # fmt: skip
+    lower.fill_between(gpus, *share, alpha=0.2)
+    lower.set(xlabel="GPUs", ylabel="efficiency (%)", ylim=(0, 105))
+    for axes in (upper, lower):
+        axes.grid(alpha=0.3)
+    lower.set_xticks(shown, [str(count) for count in shown])
+    lower.minorticks_off()
+    figure.supxlabel(f"one GPU: {base.source}", fontsize=6, color="0.4", x=0.01, ha="left")
+
+
 # ---- validation ----
 
 
 def validation_text(found: Validation, *, verbose: bool) -> str:
     """The table of models and laws, ranges, errors by source and model, rows, the unfit."""
+    unfit = table([(row.record.id, row.reason) for row in found.unfit])
+    left = [f"{len(found.unfit)} rows that are not compared:", unfit] if found.unfit else []
     if not found.judged:
-        return "\n".join(["no row can be compared", "", *_unfit(found)])
+        return "\n".join(["no row can be compared", "", *left])
     parts = [
         f"{len(found.judged)} rows of {len({row.case.record.source for row in found.judged})} "
         "sources, each from the row of the fewest GPUs of its source; laws with parameters are "
         "fitted without the row's source, too",
         "",
-        table([(name, *_cells(row)) for name, row in found.table], _ERROR_HEADER),
+        _errors(dict(found.table), ""),
     ]
-    if found.warned:  # they are left out only for their uncertainty
-        both = errors([row.error for row in (*found.judged, *found.warned)])
-        parts.append(f"with the {len(found.warned)} uncertain rows below: median "
+    warned = [row.predicted for row in found.unfit if row.predicted]
+    if warned:  # they are left out only for their uncertainty
+        both = errors([row.error for row in (*found.judged, *warned)])
+        parts.append(f"with the {len(warned)} uncertain rows below: median "
                      f"{both.median:.1%}, 90 % {both.ninetieth:.1%}")  # fmt: skip
     inside = [(name, f"{part:.0%}") for name, part in coverage(found.judged).items()]
     for block in (
         table(inside, ("rows inside the range of 80 %", "")),
-        _group(found, "by source, left out", "source"),
-        _group(found, "by model, source left out", "model"),
+        _errors(_by(found, "source"), "by source, left out"),
+        _errors(_by(found, "model"), "by model, source left out"),
         _rows(found, verbose),
     ):
         parts += ["", block]
-    return "\n".join([*parts, "", *_unfit(found)])
+    return "\n".join([*parts, "", *left])
 
 
-_ERROR_HEADER = ("", "rows", "median", "90 %", "bias")
+def _by(found: Validation, name: str) -> dict[str, Errors]:
+    return grouped(found.judged, attrgetter(f"case.record.{name}"))
 
 
-def _cells(found: Errors) -> list[str]:
-    parts = (f"{found.median:.1%}", f"{found.ninetieth:.1%}", f"{found.bias:+.1%}")
-    return [str(found.rows), *parts]
-
-
-def _group(found: Validation, title: str, name: str) -> str:
-    groups = grouped(found.judged, attrgetter(f"case.record.{name}"))
-    rows = [(key, *_cells(group)) for key, group in groups.items()]
-    return table(rows, (title, *_ERROR_HEADER[1:]))
+def _errors(groups: dict[str, Errors], title: str) -> str:
+    rows = [(name, str(one.rows), f"{one.median:.1%}", f"{one.ninetieth:.1%}", f"{one.bias:+.1%}")
+            for name, one in groups.items()]  # fmt: skip
+    return table(rows, (title, "rows", "median", "90 %", "bias"))
 
 
 def _rows(found: Validation, verbose: bool) -> str:
@@ -241,19 +268,13 @@ def _rows(found: Validation, verbose: bool) -> str:
     rows = [(row.case.record.id, f"{row.case.measured:g}", f"{row.predicted:.4g}",
              f"{row.error:+.1%}", row.case.unit, row.step.limit, "; ".join(row.case.assumed))
             for row in shown]  # fmt: skip
-    header = (title, "measured", "predicted", "error", "", "limited by", "assumed")
-    return table(rows, header)
-
-
-def _unfit(found: Validation) -> list[str]:
-    if not found.unfit:
-        return []
-    rows = [(row.record.id, row.reason) for row in found.unfit]
-    return [f"{len(rows)} rows that are not compared:", table(rows)]
+    return table(rows, (title, "measured", "predicted", "error", "", "limited by", "assumed"))
 
 
 def validation_data(found: Validation) -> dict[str, Any]:
     """A validation as JSON values; errors are relative, (predicted - measured) / measured."""
+    groups = {"table": dict(found.table), "by_source": _by(found, "source"),
+              "by_model": _by(found, "model")}  # fmt: skip
     return {
         "schema": 1,
         "rows": [_row_data(row) for row in found.judged],
@@ -262,18 +283,16 @@ def validation_data(found: Validation) -> dict[str, Any]:
              **(_numbers(row.predicted) if row.predicted else {})}
             for row in found.unfit
         ],
-        "table": {name: _errors_data(row) for name, row in found.table},
-        "inside_range": coverage(found.judged) if found.judged else {},
-        "constants": dict(
-            zip(("straggler", "exposed", "contention", "input"), found.constants, strict=False)
-        ),
         **{
-            f"by_{name}": {
-                key: _errors_data(part)
-                for key, part in grouped(found.judged, attrgetter(f"case.record.{name}")).items()
+            name: {
+                key: {"rows": one.rows, "median_abs_relative_error": one.median,
+                      "p90_abs_relative_error": one.ninetieth, "mean_relative_error": one.bias}
+                for key, one in group.items()
             }
-            for name in ("source", "model")
+            for name, group in groups.items()
         },
+        "inside_range": coverage(found.judged) if found.judged else {},
+        "constants": dict(zip(CONSTANTS, found.constants, strict=False)),
     }  # fmt: skip
 
 
@@ -290,10 +309,3 @@ def _row_data(row: Judged) -> dict[str, Any]:
 
 def _numbers(row: Judged) -> dict[str, Any]:
     return {"measured": row.case.measured, "predicted": row.predicted, "relative_error": row.error}
-
-
-def _errors_data(found: Errors) -> dict[str, Any]:
-    return {
-        "rows": found.rows, "median_abs_relative_error": found.median,
-        "p90_abs_relative_error": found.ninetieth, "mean_relative_error": found.bias,
-    }  # fmt: skip

@@ -3,10 +3,9 @@
     step = t1 x (1 + a x E[largest of N normal deviates]     waiting for the slowest rank
                  + b x communication that outlasts back-propagation (overlap.py)
                  + c x communication hidden behind it, which slows computing down
-                 + d x what the pace of the input costs (feed.py))
+                 + d x what the pace of the input costs)
 
-t1 is one GPU's measured step; a, b, c and d are learned (learn.py). Where nothing is made ahead,
-the whole time of the input is added instead.
+t1 is one GPU's measured step; a, b, c and d are learned (learn.py).
 
 Forms: `horovod` (fused all-reduce), `ddp` (in buckets), `fsdp` (sharded: weights gathered twice,
 gradients scattered), `replicated` (one all-reduce per layer), `parameter_server` (gradients to host
@@ -23,27 +22,90 @@ from functools import lru_cache
 from statistics import NormalDist
 
 from hpcdl import facts
-from hpcdl.predict import overlap as wfbp  # wait-free back-propagation
-from hpcdl.predict.allreduce import Line, lines, parameter_server
-from hpcdl.predict.feed import ENDLESS, Feed
+from hpcdl.predict import overlap
 from hpcdl.predict.hardware import Machine
-from hpcdl.predict.memory import Plan
 from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, Network, roofline, scaled
-from hpcdl.predict.parallel import Work, learned, split
+from hpcdl.predict.parallel import Plan, Work, learned, split
 
 FORMS = ("horovod", "ddp", "fsdp", "replicated", "parameter_server", "no_overlap")
 _BUCKET = 25 * 2**20
 """Bytes of a bucket of DDP: `bucket_cap_mb` in torch/nn/parallel/distributed.py."""
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
+SYNTHETIC, IMAGENET = "synthetic", "imagenet"
+PIPELINES = ("new", "old")
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The input: images per second of a node's cores (`decode`) and of the whole storage.
+
+    `buffer` is the number of batches between input and computing. `one_core` is what a core makes;
+    where nothing is made `ahead` (the old pipeline), each rank has one, and every step waits for
+    its whole batch to be read, by all ranks from one storage, and decoded.
+    """
+
+    decode: float
+    storage: float
+    buffer: int
+    one_core: float = math.inf
+    ahead: bool = True
+
+    def wait(self, unfed: float, batch: int, gpus: int, nodes: int, weight: float) -> float:
+        """Seconds by which input makes a step of `unfed` seconds longer; `batch` per GPU.
+
+        Decoding counts by `weight`, as it was learned; storage as it is given.
+        """
+        if not self.ahead:
+            return batch * (1 / self.one_core + gpus / self.storage)
+        decoding, reading = (
+            unfed / pace(gpus * batch / unfed, supply, self.buffer) - unfed
+            for supply in (self.decode * nodes, self.storage)
+        )
+        return max(weight * decoding, reading)
+
+
+ENDLESS = Feed(math.inf, math.inf, 2)
+"""Synthetic data: made once, always there."""
+
+
+def feed(
+    machine: Machine, net: Network, storage_rate: float | None = None, *, ahead: bool = True
+) -> Feed:
+    """The input of real images on a machine, whose cores decode them at the network's size.
+
+    `storage_rate` is bytes per second that the storage gives to all nodes (None: enough); `ahead`
+    is whether images are made while the step before is computed.
+    """
+    known = facts.load("links")["input"]
+    augmented = net.name in known["augmented_models"]
+    parts = [known["decode"], *([known["augment"]] if augmented else [])]
+    one_core = 1 / float(sum(part["fixed_s"] + part["per_pixel_s"] * net.pixels for part in parts))
+    storage = storage_rate / known["bytes_per_image"] if storage_rate else math.inf
+    return Feed(machine.cores * one_core, storage, known["buffer"], one_core, ahead)
+
+
+def pace(demand: float, supply: float, buffer: int) -> float:
+    """The part of its pace that computing keeps behind an input of `supply` (1: all of it).
+
+    Both take varying times, so the faster one waits at times: with exponential times this is the
+    queue M/M/1/K, (1 - r^K) / (1 - r^(K+1)), r the demand over the supply, K the `buffer`.
+    """
+    ratio = demand / supply
+    if abs(ratio - 1) < 1e-6:
+        return buffer / (buffer + 1)
+    if ratio > 1:  # the same, written with 1/r, so that large powers cannot overflow
+        inverse = 1 / ratio
+        return float(inverse * (1 - inverse**buffer) / (1 - inverse ** (buffer + 1)))
+    return float((1 - ratio**buffer) / (1 - ratio ** (buffer + 1)))
 
 
 @dataclass(frozen=True)
 class Constants:
     """The model's four constants, see facts/links.yaml, and Horovod's two settings."""
 
-    contention: float
     straggler: float
     exposed: float
+    contention: float
     input: float
     fusion_bytes: float
     cycle: float
@@ -53,7 +115,7 @@ class Constants:
 class Training:
     """What is trained: network, images per GPU and step, precision, form, input.
 
-    Without `trees` an all-reduce is a ring. With a `plan` the batch is a micro-batch of a replica.
+    With a `plan` the batch is a micro-batch of a replica.
     """
 
     net: Network
@@ -61,7 +123,6 @@ class Training:
     precision: str = "fp32"
     form: str = "horovod"
     feed: Feed = ENDLESS
-    trees: bool = True
     accumulation: int = 1
     plan: Plan | None = None
 
@@ -99,8 +160,8 @@ class Profile:
     backward: float
     forward: float
     size: float
-    gradients: tuple[wfbp.Gradient, ...]
-    packed: tuple[wfbp.Gradient, ...]
+    gradients: tuple[overlap.Gradient, ...]
+    packed: tuple[overlap.Gradient, ...]
 
 
 @dataclass(frozen=True)
@@ -130,15 +191,19 @@ class Step:
         return self.compute + waits + sum(self.losses.values())
 
     @property
+    def loss(self) -> float:
+        """What the step is longer than its computing, in logarithms."""
+        return math.log(self.seconds / self.compute)
+
+    @property
     def limit(self) -> str:
         """What limits it: compute, or the largest loss where losses exceed 5 %."""
-        network = self.exposed + self.contention
         transfer = self.busy * (1 - self.latency_part)
         # Latency: start-ups and the wait for Horovod's cycle outweigh the transfers.
         small = self.latency_part > 0.5 or transfer < self.exposed / 2
         kind = "latency" if small else "communication"
-        losses = {"input": self.input_wait, kind: network, "stragglers": self.straggler,
-                  **self.losses}  # fmt: skip
+        losses = {"input": self.input_wait, kind: self.exposed + self.contention,
+                  "stragglers": self.straggler, **self.losses}  # fmt: skip
         worst = max(losses, key=lambda name: losses[name])
         return worst if losses[worst] > 0.05 * self.seconds else "compute"
 
@@ -148,8 +213,9 @@ def constants(horovod: str = "now") -> Constants:
 
     `horovod` is whose defaults: `now`, or `early` for the releases behind the published rows.
     """
-    four, settings = facts.load("links")["constants"], facts.load("links")["horovod"][horovod]
-    return Constants(four["contention"], four["straggler"], four["exposed"], four["input"],
+    known = facts.load("links")
+    four, settings = known["constants"], known["horovod"][horovod]
+    return Constants(four["straggler"], four["exposed"], four["contention"], four["input"],
                      settings["fusion_bytes"], settings["cycle_s"])  # fmt: skip
 
 
@@ -157,17 +223,16 @@ def profile(
     machine: Machine, training: Training, step_seconds: float, known: Constants | None = None
 ) -> Profile:
     """Layer times of one GPU whose step takes `step_seconds` without waiting for input."""
-    peak = peak_of(machine, training.precision)
+    peak, known = peak_of(machine, training.precision), known or constants()
     shares = roofline(
         training.net, training.batch, peak, machine.memory_rate, training.activation_bytes
     )
     times = scaled(shares, step_seconds)
     sizes = [layer.parameters * float(training.gradient_bytes) for layer in training.net.layers]
-    known = known or constants()
-    ready = wfbp.gradients(times.backward, sizes)
+    ready = overlap.gradients(times.backward, sizes)
     packed = (
-        wfbp.buckets(ready, _BUCKET) if training.form == "ddp"
-        else wfbp.pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
+        overlap.buckets(ready, _BUCKET) if training.form == "ddp"
+        else overlap.pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
     )  # fmt: skip
     forward, backward = sum(times.forward), sum(times.backward)
     return Profile(times.total, backward, forward, sum(sizes), ready, packed)
@@ -182,9 +247,7 @@ def peak_of(machine: Machine, precision: str) -> float:
 @lru_cache(maxsize=8192)
 def largest_of(ranks: int) -> float:
     """Expected largest of `ranks` standard normal deviates (Blom 1958); 0 for one."""
-    if ranks < 2:
-        return 0.0
-    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def predict_step(
@@ -198,26 +261,26 @@ def predict_step(
         pace = one.total / work.alone(training.plan)
         whole, sent, losses = split(replace(work, pace=pace), training.plan, gpus)
         return Step(gpus, nodes, whole, 0.0, sent, 0.0, 0.0, sent, 0.0, losses)
-    local = max(1, gpus // nodes)
     compute = one.total * training.accumulation
-    straggler = compute * known.straggler * largest_of(gpus)
-    exposed, busy, transfer = _communication(machine, training, one, local, nodes)
-    contention = known.contention * max(0.0, busy - exposed)
+    exposed, busy, transfer = _communication(machine, training, one, max(1, gpus // nodes), nodes)
     # What was measured here needs no correction.
-    outside = 1.0 if machine.measured(nodes) else known.exposed
+    link = machine.between if nodes > 1 else machine.inside
     return Step(
-        gpus, nodes, compute, straggler, outside * exposed, contention,
-        input_wait=_waiting(training, compute, gpus, nodes, known), busy=busy,
-        latency_part=1 - transfer / busy if busy else 0.0,
+        gpus, nodes, compute,
+        straggler=compute * known.straggler * largest_of(gpus),
+        exposed=(1.0 if link.measured else known.exposed) * exposed,
+        contention=known.contention * max(0.0, busy - exposed),
+        input_wait=training.feed.wait(compute, training.images, gpus, nodes, known.input),
+        busy=busy, latency_part=1 - transfer / busy if busy else 0.0,
     )  # fmt: skip
 
 
 def work_of(machine: Machine, training: Training) -> Work:
     """What the GPUs of a split training compute and exchange."""
-    known = learned(machine.gpu, training.plan or Plan())
     return Work(
         machine, training.net, training.batch, peak_of(machine, training.precision),
-        training.activation_bytes, training.gradient_bytes, known["efficiency"],
+        training.activation_bytes, training.gradient_bytes,
+        learned(machine.gpu, training.plan or Plan())["efficiency"],
     )  # fmt: skip
 
 
@@ -230,35 +293,6 @@ def lengthened(step: Step, loss: float) -> Step:
     return replace(step, **{name: getattr(step, name) * then / now for name in parts})
 
 
-def _waiting(training: Training, unfed: float, gpus: int, nodes: int, known: Constants) -> float:
-    """Seconds of waiting for input: decoding as it was learned, storage as it is given."""
-    made, images = training.feed, training.images
-    if not made.ahead:
-        return made.wait(unfed, images, gpus, nodes)
-    endless = float("inf")
-    decoding = replace(made, storage=endless).wait(unfed, images, gpus, nodes)
-    reading = replace(made, decode=endless).wait(unfed, images, gpus, nodes)
-    return max(known.input * decoding, reading)
-
-
-def overlap(training: Training, one: Profile, candidates: wfbp.Cost) -> wfbp.Overlap:
-    """An all-reduce form beside back-propagation."""
-    cost = cost_of(candidates)
-    if training.form == "no_overlap":
-        return wfbp.after(one.gradients, cost, one.backward)
-    sent = one.gradients if training.form == "replicated" else one.packed
-    return wfbp.wait_free(sent, cost, one.backward)
-
-
-def cost_of(candidates: wfbp.Cost) -> wfbp.Cost:
-    """The candidates without those that another one beats at every size."""
-    return tuple(
-        one
-        for one in dict.fromkeys(candidates)
-        if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in candidates)
-    )
-
-
 def _communication(
     machine: Machine, training: Training, one: Profile, local: int, nodes: int
 ) -> tuple[float, float, float]:
@@ -266,29 +300,21 @@ def _communication(
     if local * nodes < 2:
         return 0.0, 0.0, 0.0
     if training.form == "parameter_server":
-        return _served(parameter_server(machine, local, nodes), one)
-    candidates = lines(machine, local, nodes)[: 2 if training.trees else 1]
-    if training.form == "fsdp":
-        return _sharded(min(line.rate for line in candidates), training, one)
-    found = overlap(training, one, candidates)
+        # Gradients go during back-propagation, weights come during the next forward pass.
+        line = overlap.parameter_server(machine, local, nodes)
+        push = overlap.wait_free(one.gradients, (line,), one.backward)
+        pull = len(one.gradients) * line.latency + line.rate * one.size
+        exposed = push.exposed + max(0.0, pull - one.forward)
+        return exposed, push.busy + pull, 2 * line.rate * one.size
+    candidates = overlap.lines(machine, local, nodes)
     rate = min(line.rate for line in candidates)
+    if training.form == "fsdp":
+        # Three halves of an all-reduce a pass, beside the computing of both passes; the first
+        # and the last layers' share has nothing to hide behind.
+        passes = 1.5 * rate * one.size * training.accumulation
+        room = (one.forward + one.backward) * training.accumulation
+        return max(passes / max(1, len(one.gradients)), passes - room), passes, passes
+    whole = (overlap.Gradient(one.backward, one.size),)
+    sent = {"no_overlap": whole, "replicated": one.gradients}.get(training.form, one.packed)
+    found = overlap.wait_free(sent, candidates, one.backward)
     return found.exposed, found.busy, min(found.busy, rate * one.size)
-
-
-def _sharded(rate: float, training: Training, one: Profile) -> tuple[float, float, float]:
-    """FSDP: three halves of an all-reduce a pass, beside the computing of both passes.
-
-    The first and the last layers' share has nothing to hide behind.
-    """
-    passes = 1.5 * rate * one.size * training.accumulation
-    first = passes / max(1, len(one.gradients))
-    room = (one.forward + one.backward) * training.accumulation
-    return max(first, passes - room), passes, passes
-
-
-def _served(line: Line, one: Profile) -> tuple[float, float, float]:
-    """Parameter server: gradients go during back-propagation, weights come during forward."""
-    push = wfbp.wait_free(one.gradients, (line,), one.backward)
-    pull = len(one.gradients) * line.latency + line.rate * one.size
-    exposed = push.exposed + max(0.0, pull - one.forward)
-    return exposed, push.busy + pull, 2 * line.rate * one.size

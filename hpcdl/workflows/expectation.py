@@ -29,8 +29,8 @@ from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import SYNTHETIC, Data, Training, data_of, steps_of, training_of
 
 if TYPE_CHECKING:
-    from hpcdl.predict.exchange import Exchange
     from hpcdl.predict.forecast import Forecast
+    from hpcdl.predict.results import Exchange
 
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""

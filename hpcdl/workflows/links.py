@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 
-from hpcdl.predict.exchange import Exchange, times_of
-from hpcdl.predict.results import Place
+from hpcdl.predict.results import Exchange, Place, times_of
 from hpcdl.regress.bandwidth import SIZES, SMALL_SIZES, metric_name
 from hpcdl.regress.references import fingerprint, read_references, site_file
 from hpcdl.site import Partition, Site

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.predict.allreduce import lines
-from hpcdl.predict.exchange import fitted, read_exchange
 from hpcdl.predict.hardware import Link, Machine, of_partition
+from hpcdl.predict.overlap import lines
 from hpcdl.predict.request import Request, answer, prepare
+from hpcdl.predict.results import fitted, read_exchange
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 

@@ -1,7 +1,8 @@
-"""The recursion of wait-free back-propagation, and Horovod's packing of gradients."""
+"""What exchanging costs and a step hides: all-reduces, the recursion, the step event by event."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,21 +10,31 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdl.predict.calibrate import from_images_per_second
+from hpcdl.predict.hardware import Link, Machine, of_gpu
+from hpcdl.predict.network import network
 from hpcdl.predict.overlap import (
     Gradient,
-    after,
     gradients,
+    lines,
     next_look,
     pack,
+    parameter_server,
+    ring,
+    tree,
     wait_free,
 )
+from hpcdl.predict.step import Profile, Training, constants, feed, pace, profile
+from tests.exchange_oracle import Cluster, both, simulate
 
+LINK = Link("link", 1e-6, 1e10)
+NET = Link("net", 1e-5, 1e9)
 TRACES = yaml.safe_load(Path(__file__).with_name("wfbp_traces.yaml").read_text())
 SECONDS: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
-layers = st.lists(
+LAYERS = st.lists(
     st.tuples(st.floats(1e-6, 1.0), st.floats(1.0, 1e9)), min_size=1, max_size=40
 ).map(lambda rows: gradients([row[0] for row in rows], [row[1] for row in rows]))
-costs = st.lists(st.tuples(st.floats(0, 1e-3), st.floats(1e-12, 1e-8)), min_size=1, max_size=3).map(
+COSTS = st.lists(st.tuples(st.floats(0, 1e-3), st.floats(1e-12, 1e-8)), min_size=1, max_size=3).map(
     tuple
 )
 
@@ -67,7 +78,7 @@ def test_the_recursion_gives_the_authors_figures_on_their_own_traces(
 
 
 @settings(max_examples=40, deadline=None)
-@given(layers, costs)
+@given(LAYERS, COSTS)
 def test_exposed_communication_lies_between_the_first_layers_and_all(
     ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
 ) -> None:
@@ -80,16 +91,7 @@ def test_exposed_communication_lies_between_the_first_layers_and_all(
 
 
 @settings(max_examples=40, deadline=None)
-@given(layers, costs)
-def test_nothing_overlapped_exposes_all_of_it(
-    ready: tuple[Gradient, ...], cost: tuple[tuple[float, float], ...]
-) -> None:
-    found = after(ready, cost, ready[-1].ready)
-    assert found.exposed == pytest.approx(found.busy, abs=1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(layers, st.floats(1.0, 1e9), st.floats(1e-4, 0.1))
+@given(LAYERS, st.floats(1.0, 1e9), st.floats(1e-4, 0.1))
 def test_packing_loses_no_byte_and_sends_nothing_early(
     ready: tuple[Gradient, ...], buffer: float, cycle: float
 ) -> None:
@@ -100,7 +102,7 @@ def test_packing_loses_no_byte_and_sends_nothing_early(
 
 
 @settings(max_examples=40, deadline=None)
-@given(layers, st.floats(1.0, 1e9))
+@given(LAYERS, st.floats(1.0, 1e9))
 def test_a_message_exceeds_the_buffer_only_where_a_gradient_does(
     ready: tuple[Gradient, ...], buffer: float
 ) -> None:
@@ -113,3 +115,123 @@ def test_the_thread_looks_on_its_cycle() -> None:
     assert next_look(0.0, 0.012, 0.005) == pytest.approx(0.015)
     assert next_look(0.0, 0.001, 0.005) == pytest.approx(0.005)
     assert next_look(1.0, 0.2, 0.0) == pytest.approx(1.0)
+
+
+# All-reduces, and the input.
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return replace(of_gpu("P100-PCIe", "pcie3", 28, 2, NET), inside=LINK, per_node=4)
+
+
+def test_a_ring_moves_twice_its_share_over_every_link() -> None:
+    assert ring(4, LINK).seconds(4e6) == pytest.approx(6 * 1e-6 + 2 * 3 / 4 * 4e6 / 1e10)
+    assert ring(1, LINK).seconds(4e6) == 0
+
+
+def test_a_tree_takes_steps_that_grow_with_the_logarithm() -> None:
+    assert tree(1024, NET).latency == pytest.approx(10 * tree(2, NET).latency)
+    assert tree(1024, NET).latency < ring(1024, NET).latency
+
+
+def test_on_one_node_only_its_link_counts(machine: Machine) -> None:
+    assert lines(machine, 4, 1) == (ring(4, LINK),)
+
+
+def test_the_flat_ring_is_as_slow_as_its_slowest_link(machine: Machine) -> None:
+    assert lines(machine, 4, 2)[0] == pytest.approx((14 * 1e-5, 2 * 7 / 8 / 1e9))
+
+
+def test_between_nodes_trees_are_the_other_candidate(machine: Machine) -> None:
+    through_all, trees = lines(machine, 4, 8)
+    assert trees.rate == pytest.approx(2 * 3 / 4 / 1e10 + 2 / 1e9)
+    assert trees.latency < through_all.latency
+
+
+def test_gpus_share_the_root_ports_to_a_parameter_server(machine: Machine) -> None:
+    assert parameter_server(machine, 8, 1).rate == pytest.approx(8 / (machine.roots * machine.root))
+    assert parameter_server(machine, 1, 1).rate == pytest.approx(1 / machine.root)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(1e-3, 1e3), st.integers(1, 8))
+def test_input_never_gives_more_than_either_side_can(ratio: float, buffer: int) -> None:
+    kept = pace(ratio * 100, 100, buffer)
+    assert 0 < kept <= 1
+    assert kept * ratio <= 1 + 1e-9
+
+
+def test_a_deeper_buffer_costs_less() -> None:
+    assert pace(50, 100, 1) < pace(50, 100, 2) < pace(50, 100, 8)
+    assert pace(50, float("inf"), 1) == 1
+
+
+def test_storage_limits_all_nodes_together_and_cores_each_node(machine: Machine) -> None:
+    found = feed(machine, network("resnet50"), storage_rate=115129 * 1000)
+    assert found.storage == pytest.approx(1000)
+    assert found.decode == pytest.approx(machine.cores * found.one_core)
+
+
+def test_augmentation_and_larger_images_cost_the_cores_more(machine: Machine) -> None:
+    small, large = network("efficientnet_v1_b0"), network("efficientnet_v1_b4")
+    assert feed(machine, network("resnet50")).decode > feed(machine, small).decode
+    assert feed(machine, small).decode > feed(machine, large).decode
+
+
+# The closed form against the same step played event by event.
+
+RATES = {"resnet50": 220, "vgg16": 154, "alexnet": 2900, "inception_v3": 142, "mlp": 1e5}
+
+
+def setting(model: str, per_node: int = 4) -> tuple[Machine, Training, Profile]:
+    machine = replace(of_gpu("P100-PCIe", "pcie3", 28, 2, NET), per_node=per_node)
+    training = Training(network(model), 64)
+    base = from_images_per_second(RATES[model], training)
+    return machine, training, profile(machine, training, base.seconds)
+
+
+@pytest.mark.parametrize("model", RATES)
+@pytest.mark.parametrize(("gpus", "per_node"), [(2, 4), (8, 4), (16, 2)])
+def test_with_equal_ranks_and_links_both_agree_within_two_percent(
+    model: str, gpus: int, per_node: int
+) -> None:
+    closed, simulated = both(*setting(model, per_node), gpus, constants())
+    assert closed == pytest.approx(simulated, rel=0.02)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("cycle", [0.0, 1e-320, 1e-12, 1e-9])
+def test_a_coordinator_that_never_sleeps_ends_and_agrees_with_the_closed_form(cycle: float) -> None:
+    closed, simulated = both(*setting("resnet50"), 8, replace(constants(), cycle=cycle))
+    assert closed == pytest.approx(simulated, rel=0.02)
+
+
+def test_all_bytes_are_sent_in_messages_of_at_most_a_buffer() -> None:
+    _, _, one = setting("resnet50")
+    played = simulate(Cluster(1, 4, LINK, NET), one.gradients, buffer_bytes=16e6, cycle=0.005)
+    assert sum(size for size, _, _ in played.messages) == pytest.approx(one.size)
+    assert max(size for size, _, _ in played.messages) <= 16e6
+
+
+def test_messages_never_overlap() -> None:
+    _, _, one = setting("vgg16")
+    played = simulate(Cluster(2, 2, LINK, NET), one.gradients, buffer_bytes=64e6, cycle=0.001)
+    for before, after in zip(played.messages, played.messages[1:], strict=False):
+        assert after[1] >= before[2]
+
+
+def test_the_slowest_rank_decides() -> None:
+    ready = (Gradient(0.1, 1e6),)
+    equal = simulate(Cluster(1, 2, LINK, NET), ready, buffer_bytes=1e8, cycle=0.01)
+    slow = simulate(Cluster(1, 2, LINK, NET, paces=(1.0, 1.5)), ready, buffer_bytes=1e8, cycle=0.01)
+    assert slow.done - equal.done == pytest.approx(0.05)
+
+
+def test_one_slow_link_holds_up_the_whole_ring() -> None:
+    ready = (Gradient(0.0, 1e8),)
+    fast = simulate(Cluster(1, 8, LINK, NET), ready, buffer_bytes=1e9, cycle=0.001)
+    slow = simulate(
+        Cluster(1, 8, LINK, NET, slow_link=(3, 4.0)), ready, buffer_bytes=1e9, cycle=0.001
+    )
+    assert slow.busy == pytest.approx(4 * fast.busy, rel=0.05)

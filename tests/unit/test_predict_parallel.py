@@ -10,9 +10,8 @@ import pytest
 from hpcdl import facts
 from hpcdl.predict.forecast import memory_bytes
 from hpcdl.predict.hardware import Link, Machine, of_partition
-from hpcdl.predict.memory import Plan, activation_bytes, kept, state_bytes
 from hpcdl.predict.network import HALF_BYTES, network
-from hpcdl.predict.parallel import split
+from hpcdl.predict.parallel import Plan, activation_bytes, kept, split, state_bytes
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.show import forecast_text
 from hpcdl.predict.step import Training, work_of

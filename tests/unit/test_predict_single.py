@@ -10,11 +10,11 @@ from functools import cache
 import pytest
 
 from hpcdl import facts
+from hpcdl.predict.calibrate import Effects, Trait, seconds, traits
 from hpcdl.predict.hardware import Machine, of_host
 from hpcdl.predict.network import network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer
-from hpcdl.predict.single import Effects, Trait, seconds, traits
 from hpcdl.predict.step import Training
 from hpcdl.site import Partition, find_site_file, load_site
 from hpcdl.system.errors import BadInput

@@ -1,4 +1,4 @@
-"""Reads the results of a study's jobs: measurements, and missing results with their reasons.
+"""Reads the results of a study's jobs: measurements and their series, and what is missing, and why.
 
 A result of another version, a failed job and a cell that never ran are missing results, and
 never stop the rest. Rates are those of steps after the warm-up, without the time that writing
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from statistics import fmean, median, quantiles
+from statistics import fmean, linear_regression, median, quantiles
 from typing import Any
 
 from hpcdl.jobs.sweep import point_folder
@@ -24,11 +24,17 @@ from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 from hpcdl.system.safe_read import last_text, read_regular
-from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Values
+from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Run, Values
 from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder
 
 MACHINE = "machine.json"
-_TIMES = ("seconds", "checkpoint", "images")
+NEEDED = (
+    "schema", "layout.ranks", "layout.cpus_per_rank", "layout.ranks_per_node", "layout.nodes",
+    "layout.gpu_per_rank", "batch_per_rank", "global_batch", "parameters", "model", "precision",
+    "options.warmup_steps", "summary.metrics", "job.id",
+)  # fmt: skip
+"""What rules, predictions, figures and reports take from a result later."""
+_TIMES = ("seconds", "checkpoint", "images", *PARTS)
 _GIGA = 1e9
 _LARGEST = 100_000_000
 """Bytes of a description of a data set, with a line for each shard."""
@@ -149,6 +155,11 @@ class Findings:
     cores: int
     load: float
 
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks share the cores of one machine."""
+        return self.plan.scale.execution.shared_cores
+
     @cached_property
     def short_models(self) -> dict[str, str]:
         """`net` by `package.module:net`, for models of which no other one ends so."""
@@ -192,8 +203,7 @@ def note_machine(plan: Plan) -> None:
 def _machine(plan: Plan) -> tuple[int, float]:
     """Cores, and the load average, when the study was queued; where nobody queued it, those here.
 
-    Raises:
-        BadInput: they were noted, and the note is damaged: efficiencies would be wrong.
+    A damaged note is a `BadInput`: efficiencies would be wrong.
     """
     path = plan.folder / MACHINE
     if not path.exists():
@@ -247,51 +257,34 @@ def _why(folder: Path, log: Path) -> str:
 
 def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     record = RESULT.read(folder / RESULT.name)
-    record.need(*NEEDED, *(f"samples.{name}" for name in (*_TIMES, *PARTS)))
+    record.need(*NEEDED, *(f"samples.{name}" for name in _TIMES))
     result, samples = record.values, record.values["samples"]
-    skip = result["options"]["warmup_steps"]
+    warm = skip = int(result["options"]["warmup_steps"])
     skip = skip if len(samples["seconds"]) > skip else 0
-    steps = list(zip(*(samples[name] for name in (*_TIMES, *PARTS)), strict=True))[skip:]
-    pure = [seconds - checkpoint for seconds, checkpoint, *_ in steps]
+    steps = list(zip(*(samples[name] for name in _TIMES), strict=True))[skip:]
+    pure, images = [step[0] - step[1] for step in steps], [step[2] for step in steps]
     if not pure or min(pure) <= 0 or not all(samples["images"]):
         raise BadInput(f"{record.path} holds no measured step")
     parts = {name: fmean(samples[name][skip:]) for name in PARTS}
     if not sum(parts.values()) > 0:
         raise BadInput(f"{record.path} says of no step where its time went")
-    rates = tuple(n / s for n, s in zip(samples["images"][skip:], pure, strict=True))
+    rates = tuple(n / s for n, s in zip(images, pure, strict=True))
     if "asynchronous" in result:  # steps are handed out ahead: only their mean says anything
-        rates = (sum(samples["images"][skip:]) / sum(pure),)
+        rates = (sum(images) / sum(pure),)
     size, count = _data_size(plan, cell)
-    epochs = _epochs(result, pure, count)
-    return Measured(cell, result, folder, rates, parts, size, count, epochs)
-
-
-NEEDED = (
-    "schema", "layout.ranks", "layout.cpus_per_rank", "layout.ranks_per_node", "layout.nodes",
-    "layout.gpu_per_rank", "batch_per_rank", "global_batch", "parameters", "model", "precision",
-    "options.warmup_steps", "summary.metrics", "job.id",
-)  # fmt: skip
-"""What rules, predictions, figures and reports take from a result later."""
-
-
-def _epochs(
-    result: Mapping[str, Any], seconds: Sequence[float], images: float | None
-) -> tuple[float, ...]:
-    """Seconds of the passes over the data set."""
-    steps = int((images or 0) // int(result["global_batch"]))
-    if not steps or int(result["options"]["warmup_steps"]):
-        return ()
-    passes = [sum(seconds[i : i + steps]) for i in range(0, len(seconds) - steps + 1, steps)]
+    each = 0 if warm else int((count or 0) // int(result["global_batch"]))
+    starts = range(0, len(pure) - each + 1, each) if each else ()
+    epochs = [sum(pure[at : at + each]) for at in starts]
     # The first one pays for compiling, and finds in memory what was just written.
-    return tuple(passes[1:] or passes)
+    epochs = epochs[1:] or epochs
+    return Measured(cell, result, folder, rates, parts, size, count, tuple(epochs))
 
 
 def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
     """Bytes and images of a cell's training data."""
-    name = cell.data
-    if name == SYNTHETIC:
+    if cell.data == SYNTHETIC:
         return None, None
-    data = plan.scale.data[name]
+    data = plan.scale.data[cell.data]
     path = data_folder(plan.site, data) / "dataset.json"
     if not path.is_file():
         return data.gigabytes and data.gigabytes * _GIGA, data.images
@@ -300,3 +293,106 @@ def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
         return float(sum(shard["bytes"] for shard in train["shards"])), float(train["examples"])
     except (ValueError, LookupError, TypeError, RecursionError) as fault:
         raise BadInput(f"{path} is no description of a data set") from fault
+
+
+# ---- series ----
+
+
+def alone(measured: Sequence[Measured], one: Measured) -> Measured | None:
+    """The one-rank run of a measurement's series."""
+    alike = but(one.values, "gpus", "nodes")
+    ones = (other for other in measured if but(other.values, "gpus", "nodes") == alike)
+    return next((other for other in ones if other.ranks == 1), None)
+
+
+def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Series over the size of their data, each in rising size.
+
+    Whether data came from memory does not part a series: it is what is compared. Slowed reads do.
+    """
+    found: dict[str, list[Measured]] = {}
+    for one in measured:
+        if one.size and one.epoch_seconds and not throttled(one.cell.run):
+            found.setdefault(series_name(findings, one.values), []).append(one)
+    return {name: sorted(ones, key=lambda one: one.size or 0) for name, ones in found.items()}
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of an epoch over the bytes of its data, and the largest epoch that made it."""
+
+    slope: float
+    start: float
+    last_size: float
+    last_seconds: float
+
+    def at(self, size: float) -> float:
+        """Seconds of an epoch on so many bytes."""
+        return self.start + self.slope * size
+
+    def predicted(self, size: float) -> float:
+        """Seconds of a larger epoch: by the line, or in proportion where that is more."""
+        # A line through two short epochs is easily too flat.
+        return max(self.at(size), self.last_seconds * size / self.last_size)
+
+
+def line_of(findings: Findings, series: Sequence[Measured]) -> Line | None:
+    """The line through the sizes below memory, which a knee at its end cannot bend.
+
+    None below two sizes, and where epochs do not grow with their data.
+    """
+    below = [one for one in series if (one.size or 0) <= memory_bytes(findings)]
+    if len({one.size for one in below}) < 2:
+        return None
+    sizes = [one.size or 0.0 for one in below]
+    slope, start = linear_regression(sizes, [one.epoch_seconds or 0.0 for one in below])
+    last = below[-1]
+    return Line(slope, start, sizes[-1], last.epoch_seconds or 0.0) if slope > 0 else None
+
+
+def memory_bytes(findings: Findings) -> float:
+    """Memory that could hold data: the scale's own, else a node's."""
+    plan = findings.plan
+    if plan.scale.memory_gigabytes is not None:
+        return plan.scale.memory_gigabytes * _GIGA
+    partitions = {cell.point.spec.partition for cell in plan.possible}
+    return max(plan.site.partition(name).memory_gb for name in partitions) * _GIGA
+
+
+def throttled(run: Run) -> bool:
+    """Whether its data come more slowly than the storage could give them."""
+    return run.reads is not None and run.reads.megabytes_per_second > 0
+
+
+def series_name(findings: Findings, values: Values) -> str:
+    """What the figure calls the series of these values."""
+    study = findings.plan.study
+    named = (shown(findings, key, values[key]) for key in study.series if key in values)
+    return ", ".join(named) or study.name
+
+
+def shown(findings: Findings, key: str, value: str) -> str:
+    """A value of the matrix as figures and tables have it: models by their short names."""
+    return findings.short_models.get(value, value) if key == "model" else value
+
+
+def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
+    """The speed-up that nothing could exceed: ranks, or the cores that they share."""
+    if not findings.shared:
+        return float(ranks)
+    cores = findings.cores
+    return max(1.0, min(float(ranks), cores / min(cpus_per_rank, cores)))
+
+
+def efficiency(findings: Findings, one: Measured) -> float | None:
+    """What a measurement keeps of its one-rank run's rate times GPUs, or times shared cores."""
+    base = alone(findings.measured, one)
+    if base is None:
+        return None
+    cpus = int(one.result["layout"]["cpus_per_rank"])
+    return one.rate / base.rate / ideal_ranks(findings, one.cell.gpus, cpus)
+
+
+def but(values: Values, *keys: str) -> dict[str, str]:
+    """The values without those of some keys."""
+    return {name: value for name, value in values.items() if name not in keys}

@@ -11,21 +11,20 @@ cores' time as computing does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
 from hpcdl import facts
-from hpcdl.predict.feed import IMAGENET, PIPELINES
 from hpcdl.predict.forecast import Point, expand
 from hpcdl.predict.network import names, network
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.results import trained_precision
+from hpcdl.predict.step import IMAGENET, PIPELINES
 from hpcdl.site import Partition
 from hpcdl.system.errors import BadInput
-from hpcdl.workflows.study.collect import Findings, Measured
+from hpcdl.workflows.study.collect import Findings, Measured, alone, but
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
-from hpcdl.workflows.study.series import alone, but
 from hpcdl.workflows.study.study_plan import Cell, Plan
 
 _HOUR = 3600.0
@@ -72,8 +71,7 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
     """Predictions for every series that has a one-rank measurement, and what has no prediction."""
     found: list[Predicted] = []
     gaps: list[str] = []
-    shared = findings.plan.scale.execution.shared_cores
-    if shared:
+    if findings.shared:
         quiet = tuple(replace(one, rates=(one.quiet,)) for one in findings.measured)
         findings = replace(findings, measured=quiet)
     for base in findings.measured:
@@ -82,18 +80,13 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
                 found += _series(findings, base)
             except BadInput as fault:
                 gaps.append(f"{base.cell.label}: {fault.message}")
-    return tuple(_own_bounds(found) if shared else found), tuple(gaps)
-
-
-def _own_bounds(found: Sequence[Predicted]) -> Iterator[Predicted]:
-    """Predictions as far off as the worst of them that also ran.
-
-    The model's own bounds are those of GPUs; ranks that share cores are further off.
-    """
-    factors = [1 + one.error for one in found if one.error is not None]
-    worst = max((max(factor, 1 / factor) for factor in factors), default=None)
-    for one in found:
-        yield replace(one, low=worst and one.rate / worst, high=worst and one.rate * worst)
+    if findings.shared:
+        # The model's bounds are those of GPUs; these are as far off as the worst that also ran.
+        factors = [1 + one.error for one in found if one.error is not None]
+        worst = max((max(factor, 1 / factor) for factor in factors), default=None)
+        found = [replace(one, low=worst and one.rate / worst, high=worst and one.rate * worst)
+                 for one in found]  # fmt: skip
+    return tuple(found), tuple(gaps)
 
 
 def cost(plan: Plan) -> Cost:
@@ -151,7 +144,7 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
 
 def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
     """How much longer a rank computes among `gpus` on shared cores than alone."""
-    if not findings.plan.scale.execution.shared_cores:
+    if not findings.shared:
         return 1.0
     cpus = int(base.result["layout"]["cpus_per_rank"])
     return max(1.0, gpus * cpus / findings.cores) / max(1.0, cpus / findings.cores)
@@ -164,10 +157,12 @@ def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
         return None
     nearest = min(teachers, key=lambda one: (abs(one.ranks - gpus), one.ranks))
     base_there = alone(findings.measured, nearest) or nearest
-    computing = _step(base_there) * _sharing(findings, base_there, nearest.ranks)
-    per_byte = max(_LEAST, _step(nearest) - computing) / _gradients(nearest)
+    there, here = (float(one.result["global_batch"]) / one.rate for one in (base_there, nearest))
+    computing = there * _sharing(findings, base_there, nearest.ranks)
+    sent, ours = (_GRADIENT_BYTES * float(one.result["parameters"]) for one in (nearest, base))
     # All ranks' copies go through the same cores: their time grows with their bytes.
-    seconds = per_byte * _gradients(base) * (gpus - 1) / (nearest.ranks - 1)
+    per_byte = max(_LEAST, here - computing) / sent
+    seconds = per_byte * ours * (gpus - 1) / (nearest.ranks - 1)
     weights = _GRADIENT_BYTES * network(str(base.result["model"])).parameters
     return weights / seconds * 2 * (gpus - 1) / gpus / _GIGA
 
@@ -181,24 +176,12 @@ def _teachers(findings: Findings) -> tuple[Measured, ...]:
     return tuple(one for one in several if matches(one.values, scale.exchange_from))
 
 
-def _step(one: Measured) -> float:
-    return float(one.result["global_batch"]) / one.rate
-
-
-def _gradients(one: Measured) -> float:
-    return _GRADIENT_BYTES * float(one.result["parameters"])
-
-
 def _compute(partition: Partition) -> str | None:
     return partition.gpu.compute if partition.gpu else None
 
 
 def expected(plan: Plan, cell: Cell) -> Point:
-    """What the model says of a cell from published rows alone.
-
-    Raises:
-        BadInput: it says nothing of such a network, partition or GPU.
-    """
+    """What the model says of a cell from published rows alone; a `BadInput` where it has none."""
     options = {**cell.run.options, **cell.values}
     partition = plan.site.partition(cell.point.spec.partition)
     model = options.get("model", "mlp")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
 
-from hpcdl.workflows.study import series as lines
+from hpcdl.workflows.study import collect as lines
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted, median_error
 from hpcdl.workflows.study.model import SYNTHETIC, Rule, matches
@@ -103,7 +103,6 @@ def _compared(rule: Rule, cell: Cell, findings: Findings) -> bool:
 
 
 def _few(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return "; ".join(names[:_SHOWN]) + more
 
@@ -137,7 +136,7 @@ def _agree(evidence: Evidence) -> Answer:
 
 def _kindred(findings: Findings, one: Measured, other: Measured) -> bool:
     """Whether two ran on GPUs of one architecture: P100-PCIe and P100-SXM2, not P100 and V100."""
-    if findings.plan.scale.execution.shared_cores:
+    if findings.shared:
         return True
     places = (findings.plan.site.partition(x.cell.point.spec.partition) for x in (one, other))
     return len({place.gpu and place.gpu.compute for place in places}) == 1
@@ -191,17 +190,18 @@ def _one_rank_per_gpu(evidence: Evidence) -> Answer:
     That no two ranks have the same one is what the preflight of every job sees to (exit code 22).
     """
     opens = {1} if evidence.findings.plan.scale.execution.real_gpus else {0, 1}
-    measured = [one for one in evidence.measured if one.cell.point.spec.launcher != "single"]
+    layouts = [(one, one.result["layout"]) for one in evidence.measured
+               if one.cell.point.spec.launcher != "single"]  # fmt: skip
     wrong = [
         one.cell.label
-        for one in measured
+        for one, layout in layouts
         if one.ranks != one.cell.gpus
-        or len(set(one.result["layout"]["ranks_per_node"])) != 1
-        or int(one.result["layout"]["gpu_per_rank"]) not in opens
+        or len(set(layout["ranks_per_node"])) != 1
+        or int(layout["gpu_per_rank"]) not in opens
     ]
-    opened = max((int(one.result["layout"]["gpu_per_rank"]) for one in measured), default=0)
+    opened = max((int(layout["gpu_per_rank"]) for _, layout in layouts), default=0)
     note = "no rank opened more than one GPU" if opened else "ranks saw no GPU of the driver's"
-    text = f"{len(measured) - len(wrong)} of {len(measured)} jobs; {note}"
+    text = f"{len(layouts) - len(wrong)} of {len(layouts)} jobs; {note}"
     return not wrong, text + (f"; not so: {', '.join(wrong)}" if wrong else "")
 
 
@@ -213,7 +213,7 @@ def _model(evidence: Evidence) -> Answer:
     count = sum(one.error is not None for one in evidence.predicted)
     text = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
     uneven = [one.cell.label for one in evidence.measured if one.unevenness > _EVEN]
-    if error > limit and uneven and evidence.findings.plan.scale.execution.shared_cores:
+    if error > limit and uneven and evidence.findings.shared:
         return None, f"{text}; the machine was busy: equal jobs disagree ({_few(uneven)})"
     said = [one.values for one in evidence.predicted]
     silent = [one.cell.label for one in evidence.measured
@@ -278,15 +278,12 @@ def _linear(evidence: Evidence) -> Answer:
 
 def _input_share(evidence: Evidence) -> Answer:
     """Storage-bound or not, with the share of the steps that waited for input."""
-    shares = [one.shares["input"] for one in evidence.measured]
-    low, high = min(shares), max(shares)
-    rule = evidence.rule
-    bound = rule.bound
+    shares, rule = [one.shares["input"] for one in evidence.measured], evidence.rule
+    low, high, bound = min(shares), max(shares), rule.bound
     kind = ("storage-bound" if low > bound else
             "not storage-bound" if high <= bound else "storage-bound in part")  # fmt: skip
-    ok = (rule.at_least is None or low >= rule.at_least) and (
-        rule.at_most is None or high <= rule.at_most
-    )
+    enough = rule.at_least is None or low >= rule.at_least
+    ok = enough and (rule.at_most is None or high <= rule.at_most)
     said = f"ranks wait for input {low:.1%} to {high:.1%} of a step"
     return ok, f"{said}: {kind} (beyond {bound:.0%})"
 

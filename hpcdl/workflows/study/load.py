@@ -42,11 +42,7 @@ def shipped() -> tuple[str, ...]:
 
 
 def load_study(which: str) -> model.Study:
-    """The study of a name, or of a file's path.
-
-    Raises:
-        BadInput: there is none, or its file has faults; all of them, with their lines.
-    """
+    """The study of a name, or of a file's path; a `BadInput` has all faults of a file."""
     if "/" in which or which.endswith((".yaml", ".yml")):
         return read_study(Path(which))
     if which not in shipped():
@@ -96,8 +92,8 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
             if run["name"] in [other["name"] for other in scale["runs"][:index]]:
                 fault.at((*where, "runs", index, "name"),
                          f"the run '{run['name']}' is given twice")  # fmt: skip
-            _check_run(fault, (*where, "runs", index), run, scale["data"])
-            _check_named(fault, (*where, "runs", index, "over"), run["over"], values)
+            _check_run(fault, (*where, "runs", index), run)
+            _check_names(fault, (*where, "runs", index), run, scale, values)
         keys = {key for run in scale["runs"] for key in (*run["over"], "run")}
         counts = {int(text) for run in scale["runs"] for text in run["over"].get("gpus", ())
                   if _COUNT.fullmatch(text)}  # fmt: skip
@@ -144,7 +140,7 @@ class _Faults:
                     "write digits, such as 8")  # fmt: skip
 
 
-def _check_run(fault: _Faults, where: Place, run: dict[str, Any], data: dict[str, Any]) -> None:
+def _check_run(fault: _Faults, where: Place, run: dict[str, Any]) -> None:
     over, options = run["over"], run["options"]
     for key, asked in over.items():
         if len(set(asked)) < len(asked):
@@ -159,21 +155,19 @@ def _check_run(fault: _Faults, where: Place, run: dict[str, Any], data: dict[str
             fault.of_counts((*where, "over", key, index), key, text)
         if key in options:
             fault.of_counts((*where, "options", key), key, options[key])
-    _check_exclude(fault, where, run)
-    for name in [run["data"], *over.get("data", ())]:
-        fault.unless_known(name, [model.SYNTHETIC, *data], (*where, "data"),
-                           f"there is no data set '{name}'")  # fmt: skip
 
 
-def _check_named(fault: _Faults, where: Place, over: dict[str, Any], study: dict[str, Any]) -> None:
-    """Values that stand for something that the study says above its scales."""
-    for key in ("framework", "environment"):
-        for name in set(over.get(key, ())):
-            fault.unless_known(name, study[f"{key}s"], (*where, key), f"there is no {key} '{name}'")
-
-
-def _check_exclude(fault: _Faults, where: Place, run: dict[str, Any]) -> None:
+def _check_names(fault: _Faults, where: Place, run: dict[str, Any], scale: dict[str, Any],
+                 study: dict[str, Any]) -> None:  # fmt: skip
+    """Names of data sets, and of what the study says above its scales; and what is excluded."""
     over = run["over"]
+    for name in [run["data"], *over.get("data", ())]:
+        fault.unless_known(name, [model.SYNTHETIC, *scale["data"]], (*where, "data"),
+                           f"there is no data set '{name}'")  # fmt: skip
+    for key in ("framework", "environment"):
+        for name in dict.fromkeys(over.get(key, ())):
+            fault.unless_known(name, study[f"{key}s"], (*where, "over", key),
+                               f"there is no {key} '{name}'")  # fmt: skip
     for index, pattern in enumerate(run["exclude"]):
         for key, text in pattern.items():
             place = (*where, "exclude", index, key)
@@ -224,22 +218,21 @@ def _said(value: Any) -> bool:
     return value not in (None, "", [], {})
 
 
+_KINDS = {
+    "figure": model.Panel, "tables": model.Table, "original": model.Original,
+    "frameworks": model.Framework, "environments": model.Environment,
+}  # fmt: skip
+
+
 def _study(values: dict[str, Any], path: Path) -> model.Study:
-    made = {
-        "figure": tuple(model.Panel(**panel) for panel in values["figure"]),
-        "published": tuple(map(_published, values["published"])),
-        "scales": {name: _scale(name, scale) for name, scale in values["scales"].items()},
-        "frameworks": {
-            name: model.Framework(**_frozen(one)) for name, one in values["frameworks"].items()
-        },
-        "environments": {
-            name: model.Environment(**one) for name, one in values["environments"].items()
-        },
-        "tables": tuple(model.Table(**table) for table in values["tables"]),
-        "original": tuple(model.Original(**_frozen(one)) for one in values["original"]),
-    }
-    rest = {key: value for key, value in _frozen(values).items() if key != "schema"}
-    return model.Study(**{**rest, **made}, path=path)
+    made = {key: [kind(**_frozen(one)) for one in values[key]]
+            if isinstance(values[key], list)
+            else {name: kind(**_frozen(one)) for name, one in values[key].items()}
+            for key, kind in _KINDS.items()}  # fmt: skip
+    made["published"] = list(map(_published, values["published"]))
+    made["scales"] = {name: _scale(name, scale) for name, scale in values["scales"].items()}
+    rest = {key: value for key, value in values.items() if key != "schema"}
+    return model.Study(**_frozen({**rest, **made}), path=path)
 
 
 def _frozen(values: dict[str, Any]) -> dict[str, Any]:
@@ -266,14 +259,9 @@ def _scale(name: str, values: dict[str, Any]) -> model.Scale:
 
 def _published(values: dict[str, Any]) -> model.Published:
     rows = [row for row in facts.load("throughput")["records"] if row["id"] in values["rows"]]
-    found = [
-        model.Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup")) for row in rows
-    ]
-    points = sorted(
-        [*(model.Point(**point) for point in values["points"]), *found],
-        key=lambda point: point.gpus,
-    )
-    source = f"{rows[0]['source']}: {rows[0]['hardware']}" if rows else ""
-    return model.Published(
-        values["label"], values["source"] or source, tuple(points), values["where"]
-    )
+    points = [model.Point(**point) for point in values["points"]]
+    points += [model.Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup"))
+               for row in rows]  # fmt: skip
+    source = values["source"] or (f"{rows[0]['source']}: {rows[0]['hardware']}" if rows else "")
+    points.sort(key=lambda point: point.gpus)
+    return model.Published(values["label"], source, tuple(points), values["where"])

@@ -1,7 +1,8 @@
-"""The panels of a study's figure: each a function of one axes and the findings.
+"""The figure of a study: panels drawn from findings, as SVG for papers and PNG for pages.
 
+The study's file chooses and orders the panels, each a function of one axes and the findings.
 Filled markers are measured, with the 5th to 95th percentile of the steps as error bars; hollow
-ones on broken lines are predicted, grey ones published.
+ones on broken lines are predicted, grey ones published. matplotlib is imported only to draw.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.figures import legend_below, plain_log
+from hpcdl.system.figures import drawn, legend_below, plain_log
 from hpcdl.system.safe_read import read_regular
-from hpcdl.workflows.study import series as lines
+from hpcdl.workflows.study import collect as lines
 from hpcdl.workflows.study.collect import Findings, Measured
 from hpcdl.workflows.study.forecast import Predicted
 from hpcdl.workflows.study.model import Panel, Published, matches
@@ -35,6 +37,9 @@ _TIMELINE_STEPS = 6
 _LARGEST_TIMELINE = 200_000_000
 _MEGA, _GIGA = 1e6, 1e9
 
+Unit = Callable[[int], float]
+"""Images/s that a mark at so many ranks counts as 1."""
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -43,11 +48,6 @@ class Scene:
     findings: Findings
     predicted: tuple[Predicted, ...]
     panel: Panel
-
-    @property
-    def shared(self) -> bool:
-        """Whether ranks share the cores of one machine."""
-        return self.findings.plan.scale.execution.shared_cores
 
     @property
     def measured(self) -> tuple[Measured, ...]:
@@ -69,10 +69,10 @@ class Scene:
                 and lines.series_name(self.findings, one.values) == name]  # fmt: skip
 
     @property
-    def published(self) -> tuple[Published, ...]:
+    def published(self) -> list[Published]:
         """The published numbers that the panel may show."""
         asked, groups = self.panel.where, self.findings.plan.study.published
-        return tuple(one for one in groups if matches({**one.where, **asked}, one.where))
+        return [one for one in groups if matches({**one.where, **asked}, one.where)]
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _style(number: int) -> dict[str, Any]:
 
 
 def _rate(axes: Any, scene: Scene) -> None:
-    _over_ranks(axes, scene, "images/s, all ranks", lambda _: lambda __: 1.0, log=10)
+    _over_ranks(axes, scene, "images/s, all ranks", lambda _: lambda _: 1.0, log=10)
 
 
 def _speedup(axes: Any, scene: Scene) -> None:
@@ -99,13 +99,11 @@ def _efficiency(axes: Any, scene: Scene) -> None:
 
     _published_lines(axes, scene, of_each=True)
     axes.axhline(100, color="0.75", linewidth=0.9, zorder=0, label="nothing lost: ideal")
-    label = "efficiency (% of the cores; grey: of GPUs)" if scene.shared else "efficiency (%)"
+    label = (
+        "efficiency (% of the cores; grey: of GPUs)" if scene.findings.shared else "efficiency (%)"
+    )
     _over_ranks(axes, scene, label, unit)
     axes.set_ylim(bottom=0)
-
-
-Unit = Callable[[int], float]
-"""Images/s that a mark at so many ranks counts as 1."""
 
 
 def _over_ranks(
@@ -122,15 +120,12 @@ def _over_ranks(
     if log:
         axes.set_yscale("log", base=log)
         plain_log(axes)
-    _ranks_axis(axes, scene)
-    _legend(axes, predicted=bool(scene.predicted))
+    _finish(axes, scene)
 
 
 def _measured_line(axes: Any, name: str, ones: Sequence[Measured], number: int, unit: Unit) -> None:
-    low, y, high = zip(*(
-        [rate / unit(one.ranks) for rate in (one.spread[0], one.rate, one.spread[1])]
-        for one in ones
-    ), strict=True)  # fmt: skip
+    y = [one.rate / unit(one.ranks) for one in ones]
+    low, high = ([one.spread[at] / unit(one.ranks) for one in ones] for at in (0, 1))
     # Lines side by side would hide each other's bars.
     x = [one.ranks * (1 + 0.025 * (number % 4)) for one in ones]
     axes.errorbar(x, y, yerr=_apart(low, y, high), label=name, capsize=2.5, linewidth=1.4,
@@ -149,11 +144,9 @@ def _predicted_line(
               [base.rate / unit(1), *(one.rate / unit(one.gpus) for one in ordered)],
               linestyle="--", linewidth=1, color=style["color"])  # fmt: skip
     hollow = [one for one in ordered if one.measured is None]
-    low, y, high = (
-        [rates[at] / unit(one.gpus) for one in hollow
-         for rates in [(one.low or one.rate, one.rate, one.high or one.rate)]]
-        for at in range(3)
-    )  # fmt: skip
+    y = [one.rate / unit(one.gpus) for one in hollow]
+    low = [(one.low or one.rate) / unit(one.gpus) for one in hollow]
+    high = [(one.high or one.rate) / unit(one.gpus) for one in hollow]
     axes.errorbar([one.gpus * (1 + 0.025 * (number % 4)) for one in hollow], y,
                   yerr=_apart(low, y, high), linestyle="none", elinewidth=0.9, markersize=5.5,
                   capsize=2.5 if any(one.low for one in hollow) else 0, markerfacecolor="white",
@@ -164,13 +157,10 @@ def _published_lines(axes: Any, scene: Scene, *, of_each: bool) -> None:
     """Published speed-ups; with `of_each` what each GPU keeps of one alone, in percent."""
     for number, group in enumerate(scene.published):
         rates = {point.gpus: point.images_per_second for point in group.points}
-        pairs = [
-            (point.gpus, point.speedup or (point.images_per_second or 0) / (rates.get(1) or 1))
-            for point in group.points
-            if point.speedup or (point.images_per_second and rates.get(1))
-        ]
-        if of_each:
-            pairs = [(gpus, 100 * speedup / gpus) for gpus, speedup in pairs]
+        every = [(point.gpus, point.speedup or (point.images_per_second or 0) / (rates.get(1) or 1))
+                 for point in group.points
+                 if point.speedup or (point.images_per_second and rates.get(1))]  # fmt: skip
+        pairs = [(gpus, 100 * gain / gpus if of_each else gain) for gpus, gain in every]
         if pairs:
             axes.plot(*zip(*pairs, strict=True), linestyle=":", linewidth=1, color=_GREY,
                       marker=_PUBLISHED_MARKERS[number % len(_PUBLISHED_MARKERS)], markersize=7,
@@ -179,14 +169,13 @@ def _published_lines(axes: Any, scene: Scene, *, of_each: bool) -> None:
 
 def _ideal_line(axes: Any, scene: Scene) -> None:
     top = max(
-        [one.ranks for one in scene.measured]
-        + [one.gpus for one in scene.predicted if matches(one.values, scene.panel.where)]
-        + [point.gpus for group in scene.published for point in group.points],
-        default=1,
-    )
+        [1, *(one.ranks for one in scene.measured),
+         *(one.gpus for one in scene.predicted if matches(one.values, scene.panel.where)),
+         *(point.gpus for group in scene.published for point in group.points)],
+    )  # fmt: skip
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count <= top]
     axes.plot(counts, counts, color="0.75", linewidth=0.9, zorder=0, label="a GPU each: ideal")
-    if scene.shared and scene.measured:
+    if scene.findings.shared and scene.measured:
         cpus = int(scene.measured[0].result["layout"]["cpus_per_rank"])
         bound = [lines.ideal_ranks(scene.findings, count, cpus) for count in counts]
         axes.plot(counts, bound, color="0.5", linewidth=0.9, zorder=0, linestyle=(0, (6, 2)),
@@ -212,8 +201,7 @@ def _phases(axes: Any, scene: Scene) -> None:
                   for at in (0, 1))  # fmt: skip
     axes.errorbar(ends, range(len(ones)), xerr=_apart(fast, ends, slow), linestyle="none",
                   color="0.25", capsize=2.5, elinewidth=0.9)  # fmt: skip
-    axes.set_xlim(left=0)
-    axes.set_xlabel("milliseconds of a step: mean, and the 5th to 95th percentile")
+    axes.set(xlabel="milliseconds of a step: mean, and the 5th to 95th percentile", xlim=(0, None))
 
 
 def _shares(axes: Any, scene: Scene) -> None:
@@ -242,10 +230,9 @@ def _bars(
 
 def _bar_name(scene: Scene, one: Measured) -> str:
     ranks = "1 rank" if one.ranks == 1 else f"{one.ranks} ranks"
-    counts = {other.ranks for other in scene.measured}
     slow = " (slow reads)" if lines.throttled(one.cell.run) else ""
     name = lines.series_name(scene.findings, one.values) + slow
-    return f"{name}, {ranks}" if len(counts) > 1 else name
+    return f"{name}, {ranks}" if len({other.ranks for other in scene.measured}) > 1 else name
 
 
 def _time_by_size(axes: Any, scene: Scene) -> None:
@@ -273,8 +260,7 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
         axes.annotate("memory", (memory / unit, 0.03), xycoords=("data", "axes fraction"),
                       rotation=90, va="bottom", ha="right", fontsize=7, color=_GREY)  # fmt: skip
     axes.set(xlabel=f"size of the data set ({name})", ylabel="seconds per epoch")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set(xlim=(0, None), ylim=(0, None))
     axes.grid(alpha=0.25)
     legend_below(axes)
 
@@ -290,23 +276,23 @@ def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> No
 
 def _timeline(axes: Any, scene: Scene) -> None:
     """The profiler's timeline of the largest data set: all ranks, the first steps of each job."""
-    row, labels = 0, []
-    ones = sorted(scene.measured, key=lambda one: one.size or 0)
-    profiled = [one for one in ones if (one.folder / "timeline.json").is_file()]
+    labels: list[str] = []  # of rows
+    profiled = [one for one in sorted(scene.measured, key=lambda one: one.size or 0)
+                if (one.folder / "timeline.json").is_file()]  # fmt: skip
     for name, one in {_bar_name(scene, one): one for one in profiled}.items():
         try:
             by_rank = _events(one)
         except (BadInput, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             labels.append(f"{name}: timeline.json is damaged")
-            row += 1
             continue
         for rank, events in sorted(by_rank.items()):
             for part, look in _PARTS.items():
                 spans = [(at, took) for kind, at, took in events if kind == part]
-                axes.broken_barh(spans, (row - 0.36, 0.72), color=look["color"], linewidth=0)
+                axes.broken_barh(
+                    spans, (len(labels) - 0.36, 0.72), color=look["color"], linewidth=0
+                )
             labels.append(f"{name}, rank {rank}")
-            row += 1
-    axes.set_yticks(range(row), labels, fontsize=7)
+    axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(f"seconds from the start of the epoch, first {_TIMELINE_STEPS} steps")
     axes.grid(axis="x", alpha=0.25)
@@ -318,9 +304,8 @@ def _timeline(axes: Any, scene: Scene) -> None:
 def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
     """(part, start, seconds) of the first steps, by rank, from timeline.json."""
     text = read_regular(one.folder / "timeline.json", _LARGEST_TIMELINE, "timeline")
-    trace = json.loads(text)["traceEvents"]
     found: dict[int, list[tuple[str, float, float]]] = {}
-    for event in trace:
+    for event in json.loads(text)["traceEvents"]:
         # Threads of traced steps are there too; only a step's parts say which step they are of.
         if event.get("args", {}).get("step", _TIMELINE_STEPS) < _TIMELINE_STEPS:
             spans = found.setdefault(int(event["pid"]), [])
@@ -334,24 +319,22 @@ def _apart(low: Sequence[float], middle: Sequence[float], high: Sequence[float])
     return [below, [max(0.0, b - a) for a, b in zip(middle, high, strict=True)]]
 
 
-def _ranks_axis(axes: Any, scene: Scene) -> None:
+def _finish(axes: Any, scene: Scene) -> None:
+    """The axis of ranks; measured lines, then hollow markers, then what others published."""
+    from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator([2**power for power in range(13)]))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("ranks, on shared CPU cores" if scene.shared else "GPUs, one rank each")
+    axes.set_xlabel(
+        "ranks, on shared CPU cores" if scene.findings.shared else "GPUs, one rank each"
+    )
     axes.grid(alpha=0.25)
-
-
-def _legend(axes: Any, *, predicted: bool) -> None:
-    """Measured lines first, then what hollow markers mean, then what others published."""
-    from matplotlib.lines import Line2D
-
     found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     ours = {name: handle for name, handle in found.items() if not isinstance(handle, Line2D)}
-    if predicted:
+    if scene.predicted:
         ours["predicted"] = Line2D([], [], color="0.3", linestyle="--", linewidth=1, marker="o",
                                    markerfacecolor="white", markersize=5.5)  # fmt: skip
     both = {**ours, **found}
@@ -368,3 +351,49 @@ PANELS: dict[str, Callable[[Any, Scene], None]] = {
     "time-by-size": _time_by_size,
     "timeline": _timeline,
 }
+
+
+def draw(findings: Findings, predicted: tuple[Predicted, ...]) -> dict[str, bytes]:
+    """The figure by suffix: `svg` and `png`; without matplotlib a `MissingPrerequisite`."""
+    plan, study = findings.plan, findings.plan.study
+    columns = min(3, len(study.figure))
+    rows = -(-len(study.figure) // columns)
+    cores = f", all ranks on {findings.cores} cores" if findings.shared else ""
+    first = f"{study.name}, scale {plan.scale.name}, site {plan.site.name}{cores}. "
+    beside = any(panel.panel in {"speedup", "efficiency"} for panel in study.figure)
+    sources = [f"{one.label}: {one.source}" for one in study.published if beside]
+    short = [text if len(text) <= 170 else text[:167] + "..." for text in sources]
+    foot = "\n".join([*wrap(first + caption(findings), 100 * columns), *short])
+
+    def fill(figure: Any) -> None:
+        grid = figure.subplots(rows, columns, squeeze=False).flatten()
+        for index, (axes, panel) in enumerate(zip(grid, study.figure, strict=False)):
+            PANELS[panel.panel](axes, Scene(findings, predicted, panel))
+            letter = f"({'abcdefgh'[index]}) " if len(study.figure) > 1 else ""
+            axes.set_title(letter + panel.title, loc="left", fontsize=10, fontweight="bold")
+        for axes in grid[len(study.figure) :]:
+            axes.set_axis_off()
+        figure.supxlabel(foot, fontsize=6.5, color=_GREY, x=0.01, ha="left")
+
+    look = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": study.name}
+    return drawn((4.9 * columns, 4.5 * rows + 0.4), fill, "svg", "png", settings=look)
+
+
+def caption(findings: Findings) -> str:
+    """What the marks of the figure mean."""
+    kinds = {panel.panel for panel in findings.plan.study.figure}
+    if "time-by-size" in kinds:
+        return (
+            "Markers are the median of the epochs after the first, bars the fastest and slowest; "
+            "lines go through the sizes below memory, and dashed where they only predict."
+        )
+    source, bars = "the one-rank run", "the model's bounds, eight times in ten"
+    if findings.shared:
+        bars = "the model's largest error on cells that ran too"
+        if teachers := findings.plan.scale.exchange_from:
+            cells = ", ".join(f"{key}={value}" for key, value in teachers.items())
+            source += f" and from what exchanging gradients costs on shared cores ({cells})"
+    return (
+        "Filled markers are the median step, bars the 5th to 95th percentile of the steps; hollow "
+        f"markers are predicted from {source}, their bars {bars}; grey ones published by others."
+    )

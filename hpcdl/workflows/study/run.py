@@ -53,12 +53,7 @@ def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
 
 
 def start(plan: Plan, modules: Modules, say: Say) -> None:
-    """Make the data that are missing and queue every cell that has no result and no job.
-
-    Raises:
-        BadInput: a given data set is not there, or Slurm refuses a job.
-        PartlyDone: a data set could not be made.
-    """
+    """Make the data that are missing and queue every cell that has no result and no job."""
     with locked(plan.folder / ".lock"):
         note_machine(plan)
         names = {cell.data for cell in plan.possible}
@@ -83,8 +78,7 @@ def _modules_of(part: Round, modules: Modules) -> Modules:
 def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
     """The status of the cells, again and again until no job is left.
 
-    Raises:
-        MissingPrerequisite: Slurm does not answer for longer than its controller takes to restart.
+    Slurm may be silent for as long as its controller takes to restart.
     """
     patience = _PATIENCE_SECONDS
     while True:
@@ -114,12 +108,7 @@ def summary(found: Sequence[RunStatus]) -> str:
 
 
 def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
-    """Make a data set by a job, unless it is there.
-
-    Raises:
-        BadInput: it is given and not there.
-        PartlyDone: the job failed.
-    """
+    """Make a data set by a job, unless it is there; one that is given and not there is refused."""
     folder = data_folder(plan.site, data)
     if (folder / "dataset.json").is_file():
         return
@@ -146,11 +135,7 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
 
 
 def compile_library(site: Site) -> None:
-    """Compile slow_reads.c, which jobs with `reads` preload.
-
-    Raises:
-        MissingPrerequisite: there is no C compiler here.
-    """
+    """Compile slow_reads.c, which jobs with `reads` preload."""
     source = Path(__file__).with_name("slow_reads.c")
     target = library(site)
     with suppress(FileNotFoundError):
@@ -183,25 +168,23 @@ class Checked:
 
 def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
+    from hpcdl.jobs.lint import lint
+
     found, at_once = [], 1 if plan.scale.in_turn else None
     for part in plan.rounds:
         anew = [RunStatus(point, MISSING) for point in part.points if not point.problem]
         loaded = _modules_of(part, modules)
         for group, script, _ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
-            partition = group.spec.partition
-            found.append(_judge(plan, part.run, len(group.points), partition, script))
+            partition = plan.site.partition(group.spec.partition)
+            said = lint(script.text, name=f"{part.run.name}.sh", version=plan.site.slurm.version,
+                        partition=partition)  # fmt: skip
+            errors, warnings = (
+                [f"line {one.line}: {one.message}" for one in said if one.severity == severity]
+                for severity in ("error", "warning")
+            )
+            parsed = run(["bash", "-n"], stdin=script.text, check=False, timeout=30)
+            if not parsed.ok:
+                errors += [f"bash -n: {line}" for line in parsed.stderr.splitlines()]
+            found.append(Checked(part.run, group.spec.partition, len(group.points), script,
+                                 tuple(errors), tuple(warnings)))  # fmt: skip
     return tuple(found)
-
-
-def _judge(plan: Plan, of: Run, tasks: int, partition: str, script: Script) -> Checked:
-    from hpcdl.jobs.lint import lint
-
-    found = lint(
-        script.text, name=f"{of.name}.sh", version=plan.site.slurm.version,
-        partition=plan.site.partition(partition),
-    )  # fmt: skip
-    errors = [f"line {one.line}: {one.message}" for one in found if one.severity == "error"]
-    others = [f"line {one.line}: {one.message}" for one in found if one.severity == "warning"]
-    parsed = run(["bash", "-n"], stdin=script.text, check=False, timeout=30)
-    errors += [f"bash -n: {line}" for line in parsed.stderr.splitlines()] if not parsed.ok else []
-    return Checked(of, partition, tasks, script, tuple(errors), tuple(others))

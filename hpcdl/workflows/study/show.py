@@ -110,19 +110,13 @@ def _run_text(plan: Plan, run: Run) -> str:
     matrix = own.run.over if own else run.over  # with the partitions that are really used
     over = " x ".join(f"{key} {', '.join(values)}" for key, values in matrix.items())
     later = f"; predicted: {', '.join(map(str, run.predict))} GPUs" if run.predict else ""
-    reads = _reads_text(run)
     again = f", each {run.repeats} times" if run.repeats > 1 else ""
     again += f" up to {run.repeat_up_to} GPUs" if again and run.repeat_up_to else ""
-    return f"  {run.name}: {len(cells)} jobs: {over}{again}{reads}{later}"
-
-
-def _reads_text(run: Run) -> str:
-    if run.reads is None:
-        return ""
-    slow = run.reads.megabytes_per_second
+    slow = run.reads.megabytes_per_second if run.reads else 0
     ways = [f"at {slow:g} MB/s"] if slow else []
-    ways += [] if run.reads.cached else ["never from memory"]
-    return f"; data are read {' and '.join(ways)}" if ways else ""
+    ways += ["never from memory"] if run.reads and not run.reads.cached else []
+    reads = f"; data are read {' and '.join(ways)}" if ways else ""
+    return f"  {run.name}: {len(cells)} jobs: {over}{again}{reads}{later}"
 
 
 def _cost_text(plan: Plan, found: Cost) -> str:

@@ -25,24 +25,16 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import home
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_no_stranger
-from hpcdl.workflows.study.model import (
-    SYNTHETIC,
-    DataSet,
-    Environment,
-    Framework,
-    Run,
-    Scale,
-    Study,
-    Values,
-)
+from hpcdl.workflows.study import model
+from hpcdl.workflows.study.model import SYNTHETIC, DataSet, Run, Scale, Study, Values
 
 _MOST_CELLS = 1000
 _MEGA = 1e6
 READS_LIBRARY = "slow_reads.so"
 FRAMEWORK, ENVIRONMENT = "framework", "environment"
 _PYTHON = "{python}"
-_USUAL = Framework("horovod", ("hpcdl", "train"))
-_MODULE = Environment(MappingProxyType({}), container=False)
+_USUAL = model.Framework("horovod", ("hpcdl", "train"))
+_MODULE = model.Environment(MappingProxyType({}), container=False)
 _SOME_IMAGE = "image"
 
 
@@ -109,18 +101,14 @@ class Plan:
             for attempt in sorted({cell.attempt for cell in self.cells})
             for run in self.scale.runs
             for in_image in (False, True)
-            if (
-                points := tuple(
-                    cell.point
-                    for cell in self.cells_of(run, attempt)
-                    if bool(cell.point.spec.container) is in_image
-                )
-            )
-        )
+            for points in [tuple(cell.point for cell in self.cells_of(run, attempt)
+                                 if bool(cell.point.spec.container) is in_image)]
+            if points
+        )  # fmt: skip
 
     def round_folder(self, run: Run, attempt: int = 0) -> Path:
         """The directory of a sweep."""
-        return _round_folder(self.folder, run, attempt)
+        return self.folder / _round_name(run, attempt)
 
     def cells_of(self, run: Run, attempt: int = 0) -> tuple[Cell, ...]:
         """The cells of a run."""
@@ -138,8 +126,8 @@ class Plan:
         return tuple(cell for cell in self.cells if cell.point.problem)
 
 
-def _round_folder(folder: Path, run: Run, attempt: int) -> Path:
-    return folder / (f"{run.name}-{attempt + 1}" if attempt else run.name)
+def _round_name(run: Run, attempt: int) -> str:
+    return f"{run.name}-{attempt + 1}" if attempt else run.name
 
 
 def make_plan(
@@ -150,14 +138,11 @@ def make_plan(
 
     `partitions` are used instead of the study's own, in its order; `pythons` are interpreters of
     frameworks that the jobs' modules do not have; `image` is that of the cells in a container.
-
-    Raises:
-        BadInput: the matrix is too large, no cell of it can run on this site, or there are more
-            partitions than the study compares.
+    What cannot be planned is a `BadInput`, also a study of which no cell can run on this site.
     """
     _check_partitions(study, scale, partitions)
     folder = site.paths.work / "studies" / f"{study.name}-{scale.name}"
-    if stranger := next(iter(set(pythons) - set(study.frameworks)), ""):
+    if stranger := next((name for name in pythons if name not in study.frameworks), ""):
         raise BadInput(f"'{study.name}' has no framework '{stranger}'",
                        hint=did_you_mean(stranger, study.frameworks))  # fmt: skip
     cells = tuple(
@@ -200,15 +185,9 @@ def _moved(run: Run, partitions: Sequence[str]) -> Run:
     own = run.over.get("partition", ())
     taken = tuple(partitions[: max(1, len(own))])
     names = dict(zip(own, taken, strict=False))
-    return replace(
-        run,
-        over={**run.over, "partition": taken},
-        exclude=tuple(
-            {key: names.get(value, value) if key == "partition" else value
-             for key, value in pattern.items()}
-            for pattern in run.exclude
-        ),
-    )  # fmt: skip
+    exclude = ({key: names.get(value, value) if key == "partition" else value
+                for key, value in pattern.items()} for pattern in run.exclude)  # fmt: skip
+    return replace(run, over={**run.over, "partition": taken}, exclude=tuple(exclude))
 
 
 def _cells(
@@ -243,7 +222,7 @@ def _cells(
 def _contained(site: Site, cell: Cell, folder: Path, image: str) -> Iterator[Cell]:
     """The cell in its image; without one only where its result is there already."""
     spec, problem = replace(cell.point.spec, container=image or _SOME_IMAGE), cell.point.problem
-    own = sweep.point_folder(_round_folder(folder, cell.run, cell.attempt), cell.point)
+    own = sweep.point_folder(folder / _round_name(cell.run, cell.attempt), cell.point)
     if not image and not (own / "result.json").is_file():
         return
     try:
@@ -257,8 +236,8 @@ def _points(
     site: Site, study: Study, scale: Scale, run: Run, how: Values
 ) -> Iterator[tuple[JobSpec, Values, sweep.Point]]:
     """The points of one framework in one environment, with the values that name them."""
-    paths = {SYNTHETIC: SYNTHETIC}
-    paths |= {key: str(data_folder(site, data)) for key, data in scale.data.items()}
+    paths = {key: str(data_folder(site, data)) for key, data in scale.data.items()}
+    paths[SYNTHETIC] = SYNTHETIC
     names = {path: key for key, path in paths.items()}
     matrix = {
         key: [paths[value] for value in asked] if key == "data" else list(asked)

@@ -16,15 +16,13 @@ from hpcdl import __version__
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.inert import inert_text
 from hpcdl.system.resources import templates
-from hpcdl.workflows.study.collect import Findings, Measured
-from hpcdl.workflows.study.figure import caption, draw
+from hpcdl.workflows.study.collect import Findings, Measured, alone, efficiency, shown
 from hpcdl.workflows.study.forecast import Predicted, predict
 from hpcdl.workflows.study.judge import Verdict, judge
 from hpcdl.workflows.study.model import Table as StudyTable
 from hpcdl.workflows.study.model import Values, matches
-from hpcdl.workflows.study.series import alone, efficiency, shown
+from hpcdl.workflows.study.panels import caption, draw
 
-SCHEMA = 2
 _YES = {True: "yes", False: "no", None: "not known"}
 
 
@@ -52,11 +50,7 @@ def make_report(findings: Findings) -> Report:
 
 
 def write_report(report: Report, target: Path) -> dict[str, Path]:
-    """Write report.md, report.html, report.json, figure.svg and figure.png; gives their paths.
-
-    Raises:
-        MissingPrerequisite: matplotlib is not installed, or no space left.
-    """
+    """Write report.md, report.html, report.json, figure.svg and figure.png; gives their paths."""
     figure = draw(report.findings, report.predicted)
     paths = {suffix: target / f"figure.{suffix}" for suffix in figure}
     for suffix, data in figure.items():
@@ -65,7 +59,11 @@ def write_report(report: Report, target: Path) -> dict[str, Path]:
     values = {**_values(report), "svg": svg[svg.index("<svg") :]}  # without its XML head
     for suffix in ("md", "html"):
         paths[suffix] = target / f"report.{suffix}"
-        write_atomic(paths[suffix], _rendered(f"report.{suffix}.j2", values))
+        environment = templates("study", autoescape=suffix == "html", trim_blocks=True,
+                                lstrip_blocks=True, finalize=inert_text)  # fmt: skip
+        environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
+        text = environment.get_template(f"report.{suffix}.j2").render(values)
+        write_atomic(paths[suffix], text)
     paths["json"] = target / "report.json"
     write_json(paths["json"], as_data(report))
     return paths
@@ -75,7 +73,7 @@ def as_data(report: Report) -> dict[str, Any]:
     """The report as plain values."""
     plan = report.findings.plan
     return {
-        "schema": SCHEMA,
+        "schema": 2,
         "study": plan.study.name, "scale": plan.scale.name, "site": plan.site.name,
         "accepted": report.accepted,
         "machine": {"cores": report.findings.cores, "load": report.findings.load},
@@ -151,7 +149,12 @@ def _values(report: Report) -> dict[str, Any]:
         ],
         "predicted": _predicted_table(report.predicted),
         "taught": any(one.from_itself for one in report.predicted),
-        "published": _published_table(report),
+        "published": (
+            ("what", "GPUs", "images/s", "speed-up", "source"),
+            [(group.label, str(point.gpus), _number(point.images_per_second, "g"),
+              _number(point.speedup, "g"), group.source)
+             for group in plan.study.published for point in group.points],
+        ),
         "missing": [(one.cell.label, one.state, one.reason) for one in report.findings.missing],
         "gaps": report.gaps, "caption": caption(report.findings), "busy": _busy(report.findings),
         "releases": sorted({str(one.result["release"]) for one in report.findings.measured}),
@@ -161,7 +164,7 @@ def _values(report: Report) -> dict[str, Any]:
 
 def _busy(findings: Findings) -> str:
     """A warning where other programs worked on the machine that all ranks share; else nothing."""
-    if not findings.plan.scale.execution.shared_cores or findings.load < findings.cores / 2:
+    if not findings.shared or findings.load < findings.cores / 2:
         return ""
     return (
         f"The machine was busy when this was queued: a load of {findings.load:.0f} on "
@@ -173,7 +176,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def _measured_table(report: Report) -> Table:
-    kept = "of the cores" if report.findings.plan.scale.execution.shared_cores else "efficiency"
+    kept = "of the cores" if report.findings.shared else "efficiency"
     head = ("cell", "jobs", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up", kept,
             "waiting for input", "not hidden", "seconds/epoch", "scores")  # fmt: skip
     rows = []
@@ -253,24 +256,7 @@ def _number(value: float | None, form: str = ".4g") -> str:
     return "" if value is None else format(value, form)
 
 
-def _published_table(report: Report) -> Table:
-    rows = [
-        (group.label, str(point.gpus), _number(point.images_per_second, "g"),
-         _number(point.speedup, "g"), group.source)
-        for group in report.findings.plan.study.published
-        for point in group.points
-    ]  # fmt: skip
-    return ("what", "GPUs", "images/s", "speed-up", "source"), rows
-
-
 def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """The table without empty columns."""
     kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
     return tuple(head[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]
-
-
-def _rendered(template: str, values: dict[str, Any]) -> str:
-    environment = templates("study", autoescape=template.endswith(".html.j2"), trim_blocks=True,
-                            lstrip_blocks=True, finalize=inert_text)  # fmt: skip
-    environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
-    return environment.get_template(template).render(values)
