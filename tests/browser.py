@@ -4,8 +4,6 @@ No port is opened and no library is needed. `Page.open` waits until the page is 
 the page asked of the network, printed, or broke with is kept.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -6,8 +6,6 @@ commands run in it with namespaces of their own, and see the cache at its own pa
 is shared. Needs root, debootstrap, 10 GB and a mirror of Debian.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """TFRecords of images of every kind, written without TensorFlow."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Sequence

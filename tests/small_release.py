@@ -1,7 +1,5 @@
 """Small releases for tests: the real record, folders and modulefiles around no software."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path

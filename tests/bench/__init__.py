@@ -5,8 +5,6 @@ A module `bench_NAME.py` measures and calls `report(...)` once per figure; `pyth
 medians only: machines are shared and noisy. What cannot be measured here is a counted skip.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Checks: what ReFrame adds to a job, and how long the smoke set of the embedded cluster takes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The embedded cluster: how soon it takes jobs, and how little it needs."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

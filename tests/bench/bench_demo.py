@@ -1,7 +1,5 @@
 """`make demo` a second time: everything is used again. The first one's time is its own report."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -10,8 +10,6 @@ mean, and Apache Otava where HPCDL_OTAVA_PYTHON=VENV/bin/python names a Python t
 looks at all nights again every night, so that it gets fewer series.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

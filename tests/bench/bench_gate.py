@@ -1,7 +1,5 @@
 """The gate of a site of 5,000 series, and a night on each of 1,000 nodes: judged, and drawn."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

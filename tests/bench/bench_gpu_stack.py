@@ -3,8 +3,6 @@
 The wheels are in the cache before anything is measured; the root is that of `make test-gpu-build`.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The input pipeline: new beside old, and beside the bound that decoding alone sets."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """The content seal: every byte of a release of 30,000 files, and what a publish asks again."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Jobs: many points rendered, many submitted, and what the script adds before the first step."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

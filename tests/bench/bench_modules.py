@@ -1,7 +1,5 @@
 """Modules and publishing: a load beyond an empty module, `module avail` with 50, a publish."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

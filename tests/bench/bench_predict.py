@@ -1,7 +1,5 @@
 """The scaling model: how long 1 to 4,096 GPUs take, how near the simulation is, how good it is."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

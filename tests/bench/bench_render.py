@@ -5,8 +5,6 @@ The first render on a machine judges the site file and compiles the template; bo
 that first time is a figure of its own. The ratio is of medians of alternating runs.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The report of a year of nights for 50 series, made and opened; queries of 1,000,000 results."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`hpcdl stack resolve` and `--why-not` as commands, beside a Python that can read YAML."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Ratios are medians over turns inside one run. Where other programs want the core
 says nothing, and CPU time is compared instead; the note says which.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import re

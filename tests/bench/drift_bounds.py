@@ -7,8 +7,6 @@ Detection of Abrupt Changes, 1993, chapters 2 and 7). The best of them counts. T
 false alarms that the goals allow; alarms within 10 nights are one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from math import erf, sqrt
 

@@ -4,8 +4,6 @@ Noise has a deviation of 2 % a run. Where nights depend on each other, half of t
 common to the runs of a night; with one run a night, all of it is, but for `night effect`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What the training benchmarks share: the built release's Python, and how to run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ They are what `hpcdl stack` calls, with a gate that always opens, no queue to as
 with one tiny wheel: the records, locks, seals, modulefiles and renames are the real ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """Drills of the embedded cluster, and what others share: a small one with nodes to break."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hpcdl.cluster import ClusterState, environment, processes, read_state

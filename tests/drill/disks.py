@@ -1,7 +1,5 @@
 """Drills of file systems and clocks: full, read-only, out of inodes, failing; time that jumps."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

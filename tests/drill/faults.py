@@ -1,7 +1,5 @@
 """Drills with a Slurm that dies, hangs, lies or is absent; with training; with the whole demo."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

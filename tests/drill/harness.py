@@ -5,8 +5,6 @@ runs commands, with a fault in one of them, and notes each thing that must hold 
 bench itself looks for processes, mounts, bridges and temporary files that are left at the end.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

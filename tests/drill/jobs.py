@@ -1,7 +1,5 @@
 """Drills of jobs, checks and their history: nothing queued twice, nothing that nobody knows."""
 
-from __future__ import annotations
-
 import json
 import random
 import sqlite3

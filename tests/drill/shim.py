@@ -4,8 +4,6 @@ The moment is the number of a change to files below a directory, or of a program
 or waited for, so that a seed gives the same moment on a slow machine and on a fast one.
 """
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The drill of `stack adopt`: a Spack of its own, with packages that have nothing to compile."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -14,14 +12,7 @@ from hpcdl.system.resources import cache
 from tests.drill.harness import Bench, Drill
 from tests.drill.shim import Fault
 from tests.drill.stacks import ACT
-from tests.integration.spack_fixture import (
-    RECIPE,
-    SMALL,
-    own_spack,
-    small_packages,
-    want,
-    why_not,
-)
+from tests.integration.spack_fixture import RECIPE, SMALL, own_spack, small_packages, want, why_not
 from tests.small_release import silent, small_site
 
 

@@ -1,7 +1,5 @@
 """Drills of releases: build, publish, rollback, gc, and loads of modules meanwhile."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """What tests of checks share: a site of the test's own on the embedded cluster."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ The cluster lies in a short folder of its own below /tmp, never in HPCDL_HOME of
 runs the tests.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -65,7 +63,7 @@ def embedded_site() -> Site:
 
 
 @pytest.fixture(params=[NAMESPACES, LOOPBACK])
-def mode(request: pytest.FixtureRequest) -> str:
+def mode(request) -> str:
     """How a cluster's nodes are kept apart: each way that this machine has."""
     if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
         pytest.skip("mode namespaces needs root and unshare")
@@ -73,7 +71,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster(cluster_home: Path, embedded_site: Site) -> ClusterState:
+def cluster(cluster_home, embedded_site) -> ClusterState:
     """The embedded cluster, up for the whole session."""
     directory = cluster_home / "cluster" / "embedded"
     try:
@@ -83,7 +81,7 @@ def cluster(cluster_home: Path, embedded_site: Site) -> ClusterState:
 
 
 @pytest.fixture(scope="session")
-def cluster_env(cluster: ClusterState, cluster_home: Path) -> dict[str, str]:
+def cluster_env(cluster, cluster_home) -> dict[str, str]:
     """The environment of programs that use the cluster."""
     return {
         **environment(cluster, clean_environment()),
@@ -93,13 +91,13 @@ def cluster_env(cluster: ClusterState, cluster_home: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def slurm(cluster: ClusterState, cluster_env: dict[str, str], tmp_path: Path) -> Shell:
+def slurm(cluster, cluster_env, tmp_path) -> Shell:
     """Runs commands against the cluster, in a folder of the test's own."""
     return Shell(cluster_env, tmp_path)
 
 
 @pytest.fixture
-def compile_mpi(tmp_path: Path) -> Callable[[str], Path]:
+def compile_mpi(tmp_path) -> Callable[[str], Path]:
     """Compiles a small MPI program in C; skips where there is no MPI compiler."""
     if shutil.which("mpicc") is None:
         pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")

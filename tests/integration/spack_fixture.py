@@ -4,8 +4,6 @@ The small packages have nothing to download or compile, so that what is tested i
 built: `works` and `above` do, `waits` does when a file is there, and says something before.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -52,7 +50,7 @@ def spack_cache() -> Path:
 
 
 @pytest.fixture
-def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Path) -> Path:
+def spack_home(tmp_path, monkeypatch, spack_cache) -> Path:
     """Spack's settings of its own: nothing of the user's, two compilers, no network."""
     return own_spack(tmp_path, spack_cache, monkeypatch.setenv)
 
@@ -105,7 +103,7 @@ _FILL = "mkdir -p $SMALL_TREE/fill && head -c 50000000 /dev/zero > $SMALL_TREE/f
 
 
 @pytest.fixture
-def small(spack_home: Path) -> Path:
+def small(spack_home) -> Path:
     """A folder as `hpcdl stack build` makes it, with small packages instead of TensorFlow."""
     return small_packages(spack_home)
 

@@ -4,8 +4,6 @@
 works in a directory where everybody may write. Each planted file leaves a mark when it is used.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -26,7 +24,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
-from tests.integration.conftest import Shell, clean_environment
+from tests.integration.conftest import clean_environment
 from tests.integration.spack_fixture import why_not
 from tests.small_release import make_release, passing, silent, small_site
 from tests.strangers import as_root, stranger
@@ -39,7 +37,7 @@ needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installe
 
 
 @pytest.fixture
-def mark(shared: Path) -> Path:
+def mark(shared) -> Path:
     """What every planted thing writes; there must be none at the end."""
     return shared / "owned"
 
@@ -63,9 +61,7 @@ def hpcdl(place: Path, *words: str, **env: str) -> subprocess.CompletedProcess[s
 
 @as_root
 @pytest.mark.parametrize("name", ["hpcdl", "yaml", "json", "runpy", "pip", "platform"])
-def test_modules_in_the_current_directory_are_not_imported(
-    shared: Path, mark: Path, name: str
-) -> None:
+def test_modules_in_the_current_directory_are_not_imported(shared, mark, name):
     """`python -m` would take them: what hpcdl starts so ran others' code in /tmp."""
     plant(shared, f"{name}/__init__.py", MARK.format(mark=str(mark)))
     plant(shared, f"{name}.py", MARK.format(mark=str(mark)))
@@ -80,7 +76,7 @@ def test_modules_in_the_current_directory_are_not_imported(
 
 
 @as_root
-def test_data_and_training_in_a_release_import_nothing_from_there(shared: Path, mark: Path) -> None:
+def test_data_and_training_in_a_release_import_nothing_from_there(shared, mark):
     """`hpcdl data make` in /tmp starts the release's Python in the same directory."""
     site = published(shared)
     file = site_file(shared, site)
@@ -113,7 +109,7 @@ def site_file(shared: Path, site: Site) -> Path:
 
 @as_root
 @pytest.mark.parametrize("place", [".", ".."])
-def test_a_site_file_in_the_directory_or_above_is_not_read(shared: Path, place: str) -> None:
+def test_a_site_file_in_the_directory_or_above_is_not_read(shared, place):
     (shared / "below").mkdir()
     for name in ("site.yaml", ".hpcdl/site.yaml", "hpcdl.yaml", "small.yaml"):
         plant(shared, f"{place if place == '.' else ''}/{name}".strip("/"), "schema: 99\n")
@@ -123,7 +119,7 @@ def test_a_site_file_in_the_directory_or_above_is_not_read(shared: Path, place: 
 
 
 @as_root
-def test_programs_in_the_current_directory_are_not_run(shared: Path, mark: Path) -> None:
+def test_programs_in_the_current_directory_are_not_run(shared, mark):
     for name in ("sbatch", "squeue", "scontrol", "sinfo", "mpirun", "git", "ip", "uv", "python3"):
         plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
     for words in (("doctor",), ("site", "check", "--site", "embedded"), ("job", "list"),
@@ -133,7 +129,7 @@ def test_programs_in_the_current_directory_are_not_run(shared: Path, mark: Path)
 
 
 @as_root
-def test_a_spack_that_others_left_is_not_run(shared: Path, mark: Path) -> None:
+def test_a_spack_that_others_left_is_not_run(shared, mark):
     """Spack comes by name or from PATH, never from around."""
     for name in ("spack/bin/spack", "bin/spack", "share/spack/setup-env.sh"):
         plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
@@ -146,9 +142,7 @@ def test_a_spack_that_others_left_is_not_run(shared: Path, mark: Path) -> None:
 
 @as_root
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_spack_s_settings_of_others_are_not_read(
-    shared: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spack_s_settings_of_others_are_not_read(shared, mark, monkeypatch, tmp_path):
     """An environment or settings in the current directory, or an active one of the shell."""
     plant(shared, "spack.yaml", f"spack: {{include: [{shared}/evil], specs: [evil]}}\n")
     for place in ("evil", ".spack", "etc/spack"):
@@ -167,9 +161,7 @@ def test_spack_s_settings_of_others_are_not_read(
 
 @as_root
 @pytest.mark.cluster
-def test_reframe_s_settings_of_others_are_not_read(
-    shared: Path, mark: Path, slurm: Shell, embedded_site: Site, tmp_path: Path
-) -> None:
+def test_reframe_s_settings_of_others_are_not_read(shared, mark, slurm, embedded_site, tmp_path):
     """In the current directory, the work directory, and by variables of a shell."""
     pytest.importorskip("reframe", reason="ReFrame is not installed")
     (shared / "work").mkdir(mode=0o1777)
@@ -197,8 +189,8 @@ def test_reframe_s_settings_of_others_are_not_read(
 @as_root
 @pytest.mark.cluster
 def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(
-    shared: Path, mark: Path, slurm: Shell, embedded_site: Site, tmp_path: Path
-) -> None:
+    shared, mark, slurm, embedded_site, tmp_path
+):
     """Programs, modules of Python and libraries that lie in /tmp, where the user happens to be."""
     for name in ("python3", "srun", "bash", "scontrol", "id"):
         plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
@@ -226,8 +218,8 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(
                                       "mv {jobs} away && mkdir -m 777 {jobs}",
                                       "mv {jobs} away && ln -s {victim} {jobs}"])  # fmt: skip
 def test_a_job_does_not_run_in_a_directory_that_another_user_prepared(
-    shared: Path, slurm: Shell, embedded_site: Site, tmp_path: Path, prepared: str
-) -> None:
+    shared, slurm, embedded_site, tmp_path, prepared
+):
     """That of a rendered script has the job's number in its name: anybody knows the next one."""
     text = embedded_site.source.read_text().replace("$HPCDL_HOME/embedded/", f"{shared}/")
     (tmp_path / "site.yaml").write_text(text)
@@ -258,9 +250,7 @@ def test_a_job_does_not_run_in_a_directory_that_another_user_prepared(
 
 @as_root
 @needs_lmod
-def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(
-    shared: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(shared, mark, monkeypatch):
     """PYTHONPATH, PATH, LD_PRELOAD, BASH_ENV and LMOD_* of an admin's shell would pass anything."""
     plant(shared, "bad/tensorflow/__init__.py", MARK.format(mark=str(mark)))
     plant(shared, "bad/sitecustomize.py", MARK.format(mark=str(mark)))
@@ -291,7 +281,7 @@ def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(
 
 @as_root
 @needs_lmod
-def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared: Path, mark: Path) -> None:
+def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared, mark):
     """A job names its release by directory: others' modules of the same name come behind it."""
     site = published(shared, lmod=True)
     lua = f'os.execute("touch {mark}")\n'
@@ -318,7 +308,7 @@ def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared: Path, mark: P
 @pytest.mark.parametrize(
     "name", ["$(touch owned)", "a;touch owned", "../../x", "a\nb", "-x", "`id`", "a b", "\x1b[2J"]
 )
-def test_a_job_name_is_a_name(name: str) -> None:
+def test_a_job_name_is_a_name(name):
     site = load_site_embedded()
     with pytest.raises(BadInput, match="job name"):
         render_script(
@@ -333,7 +323,7 @@ def load_site_embedded() -> Site:
 
 
 @pytest.mark.parametrize("nodes", ["g[01-02];id", "$(id)", "../g1", "g1\\nNodeName=x", "-[1-2]"])
-def test_node_names_are_names(tmp_path: Path, nodes: str) -> None:
+def test_node_names_are_names(tmp_path, nodes):
     """They become lines of slurm.conf, options of sbatch, and file names."""
     text = load_site_embedded().source.read_text()
     file = tmp_path / "site.yaml"
@@ -345,8 +335,8 @@ def test_node_names_are_names(tmp_path: Path, nodes: str) -> None:
 
 @as_root
 def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    shared, monkeypatch, tmp_path
+):
     (tmp_path / "precious").write_text("thesis")
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     stranger(f"ln -s {tmp_path} .hpcdl-scratch-aaaaaaaa; mkdir .hpcdl-scratch-bbbbbbbb", shared)
@@ -362,9 +352,7 @@ def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
 
 
 @as_root
-def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(shared, monkeypatch):
     """`sudo -E` keeps TMPDIR: its owner renames what lies in it, and puts his own there."""
     stranger("mkdir -m 0777 his", shared)
     monkeypatch.setattr("tempfile.tempdir", str(shared / "his"))
@@ -374,9 +362,7 @@ def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(
     assert list((shared / "his").iterdir()) == []
 
 
-def test_what_a_killed_process_left_in_its_scratch_directory_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_left_in_its_scratch_directory_goes(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     child = os.fork()
     if child == 0:
@@ -391,7 +377,7 @@ def test_what_a_killed_process_left_in_its_scratch_directory_goes(
 
 
 @as_root
-def test_nobody_sees_the_variables_of_a_command(shared: Path) -> None:
+def test_nobody_sees_the_variables_of_a_command(shared):
     """/proc shows a process's environment to its user only; arguments are for everybody."""
     secret = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"],
                               env={"HPCDL_API_KEY": "hush"})  # fmt: skip

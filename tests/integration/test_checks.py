@@ -1,7 +1,5 @@
 """Verdicts on the real Slurm: nothing passes that does not deserve it, and nothing is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcdl.cluster import ClusterState, processes, read_state, up
+from hpcdl.cluster import processes, read_state, up
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.regress.batch import Batch, take_apart
@@ -31,7 +29,6 @@ from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.integration.check_runs import own_site, told
-from tests.integration.conftest import Shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -49,9 +46,7 @@ RUN = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def overdue(
-    cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[subprocess.Popen[bytes], Site]]:
+def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[bytes], Site]]:
     """A run whose job outlasts its limit: a minute, in which the other tests run."""
     with pytest.MonkeyPatch.context() as patch:
         there = own_site(cluster_env, tmp_path_factory.mktemp("overdue"), patch)
@@ -62,7 +57,7 @@ def overdue(
 
 
 @pytest.fixture
-def site(cluster_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(cluster_env, tmp_path, monkeypatch) -> Site:
     """The embedded site with a prefix and a work folder of the test's own."""
     return own_site(cluster_env, tmp_path, monkeypatch)
 
@@ -81,7 +76,7 @@ def run(site: Site, file: str, **request: object) -> CheckOutcome:
     return run_checks(site, NO_MODULE, CheckRequest(**request))
 
 
-def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
+def test_nothing_passes_that_does_not_deserve_it(site):
     foreign = ["of_another_job", "of_another_node", "of_2020", "on_another_gpu"]
     names = ["honest", "slower", "cancelled_after_its_result", "exit_code", "no_metric",
              "too_fast", *foreign,
@@ -136,7 +131,7 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
-def test_a_missing_reference_passes_only_when_waived_by_name(site: Site) -> None:
+def test_a_missing_reference_passes_only_when_waived_by_name(site):
     outcome = run(site, "checks_that_look_well.py", names=("no_reference",), waived=("honest",))
     assert not outcome.ok
     outcome = run(
@@ -146,16 +141,14 @@ def test_a_missing_reference_passes_only_when_waived_by_name(site: Site) -> None
     assert [verdict.status for verdict in outcome.verdicts] == [Status.NO_REFERENCE]
 
 
-def test_a_failure_cannot_be_waived(site: Site) -> None:
+def test_a_failure_cannot_be_waived(site):
     update_references(site, "embedded", [reference("slower")])
     outcome = run(site, "checks_that_look_well.py", names=("slower",), waived=("slower",))
     assert [verdict.ok for verdict in outcome.verdicts] == [False]
 
 
 @pytest.mark.parametrize("change", [{"release": "older"}, {"machine": "another"}])
-def test_a_reference_of_another_release_or_machine_is_stale(
-    site: Site, change: dict[str, str]
-) -> None:
+def test_a_reference_of_another_release_or_machine_is_stale(site, change):
     update_references(site, "embedded", [reference("honest", **change)])
     module = Module((), None, "newer")
     file = STANDINS / "checks_that_look_well.py"
@@ -165,7 +158,7 @@ def test_a_reference_of_another_release_or_machine_is_stale(
     assert next(iter(change.values())) in outcome.verdicts[0].reason
 
 
-def test_a_reference_of_too_few_runs_gives_no_verdict(site: Site) -> None:
+def test_a_reference_of_too_few_runs_gives_no_verdict(site):
     update_references(site, "embedded", [reference("honest", runs=2)])
     outcome = run(site, "checks_that_look_well.py", names=("honest",))
     assert [verdict.status for verdict in outcome.verdicts] == [Status.INSUFFICIENT]
@@ -181,15 +174,13 @@ def test_a_reference_of_too_few_runs_gives_no_verdict(site: Site) -> None:
          "no check was selected"),
     ],
 )  # fmt: skip
-def test_a_run_without_a_check_fails(
-    site: Site, file: str, request_: dict[str, object], reason: str
-) -> None:
+def test_a_run_without_a_check_fails(site, file, request_, reason):
     outcome = run(site, file, **request_)
     assert not outcome.ok
     assert reason in outcome.verdicts[0].reason
 
 
-def test_a_misspelt_name_beside_a_right_one_is_told(site: Site) -> None:
+def test_a_misspelt_name_beside_a_right_one_is_told(site):
     update_references(site, "embedded", [reference("honest")])
     outcome = run(site, "checks_that_look_well.py", names=("honest", "honset"))
     assert [verdict.status for verdict in outcome.verdicts] == [Status.PASS, Status.ERROR]
@@ -223,7 +214,7 @@ class dependent(Plain):
 """
 
 
-def test_a_check_that_is_left_out_because_of_another_is_told(site: Site, tmp_path: Path) -> None:
+def test_a_check_that_is_left_out_because_of_another_is_told(site, tmp_path):
     (tmp_path / "team.py").write_text(DEPENDENT)
     outcome = run(site, str(tmp_path / "team.py"))
     found = {verdict.check: verdict for verdict in outcome.verdicts}
@@ -257,7 +248,7 @@ class ruled(HpcdlCheck):
 """
 
 
-def test_what_a_check_demands_is_neither_measured_nor_replaced(site: Site, tmp_path: Path) -> None:
+def test_what_a_check_demands_is_neither_measured_nor_replaced(site, tmp_path):
     (tmp_path / "team.py").write_text(RULED)
     lax = reference("ruled", metric="accuracy", value=0.5, unit="")
     update_references(site, "embedded", [lax])
@@ -268,12 +259,12 @@ def test_what_a_check_demands_is_neither_measured_nor_replaced(site: Site, tmp_p
         measure(site, NO_MODULE, CheckRequest(("p100",), paths=(tmp_path / "team.py",), repeat=3))
 
 
-def test_checks_that_do_not_exist_are_refused(site: Site) -> None:
+def test_checks_that_do_not_exist_are_refused(site):
     with pytest.raises(BadInput, match="there are no checks"):
         run(site, "", paths=(STANDINS / "missing.py",))
 
 
-def test_broken_references_are_an_error_with_their_place(site: Site) -> None:
+def test_broken_references_are_an_error_with_their_place(site):
     path = site_file(site, "embedded")
     path.parent.mkdir(parents=True)
     path.write_text("schema: 1\nset: embedded\nreferences:\n- {check: honest, value: fast}\n")
@@ -282,14 +273,14 @@ def test_broken_references_are_an_error_with_their_place(site: Site) -> None:
     assert "embedded.yaml" in caught.value.render()
 
 
-def test_a_job_that_shows_no_sign_of_life_is_given_up(site: Site) -> None:
+def test_a_job_that_shows_no_sign_of_life_is_given_up(site):
     outcome = run(site, "checks_that_wait.py", names=("silent",))
     assert outcome.verdicts[0].status is Status.ERROR
     assert "hangs: no output and no progress" in outcome.verdicts[0].reason
     assert_no_job_left(site)
 
 
-def test_a_job_that_gets_no_nodes_is_given_up(site: Site, slurm: Shell) -> None:
+def test_a_job_that_gets_no_nodes_is_given_up(site, slurm):
     taken = slurm("sbatch", "--parsable", "-p", "p100", "-N2", "--exclusive", "-o", "/dev/null",
                   "--wrap", "sleep 300").stdout.strip()  # fmt: skip
     state = ("squeue", "-h", "-j", taken, "-o", "%T")
@@ -304,7 +295,7 @@ def test_a_job_that_gets_no_nodes_is_given_up(site: Site, slurm: Shell) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_jobs_do_not_outlive_a_stopped_run(site: Site, number: int) -> None:
+def test_jobs_do_not_outlive_a_stopped_run(site, number):
     process = start(site, "until_cancelled")
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     process.send_signal(number)
@@ -317,9 +308,7 @@ KILLED = {"ReFrame": "kill -9 $PPID", "both": "kill -9 $HPCDL_CHECK_PARENT $PPID
 
 
 @pytest.mark.parametrize("who", KILLED)
-def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
+def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(site, tmp_path, monkeypatch, who):
     real, commands = shutil.which("sbatch"), tmp_path / "bin"
     commands.mkdir()
     body = f'#!/bin/sh\n{real} "$@" >{tmp_path}/queued\n{KILLED[who]}\n'
@@ -337,7 +326,7 @@ def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(
     assert sweep(site) == []
 
 
-def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Shell) -> None:
+def test_a_lost_node_is_an_error_that_names_it(site, slurm):
     process = start(site, "until_cancelled")
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     (job,) = active_jobs(site)
@@ -360,9 +349,7 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Shell) -> None
 
 
 @pytest.mark.long
-def test_a_check_for_a_drained_node_answers_within_a_minute(
-    site: Site, slurm: Callable[..., object]
-) -> None:
+def test_a_check_for_a_drained_node_answers_within_a_minute(site, slurm):
     slurm("scontrol", "update", "NodeName=p100-02", "State=DRAIN", "Reason=test")
     try:
         begun = time.monotonic()
@@ -379,9 +366,7 @@ def test_a_check_for_a_drained_node_answers_within_a_minute(
     assert seconds < 60 + SLOW_START, f"it took {seconds:.0f} s"
 
 
-def test_a_time_out_after_the_result_was_written_is_an_error(
-    overdue: tuple[subprocess.Popen[bytes], Site],
-) -> None:
+def test_a_time_out_after_the_result_was_written_is_an_error(overdue):
     process, there = overdue
     assert process.wait(240) == 0
     (verdict,) = verdicts(there)
@@ -390,7 +375,7 @@ def test_a_time_out_after_the_result_was_written_is_an_error(
 
 
 @pytest.mark.long
-def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: ClusterState) -> None:
+def test_a_slurm_that_goes_away_half_way_is_an_error(site, cluster):
     process = start(site, "lasting")  # its limit does not end it before Slurm is back
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     state = read_state(cluster.directory)
@@ -407,7 +392,7 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: Cluste
     wait_for(lambda: sweep(site))  # the job that nobody could cancel is cancelled now
 
 
-def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
+def test_two_runs_at_once_do_not_disturb_each_other(site):
     update_references(site, "embedded", [reference("honest")])
     words = [
         sys.executable,
@@ -428,7 +413,7 @@ def launch_line(batch: Batch) -> str:
     return f"{batch.launcher} {batch.program}".strip()
 
 
-def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> None:
+def test_the_script_is_the_one_that_users_get(site, tmp_path):
     """Directives, launch line and all else, but for the folder of the job."""
     settings = tmp_path / "settings.py"
     settings.write_text(render_settings(site, NO_MODULE))

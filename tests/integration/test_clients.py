@@ -3,14 +3,10 @@
 Nextflow is not among them: what PyPI has fetches it from its own site.
 """
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Shell
 from tests.integration.test_launchers import python_with
 
 pytestmark = pytest.mark.cluster
@@ -68,7 +64,7 @@ rule call:
 
 
 @pytest.mark.long
-def test_a_workflow_of_snakemake(slurm: Shell, tmp_path: Path) -> None:
+def test_a_workflow_of_snakemake(slurm, tmp_path):
     python = python_with("snakemake_executor_plugin_slurm", "its name with dashes, from PyPI")
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
     slurm(python, "-m", "snakemake", "--executor", "slurm", "--jobs", "2",
@@ -85,9 +81,7 @@ def test_a_workflow_of_snakemake(slurm: Shell, tmp_path: Path) -> None:
     ("module", "example", "said"),
     [("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$")],
 )
-def test_a_client_s_example(
-    slurm: Shell, tmp_path: Path, module: str, example: str, said: str
-) -> None:
+def test_a_client_s_example(slurm, tmp_path, module, example, said):
     config = slurm("scontrol", "show", "config").stdout
     (address,) = re.findall(r"^SlurmctldHost\[0\] *= \S+\((\S+)\)", config, re.MULTILINE)
     (tmp_path / "example.py").write_text(example.replace("ADDRESS", address))

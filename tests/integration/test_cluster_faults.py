@@ -1,7 +1,5 @@
 """What a machine lacks is said in one clear line, before or instead of half a cluster."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import pytest
 from hpcdl.cluster import accounting, daemons, down, nodes, processes, up
 from hpcdl.cluster.model import NAMESPACES, Ports
 from hpcdl.cluster.needs import check_packages
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from tests.integration.conftest import Shell, clean_environment
 
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def place(cluster_home: Path) -> Iterator[Path]:
+def place(cluster_home) -> Iterator[Path]:
     directory = cluster_home / "cluster" / "faulty"
     yield directory
     down(directory, purge=True)
@@ -37,12 +35,12 @@ def packages() -> None:
 
 
 @pytest.mark.parametrize("base", [-1, 0, 80, 65535, 70000])
-def test_port_that_is_none_is_one_line(embedded_site: Site, place: Path, base: int) -> None:
+def test_port_that_is_none_is_one_line(embedded_site, place, base):
     with pytest.raises(BadInput, match="outside 1024 to"):
         up(embedded_site, directory=place, port_base=base)
 
 
-def test_folder_of_somebody_else_is_left_alone(embedded_site: Site, cluster_home: Path) -> None:
+def test_folder_of_somebody_else_is_left_alone(embedded_site, cluster_home):
     precious = cluster_home / "mine" / "etc" / "precious"
     precious.parent.mkdir(parents=True)
     precious.write_text("mine")
@@ -52,9 +50,7 @@ def test_folder_of_somebody_else_is_left_alone(embedded_site: Site, cluster_home
     assert precious.read_text() == "mine"
 
 
-def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(
-    embedded_site: Site, place: Path
-) -> None:
+def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(embedded_site, place):
     """Under 000 `etc/` was everybody's, under 077 a restarted node's directories were closed."""
     seen: dict[Path, set[int]] = {}
     for mask in (0o000, 0o027, 0o077):
@@ -77,7 +73,7 @@ def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_full_disk_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
+def test_full_disk_is_one_line(embedded_site, cluster_home):
     disk = cluster_home / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
@@ -88,9 +84,7 @@ def test_full_disk_is_one_line(embedded_site: Site, cluster_home: Path) -> None:
         subprocess.run(["umount", disk], check=True)
 
 
-def test_daemon_that_dies_shows_its_last_words(
-    embedded_site: Site, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_daemon_that_dies_shows_its_last_words(embedded_site, place, tmp_path, monkeypatch):
     broken = tmp_path / "slurmctld"
     broken.write_text(
         '#!/bin/sh\n[ "$1" != -V ] || { echo slurm 22.05.8; exit; }\n'
@@ -107,9 +101,7 @@ def test_daemon_that_dies_shows_its_last_words(
     assert processes.of_cluster(place) == []
 
 
-def test_node_that_dies_shows_its_last_words(
-    embedded_site: Site, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_that_dies_shows_its_last_words(embedded_site, place, tmp_path, monkeypatch):
     broken = tmp_path / "slurmd"
     broken.write_text("#!/bin/sh\necho 'fatal: no node today'\nexit 1\n")
     broken.chmod(0o755)
@@ -120,7 +112,7 @@ def test_node_that_dies_shows_its_last_words(
     assert processes.of_cluster(place) == []
 
 
-def test_too_many_nodes_says_how_to_ask_for_fewer(place: Path, slurm: Shell) -> None:
+def test_too_many_nodes_says_how_to_ask_for_fewer(place, slurm):
     del place
     words = ["cluster", "up", "--site", "pi", "--dry-run"]
     env = {**clean_environment(), "HPCDL_HOME": slurm.env["HPCDL_HOME"]}
@@ -133,7 +125,7 @@ def test_too_many_nodes_says_how_to_ask_for_fewer(place: Path, slurm: Shell) -> 
     ask(sys.executable, "-m", "hpcdl", *words, "--max-nodes-per-partition", cap)
 
 
-def test_shipped_sites_come_up_small(place: Path) -> None:
+def test_shipped_sites_come_up_small(place):
     from hpcdl.system.resources import folder
 
     for path in sorted((folder("templates") / "sites").glob("*.yaml")):
@@ -148,7 +140,7 @@ def test_shipped_sites_come_up_small(place: Path) -> None:
         down(place)
 
 
-def test_accounting_knows_what_jobs_had_and_used(embedded_site: Site, place: Path) -> None:
+def test_accounting_knows_what_jobs_had_and_used(embedded_site, place):
     try:
         check_packages(accounting=True)
     except MissingPrerequisite as lack:
@@ -175,15 +167,13 @@ def test_accounting_knows_what_jobs_had_and_used(embedded_site: Site, place: Pat
     assert accounting.database_socket(state).is_socket()
 
 
-def test_four_nodes_are_ready_in_five_seconds(place: Path, cluster_home: Path) -> None:
+def test_four_nodes_are_ready_in_five_seconds(place, cluster_home):
     state = up(load_site(_site(cluster_home, 4)), directory=place)
     assert len(state.nodes) == 4
     assert state.seconds <= 5
 
 
-def test_128_loopback_nodes_take_20_seconds_and_500_megabytes(
-    place: Path, cluster_home: Path
-) -> None:
+def test_128_loopback_nodes_take_20_seconds_and_500_megabytes(place, cluster_home):
     state = up(load_site(_site(cluster_home, 128)), mode="loopback", directory=place)
     assert state.seconds <= 20
     assert sum(map(_pss, processes.of_cluster(place))) <= 500 * 1024

@@ -1,7 +1,5 @@
 """Whatever is killed, `down` leaves nothing behind and `up` brings the cluster back."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -48,7 +46,7 @@ partitions:
 
 
 @pytest.fixture(scope="module")
-def small_site(cluster_home: Path) -> Site:
+def small_site(cluster_home) -> Site:
     try:
         check_packages(accounting=False)
     except MissingPrerequisite as lack:
@@ -59,7 +57,7 @@ def small_site(cluster_home: Path) -> Site:
 
 
 @pytest.fixture
-def place(cluster_home: Path) -> Iterator[Path]:
+def place(cluster_home) -> Iterator[Path]:
     directory = cluster_home / "cluster" / "small"
     yield directory
     down(directory, purge=True)
@@ -77,7 +75,7 @@ def kill(process: ProcessId) -> None:
     processes.end([process])
 
 
-def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mode: str) -> None:
+def test_down_leaves_nothing_and_twice_is_fine(small_site, place, mode):
     state = up(small_site, mode=mode, directory=place)
     shell(state, place)("sbatch", "-N2", "--output=/dev/null", "--wrap=srun sleep 100")
     shell(state, place)("sbatch", "-p", "spare", "--output=/dev/null", "--wrap=setsid sleep 100 &")
@@ -96,7 +94,7 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site: Site, place: Path, mo
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to take /etc/hosts away")
-def test_a_machine_without_hosts_file_has_loopback(small_site: Site, place: Path) -> None:
+def test_a_machine_without_hosts_file_has_loopback(small_site, place):
     bare = (
         "mount -t tmpfs tmpfs /mnt && cp -a /etc/. /mnt && rm /mnt/hosts && mount --bind /mnt /etc"
     )
@@ -119,7 +117,7 @@ def test_a_machine_without_hosts_file_has_loopback(small_site: Site, place: Path
     assert "4 nodes ready in mode loopback" in said["up"][1]
 
 
-def test_make_down_needs_no_environment(small_site: Site, place: Path, tmp_path: Path) -> None:
+def test_make_down_needs_no_environment(small_site, place, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     env = clean_environment() | {
         "HPCDL_HOME": str(place.parent.parent), "HPCDL_CACHE": str(tmp_path),
@@ -134,7 +132,7 @@ def test_make_down_needs_no_environment(small_site: Site, place: Path, tmp_path:
     assert not (tmp_path / "none").exists()
 
 
-def test_job_numbers_never_come_twice(small_site: Site, place: Path) -> None:
+def test_job_numbers_never_come_twice(small_site, place):
     numbers = []
     for _ in range(2):
         state = up(small_site, directory=place)
@@ -145,10 +143,9 @@ def test_job_numbers_never_come_twice(small_site: Site, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "victims",
-    [["munged"], ["p100-02"], ["munged", "slurmctld", "p100-01", "spare-01"]],
+    "victims", [["munged"], ["p100-02"], ["munged", "slurmctld", "p100-01", "spare-01"]]
 )
-def test_up_restarts_what_was_killed(small_site: Site, place: Path, victims: list[str]) -> None:
+def test_up_restarts_what_was_killed(small_site, place, victims):
     state = up(small_site, directory=place)
     ask = shell(state, place)
     job = ask(
@@ -169,7 +166,7 @@ def test_up_restarts_what_was_killed(small_site: Site, place: Path, victims: lis
     ask("srun", "-p", "p100", "-N2", "true")
 
 
-def test_everything_killed_is_brought_back(small_site: Site, place: Path, mode: str) -> None:
+def test_everything_killed_is_brought_back(small_site, place, mode):
     up(small_site, mode=mode, directory=place)
     for process in processes.of_cluster(place):
         processes.send(process, signal.SIGKILL)
@@ -178,9 +175,7 @@ def test_everything_killed_is_brought_back(small_site: Site, place: Path, mode: 
     shell(state, place)("srun", "-p", "p100", "-N2", "true")
 
 
-def test_up_killed_at_any_moment_can_be_stopped_and_repeated(
-    small_site: Site, place: Path, mode: str
-) -> None:
+def test_up_killed_at_any_moment_can_be_stopped_and_repeated(small_site, place, mode):
     words = ["cluster", "up", "--mode", mode, "--site", str(small_site.source)]
     env = {**clean_environment(), "HPCDL_CLUSTER_DIR": str(place)}
     for step in range(8):
@@ -198,9 +193,7 @@ def test_up_killed_at_any_moment_can_be_stopped_and_repeated(
     shell(state, place)("srun", "-p", "p100", "-N2", "true")
 
 
-def test_folder_removed_by_hand_does_not_hinder_down(
-    small_site: Site, place: Path, mode: str
-) -> None:
+def test_folder_removed_by_hand_does_not_hinder_down(small_site, place, mode):
     up(small_site, mode=mode, directory=place)
     shutil.rmtree(place)
     assert down(place)
@@ -208,7 +201,7 @@ def test_folder_removed_by_hand_does_not_hinder_down(
     assert links(place) == []
 
 
-def test_damaged_record_does_not_hinder_down(small_site: Site, place: Path) -> None:
+def test_damaged_record_does_not_hinder_down(small_site, place):
     up(small_site, mode=LOOPBACK, directory=place)
     (place / "cluster.json").write_text('{"schema": 1, "nodes"')
     assert down(place)
@@ -216,9 +209,7 @@ def test_damaged_record_does_not_hinder_down(small_site: Site, place: Path) -> N
     assert links(place) == []
 
 
-def test_process_with_a_recorded_number_is_spared_when_it_is_another(
-    small_site: Site, place: Path
-) -> None:
+def test_process_with_a_recorded_number_is_spared_when_it_is_another(small_site, place):
     state = up(small_site, mode=LOOPBACK, directory=place)
     kill(state.processes["spare-01"])
     bystander = subprocess.Popen(["sleep", "60"])
@@ -233,7 +224,7 @@ def test_process_with_a_recorded_number_is_spared_when_it_is_another(
         bystander.wait()
 
 
-def test_shell_of_a_person_is_spared(small_site: Site, place: Path) -> None:
+def test_shell_of_a_person_is_spared(small_site, place):
     state = up(small_site, directory=place)
     person = subprocess.Popen(["sleep", "60"], env=environment(state))
     try:
@@ -250,9 +241,7 @@ LOSSES = {
 }
 
 
-def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(
-    small_site: Site, place: Path, mode: str
-) -> None:
+def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(small_site, place, mode):
     state = up(small_site, mode=mode, directory=place)
     slurm = shell(state, place)
     jobs = {name: submit_to(slurm, name) for name in LOSSES[mode]}
@@ -289,7 +278,7 @@ def started(place: Path, job: str, restart: int) -> bool:
     return log.exists() and f"restart {restart}" in log.read_text().split("\n")
 
 
-def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: str) -> None:
+def test_killed_node_has_no_process_left(small_site, place, mode):
     state = up(small_site, mode=mode, directory=place)
     # One of them has an environment of its own, that tells nothing of the job.
     program = OWN.format(os.getpid())
@@ -304,7 +293,7 @@ def test_killed_node_has_no_process_left(small_site: Site, place: Path, mode: st
     assert node_actions.change(state, "spare-01", "up") == "spare-01 takes jobs"
 
 
-def test_restarted_node_answers_at_once_those_who_knew_it(small_site: Site, place: Path) -> None:
+def test_restarted_node_answers_at_once_those_who_knew_it(small_site, place):
     if choose_mode("auto") != NAMESPACES:
         pytest.skip("mode namespaces needs root and unshare")
     state = up(small_site, mode=NAMESPACES, directory=place)
@@ -326,7 +315,7 @@ def test_restarted_node_answers_at_once_those_who_knew_it(small_site: Site, plac
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests run without root already")
-def test_without_root_the_nodes_share_the_machine(place: Path, small_site: Site) -> None:
+def test_without_root_the_nodes_share_the_machine(place, small_site):
     python = Path("/usr/bin/python3")
     if not python.exists():
         pytest.skip("no Python that every user may run")

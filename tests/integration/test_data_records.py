@@ -33,7 +33,7 @@ TRAIN = ("--model=small:network", "--image-size=32", "--global-batch=16", "--lr=
 
 
 @pytest.fixture(scope="module")
-def photos(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(train_python, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("photos") / "set"
     done = Runs(train_python, folder.parent).data("make", "photos", str(folder), *PHOTOS)
     assert done.code == 0, done.err
@@ -41,7 +41,7 @@ def photos(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def copied(photos: Path, runs: Runs) -> Path:
+def copied(photos, runs) -> Path:
     (runs.folder / "small.py").write_text(SMALL)
     return Path(shutil.copytree(photos, runs.folder / "set"))
 
@@ -55,13 +55,13 @@ def damage(shard: Path, record: int) -> int:
     return place.offset
 
 
-def test_the_checksum_is_that_of_rfc_3720() -> None:
+def test_the_checksum_is_that_of_rfc_3720():
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(bytes(range(256)) * 5) == crc32c(bytearray(range(256)) * 5)
 
 
-def test_photos_have_the_wanted_number_and_bytes(runs: Runs, photos: Path) -> None:
+def test_photos_have_the_wanted_number_and_bytes(runs, photos):
     done = runs.data("inspect", str(photos), "--json")
     report = json.loads(done.out)
     assert (done.code, report["sound"], report["records"]) == (0, True, 128)
@@ -71,7 +71,7 @@ def test_photos_have_the_wanted_number_and_bytes(runs: Runs, photos: Path) -> No
     assert not any(record.fault for record in records)
 
 
-def test_inspect_names_every_fault_by_file_and_offset(runs: Runs, copied: Path) -> None:
+def test_inspect_names_every_fault_by_file_and_offset(runs, copied):
     shards = sorted(copied.glob("train-*"))
     first = damage(shards[0], 5)
     second = damage(shards[0], 9)
@@ -87,9 +87,7 @@ def test_inspect_names_every_fault_by_file_and_offset(runs: Runs, copied: Path) 
     assert "4 faults" in done.out
 
 
-def test_a_killed_make_is_taken_up_and_ends_the_same(
-    runs: Runs, train_python: Path, photos: Path
-) -> None:
+def test_a_killed_make_is_taken_up_and_ends_the_same(runs, train_python, photos):
     command = [str(train_python), "-m", "hpcdl.train.data", "make", "photos", "again", *PHOTOS,
                "--threads=1"]  # fmt: skip
     process = subprocess.Popen(command, cwd=runs.folder, env=environment())
@@ -109,7 +107,7 @@ def test_a_killed_make_is_taken_up_and_ends_the_same(
     assert left == {"dataset.json", ".made.json"}
 
 
-def test_batches_are_the_same_on_any_number_of_ranks(runs: Runs, copied: Path) -> None:
+def test_batches_are_the_same_on_any_number_of_ranks(runs, copied):
     words = ("--data", str(copied), *TRAIN, "--steps=9")
     one = runs.train(*words, job="one")
     two = runs.train(*words, ranks=2, job="two")
@@ -118,7 +116,7 @@ def test_batches_are_the_same_on_any_number_of_ranks(runs: Runs, copied: Path) -
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-def test_a_run_resumes_inside_an_epoch_bitwise(runs: Runs, copied: Path) -> None:
+def test_a_run_resumes_inside_an_epoch_bitwise(runs, copied):
     words = ("--data", str(copied), *TRAIN)
     whole = runs.train(*words, "--steps=10", job="whole")
     runs.train(*words, "--steps=4", job="parts")
@@ -127,7 +125,7 @@ def test_a_run_resumes_inside_an_epoch_bitwise(runs: Runs, copied: Path) -> None
     assert array("f", rest.weights) == array("f", whole.weights)
 
 
-def test_a_profile_shows_the_threads_of_the_input_pipeline(runs: Runs, copied: Path) -> None:
+def test_a_profile_shows_the_threads_of_the_input_pipeline(runs, copied):
     words = ("--data", str(copied), *TRAIN[:-1], "--steps=14", "--profile")
     done = runs.train(*words, ranks=2)
     assert done.code == 0, done.err
@@ -142,7 +140,7 @@ def test_a_profile_shows_the_threads_of_the_input_pipeline(runs: Runs, copied: P
     assert len(list(done.folder.glob("profile/rank-*/plugins/profile/*/*.xplane.pb"))) == 2
 
 
-def test_damaged_records_are_skipped_up_to_a_limit(runs: Runs, copied: Path) -> None:
+def test_damaged_records_are_skipped_up_to_a_limit(runs, copied):
     shard = min(copied.glob("train-*"))
     offsets = [damage(shard, record) for record in (3, 8)]
     words = ("--data", str(copied), *TRAIN, "--steps=6")
@@ -157,7 +155,7 @@ def test_damaged_records_are_skipped_up_to_a_limit(runs: Runs, copied: Path) -> 
     assert "Traceback" not in refused.err
 
 
-def test_ranks_that_decode_differently_refuse_to_start(runs: Runs, copied: Path) -> None:
+def test_ranks_that_decode_differently_refuse_to_start(runs, copied):
     (runs.folder / "mixed.py").write_text(
         "import os, runpy\n"
         "rank = os.environ.get('OMPI_COMM_WORLD_RANK')\n"
@@ -187,7 +185,7 @@ def spoil_image(shard: Path, record: int) -> int:
     return place.offset
 
 
-def test_images_that_cannot_be_decoded_are_named_and_left_out(runs: Runs, copied: Path) -> None:
+def test_images_that_cannot_be_decoded_are_named_and_left_out(runs, copied):
     shard = min(copied.glob("train-*"))
     offsets = [spoil_image(shard, record) for record in (3, 8)]
     words = ("--data", str(copied), *TRAIN, "--steps=6")
@@ -200,7 +198,7 @@ def test_images_that_cannot_be_decoded_are_named_and_left_out(runs: Runs, copied
     assert "Traceback" not in done.err + refused.err
 
 
-def test_damaged_test_records_are_left_out_of_the_scores(runs: Runs, copied: Path) -> None:
+def test_damaged_test_records_are_left_out_of_the_scores(runs, copied):
     shard = min(copied.glob("test-*"))
     offsets = [damage(shard, 4), spoil_image(shard, 7)]
     done = runs.train("--data", str(copied), *TRAIN, "--steps=1", ranks=2)
@@ -210,7 +208,7 @@ def test_damaged_test_records_are_left_out_of_the_scores(runs: Runs, copied: Pat
     assert done.result["summary"]["metrics"]["test_images"] == 30
 
 
-def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs: Runs, photos: Path) -> None:
+def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs, photos):
     disk = runs.folder / "small"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
@@ -231,21 +229,21 @@ def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs: Runs, photo
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_fewer_records_than_a_batch_are_refused(runs: Runs, copied: Path) -> None:
+def test_fewer_records_than_a_batch_are_refused(runs, copied):
     done = runs.train("--data", str(copied), *TRAIN[:2], "--global-batch=97")
     assert (done.code, "96 training examples, fewer than one global batch of 97" in done.err) == (
         2, True,
     )  # fmt: skip
 
 
-def test_a_missing_shard_is_named_before_training(runs: Runs, copied: Path) -> None:
+def test_a_missing_shard_is_named_before_training(runs, copied):
     shard = min(copied.glob("train-*"))
     shard.unlink()
     done = runs.train("--data", str(copied), *TRAIN)
     assert (done.code, f"{shard.name} (train): missing" in done.err) == (2, True)
 
 
-def test_findings_are_scored_by_their_areas(runs: Runs, copied: Path) -> None:
+def test_findings_are_scored_by_their_areas(runs, copied):
     made = runs.data("make", "photos", "chest", "--count=64", "--test-count=64", "--shards=2",
                      "--size=64x64", "--bytes=3500", "--task=findings")  # fmt: skip
     assert made.code == 0, made.err
@@ -259,7 +257,7 @@ def test_findings_are_scored_by_their_areas(runs: Runs, copied: Path) -> None:
     assert (wrong.code, "the data set's labels are findings" in wrong.err) == (2, True)
 
 
-def test_images_with_a_table_become_records_and_its_faults_show_at_once(runs: Runs) -> None:
+def test_images_with_a_table_become_records_and_its_faults_show_at_once(runs):
     runs.data("make", "photos", "origin", "--count=12", "--shards=1", "--size=64x64",
               "--bytes=3500")  # fmt: skip
     images = runs.folder / "images"
@@ -281,7 +279,7 @@ def test_images_with_a_table_become_records_and_its_faults_show_at_once(runs: Ru
     assert "labels.csv:3: no label" in refused.err
 
 
-def test_bench_says_what_a_pipeline_gives(runs: Runs, photos: Path) -> None:
+def test_bench_says_what_a_pipeline_gives(runs, photos):
     for pipeline in ("new", "old"):
         words = ("bench", str(photos), "--seconds=0.5", "--batch=8", "--crop=32", "--json")
         done = runs.data(*words, f"--pipeline={pipeline}")
@@ -292,7 +290,7 @@ def test_bench_says_what_a_pipeline_gives(runs: Runs, photos: Path) -> None:
         assert result["images_per_cpu_second"] > 10
 
 
-def test_a_folder_in_imagenets_layout_is_indexed_and_trained_on(runs: Runs, copied: Path) -> None:
+def test_a_folder_in_imagenets_layout_is_indexed_and_trained_on(runs, copied):
     (copied / "dataset.json").unlink()
     for shard in copied.glob("*.tfrecord"):
         shard.rename(copied / shard.stem.replace("test", "validation"))
@@ -332,9 +330,7 @@ def bench(runs: Runs, folder: Path, *words: str) -> Done:
 
 
 @pytest.mark.parametrize("pipeline", ["new", "old"])
-def test_bench_takes_any_folder_of_records_with_images_of_any_kind(
-    runs: Runs, pipeline: str
-) -> None:
+def test_bench_takes_any_folder_of_records_with_images_of_any_kind(runs, pipeline):
     folder = folder_of(runs, [picture(100, 120)] * 12 + ODD, label=None)
     done = bench(runs, folder, f"--pipeline={pipeline}", "--json")
     assert done.code == 0, done.err
@@ -343,9 +339,7 @@ def test_bench_takes_any_folder_of_records_with_images_of_any_kind(
     assert not list(folder.glob("dataset.json")), "nothing is written"
 
 
-def test_bench_names_what_cannot_be_read_and_goes_on(
-    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_names_what_cannot_be_read_and_goes_on(runs, tmp_path, monkeypatch):
     copies = tmp_path / "copies"
     copies.mkdir()
     monkeypatch.setenv("TMPDIR", str(copies))
@@ -369,12 +363,12 @@ def test_bench_names_what_cannot_be_read_and_goes_on(
     [(BAD[:1] * 9, "too few sound records"), ([], "no record can be read")],
     ids=["no images", "no records"],
 )
-def test_bench_of_nothing_is_refused(runs: Runs, images: list[bytes], words: str) -> None:
+def test_bench_of_nothing_is_refused(runs, images, words):
     done = bench(runs, folder_of(runs, images))
     assert (done.code, words in done.err, "Traceback" in done.err) == (2, True, False)
 
 
-def test_images_of_any_kind_are_trained_on(runs: Runs) -> None:
+def test_images_of_any_kind_are_trained_on(runs):
     (runs.folder / "small.py").write_text(SMALL)
     folder = folder_of(runs, [picture(100, 120)] * 7 + ODD)
     indexed = runs.data("inspect", "--index", "--classes=10", str(folder))
@@ -383,7 +377,7 @@ def test_images_of_any_kind_are_trained_on(runs: Runs) -> None:
     assert (done.code, done.result["damaged_records"]) == (0, 0), done.err
 
 
-def test_inspect_knows_how_many_records_there_were(runs: Runs, copied: Path) -> None:
+def test_inspect_knows_how_many_records_there_were(runs, copied):
     empty, shard = sorted(copied.glob("*.tfrecord"))[:2]
     empty.write_bytes(b"")
     last = list(walk(shard, check_data=False))[-1]
@@ -394,7 +388,7 @@ def test_inspect_knows_how_many_records_there_were(runs: Runs, copied: Path) -> 
     assert f"{empty.name}: at byte 0: the file is empty" in done.out
 
 
-def test_records_that_another_made_are_not_lost(runs: Runs, copied: Path) -> None:
+def test_records_that_another_made_are_not_lost(runs, copied):
     before = {path.name: path.read_bytes() for path in copied.iterdir()}
     refused = runs.data("make", "digits", str(copied))
     assert (refused.code, "holds photos records, which would be lost" in refused.err) == (2, True)
@@ -403,7 +397,7 @@ def test_records_that_another_made_are_not_lost(runs: Runs, copied: Path) -> Non
     assert {path.name for path in copied.iterdir()} == before.keys() - {"dataset.json"}
 
 
-def test_images_that_cannot_be_read_and_rows_without_labels_are_named(runs: Runs) -> None:
+def test_images_that_cannot_be_read_and_rows_without_labels_are_named(runs):
     images = runs.folder / "images"
     images.mkdir()
     for name, data in (("good.jpg", picture(40, 40)), ("cut.jpg", BAD[3]), ("text.jpg", BAD[1])):

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cluster import ClusterState
-from tests.integration.conftest import Shell
-
 HPCDL = Path(sys.executable).with_name("hpcdl")
 Ask = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def ask(slurm: Shell, cluster: ClusterState, tmp_path: Path) -> Ask:
+def ask(slurm, cluster, tmp_path) -> Ask:
     """What a role lacks, by name, and the exit code; the site has a prefix of the test's own."""
     (tmp_path / "prefix").mkdir()
     (tmp_path / "prefix" / "current").symlink_to(tmp_path)
@@ -44,9 +41,7 @@ def ask(slurm: Shell, cluster: ClusterState, tmp_path: Path) -> Ask:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("launch", [(), ("srun", "-p", "p100", "-N1")], ids=["login", "compute"])
-def test_a_role_asks_slurm_site_and_prefix_and_finds_all_but_a_release(
-    ask: Ask, launch: tuple[str, ...]
-) -> None:
+def test_a_role_asks_slurm_site_and_prefix_and_finds_all_but_a_release(ask, launch):
     found = ask("compute" if launch else "login", *launch)
     required = {name for name in found["lacks"] if name not in ("accounting", "GPU driver")}
     assert required <= {"release", "tree-sitter-bash", "ReFrame-HPC"}, found
@@ -58,7 +53,7 @@ def test_a_role_asks_slurm_site_and_prefix_and_finds_all_but_a_release(
 
 
 @pytest.mark.cluster
-def test_a_site_file_that_differs_and_a_lost_plug_in_are_named(ask: Ask, tmp_path: Path) -> None:
+def test_a_site_file_that_differs_and_a_lost_plug_in_are_named(ask, tmp_path):
     file = tmp_path / "site.yaml"
     file.write_text(file.read_text().replace("mpi: pmix", "mpi: pmix_v9"))
     found = ask("login")
@@ -68,7 +63,7 @@ def test_a_site_file_that_differs_and_a_lost_plug_in_are_named(ask: Ask, tmp_pat
 
 
 @pytest.mark.cluster
-def test_an_admin_s_prefix_that_cannot_be_made_is_named(ask: Ask, tmp_path: Path) -> None:
+def test_an_admin_s_prefix_that_cannot_be_made_is_named(ask, tmp_path):
     file = tmp_path / "site.yaml"
     file.write_text(file.read_text().replace(f"prefix: {tmp_path}/prefix", f"prefix: {file}/here"))
     found = ask("admin")

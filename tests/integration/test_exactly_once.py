@@ -6,8 +6,6 @@ submission is a point, none is left to chance; what the command does between two
 nothing. After each kill the same command runs again, and there must be one job.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -102,7 +100,7 @@ class Once:
 
 
 @pytest.fixture
-def once(slurm: Shell, embedded_site: Site, tmp_path: Path) -> Once:
+def once(slurm, embedded_site, tmp_path) -> Once:
     return Once(slurm, embedded_site, tmp_path)
 
 
@@ -137,7 +135,7 @@ needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is 
 
 @needs_strace
 @pytest.mark.parametrize("chain", [1, 2])
-def test_a_submission_killed_at_any_call_is_one_job(once: Once, chain: int) -> None:
+def test_a_submission_killed_at_any_call_is_one_job(once, chain):
     """Killed, the command is run again: `chain` jobs in all, and `job list` knows the run."""
     options = ["--chain", str(chain)]
     once(*job("first", *options))
@@ -159,7 +157,7 @@ def test_a_submission_killed_at_any_call_is_one_job(once: Once, chain: int) -> N
 
 
 @needs_strace
-def test_a_sweep_killed_at_any_call_queues_each_point_once(once: Once) -> None:
+def test_a_sweep_killed_at_any_call_queues_each_point_once(once):
     """Two arrays; killed anywhere between the first file and the last, and run again."""
     once(*sweep("first"))
     for number, (kind, count) in enumerate(once.points(*sweep("traced"))):
@@ -196,9 +194,7 @@ def command(folder: Path, name: str, body: str) -> Path:
 
 
 @pytest.mark.parametrize("how", AFTER)
-def test_a_job_whose_number_does_not_arrive_is_found_at_once(
-    slurm: Shell, embedded_site: Site, tmp_path: Path, how: str
-) -> None:
+def test_a_job_whose_number_does_not_arrive_is_found_at_once(slurm, embedded_site, tmp_path, how):
     """One and an array, side by side: sbatch has half a minute to answer."""
     path = command(tmp_path / "bin", "sbatch", AFTER[how])
 
@@ -219,9 +215,7 @@ def test_a_job_whose_number_does_not_arrive_is_found_at_once(
 MUTE = 'echo "{real}: error: Socket timed out on send/recv operation" >&2; exit 1'
 
 
-def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(
-    once: Once, tmp_path: Path
-) -> None:
+def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(once, tmp_path):
     """sbatch sent the job, and neither it nor squeue answers: the record stays, and says so."""
     command(tmp_path / "bin", "sbatch", '{real} "$@" >/dev/null; ' + MUTE)
     path = command(tmp_path / "bin", "squeue", MUTE)
@@ -234,9 +228,7 @@ def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(
     wait_for(lambda: runs(once.work) == ["x\n"])
 
 
-def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(
-    once: Once, tmp_path: Path
-) -> None:
+def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(once, tmp_path):
     path = command(tmp_path / "bin", "sbatch", MUTE)
     once(*job("never"), path=path, code=3)
     assert "UNCONFIRMED" in once("job", "list")
@@ -248,8 +240,8 @@ def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(
 
 
 def test_after_ten_minutes_without_a_trace_it_is_withdrawn_and_a_late_job_ends_itself(
-    once: Once, tmp_path: Path
-) -> None:
+    once, tmp_path
+):
     """The queue takes the job after all, much later: it finds that nobody waits for it."""
     late = command(tmp_path / "bin", "sbatch", f'echo "$@" >{tmp_path}/sent; {MUTE}')
     once(*job("late"), path=late, code=3)
@@ -269,7 +261,7 @@ def test_after_ten_minutes_without_a_trace_it_is_withdrawn_and_a_late_job_ends_i
     assert "0: withdrawn" in (folder / "job.log").read_text()
 
 
-def test_two_jobs_of_one_token_run_once(once: Once, tmp_path: Path) -> None:
+def test_two_jobs_of_one_token_run_once(once, tmp_path):
     """A submission that arrived twice: the second one ends where it would run."""
     twice = '{real} "$@" >/dev/null; {real} "$@"'
     once(*job("twice"), path=command(tmp_path / "bin", "sbatch", twice))
@@ -278,7 +270,7 @@ def test_two_jobs_of_one_token_run_once(once: Once, tmp_path: Path) -> None:
     assert runs(once.work) == ["x\n"]
 
 
-def test_a_refused_job_leaves_nothing(once: Once, tmp_path: Path) -> None:
+def test_a_refused_job_leaves_nothing(once, tmp_path):
     refused = 'echo "sbatch: error: Invalid qos specification" >&2; exit 1'
     once(*job("no"), path=command(tmp_path / "bin", "sbatch", refused), code=2)
     assert not [one for one in once.work.rglob("*") if not one.is_dir()]
@@ -287,6 +279,6 @@ def test_a_refused_job_leaves_nothing(once: Once, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _free(slurm: Shell) -> Iterator[None]:
+def _free(slurm) -> Iterator[None]:
     yield
     subprocess.run(["scancel", "--me"], env=dict(slurm.env), check=False)

@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +58,7 @@ def together(runs: Runs, command: list[str], env: dict[str, str], ranks: int) ->
 
 @pytest.mark.stack
 @pytest.mark.parametrize(("name", "ranks"), [("keras", 1), ("distribute", 2), ("horovod", 2)])
-def test_an_example_learns_the_digits_and_goes_on_when_it_is_started_again(
-    runs: Runs, name: str, ranks: int
-) -> None:
+def test_an_example_learns_the_digits_and_goes_on_when_it_is_started_again(runs, name, ranks):
     first = run(runs, name, ranks)
     assert float(re.findall(r"accuracy ([0-9.]+)$", first, re.M)[-1]) > 0.88
     if name != "keras":
@@ -71,7 +68,7 @@ def test_an_example_learns_the_digits_and_goes_on_when_it_is_started_again(
 
 
 @pytest.fixture
-def tasks(runs: Runs) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
+def tasks(runs) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
     """Starts a task of a parameter server cluster of four; all are ended with the test."""
     ports = [f"localhost:{port}" for port in free_ports(4)]
     cluster = {"chief": ports[:1], "ps": ports[1:2], "worker": ports[2:]}
@@ -94,9 +91,7 @@ def tasks(runs: Runs) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]
 
 
 @pytest.mark.stack
-def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(
-    runs: Runs, tasks: Callable[[str, int], subprocess.Popen[bytes]]
-) -> None:
+def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(runs, tasks):
     server, _, worker = tasks("ps", 0), tasks("worker", 0), tasks("worker", 1)
     chief = tasks("chief", 0)
 
@@ -126,7 +121,7 @@ def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_an_example_is_short_and_uses_nothing_of_hpcdl(path: Path) -> None:
+def test_an_example_is_short_and_uses_nothing_of_hpcdl(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 90
     assert "import hpcdl" not in text

@@ -4,8 +4,6 @@
 with nvcc 11.8 the one for a K80, each as an admin would: site file, build, publish, load.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -70,7 +68,7 @@ class Built:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
-def built(request: pytest.FixtureRequest) -> Iterator[Built]:
+def built(request) -> Iterator[Built]:
     """Built and published by hpcdl's own commands."""
     case: Case = request.param
     root = root_of(case.suite)
@@ -84,7 +82,7 @@ def built(request: pytest.FixtureRequest) -> Iterator[Built]:
     shutil.rmtree(root.prefix)
 
 
-def test_it_is_what_resolve_plan_and_list_say(built: Built) -> None:
+def test_it_is_what_resolve_plan_and_list_say(built):
     assert built.record["module"] == built.case.module
     assert built.record["proof"] == "compiled"
     versions = built.record["versions"]
@@ -103,7 +101,7 @@ def test_it_is_what_resolve_plan_and_list_say(built: Built) -> None:
     assert [row["current"] for row in listed if row["id"] == built.record["id"]] == [True]
 
 
-def test_the_gate_looked_at_links_and_device_code(built: Built) -> None:
+def test_the_gate_looked_at_links_and_device_code(built):
     checks = {check["name"]: check for check in built.proof["checks"]}  # type: ignore[attr-defined]
     assert all(check["ok"] for check in checks.values())
     for name in ("import", "all-reduce of 2 ranks", "libraries", "device code",
@@ -112,7 +110,7 @@ def test_the_gate_looked_at_links_and_device_code(built: Built) -> None:
     assert built.proof["level"] == "compiled"
 
 
-def test_two_ranks_agree_on_a_sum_with_one_nccl_of_the_release(built: Built) -> None:
+def test_two_ranks_agree_on_a_sum_with_one_nccl_of_the_release(built):
     (built.root.directory / "tmp" / "sum.py").write_text(SUM)
     launch = "mpirun --allow-run-as-root --oversubscribe -np 2 python /tmp/sum.py"
     said = built.loaded(launch)
@@ -128,7 +126,7 @@ def _inside(built: Built, name: str) -> Path:
     return Path(built.stack, "lib", built.packages().parent.name, "site-packages", name)
 
 
-def test_what_horovod_needs_comes_from_the_release_but_for_mpi_and_glibc(built: Built) -> None:
+def test_what_horovod_needs_comes_from_the_release_but_for_mpi_and_glibc(built):
     (library,) = built.packages().glob("horovod/tensorflow/mpi_lib*.so")
     told = built.loaded(f"ldd {_inside(built, f'horovod/tensorflow/{library.name}')}")
     assert "not found" not in told
@@ -138,9 +136,7 @@ def test_what_horovod_needs_comes_from_the_release_but_for_mpi_and_glibc(built: 
     assert "libcudart" not in told
 
 
-def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_contain_it(
-    built: Built,
-) -> None:
+def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_contain_it(built):
     (library,) = built.packages().glob("horovod/tensorflow/mpi_lib*.so")
     inside = _inside(built, f"horovod/tensorflow/{library.name}")
     listed = built.root.run("cuobjdump", "--list-elf", str(inside)).stdout
@@ -158,7 +154,7 @@ def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_conta
             assert majors <= have or not have, path
 
 
-def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built: Built) -> None:
+def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built):
     script = 'echo "FLAGS $XLA_FLAGS"; module unload tensorflow; echo "AFTER $XLA_FLAGS"'
     said = built.loaded(script, XLA_FLAGS="--xla_mine=1")
     flags = re.findall(r"FLAGS (.*)", said)[0]
@@ -169,7 +165,7 @@ def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built: Bui
     built.root.run("test", "-s", f"{home}/nvvm/libdevice/libdevice.10.bc")
 
 
-def test_the_guard_names_the_missing_driver_in_a_job(built: Built) -> None:
+def test_the_guard_names_the_missing_driver_in_a_job(built):
     use = f"module use {built.root.prefix}/current/modules"
     told = built.root.shell(f"{use}; module load tensorflow 2>&1; echo CODE $?", check=False,
                             SLURMD_NODENAME="p100-01")  # fmt: skip
@@ -177,13 +173,13 @@ def test_the_guard_names_the_missing_driver_in_a_job(built: Built) -> None:
     assert "CODE 0" not in told
 
 
-def test_building_it_again_does_nothing(built: Built) -> None:
+def test_building_it_again_does_nothing(built):
     again = json.loads(built.root.hpcdl("stack", "build", "--json").stdout)
     assert again["id"] == built.record["id"]
     assert again["built"] is False
 
 
-def test_without_horovod_the_same_stack_needs_no_compiler_and_says_so(built: Built) -> None:
+def test_without_horovod_the_same_stack_needs_no_compiler_and_says_so(built):
     shown = json.loads(
         built.root.hpcdl("stack", "build", "--without-horovod", "--dry-run", "--json").stdout
     )
@@ -193,7 +189,7 @@ def test_without_horovod_the_same_stack_needs_no_compiler_and_says_so(built: Bui
 
 
 @pytest.mark.parametrize("built", CASES[:1], indirect=True, ids=["trixie"])
-def test_without_horovod_it_is_built_without_any_compiler_and_loads(built: Built) -> None:
+def test_without_horovod_it_is_built_without_any_compiler_and_loads(built):
     built.root.run("bash", "-c", NO_COMPILERS)
     options = ("--without-horovod", "--json")
     made = json.loads(built.root.hpcdl("stack", "build", *options, PATH="/tmp/plain").stdout)

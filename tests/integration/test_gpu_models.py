@@ -1,7 +1,5 @@
 """Partitions of several GPU models on a real Slurm: drafted, checked, asked for, run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,7 +45,7 @@ partitions:
 
 
 @pytest.fixture(scope="module")
-def shell(cluster_home: Path) -> Iterator[Shell]:
+def shell(cluster_home) -> Iterator[Shell]:
     """Commands against a cluster of those partitions."""
     home = cluster_home / "models"
     home.mkdir()
@@ -72,7 +70,7 @@ def hpcdl(shell: Shell, *words: str, check: bool = True) -> subprocess.Completed
 
 
 @pytest.fixture(scope="module")
-def drafted(shell: Shell) -> Path:
+def drafted(shell) -> Path:
     """The site file that `site init` drafts, with the one thing that Slurm does not say."""
     path = shell.directory / "site.yaml"
     drafted = hpcdl(shell, "site", "init", "--output", str(path), "--force", check=False)
@@ -86,7 +84,7 @@ def drafted(shell: Shell) -> Path:
     return path
 
 
-def test_a_drafted_site_agrees_with_the_cluster(shell: Shell, drafted: Path) -> None:
+def test_a_drafted_site_agrees_with_the_cluster(shell, drafted):
     agreed = hpcdl(shell, "site", "check", check=False)
     assert agreed.returncode == 0, agreed.stdout
     groups = load_site(drafted).partition("mixed").groups
@@ -113,28 +111,24 @@ def submit(shell: Shell, *words: str) -> set[str]:
         (["--partition", "odd", "--gpu-model", "x1", "--gpus", "2"], {"o2 0,1"}),
     ],
 )
-def test_a_job_runs_on_the_nodes_of_the_model_it_asks_for(
-    shell: Shell, drafted: Path, asked: list[str], ran: set[str]
-) -> None:
+def test_a_job_runs_on_the_nodes_of_the_model_it_asks_for(shell, drafted, asked, ran):
     assert submit(shell, *asked) == ran
 
 
-def test_a_job_that_any_model_can_hold_runs_on_one(shell: Shell, drafted: Path) -> None:
+def test_a_job_that_any_model_can_hold_runs_on_one(shell, drafted):
     (seen,) = submit(shell, "--gpus", "4")
     assert seen.split()[0] in {"m1", "m2", "m3"}
 
 
 @pytest.mark.parametrize("asked", [["--gpus", "8"], ["--gpu-model", "l40s", "--gpus", "9"]])
-def test_what_no_node_can_hold_is_refused_before_slurm_is_asked(
-    shell: Shell, drafted: Path, asked: list[str]
-) -> None:
+def test_what_no_node_can_hold_is_refused_before_slurm_is_asked(shell, drafted, asked):
     refused = hpcdl(shell, "job", "submit", "--no-module", *asked, "--", "true", check=False)
     assert refused.returncode == 2
     assert "help: ask for" in refused.stderr
     assert shell("squeue", "-h").stdout == ""
 
 
-def test_nodes_that_change_their_gpus_are_named(shell: Shell, drafted: Path) -> None:
+def test_nodes_that_change_their_gpus_are_named(shell, drafted):
     other = shell.directory / "other.yaml"
     other.write_text(drafted.read_text().replace("gres_type: l40s", "gres_type: h100"))
     found = hpcdl(shell, "site", "check", "--site", str(other), check=False)

@@ -4,8 +4,6 @@
 NVIDIA's libraries from wheels, Horovod compiled by Spack for P100 and V100, and no GPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -79,9 +77,7 @@ def made() -> Iterator[tuple[Built, dict[str, str]]]:
     shutil.rmtree(root.prefix)
 
 
-def test_the_gate_found_every_library_in_its_packages_and_code_for_its_gpus(
-    made: tuple[Built, dict[str, str]],
-) -> None:
+def test_the_gate_found_every_library_in_its_packages_and_code_for_its_gpus(made):
     built, _ = made
     assert built.record["module"] == built.case.module
     checks = {one["name"]: one for one in built.proof["checks"]}  # type: ignore[attr-defined]
@@ -92,9 +88,7 @@ def test_the_gate_found_every_library_in_its_packages_and_code_for_its_gpus(
     assert checks["device code of Horovod"]["detail"] == "sm_60, sm_70, as the release is for"
 
 
-def test_two_ranks_agree_on_a_sum_with_one_nccl_of_its_packages(
-    made: tuple[Built, dict[str, str]],
-) -> None:
+def test_two_ranks_agree_on_a_sum_with_one_nccl_of_its_packages(made):
     built, _ = made
     (built.root.directory / "tmp" / "sum.py").write_text(SUM)
     said = built.loaded("mpirun --allow-run-as-root --oversubscribe -np 2 python /tmp/sum.py")
@@ -106,9 +100,7 @@ def test_two_ranks_agree_on_a_sum_with_one_nccl_of_its_packages(
         assert place.startswith(f"{built.root.prefix}/spack/store/")
 
 
-def test_the_same_environment_adopted_is_the_same_release(
-    made: tuple[Built, dict[str, str]],
-) -> None:
+def test_the_same_environment_adopted_is_the_same_release(made):
     built, env = made
     where = f"{built.root.prefix}/spack/tensorflow/environments/tensorflow"
     told = json.loads(built.root.hpcdl("stack", "adopt", where, "--json", **env).stdout)

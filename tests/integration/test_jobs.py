@@ -1,7 +1,5 @@
 """Jobs on the real Slurm: what is asked arrives, byte for byte; a lost node is no lost job."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,7 +14,7 @@ import pytest
 
 from hpcdl.cluster import down, environment, up
 from hpcdl.cluster.needs import check_packages
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.trust import user_of
 from tests.integration.conftest import Shell, clean_environment
@@ -27,7 +25,7 @@ HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 
 
 @pytest.fixture
-def hpcdl(slurm: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., object]:
+def hpcdl(slurm) -> Callable[..., object]:
     """Runs `hpcdl job submit --no-module --watch --json` and gives what came out."""
 
     def submit(*words: str, check: bool = True, timeout: float = 120) -> dict[str, object]:
@@ -62,9 +60,7 @@ PROBE = (
         (["--partition", "k80", "--gpus", "4", "--launcher", "single"], 1, "0,1,2,3", 1),
     ],
 )
-def test_every_layout_reaches_its_ranks(
-    hpcdl: Callable[..., dict[str, object]], words: list[str], ranks: int, gpus: str, hosts: int
-) -> None:
+def test_every_layout_reaches_its_ranks(hpcdl, words, ranks, gpus, hosts):
     lines = log_of(hpcdl(*words, "--", "bash", "-c", PROBE)).splitlines()
     found = [dict(part.split("=", 1) for part in line.split()) for line in lines if "rank=" in line]
     assert sorted(int(one["rank"]) for one in found) == list(range(ranks))
@@ -78,9 +74,7 @@ NASTY = ["a b", "$(touch evil)", "`touch evil`", "quo'te\"s", "new\nline", "-e",
          "back\\slash", ":", "#SBATCH --nodes=9"]  # fmt: skip
 
 
-def test_any_text_arrives_byte_for_byte_and_nothing_else_is_run(
-    hpcdl: Callable[..., dict[str, object]], tmp_path: Path
-) -> None:
+def test_any_text_arrives_byte_for_byte_and_nothing_else_is_run(hpcdl, tmp_path):
     program = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['SECRET']]))"
     secret = "x\ty $HOME `id` 'q' \"d\"\n"
     answer = hpcdl(
@@ -95,9 +89,7 @@ def test_any_text_arrives_byte_for_byte_and_nothing_else_is_run(
     assert all("`id`" not in (folder / name).read_text() for name in ("job.sh", "job.json"))
 
 
-def test_workers_of_tf_distribute_have_nodes_of_their_own_and_ports_nobody_guesses(
-    hpcdl: Callable[..., dict[str, object]],
-) -> None:
+def test_workers_of_tf_distribute_have_nodes_of_their_own_and_ports_nobody_guesses(hpcdl):
     words = ("--nodes", "2", "--gpus-per-node", "2", "--launcher", "multiworker")
     answers = [hpcdl(*words, "--", "sh", "-c", 'echo "task $TF_CONFIG"') for _ in range(2)]
     ports = []
@@ -112,11 +104,7 @@ def test_workers_of_tf_distribute_have_nodes_of_their_own_and_ports_nobody_guess
     assert ports[0] != ports[1]
 
 
-def test_tensorflow_s_server_does_not_start_on_nodes_that_others_may_use(
-    hpcdl: Callable[..., dict[str, object]],
-    slurm: Callable[..., subprocess.CompletedProcess[str]],
-    tmp_path: Path,
-) -> None:
+def test_tensorflow_s_server_does_not_start_on_nodes_that_others_may_use(hpcdl, slurm, tmp_path):
     """Slurm says so; a script from which somebody took the option does not go on."""
     words = ("--gpus", "2", "--launcher", "multiworker")
     answer = hpcdl(*words, "--", "true")
@@ -131,16 +119,14 @@ def test_tensorflow_s_server_does_not_start_on_nodes_that_others_may_use(
 
 
 @pytest.mark.parametrize("code", [0, 3, 127])
-def test_the_program_s_exit_code_is_the_job_s(
-    hpcdl: Callable[..., dict[str, object]], code: int
-) -> None:
+def test_the_program_s_exit_code_is_the_job_s(hpcdl, code):
     answer = hpcdl("--partition", "cpu", "--", "bash", "-c", f"exit {code}", check=False)
     assert answer["exit_code"] == code
     assert (answer["state"] == "COMPLETED") == (code == 0)
     assert (Path(str(answer["directory"])) / "exit_code").read_text() == f"{code}\n"
 
 
-def test_when_a_rank_dies_its_peers_are_ended(hpcdl: Callable[..., dict[str, object]]) -> None:
+def test_when_a_rank_dies_its_peers_are_ended(hpcdl):
     start = time.monotonic()
     program = "if (( SLURM_PROCID == 3 )); then sleep 1; kill -9 $$; else sleep 300; fi"
     answer = hpcdl("--nodes", "2", "--gpus-per-node", "2", "--", "bash", "-c", program, check=False)
@@ -155,9 +141,7 @@ RESUME = (
 )
 
 
-def test_the_walltime_signal_leads_to_a_requeue_that_finishes(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_the_walltime_signal_leads_to_a_requeue_that_finishes(slurm, tmp_path):
     folder = tmp_path / "job"
     submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "cpu", "--job-dir"]
     job = json.loads(slurm(*submit, folder, "--", "bash", "-c", RESUME).stdout)["job_id"]
@@ -170,9 +154,7 @@ def test_the_walltime_signal_leads_to_a_requeue_that_finishes(
     assert (folder / "job.log").read_text().count("run ") == 2
 
 
-def test_cancelling_never_requeues(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_cancelling_never_requeues(slurm, tmp_path):
     folder = tmp_path / "job"
     submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "cpu", "--job-dir"]
     program = ["--", "bash", "-c", "trap 'exit 75' TERM; touch ready; sleep 120 & wait"]
@@ -186,9 +168,7 @@ def test_cancelling_never_requeues(
 
 
 @pytest.mark.parametrize("follow", [["job", "watch"], ["job", "log", "-f"]], ids=" ".join)
-def test_ctrl_c_ends_the_watching_and_not_the_job(
-    slurm: Shell, tmp_path: Path, follow: list[str]
-) -> None:
+def test_ctrl_c_ends_the_watching_and_not_the_job(slurm, tmp_path, follow):
     submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "cpu", "--job-dir"]
     program = ["--", "bash", "-c", "echo begun; sleep 120"]
     job = str(json.loads(slurm(*submit, tmp_path / "job", *program).stdout)["job_id"])
@@ -205,9 +185,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(
     slurm(HPCDL, "job", "cancel", job)
 
 
-def test_a_lost_node_puts_the_job_on_another_one(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_lost_node_puts_the_job_on_another_one(slurm, tmp_path):
     folder = tmp_path / "job"
     submit = [HPCDL, "job", "submit", "--no-module", "--json", "--partition", "p100", "--gpus", "1"]
     program = ["bash", "-c", "hostname >>hosts; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300"]
@@ -225,9 +203,7 @@ def test_a_lost_node_puts_the_job_on_another_one(
     assert hosts.read_text().split()[1] != node
 
 
-def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(
-    hpcdl: Callable[..., dict[str, object]], tmp_path: Path
-) -> None:
+def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(hpcdl, tmp_path):
     """Where a site has no requeues, a job that asks for more leaves that to the next one."""
     program = "echo x >>runs; (( $(wc -l <runs) == 2 )) || exit 75"
     folder, site = tmp_path / "job", tmp_path / "site.yaml"
@@ -241,9 +217,7 @@ def test_a_chain_goes_on_until_one_finishes_and_the_rest_is_dropped(
     assert (folder / "runs").read_text().count("x") == 2
 
 
-def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(slurm, tmp_path):
     """A cancelled job starts no more steps; what one left is found by its name and its owner."""
     data, scratch = tmp_path / "data", tmp_path / "scratch"
     data.mkdir()
@@ -267,9 +241,7 @@ def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(
     assert not left.exists()
 
 
-def test_staged_data_lies_on_every_node_and_goes_with_the_job(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_staged_data_lies_on_every_node_and_goes_with_the_job(slurm, tmp_path):
     """The job finds its copy in HPCDL_DATA; what it staged is gone afterwards, the source not."""
     data = tmp_path / "data set"
     data.mkdir()
@@ -303,10 +275,7 @@ def test_staged_data_lies_on_every_node_and_goes_with_the_job(
         (["--module", "nosuch/1"], "nosuch/1"),
     ],
 )
-def test_what_cannot_run_is_refused_before_anything_is_queued(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, words: list[str],
-    says: str,
-) -> None:  # fmt: skip
+def test_what_cannot_run_is_refused_before_anything_is_queued(slurm, tmp_path, words, says):
     site = Path(find_site_file("embedded")).read_text()
     (tmp_path / "site.yaml").write_text(site.replace("$HPCDL_HOME/embedded/work", str(tmp_path)))
     submit = [HPCDL, "job", "submit", "--site", tmp_path / "site.yaml", *words, "--", "true"]
@@ -317,9 +286,7 @@ def test_what_cannot_run_is_refused_before_anything_is_queued(
     assert not (tmp_path / "jobs").exists()
 
 
-def test_a_job_or_sweep_that_needs_a_drained_node_waits_for_it(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_job_or_sweep_that_needs_a_drained_node_waits_for_it(slurm, tmp_path):
     drained = ("scontrol", "update", "nodename=p100-01", "state=drain", "reason=test")
     words = ["--no-module", "--json", "--partition", "p100", "--nodes", "2"]
     sweep = ["--name", f"s{time.time_ns()}", "--over", "n=1"]
@@ -336,9 +303,7 @@ def test_a_job_or_sweep_that_needs_a_drained_node_waits_for_it(
         slurm("scontrol", "update", "nodename=p100-01", "state=resume")
 
 
-def test_what_the_partition_can_never_hold_is_refused_in_slurm_s_words(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_what_the_partition_can_never_hold_is_refused_in_slurm_s_words(slurm, tmp_path):
     """The site file promises a node too many: only Slurm knows better."""
     text = Path(find_site_file("embedded")).read_text()
     (tmp_path / "site.yaml").write_text(text.replace("nodes: 2", "nodes: 9"))
@@ -350,9 +315,7 @@ def test_what_the_partition_can_never_hold_is_refused_in_slurm_s_words(
     assert not (tmp_path / "job").exists()
 
 
-def test_slurm_s_own_refusal_is_shown_and_nothing_is_left(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_slurm_s_own_refusal_is_shown_and_nothing_is_left(slurm, tmp_path):
     words = ["job", "submit", "--no-module", "--partition", "cpu", "--account", "a", "--qos", "b"]
     refused = slurm(HPCDL, *words, "--job-dir", tmp_path / "job", check=False)
     if refused.returncode == 0:
@@ -361,9 +324,7 @@ def test_slurm_s_own_refusal_is_shown_and_nothing_is_left(
     assert not (tmp_path / "job").exists()
 
 
-def test_slurm_away_is_one_clear_line(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_slurm_away_is_one_clear_line(slurm, tmp_path):
     (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n"
                                          "SlurmctldPort=1\nNodeName=a\n")  # fmt: skip
     words = ["env", f"SLURM_CONF={tmp_path}/slurm.conf", HPCDL, "job", "submit", "--no-module"]
@@ -373,9 +334,7 @@ def test_slurm_away_is_one_clear_line(
     assert "Traceback" not in answer.stderr
 
 
-def test_a_sweep_submits_only_what_is_missing(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_sweep_submits_only_what_is_missing(slurm, tmp_path):
     marker = tmp_path / "mended"
     program = ["--", "bash", "-c", f"[[ {{n}} != 2 || -e {marker} ]]"]
     sweep = [HPCDL, "job", "sweep", "--no-module", "--json", "--name", f"s{time.time_ns()}",
@@ -398,9 +357,7 @@ def test_a_sweep_submits_only_what_is_missing(
     wait_for(lambda: states() == ["done", "done", "done"])
 
 
-def test_a_task_that_asks_to_run_again_leaves_the_finished_ones_alone(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_task_that_asks_to_run_again_leaves_the_finished_ones_alone(slurm, tmp_path):
     """The last task to start has the id of the whole array; one after the other, that is task 2."""
     again = "echo x >>runs; [[ {n} != 3 || ${SLURM_RESTART_COUNT:-0} != 0 ]] || exit 75"
     sweep = [HPCDL, "job", "sweep", "--no-module", "--json", "--name", f"s{time.time_ns()}",
@@ -417,9 +374,7 @@ def test_a_task_that_asks_to_run_again_leaves_the_finished_ones_alone(
     assert runs == [1, 1, 2]
 
 
-def test_the_site_file_drafted_from_the_cluster_agrees_with_it(
-    slurm: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_the_site_file_drafted_from_the_cluster_agrees_with_it(slurm, tmp_path):
     slurm(HPCDL, "site", "init", "--output", tmp_path / "site.yaml")
     slurm(HPCDL, "site", "check", "--site", tmp_path / "site.yaml")
     drafted = load_site(tmp_path / "site.yaml").slurm
@@ -437,7 +392,7 @@ def test_the_site_file_drafted_from_the_cluster_agrees_with_it(
 
 
 @pytest.fixture
-def accounted(embedded_site: Site, cluster_home: Path, tmp_path: Path) -> Iterator[Shell]:
+def accounted(embedded_site, cluster_home, tmp_path) -> Iterator[Shell]:
     """Runs commands against a cluster with accounting that forgets ended jobs after 2 s."""
     try:
         check_packages(accounting=True)
@@ -456,9 +411,7 @@ def accounted(embedded_site: Site, cluster_home: Path, tmp_path: Path) -> Iterat
         down(place, purge=True)
 
 
-def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(
-    accounted: Shell, tmp_path: Path
-) -> None:
+def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(accounted, tmp_path):
     def submit(folder: str, *program: str) -> str:
         words = [HPCDL, "job", "submit", "--no-module", "--no-preflight", "--json",
                  "--job-dir", tmp_path / folder, "--partition", "p100", "--gpus", "2"]  # fmt: skip

@@ -1,13 +1,10 @@
 """Launchers with the real thing: PyTorch and JAX on two nodes, stopped, killed and resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -63,8 +60,8 @@ CASES = [("torch", "torch"), ("torchrun", "torch"), ("jax", "jax")]
 
 @pytest.mark.parametrize(("launcher", "module"), CASES)
 def test_a_run_that_was_stopped_and_killed_ends_as_one_that_was_not(
-    slurm: Shell, tmp_path: Path, launcher: str, module: str
-) -> None:
+    slurm, tmp_path, launcher, module
+):
     python = python_with(module, {"torch": "python3-torch", "jax": "jax from PyPI"}[module])
     (tmp_path / "torchrun").write_text(TORCHRUN.format(python=python))
     (tmp_path / "torchrun").chmod(0o755)
@@ -112,7 +109,7 @@ NEVER = SLOW.replace("trap '", 'trap \'[ "$SLURM_PROCID" = 0 ] || while :; do sl
 
 
 @pytest.fixture(scope="module")
-def told(cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def told(cluster_env, tmp_path_factory) -> dict[str, int]:
     """Two jobs that were told to leave, side by side: their numbers by their programs."""
     place = tmp_path_factory.mktemp("told")
     slurm, jobs = Shell(cluster_env, place), {}
@@ -124,9 +121,7 @@ def told(cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     return jobs
 
 
-def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(
-    slurm: Shell, told: dict[str, int]
-) -> None:
+def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(slurm, told):
     """Four ranks of two nodes, which need 1 s and 20 s."""
     ended = ends(slurm, told[SLOW])
     assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("COMPLETED", 0, 1)
@@ -134,9 +129,7 @@ def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(
     assert "nobody asked" not in str(ended["text"])
 
 
-def test_a_rank_that_never_leaves_keeps_the_others_from_nothing(
-    slurm: Shell, told: dict[str, int]
-) -> None:
+def test_a_rank_that_never_leaves_keeps_the_others_from_nothing(slurm, told):
     ended = ends(slurm, told[NEVER])
     assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), ended["text"]
 
@@ -156,9 +149,7 @@ int main(int n, char **words) {
 """
 
 
-def test_a_plain_mpi_program(
-    slurm: Shell, tmp_path: Path, compile_mpi: Callable[[str], Path]
-) -> None:
+def test_a_plain_mpi_program(slurm, tmp_path, compile_mpi):
     program = compile_mpi(PROGRAM)
     job = json.loads(slurm(*SUBMIT, "--partition", "cpu", "--tasks", "6", "--nodes", "2",
                            "--launcher", "mpi", "--job-dir", tmp_path / "job", "--",
@@ -167,7 +158,7 @@ def test_a_plain_mpi_program(
     assert sorted(lines) == [f"mpi {rank} of 6: 15" for rank in range(6)]
 
 
-def test_many_plain_processes_of_which_one_fails(slurm: Shell, tmp_path: Path) -> None:
+def test_many_plain_processes_of_which_one_fails(slurm, tmp_path):
     """The others go on; the job has the code of the one that failed. OpenMP has a rank's cores."""
     program = ("[ $SLURM_PROCID != 3 ] || exit 7; sleep 3; "
                "echo done $SLURM_PROCID with $OMP_NUM_THREADS on $(hostname)")  # fmt: skip

@@ -1,9 +1,6 @@
 """The model of scaling against real things: Keras models and a real training run."""
 
-from __future__ import annotations
-
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,7 +8,7 @@ import yaml
 from hpcdl.predict.network import Layer, network, parse_layer
 from hpcdl.predict.request import Request, answer
 from hpcdl.site import find_site_file, load_site
-from tests.integration.train_runs import ROOT, Runs, environment
+from tests.integration.train_runs import ROOT, environment
 
 pytestmark = pytest.mark.stack
 NETWORKS = ("alexnet", "googlenet", "resnet50", "mlp")
@@ -22,7 +19,7 @@ def sizes(layers: tuple[Layer, ...]) -> list[tuple[float, ...]]:
     return [(row.tensors, row.parameters, row.macs, row.moved) for row in layers]
 
 
-def test_the_layers_of_the_facts_are_those_of_the_real_keras_models(train_python: Path) -> None:
+def test_the_layers_of_the_facts_are_those_of_the_real_keras_models(train_python):
     done = subprocess.run(
         [train_python, "-m", "tools.layers", *NETWORKS],
         env=environment() | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
@@ -34,7 +31,7 @@ def test_the_layers_of_the_facts_are_those_of_the_real_keras_models(train_python
         assert sizes(layers) == sizes(network(name).layers)
 
 
-def test_a_real_run_calibrates_the_model(runs: Runs, digits: Path) -> None:
+def test_a_real_run_calibrates_the_model(runs, digits):
     done = runs.train("--data", str(digits), "--global-batch=64", "--epochs=20", job="one")
     assert done.code == 0, done.err
     measured = done.result["summary"]

@@ -4,14 +4,11 @@ It comes from npm once per machine and is kept in the cache; HPCDL_AXE names an 
 one's own. Without either this is left out and counted.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.browser import Page
 from tests.integration import test_report_page
 from tests.integration.test_report_page import drawn
 from tests.npm import unpack
@@ -25,7 +22,7 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violation
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+def axe(tmp_path_factory) -> str:
     """The source of axe-core."""
     if own := os.environ.get("HPCDL_AXE"):
         return Path(own).read_text()
@@ -34,9 +31,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(("colours", "width"), [("light", 360), ("dark", 1280)])
-def test_axe_finds_nothing_that_keeps_anybody_out(
-    page: Page, axe: str, colours: str, width: int
-) -> None:
+def test_axe_finds_nothing_that_keeps_anybody_out(page, axe, colours, width):
     page.prefer(colours)
     page.size(width, phone=width < 500)
     page.do("document.querySelector('.open').click()")
@@ -46,7 +41,7 @@ def test_axe_finds_nothing_that_keeps_anybody_out(
     assert page.do(RUN) == []
 
 
-def test_axe_sees_a_fault(page: Page, axe: str) -> None:
+def test_axe_sees_a_fault(page, axe):
     page.do("document.querySelector('button').replaceChildren()")
     page.do("document.querySelector('button').removeAttribute('aria-label')")
     page.do(axe + "; 0")

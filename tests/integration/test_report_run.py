@@ -1,7 +1,5 @@
 """From real jobs to the page: a night on the embedded cluster, told in a browser."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +11,6 @@ from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
 from hpcdl.regress.references import update_references
 from hpcdl.regress.report.tonight import headline
-from hpcdl.site import Site
 from tests.browser import chromium
 from tests.integration import test_checks
 from tests.integration.test_checks import reference, run
@@ -22,9 +19,7 @@ pytestmark = pytest.mark.cluster
 site = test_checks.site
 
 
-def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(site, tmp_path, capsys):
     names = ("honest", "slower")
     update_references(site, "embedded", [reference(name) for name in names])
     outcome = run(site, "checks_that_look_well.py", names=names)

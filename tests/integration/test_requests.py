@@ -1,7 +1,5 @@
 """What a job asks Slurm for as the site wants it asked; chains; what is cancelled."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
-def overdue(cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def overdue(cluster_env, tmp_path_factory) -> Path:
     """The directory of a chain whose first job outlasts its minute, beside the other tests."""
     folder = tmp_path_factory.mktemp("overdue") / "job"
     program = (
@@ -37,9 +35,7 @@ def overdue(cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         ("none", [], r"MinMemoryCPU=7.50G"),
     ],
 )
-def test_memory_is_asked_for_as_the_site_wants_it(
-    slurm: Shell, tmp_path: Path, policy: str, words: list[str], shown: str
-) -> None:
+def test_memory_is_asked_for_as_the_site_wants_it(slurm, tmp_path, policy, words, shown):
     text = Path(find_site_file("embedded")).read_text()
     keys = f"memory: {policy}\n  exclusive: false\n  requeue: false\n  "
     (tmp_path / "site.yaml").write_text(
@@ -54,7 +50,7 @@ def test_memory_is_asked_for_as_the_site_wants_it(
     assert ends(slurm, answer["job_id"])["state"] == "COMPLETED"
 
 
-def test_a_chain_ends_with_a_job_that_failed(slurm: Shell, tmp_path: Path) -> None:
+def test_a_chain_ends_with_a_job_that_failed(slurm, tmp_path):
     program = "echo ran >>runs; (( $(wc -l <runs) < 2 )) && exit 75; exit 3"
     submit = (*SUBMIT, "--partition", "cpu", "--chain", "4", "--job-dir", tmp_path / "job")
     # Every job of the chain has its turn after 75 only where requeues are spent: none here.
@@ -70,7 +66,7 @@ def test_a_chain_ends_with_a_job_that_failed(slurm: Shell, tmp_path: Path) -> No
     assert str(ended["text"]).count("the job before ended with 3: the chain ends") == 2
 
 
-def test_a_reservation_is_run_in(slurm: Shell, tmp_path: Path) -> None:
+def test_a_reservation_is_run_in(slurm, tmp_path):
     name = f"r{tmp_path.name[-6:]}".replace("_", "")
     slurm("scontrol", "create", "reservation", f"reservationname={name}", "starttime=now",
           "duration=10", "users=root", "nodes=cpu-01", "flags=ignore_jobs")  # fmt: skip
@@ -85,7 +81,7 @@ def test_a_reservation_is_run_in(slurm: Shell, tmp_path: Path) -> None:
         slurm("scontrol", "delete", f"reservationname={name}")
 
 
-def test_cancelling_tells_what_had_ended(slurm: Shell) -> None:
+def test_cancelling_tells_what_had_ended(slurm):
     submit = (*SUBMIT, "--partition", "cpu", "--", "true")
     job = str(json.loads(slurm(*submit).stdout)["job_id"])
     ends(slurm, job)
@@ -94,7 +90,7 @@ def test_cancelling_tells_what_had_ended(slurm: Shell) -> None:
     assert told == {"cancelled": [], "ended": [int(job)]}
 
 
-def test_programs_of_a_node_find_slurm_without_its_variables(slurm: Shell, tmp_path: Path) -> None:
+def test_programs_of_a_node_find_slurm_without_its_variables(slurm, tmp_path):
     """As clients do whose jobs get an environment of their own: /etc/slurm is the cluster's."""
     if not Path("/etc/slurm").is_dir():
         pytest.skip("there is no /etc/slurm on this machine to show another one at")
@@ -107,7 +103,7 @@ def test_programs_of_a_node_find_slurm_without_its_variables(slurm: Shell, tmp_p
     assert re.search(r"^ +\d+ +cpu +train", text, re.MULTILINE), text
 
 
-def test_a_log_is_followed_across_requeues_to_the_job_s_end(slurm: Shell, tmp_path: Path) -> None:
+def test_a_log_is_followed_across_requeues_to_the_job_s_end(slurm, tmp_path):
     program = (
         'echo "run ${SLURM_RESTART_COUNT:-0}"; (( ${SLURM_RESTART_COUNT:-0} )) || exit 75; '
         "for i in $(seq 5); do echo line $i; sleep 0.5; done; printf last; exit 3"
@@ -124,7 +120,7 @@ def test_a_log_is_followed_across_requeues_to_the_job_s_end(slurm: Shell, tmp_pa
     assert shown.splitlines() == (tmp_path / "job/job.log").read_text().splitlines()[-1:]
 
 
-def test_a_chain_goes_on_after_a_time_out(slurm: Shell, overdue: Path) -> None:
+def test_a_chain_goes_on_after_a_time_out(slurm, overdue):
     """The first job's time is up although it was told; the next one ends the run."""
     ended = ends(slurm, overdue)
     assert ended["state"] == "COMPLETED", ended["text"]

@@ -4,8 +4,6 @@ They need a Spack (HPCDL_SPACK_ROOT) and its packages (HPCDL_SPACK_PACKAGES), an
 network. Solving takes minutes per environment: `make test-long`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -32,7 +30,7 @@ from hpcdl.stack.spack_backend import adopt as adopt_module
 from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoption
 from hpcdl.stack.spack_backend.cache import BuildCache
 from hpcdl.stack.spack_backend.concretize import concretize, render_work
-from hpcdl.stack.spack_backend.environment import Environment, environments, render, render_site
+from hpcdl.stack.spack_backend.environment import environments, render, render_site
 from hpcdl.stack.spack_backend.spack_build import build_spack, open_build, plan_spack
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory
@@ -58,20 +56,20 @@ def spack(home: Path, *words: str, env: Mapping[str, str] | None = None) -> Comm
     return run([find_spack(), *words], directory=home, env=env, timeout=900)
 
 
-def test_the_overlay_passes_spacks_audit(spack_home: Path) -> None:
+def test_the_overlay_passes_spacks_audit(spack_home):
     where = str(spack_home / "environments" / "p100")
     result = spack(spack_home, "-e", where, "audit", "packages", *OVERLAY)
     assert "issue" not in result.stdout, result.stdout
 
 
-def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home: Path) -> None:
+def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home):
     where = str(spack_home / "environments" / "p100")
     assert "hpcdl" in spack(spack_home, "-e", where, "repo", "list").stdout
     told = spack(spack_home, "-e", where, "config", "get", "packages").stdout
     assert yaml.safe_load(told)["packages"]["all"]["require"] == ["target=x86_64_v3"]
 
 
-def test_a_sites_settings_take_the_place_of_the_defaults(spack_home: Path) -> None:
+def test_a_sites_settings_take_the_place_of_the_defaults(spack_home):
     settings = SpackSettings(externals=(External("slurm", "20.11.9", Path("/usr")),))
     pi = load_site(folder("templates") / "sites" / "pi.yaml")
     site = dataclasses.replace(pi, spack=settings)
@@ -90,7 +88,7 @@ def test_a_sites_settings_take_the_place_of_the_defaults(spack_home: Path) -> No
 
 
 @pytest.mark.parametrize("one", environments(), ids=lambda one: one.name)
-def test_the_committed_lock_is_what_spack_reads(spack_home: Path, one: Environment) -> None:
+def test_the_committed_lock_is_what_spack_reads(spack_home, one):
     where = spack_home / "environments" / one.name
     if not (where / "spack.lock").exists():
         pytest.skip(f"no lock file for {one.name}")
@@ -101,9 +99,7 @@ def test_the_committed_lock_is_what_spack_reads(spack_home: Path, one: Environme
 
 @pytest.mark.long
 @pytest.mark.parametrize("one", environments(), ids=lambda one: one.name)
-def test_spack_solves_the_environment_with_the_versions_of_resolve(
-    spack_home: Path, one: Environment
-) -> None:
+def test_spack_solves_the_environment_with_the_versions_of_resolve(spack_home, one):
     (spack_home / "environments" / one.name / "spack.yaml").write_text(render(one))
     (spack_home / "environments" / one.name / "spack.lock").unlink(missing_ok=True)
     found = concretize(spack_home, one, print)
@@ -115,7 +111,7 @@ OFFERED = [name for name in COMPONENTS if "spack" in known().components[name].ve
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_every_version_the_facts_offer_is_in_a_recipe(name: str) -> None:
+def test_every_version_the_facts_offer_is_in_a_recipe(name):
     package = facts.load("spack")["packages"][name].replace("-", "_")
     overlay = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package / "package.py"
     own = overlay.read_text() if overlay.exists() else "Builtin"
@@ -126,7 +122,7 @@ def test_every_version_the_facts_offer_is_in_a_recipe(name: str) -> None:
 
 
 @pytest.mark.long
-def test_the_native_command_installs_the_committed_lock_into_one_view(spack_home: Path) -> None:
+def test_the_native_command_installs_the_committed_lock_into_one_view(spack_home):
     """`spack -e ENVIRONMENT install` with empty packages: everything but compiling."""
     where = spack_home / "environments" / "p100"
     if not (where / "spack.lock").exists():
@@ -139,9 +135,7 @@ def test_the_native_command_installs_the_committed_lock_into_one_view(spack_home
 
 
 @pytest.mark.long
-def test_the_whole_gpu_stack_is_one_view_and_one_module(
-    spack_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, monkeypatch):
     """From the committed lock, with empty packages, to the published module under real Lmod."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the environment is for Python 3.11")
@@ -215,7 +209,7 @@ def _bills_are_valid(release: Release) -> None:
 
 
 @pytest.mark.long
-def test_tensorflow_from_wheels_is_installed_loaded_and_imported(spack_home: Path) -> None:
+def test_tensorflow_from_wheels_is_installed_loaded_and_imported(spack_home):
     """The wheel recipe for real: from PyPI through `module load` to `import tensorflow`."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels are for Python 3.11")
@@ -251,8 +245,8 @@ def test_tensorflow_from_wheels_is_installed_loaded_and_imported(spack_home: Pat
 
 @pytest.mark.long
 def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
-    spack_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    spack_home, tmp_path, monkeypatch
+):
     """The whole way for real: solve, install, signed cache, gate, module, and once more."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels are for Python 3.11")

@@ -1,7 +1,5 @@
 """Studies on the real Slurm: interrupted and taken up again, with a job that fails."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -11,10 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
-from hpcdl.stack.release import Release
 from hpcdl.workflows.study.load import load_study, shipped
-from tests.integration.conftest import Shell
 from tests.integration.test_launchers import python_with
 from tests.waiting import wait_for
 
@@ -55,7 +50,7 @@ TINY = {
 
 
 @pytest.fixture
-def site_file(release: Release, stack_site: Site, embedded_site: Site, tmp_path: Path) -> Path:
+def site_file(release, stack_site, embedded_site, tmp_path) -> Path:
     """The embedded site with the shared release, its work in the test's folder."""
     text = embedded_site.source.read_text()
     text = text.replace("$HPCDL_HOME/embedded/prefix", str(stack_site.paths.prefix))
@@ -64,9 +59,7 @@ def site_file(release: Release, stack_site: Site, embedded_site: Site, tmp_path:
     return tmp_path / "site.yaml"
 
 
-def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
-    slurm: Shell, site_file: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(slurm, site_file, tmp_path):
     study = tmp_path / "tiny.yaml"
     study.write_text(json.dumps(TINY))
     words = [HPCDL, "study", "run", str(study), "--site", str(site_file)]
@@ -107,9 +100,7 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", shipped())
-def test_a_shipped_study_runs_whole_on_the_embedded_cluster(
-    slurm: Shell, site_file: Path, name: str
-) -> None:
+def test_a_shipped_study_runs_whole_on_the_embedded_cluster(slurm, site_file, name):
     """Every cell measured, every rule judged; whether they hold, a busy machine may change."""
     begun = time.monotonic()
     words = [HPCDL, "study", "run", name, "--site", site_file, "--json"]

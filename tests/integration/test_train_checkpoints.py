@@ -34,29 +34,19 @@ def kill_and_resume(runs: Runs, digits: Path, ranks: int, resume_ranks: int) -> 
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_killed_and_resumed_is_bitwise_the_same(
-    runs: Runs,
-    digits: Path,
-    ranks: int,
-) -> None:
+def test_killed_and_resumed_is_bitwise_the_same(runs, digits, ranks):
     whole = runs.train(*WORDS, "--data", str(digits), ranks=ranks, job="whole")
     assert kill_and_resume(runs, digits, ranks, ranks).weights == whole.weights
 
 
-def test_resumed_on_other_numbers_of_ranks_is_equal_within_rounding(
-    runs: Runs,
-    digits: Path,
-) -> None:
+def test_resumed_on_other_numbers_of_ranks_is_equal_within_rounding(runs, digits):
     whole = runs.train(*WORDS, "--data", str(digits), job="whole")
     moved = kill_and_resume(runs, digits, 4, 2)
     ours, theirs = (array("f", done.weights) for done in (moved, whole))
     assert list(ours) == pytest.approx(list(theirs), rel=1e-3, abs=1e-4)
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
-    runs: Runs,
-    digits: Path,
-) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(runs, digits):
     words = ("--data", str(digits), "--deterministic")
     whole = runs.train(*words, "--steps=30", job="whole")
     runs.train(*words, "--steps=20", "--checkpoint-every=5", job="damaged")
@@ -68,10 +58,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     assert done.weights == whole.weights
 
 
-def test_checkpoints_of_another_run_are_refused_on_all_ranks(
-    runs: Runs,
-    digits: Path,
-) -> None:
+def test_checkpoints_of_another_run_are_refused_on_all_ranks(runs, digits):
     runs.train("--data", str(digits), "--steps=2", "--seed=1")
     done = runs.train("--data", str(digits), "--steps=2", "--seed=2", ranks=2)
     assert done.code == 2
@@ -84,7 +71,7 @@ def test_checkpoints_of_another_run_are_refused_on_all_ranks(
     assert (runs.folder / "job/checkpoints.before-1").is_dir()
 
 
-def test_nothing_that_was_measured_is_lost_when_a_run_resumes(runs: Runs, digits: Path) -> None:
+def test_nothing_that_was_measured_is_lost_when_a_run_resumes(runs, digits):
     words = ("--data", str(digits), "--checkpoint-every=10")
     process = runs.start(*words, "--steps=40", "--delay-ms=1000")
     runs.wait_for("checkpoints/step-000000010.ckpt")
@@ -109,7 +96,7 @@ def test_nothing_that_was_measured_is_lost_when_a_run_resumes(runs: Runs, digits
     assert curve["loss"][step:] == done.result["samples"]["loss"]
 
 
-def test_a_finished_run_is_not_run_again_unless_told(runs: Runs, digits: Path) -> None:
+def test_a_finished_run_is_not_run_again_unless_told(runs, digits):
     words = ("--data", str(digits), "--steps=20")
     assert runs.train(*words, "--target-accuracy=1").code == 1
     before = (runs.folder / "job/result.json").read_bytes()

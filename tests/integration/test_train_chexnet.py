@@ -88,9 +88,7 @@ def script(runs: Runs, text: str, *words: str) -> str:
     ],
     ids=["small", "densenet121"],
 )  # fmt: skip
-def test_areas_over_two_ranks_are_sklearns_on_all_predictions(
-    runs: Runs, model: str, words: tuple[str, ...], area: float
-) -> None:
+def test_areas_over_two_ranks_are_sklearns_on_all_predictions(runs, model, words, area):
     (runs.folder / "small.py").write_text(SMALL)
     script(runs, IMAGES, "chest", "320")
     made = runs.data("make", "folder", "set", "--images=chest", "--labels=chest.csv", "--shards=4",

@@ -18,11 +18,7 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def four_and_one(
-    train_python: Path,
-    digits: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Pair:
+def four_and_one(train_python, digits, tmp_path_factory) -> Pair:
     runs = Runs(train_python, tmp_path_factory.mktemp("runs"))
     words = ("--data", str(digits), "--global-batch=128", "--epochs=20")
     four = runs.train(*words, "--target-accuracy=0.95", ranks=4, job="four")
@@ -34,7 +30,7 @@ def four_and_one(
     return four.result, one.result
 
 
-def test_four_ranks_reach_95_percent_and_equal_one_rank(four_and_one: Pair) -> None:
+def test_four_ranks_reach_95_percent_and_equal_one_rank(four_and_one):
     four, one = (result["summary"] for result in four_and_one)
     assert four["metrics"]["accuracy"] >= 0.95
     assert four["metrics"]["accuracy"] == pytest.approx(one["metrics"]["accuracy"], abs=0.003)
@@ -42,16 +38,12 @@ def test_four_ranks_reach_95_percent_and_equal_one_rank(four_and_one: Pair) -> N
     assert four["metrics"]["test_images"] == one["metrics"]["test_images"] == 357
 
 
-def test_every_step_sees_the_same_examples_on_any_number_of_ranks(
-    four_and_one: Pair,
-) -> None:
+def test_every_step_sees_the_same_examples_on_any_number_of_ranks(four_and_one):
     four, one = (result["samples"]["loss"] for result in four_and_one)
     assert four[:20] == pytest.approx(one[:20], rel=1e-4)
 
 
-def test_results_keep_their_schema_and_the_phases_fill_the_step(
-    four_and_one: Pair,
-) -> None:
+def test_results_keep_their_schema_and_the_phases_fill_the_step(four_and_one):
     for result in four_and_one:
         jsonschema.validate(result, RESULT.schema)
         samples = result["samples"]
@@ -62,13 +54,13 @@ def test_results_keep_their_schema_and_the_phases_fill_the_step(
             assert total == pytest.approx(samples["seconds"][step], rel=0.05, abs=2e-5)
 
 
-def test_a_delay_shows_in_the_throughput(runs: Runs, digits: Path) -> None:
+def test_a_delay_shows_in_the_throughput(runs, digits):
     words = ("--data", str(digits), "--steps=20", "--global-batch=64")
     slow = runs.train(*words, "--delay-ms=200", job="slow")
     assert 64 / 0.25 < slow.result["summary"]["images_per_second"] < 64 / 0.2
 
 
-def test_a_missed_target_is_exit_code_1(runs: Runs, digits: Path) -> None:
+def test_a_missed_target_is_exit_code_1(runs, digits):
     done = runs.train("--data", str(digits), "--steps=1", "--target-accuracy=0.99")
     assert done.code == 1
     assert "is below the target 0.99" in done.out
@@ -76,16 +68,9 @@ def test_a_missed_target_is_exit_code_1(runs: Runs, digits: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "status"),
-    [(signal.SIGUSR2, 75, "requeue"), (signal.SIGTERM, 5, "stopped")],
+    ("number", "code", "status"), [(signal.SIGUSR2, 75, "requeue"), (signal.SIGTERM, 5, "stopped")]
 )
-def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(
-    runs: Runs,
-    digits: Path,
-    number: int,
-    code: int,
-    status: str,
-) -> None:
+def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(runs, digits, number, code, status):
     words = ("--data", str(digits), "--global-batch=64", "--steps=20000", "--checkpoint-every=0")
     process = runs.start(*words, ranks=2)
     runs.wait_for("progress.json")
@@ -106,7 +91,7 @@ def send_to_last_rank(mpirun: int, number: int) -> None:
     os.kill(int(children[-1]), number)
 
 
-def test_bad_numbers_are_refused_once_with_a_hint(runs: Runs, digits: Path) -> None:
+def test_bad_numbers_are_refused_once_with_a_hint(runs, digits):
     done = runs.train("--data", str(digits), "--global-batch=9", ranks=2)
     assert done.code == 2
     assert done.err.count("cannot be shared equally by 2 ranks") == 1
@@ -114,7 +99,7 @@ def test_bad_numbers_are_refused_once_with_a_hint(runs: Runs, digits: Path) -> N
     assert "Traceback" not in done.err
 
 
-def test_a_folder_that_is_no_data_set_is_refused(runs: Runs) -> None:
+def test_a_folder_that_is_no_data_set_is_refused(runs):
     done = runs.train("--data", "/nowhere")
     assert (done.code, "is not a data set" in done.err) == (2, True)
     assert done.result["outcome"] == {
@@ -123,12 +108,12 @@ def test_a_folder_that_is_no_data_set_is_refused(runs: Runs) -> None:
     }  # fmt: skip
 
 
-def test_raw_images_are_not_cropped_to_another_size(runs: Runs, digits: Path) -> None:
+def test_raw_images_are_not_cropped_to_another_size(runs, digits):
     done = runs.train("--data", str(digits), "--image-size=32")
     assert (done.code, "the data set's images are 8 x 8, and raw" in done.err) == (2, True)
 
 
-def test_making_digits_again_keeps_them(runs: Runs, digits: Path) -> None:
+def test_making_digits_again_keeps_them(runs, digits):
     before = {path.name: path.stat().st_mtime_ns for path in digits.iterdir()}
     done = runs.data("make", "digits", str(digits))
     assert (done.code, "there already" in done.out) == (0, True)

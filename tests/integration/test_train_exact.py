@@ -74,14 +74,12 @@ def records(folder: Path, shards: int, examples: int = 48) -> Path:
     return folder
 
 
-def test_regularizers_and_add_loss_count_as_in_keras_also_in_parts(runs: Runs) -> None:
+def test_regularizers_and_add_loss_count_as_in_keras_also_in_parts(runs):
     for ours, theirs in inside(runs, "penalties", "-").values():
         assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
 
 
-def test_regularizers_and_synchronized_normalisation_count_the_same_on_two_ranks(
-    runs: Runs, digits: Path
-) -> None:
+def test_regularizers_and_synchronized_normalisation_count_the_same_on_two_ranks(runs, digits):
     (runs.folder / "users.py").write_text(USERS)
     words = ("--data", str(digits), "--model=users:synchronized", "--steps=6", "--global-batch=32",
              "--lr=0.05")  # fmt: skip
@@ -97,7 +95,7 @@ def test_regularizers_and_synchronized_normalisation_count_the_same_on_two_ranks
     assert (fused.code, "cannot be had with --xla" in fused.err) == (2, True), fused.err
 
 
-def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs: Runs) -> None:
+def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs):
     found = inside(runs, "augmented", "-")
     first, other_rank, other_step, again = found["mixed"]
     for mixed in found["mixed"]:
@@ -115,16 +113,14 @@ def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs: 
     ]  # fmt: skip
 
 
-def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs: Runs) -> None:
+def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs):
     first, other_rank, other_step, again = inside(runs, "dropout", "-")
     assert first == again
     assert first != other_rank != other_step != first
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 16])
-def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(
-    runs: Runs, shards: int
-) -> None:
+def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(runs, shards):
     found = inside(runs, "orders", records(runs.folder / "set", shards))
     for ranks in (1, 2, 4):
         whole, halves = found[f"{ranks}-False"], found[f"{ranks}-True"]
@@ -135,7 +131,7 @@ def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(
             assert epoch[3:] == half
 
 
-def test_a_softmax_trains_and_scores_as_its_logits_do(runs: Runs, digits: Path) -> None:
+def test_a_softmax_trains_and_scores_as_its_logits_do(runs, digits):
     (runs.folder / "users.py").write_text(USERS)
     words = ("--data", str(digits), "--epochs=3", "--lr=0.2")
     done = [runs.train(*words, f"--model=users:{model}", job=model).result
@@ -145,9 +141,7 @@ def test_a_softmax_trains_and_scores_as_its_logits_do(runs: Runs, digits: Path) 
     assert done[1]["summary"]["metrics"]["accuracy"] > 0.85
 
 
-def test_a_record_that_is_no_example_is_skipped_and_named_by_whatever_rank_reads_it(
-    runs: Runs,
-) -> None:
+def test_a_record_that_is_no_example_is_skipped_and_named_by_whatever_rank_reads_it(runs):
     (runs.folder / "users.py").write_text(USERS)
     folder = records(runs.folder / "set", 2)
     shard = folder / "train-1.tfrecord"
@@ -172,7 +166,7 @@ def test_a_record_that_is_no_example_is_skipped_and_named_by_whatever_rank_reads
         assert done.result["damaged_records"] == 1
 
 
-def test_a_raw_record_that_is_no_example_is_skipped_too(runs: Runs, digits: Path) -> None:
+def test_a_raw_record_that_is_no_example_is_skipped_too(runs, digits):
     copy = Path(shutil.copytree(digits, runs.folder / "set"))
     shard = min(copy.glob("train-*"))
     kept = [read(shard, r.offset, r.length) for r in walk(shard, check_data=False)]

@@ -3,12 +3,11 @@
 import json
 import math
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import environment
 
 pytestmark = pytest.mark.stack
 Found = dict[str, Any]
@@ -80,7 +79,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(train_python, tmp_path_factory) -> Found:
     done = subprocess.run(
         [str(train_python), "-c", PROGRAM], cwd=tmp_path_factory.mktemp("formulas"), text=True,
         env=environment(), capture_output=True, timeout=500, check=False,
@@ -109,30 +108,30 @@ def reference(found: Found, kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["sgd", "lars"])
-def test_an_optimizer_follows_its_formula(found: Found, kind: str) -> None:
+def test_an_optimizer_follows_its_formula(found, kind):
     for ours, theirs in zip(found[kind], reference(found, kind), strict=True):
         assert flat(ours) == pytest.approx(flat(theirs), rel=1e-5, abs=1e-6)
 
 
-def test_four_parts_of_eight_are_a_batch_of_32(found: Found) -> None:
+def test_four_parts_of_eight_are_a_batch_of_32(found):
     (loss, weights), (whole_loss, whole) = found["accumulate-4"], found["accumulate-1"]
     assert loss == pytest.approx(whole_loss, rel=1e-5)
     for ours, theirs in zip(weights, whole, strict=True):
         assert flat(ours) == pytest.approx(flat(theirs), rel=1e-4, abs=1e-6)
 
 
-def test_a_step_that_overflows_is_left_out_and_halves_the_loss_scale(found: Found) -> None:
+def test_a_step_that_overflows_is_left_out_and_halves_the_loss_scale(found):
     states, weights = found["scale"]["states"], found["scale"]["weights"]
     assert states == [[32768.0, 1.0], [16384.0, 0.0], [16384.0, 1.0]]
     assert weights[1] == weights[0]
     assert weights[2] != weights[1]
 
 
-def test_two_thousand_good_steps_double_the_loss_scale(found: Found) -> None:
+def test_two_thousand_good_steps_double_the_loss_scale(found):
     assert found["scale"]["doubled"] == [2048.0, 0.0]
 
 
-def test_smoothed_labels_move_towards_ignorance(found: Found) -> None:
+def test_smoothed_labels_move_towards_ignorance(found):
     expected = 0.0
     for row, wanted in zip(found["logits"], found["wanted"], strict=True):
         whole = math.log(sum(map(math.exp, row)))
@@ -152,7 +151,7 @@ def flat(values: Any) -> list[float]:
     return [x for value in values for x in flat(value)] if isinstance(values, list) else [values]
 
 
-def test_scores_over_uneven_shards_are_those_of_one_rank(runs: Runs, digits: Path) -> None:
+def test_scores_over_uneven_shards_are_those_of_one_rank(runs, digits):
     words = ("--data", str(digits), "--steps=1", "--lr=0", "--global-batch=64")
     four = runs.train(*words, ranks=4, job="four", timeout=400)
     one = runs.train(*words, job="one", timeout=400)

@@ -42,7 +42,7 @@ def trained(runs: Runs, digits: Path, *words: str, ranks: int = 1) -> dict[str, 
     ],
     ids=["adamw", "lamb-clipped", "ema", "adam-multiworker", "schedule", "loss", "own-loss"],
 )  # fmt: skip
-def test_parts_of_keras_train(runs: Runs, digits: Path, words: tuple[str, ...], ranks: int) -> None:
+def test_parts_of_keras_train(runs, digits, words, ranks):
     (runs.folder / "mine.py").write_text(MINE)
     found = trained(runs, digits, *words, ranks=ranks)
     metrics = found["summary"]["metrics"]
@@ -52,9 +52,7 @@ def test_parts_of_keras_train(runs: Runs, digits: Path, words: tuple[str, ...], 
         assert 0.3 < metrics["confidence"] < 1.0
 
 
-def test_an_optimizer_of_keras_and_augmentation_resume_to_the_same_bits(
-    runs: Runs, digits: Path
-) -> None:
+def test_an_optimizer_of_keras_and_augmentation_resume_to_the_same_bits(runs, digits):
     words = ("--data", str(digits), "--optimizer=adamw", "--deterministic", "--lr=0.01",
              "--global-batch=64", "--augment=mixup,cutmix")  # fmt: skip
     whole = runs.train(*words, "--steps=20", job="whole")
@@ -76,9 +74,7 @@ def test_an_optimizer_of_keras_and_augmentation_resume_to_the_same_bits(
     ],
     ids=lambda words: words[-1] if isinstance(words, tuple) else "",
 )
-def test_a_name_that_is_none_gets_the_nearest_one(
-    runs: Runs, digits: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_a_name_that_is_none_gets_the_nearest_one(runs, digits, words, said):
     (runs.folder / "mine.py").write_text(MINE)
     done = runs.train("--data", str(digits), *STEPS, *words)
     assert (done.code, said in done.err) == (2, True), done.err
@@ -97,7 +93,7 @@ class Stop(keras.callbacks.Callback):
 """
 
 
-def test_callbacks_are_told_and_end_all_ranks_together(runs: Runs, digits: Path) -> None:
+def test_callbacks_are_told_and_end_all_ranks_together(runs, digits):
     (runs.folder / "mine.py").write_text(STOPS)
     done = runs.train("--data", str(digits), "--epochs=6", "--callback=mine:Stop",
                       "--set=callback.after=2", "--checkpoint-every=0", ranks=2)  # fmt: skip

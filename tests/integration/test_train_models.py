@@ -2,12 +2,11 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from hpcdl import facts
-from tests.integration.train_runs import ROOT, Runs, environment
+from tests.integration.train_runs import ROOT, environment
 
 pytestmark = pytest.mark.stack
 MODULE = """
@@ -44,7 +43,7 @@ def subclass(shape, classes):
 
 
 @pytest.mark.long  # builds them all
-def test_every_network_has_the_parameters_that_its_facts_say(train_python: Path) -> None:
+def test_every_network_has_the_parameters_that_its_facts_say(train_python):
     command = [str(train_python), "-m", "tests.integration.train_inside", "parameters"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
@@ -56,7 +55,7 @@ def test_every_network_has_the_parameters_that_its_facts_say(train_python: Path)
 
 
 @pytest.mark.parametrize("function", ["spare", pytest.param("subclass", marks=pytest.mark.long)])
-def test_a_users_network_of_any_kind_trains(runs: Runs, digits: Path, function: str) -> None:
+def test_a_users_network_of_any_kind_trains(runs, digits, function):
     (runs.folder / "own.py").write_text(MODULE)
     words = ("--data", str(digits), "--epochs=3", "--lr=0.05")
     done = runs.train(*words, f"--model=own:{function}")
@@ -65,9 +64,7 @@ def test_a_users_network_of_any_kind_trains(runs: Runs, digits: Path, function: 
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
-def test_a_users_network_that_draws_numbers_trains_on_two_ranks(
-    runs: Runs, digits: Path, strategy: str
-) -> None:
+def test_a_users_network_that_draws_numbers_trains_on_two_ranks(runs, digits, strategy):
     (runs.folder / "own.py").write_text(MODULE)
     words = ("--data", str(digits), "--steps=3", "--model=own:spare", f"--strategy={strategy}")
     done = runs.train(*words, ranks=2)
@@ -82,15 +79,13 @@ def test_a_users_network_that_draws_numbers_trains_on_two_ranks(
         pytest.param("breaks", "RuntimeError: a mistake of mine", marks=pytest.mark.long),
     ],
 )
-def test_a_users_network_that_cannot_be_is_said(
-    runs: Runs, digits: Path, function: str, said: str
-) -> None:
+def test_a_users_network_that_cannot_be_is_said(runs, digits, function, said):
     (runs.folder / "own.py").write_text(MODULE)
     done = runs.train("--data", str(digits), f"--model=own:{function}")
     assert (done.code, said in done.err, "Traceback" in done.err) == (2, True, False), done.err
 
 
-def test_images_too_small_for_a_network_are_refused(runs: Runs) -> None:
+def test_images_too_small_for_a_network_are_refused(runs):
     done = runs.train("--model=resnet50", "--image-size=16", "--global-batch=2", "--steps=1")
     assert done.code == 2
     assert "the model 'resnet50' cannot be made for images of 16 x 16 x 3" in done.err

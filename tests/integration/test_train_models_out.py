@@ -54,7 +54,7 @@ def loaded_by_keras(runs: Runs, folder: Path, images: Any) -> dict[str, Any]:
     return found
 
 
-def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs: Runs, digits: Path) -> None:
+def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs, digits):
     (runs.folder / "mine.py").write_text(NORMALIZED)
     words = ("--data", str(digits), "--model=mine:network", "--lr=0.05")
     done = runs.train(*words, "--epochs=3", "--export=out", "--predict=table.csv")
@@ -92,7 +92,7 @@ def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs: Runs, digi
     assert len(same) == len(kept) - 2, "all but the kernel and the bias of the last layer"
 
 
-def test_the_mlp_is_exported_like_any_other(runs: Runs, digits: Path) -> None:
+def test_the_mlp_is_exported_like_any_other(runs, digits):
     done = runs.train("--data", str(digits), "--epochs=2", "--export=out")
     assert done.code == 0, done.err
     again = runs.train("--data", str(digits), "--evaluate", "--weights=out", job="again")
@@ -116,9 +116,7 @@ def test_the_mlp_is_exported_like_any_other(runs: Runs, digits: Path) -> None:
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )
-def test_what_cannot_be_loaded_or_chosen_is_refused(
-    runs: Runs, digits: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_loaded_or_chosen_is_refused(runs, digits, words, said):
     (runs.folder / "mine.py").write_text(NORMALIZED + UNTESTED)
     done = runs.train("--data", str(digits), "--steps=2", *words)
     assert (done.code, said in done.err) == (2, True), done.err
@@ -126,7 +124,7 @@ def test_what_cannot_be_loaded_or_chosen_is_refused(
     assert not done.result.get("steps", {}).get("done"), "before a step is done"
 
 
-def test_weights_of_another_network_are_refused_by_layer(runs: Runs, digits: Path) -> None:
+def test_weights_of_another_network_are_refused_by_layer(runs, digits):
     (runs.folder / "mine.py").write_text(NORMALIZED.replace("Conv2D(8", "Conv2D(WIDTH"))
     (runs.folder / "a.py").write_text("WIDTH = 8\n" + (runs.folder / "mine.py").read_text())
     (runs.folder / "b.py").write_text("WIDTH = 9\n" + (runs.folder / "mine.py").read_text())
@@ -137,7 +135,7 @@ def test_weights_of_another_network_are_refused_by_layer(runs: Runs, digits: Pat
     assert "first/kernel: (3, 3, 1, 8) there, (3, 3, 1, 9) here" in done.err
 
 
-def test_validation_keeps_the_best_weights_and_ends_early(runs: Runs, digits: Path) -> None:
+def test_validation_keeps_the_best_weights_and_ends_early(runs, digits):
     words = ("--data", str(digits), "--validate-steps=15", "--best=test_loss", "--patience=2",
              "--global-batch=64", "--lr=0.4")  # fmt: skip
     whole = runs.train(*words, "--steps=2000")
@@ -161,8 +159,8 @@ def test_validation_keeps_the_best_weights_and_ends_early(runs: Runs, digits: Pa
     ids=["onnx", "parquet"],
 )
 def test_other_forms_are_written_by_packages_that_a_release_has_not(
-    runs: Runs, digits: Path, option: str, package: str, begins: bytes
-) -> None:
+    runs, digits, option, package, begins
+):
     """Refused before a step is done where the package is missing; else the file is of its form."""
     (runs.folder / "mine.py").write_text(NORMALIZED)
     done = runs.train("--data", str(digits), "--model=mine:network", "--steps=2", option)
@@ -177,9 +175,7 @@ def test_other_forms_are_written_by_packages_that_a_release_has_not(
         assert (done.code, written.read_bytes()[: len(begins)]) == (0, begins), done.err
 
 
-def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(
-    runs: Runs, digits: Path
-) -> None:
+def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(runs, digits):
     words = ("--data", str(digits), "--steps=4", "--export=out")
     whole = runs.train(*words)
     again = runs.train(*words)
@@ -190,9 +186,7 @@ def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(
     assert len(whole.result["samples"]["seconds"]) == 4
 
 
-def test_weights_are_scored_beside_a_checkpoint_and_loaded_by_name(
-    runs: Runs, digits: Path
-) -> None:
+def test_weights_are_scored_beside_a_checkpoint_and_loaded_by_name(runs, digits):
     words = ("--data", str(digits), "--checkpoint-every=2")
     first = runs.train(*words, "--steps=2")
     runs.train(*words, "--steps=20", job="more")
@@ -203,9 +197,7 @@ def test_weights_are_scored_beside_a_checkpoint_and_loaded_by_name(
     assert (tuned.code, "weights of" in tuned.out + tuned.err) == (0, True), tuned.err
 
 
-def test_a_run_that_is_resumed_before_its_best_step_finds_the_new_best(
-    runs: Runs, digits: Path
-) -> None:
+def test_a_run_that_is_resumed_before_its_best_step_finds_the_new_best(runs, digits):
     words = ("--data", str(digits), "--validate-steps=2", "--checkpoint-every=4",
              "--best=test_loss", "--keep-checkpoints=3")  # fmt: skip
     runs.train(*words, "--steps=8")
@@ -217,7 +209,7 @@ def test_a_run_that_is_resumed_before_its_best_step_finds_the_new_best(
     assert done.result["summary"]["metrics"]["test_loss"] == pytest.approx(found["test_loss"])
 
 
-def test_a_network_with_bfloat16_variables_is_resumed(runs: Runs, digits: Path) -> None:
+def test_a_network_with_bfloat16_variables_is_resumed(runs, digits):
     (runs.folder / "mine.py").write_text(NORMALIZED.replace(
         "layers.Dense(", "layers.Dense(16, dtype='bfloat16'), layers.Dense("))  # fmt: skip
     words = ("--data", str(digits), "--model=mine:network", "--checkpoint-every=2",

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.integration.train_runs import Runs
-
 pytestmark = pytest.mark.stack
 MINE = """
 import numpy as np, tensorflow as tf
@@ -53,7 +51,7 @@ def words(function: str, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("function", ["arrays", "pipeline"])
-def test_own_data_trains_the_same_on_one_rank_and_on_two(runs: Runs, function: str) -> None:
+def test_own_data_trains_the_same_on_one_rank_and_on_two(runs, function):
     (runs.folder / "mine.py").write_text(MINE)
     one, two = (
         runs.train(*words(function, "--validate-every=2"), ranks=ranks, job=f"of-{ranks}")
@@ -67,7 +65,7 @@ def test_own_data_trains_the_same_on_one_rank_and_on_two(runs: Runs, function: s
     assert two.result["summary"]["metrics"]["test_images"] == 60
 
 
-def test_a_pipeline_resumes_inside_an_epoch(runs: Runs) -> None:
+def test_a_pipeline_resumes_inside_an_epoch(runs):
     (runs.folder / "mine.py").write_text(MINE)
     more = ("--deterministic",)
     whole = runs.train(*words("pipeline", *more), job="whole")
@@ -78,7 +76,7 @@ def test_a_pipeline_resumes_inside_an_epoch(runs: Runs) -> None:
     assert done.weights == whole.weights
 
 
-def test_data_without_a_test_set_trains(runs: Runs) -> None:
+def test_data_without_a_test_set_trains(runs):
     (runs.folder / "mine.py").write_text(MINE)
     done = runs.train(*words("only_train"))
     assert (done.code, done.result["summary"]["metrics"]) == (0, {}), done.err
@@ -96,7 +94,7 @@ def test_data_without_a_test_set_trains(runs: Runs) -> None:
         ("nothing", "cannot be imported"),
     ],
 )
-def test_what_is_wrong_with_own_data_is_said(runs: Runs, function: str, said: str) -> None:
+def test_what_is_wrong_with_own_data_is_said(runs, function, said):
     (runs.folder / "mine.py").write_text(MINE)
     done = runs.train(*words(function))
     assert done.code == 2, done.err
@@ -104,7 +102,7 @@ def test_what_is_wrong_with_own_data_is_said(runs: Runs, function: str, said: st
     assert "Traceback" not in done.err
 
 
-def test_a_small_gpt_learns_the_text_of_pythons_library(runs: Runs) -> None:
+def test_a_small_gpt_learns_the_text_of_pythons_library(runs):
     (runs.folder / "text.py").write_text(
         "from hpcdl.examples.text import corpus\n"
         "def some(split):\n"
@@ -124,7 +122,7 @@ def test_a_small_gpt_learns_the_text_of_pythons_library(runs: Runs) -> None:
     assert done.result["summary"]["tokens_per_second"] == pytest.approx(256 * rate, rel=0.01)
 
 
-def test_a_vit_has_the_parameters_of_vit_s16(runs: Runs) -> None:
+def test_a_vit_has_the_parameters_of_vit_s16(runs):
     done = runs.train("--model=hpcdl.examples.transformers:vit_s16", "--global-batch=2",
                       "--steps=2", "--optimizer=adamw", timeout=500)  # fmt: skip
     assert done.code == 0, done.err

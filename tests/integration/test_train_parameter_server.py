@@ -1,7 +1,5 @@
 """`--strategy parameter-server`: asynchronous, and it outlives whoever is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -11,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from tests.integration.train_runs import Runs
 
 pytestmark = pytest.mark.stack
 
@@ -33,7 +29,7 @@ def words(digits: Path, *more: str) -> tuple[str, ...]:
     return ("--strategy=parameter-server", "--data", str(digits), *more)
 
 
-def test_it_trains_and_says_how_late_gradients_came(runs: Runs, digits: Path) -> None:
+def test_it_trains_and_says_how_late_gradients_came(runs, digits):
     done = runs.train(*words(digits, "--epochs=12", "--optimizer=adam", "--servers=2"), ranks=2)
     assert done.code == 0, done.err
     result = done.result
@@ -45,7 +41,7 @@ def test_it_trains_and_says_how_late_gradients_came(runs: Runs, digits: Path) ->
 
 
 @pytest.mark.long
-def test_a_killed_worker_server_and_chief_end_nothing(runs: Runs, digits: Path) -> None:
+def test_a_killed_worker_server_and_chief_end_nothing(runs, digits):
     asked = ("--epochs=40", "--delay-ms=25", "--checkpoint-every=40")
     process = runs.start(*words(digits, *asked), ranks=2)
 
@@ -79,9 +75,7 @@ def test_a_killed_worker_server_and_chief_end_nothing(runs: Runs, digits: Path) 
     ],
     ids=["unfit", "not-trusted", "bad-config"],
 )
-def test_what_cannot_be_is_one_error(
-    runs: Runs, digits: Path, more: tuple[str, ...], env: dict[str, str], said: str
-) -> None:
+def test_what_cannot_be_is_one_error(runs, digits, more, env, said):
     done = runs.train(*words(digits, *more), **env)
     assert done.code in (2, 3)
     assert said in done.err

@@ -24,7 +24,7 @@ def inside(python: Path, *words: object) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(train_python: Path) -> None:
+def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(train_python):
     found = inside(train_python, "groups")
     assert found["8"]["weights"] == found["1"]["weights"]
     assert found["8"]["losses"] == found["1"]["losses"]
@@ -32,7 +32,7 @@ def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(train_python: Pat
     assert found["8"]["least"] > 0, "each step has a compute time of its own"
 
 
-def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(train_python: Path) -> None:
+def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(train_python):
     first, second, again = inside(train_python, "dropout")
     masks = [[value % 10 == 1 for value in first], [value >= 10 for value in first],
              [value % 10 == 1 for value in second], [value >= 10 for value in second]]  # fmt: skip
@@ -41,7 +41,7 @@ def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(train_python: Pa
         assert 96 < sum(a == b for a, b in zip(one, other, strict=True)) < 160
 
 
-def test_normalisation_is_one_operation_and_gives_the_same(train_python: Path) -> None:
+def test_normalisation_is_one_operation_and_gives_the_same(train_python):
     found = inside(train_python, "normalization")
     assert any(name.startswith("FusedBatchNorm") for name in found["operations"])
     # The moving variance is that of a sample: 378 values of each channel, so 1/377 away at most.
@@ -49,7 +49,7 @@ def test_normalisation_is_one_operation_and_gives_the_same(train_python: Path) -
 
 
 @pytest.fixture(scope="module")
-def pipeline(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def pipeline(train_python, tmp_path_factory) -> Any:
     """What the input pipeline does with 96 photographs of 96 x 72 in 4 shards."""
     folder = tmp_path_factory.mktemp("photos") / "set"
     words = ("--count=96", "--shards=4", "--size=96x72", "--bytes=5000")
@@ -58,20 +58,20 @@ def pipeline(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> An
     return inside(train_python, "pipeline", folder)
 
 
-def test_tensorflow_crops_images_while_it_decodes_them(pipeline: Any) -> None:
+def test_tensorflow_crops_images_while_it_decodes_them(pipeline):
     found = pipeline["operations"]
     assert "DecodeAndCropJpeg" in found
     assert "DecodeJpeg" not in found, "no JPEG is decoded as a whole"
     assert "PrefetchDataset" in found
 
 
-def test_only_the_new_form_makes_batches_before_anybody_asks(pipeline: Any) -> None:
+def test_only_the_new_form_makes_batches_before_anybody_asks(pipeline):
     """TensorFlow would do so for the old one as well, of its own accord."""
     spent = {form: times["unasked"] for form, times in pipeline["ahead"].items()}
     assert spent["new"] > 20 * spent["old"], pipeline["ahead"]
 
 
-def test_the_library_and_tensorflow_crop_the_same(pipeline: Any) -> None:
+def test_the_library_and_tensorflow_crop_the_same(pipeline):
     found = pipeline["decoders"]
     if found["decoders"][0] == "TensorFlow":
         pytest.skip("no C compiler, or no libjpeg-turbo with its headers")
@@ -80,12 +80,12 @@ def test_the_library_and_tensorflow_crop_the_same(pipeline: Any) -> None:
     assert found["worst"] <= 3
 
 
-def test_a_pass_reads_every_record_once(pipeline: Any) -> None:
+def test_a_pass_reads_every_record_once(pipeline):
     found = pipeline["reads"]
     assert all(0.99 * found["size"] < read < 1.1 * found["size"] for read in found["read"])
 
 
-def test_crops_are_drawn_evenly_and_anew_for_every_image(pipeline: Any) -> None:
+def test_crops_are_drawn_evenly_and_anew_for_every_image(pipeline):
     found = pipeline["crops"]
     assert len({tuple(window) for window in found}) > 2900
     area = [height * width / (375 * 500) for _, _, height, width in found]
@@ -100,7 +100,7 @@ def test_crops_are_drawn_evenly_and_anew_for_every_image(pipeline: Any) -> None:
         assert max(free) > 0.95
 
 
-def test_compute_is_most_of_a_big_networks_step(runs: Runs) -> None:
+def test_compute_is_most_of_a_big_networks_step(runs):
     words = ("--model=googlenet", "--image-size=64", "--batch-per-rank=2", "--steps=8")
     done = runs.train(*words, "--checkpoint-every=0", "--lr=0.0001")
     assert done.code == 0, done.err

@@ -2,11 +2,10 @@
 
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import environment
 
 pytestmark = pytest.mark.stack
 # Branches, sums between layers, normalisation and dropout: all that a stage must keep together.
@@ -44,7 +43,7 @@ print(json.dumps({
 """
 
 
-def test_a_model_on_two_devices_trains_as_on_one(runs: Runs, digits: Path) -> None:
+def test_a_model_on_two_devices_trains_as_on_one(runs, digits):
     (runs.folder / "mine.py").write_text(NETWORK)
     words = ("--model=mine:network", "--data", str(digits), "--epochs=2", "--optimizer=adamw",
              "--lr=0.003", "--accumulate=2")  # fmt: skip
@@ -59,7 +58,7 @@ def test_a_model_on_two_devices_trains_as_on_one(runs: Runs, digits: Path) -> No
     assert max(held.values()) < 0.6 * sum(held.values())
 
 
-def test_what_belongs_to_a_layer_is_where_the_layer_is(runs: Runs, digits: Path) -> None:
+def test_what_belongs_to_a_layer_is_where_the_layer_is(runs, digits):
     (runs.folder / "mine.py").write_text(NETWORK)
     for optimizer, slots in (("adamw", 2), ("sgd", 1)):
         done = subprocess.run(
@@ -75,6 +74,6 @@ def test_what_belongs_to_a_layer_is_where_the_layer_is(runs: Runs, digits: Path)
             assert found["kept"].count(device) == slots * found["weights"].count(device) > 0
 
 
-def test_layers_that_cannot_be_divided_are_refused(runs: Runs) -> None:
+def test_layers_that_cannot_be_divided_are_refused(runs):
     done = runs.train("--model=mlp", "--model-parallel=4", "--steps=1")
     assert (done.code, "cannot be divided among 4 devices" in done.err) == (2, True), done.err

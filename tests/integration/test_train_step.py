@@ -18,16 +18,14 @@ def losses(runs: Runs, digits: Path, *words: str, ranks: int = 1) -> list[float]
     return found
 
 
-def test_parts_of_a_batch_add_up_to_the_batch(runs: Runs, digits: Path) -> None:
+def test_parts_of_a_batch_add_up_to_the_batch(runs, digits):
     whole = losses(runs, digits)
     assert losses(runs, digits, "--accumulate=4")[:20] == pytest.approx(whole[:20], rel=1e-4)
     assert losses(runs, digits, "--xla")[:20] == pytest.approx(whole[:20], rel=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
-def test_both_strategies_give_the_same_on_two_ranks(
-    runs: Runs, digits: Path, strategy: str
-) -> None:
+def test_both_strategies_give_the_same_on_two_ranks(runs, digits, strategy):
     words = (f"--strategy={strategy}",)
     assert losses(runs, digits, *words, ranks=2)[-1] == pytest.approx(0.0773, abs=0.004)
 
@@ -42,13 +40,13 @@ def test_both_strategies_give_the_same_on_two_ranks(
     ],
     ids=lambda words: words[0].strip("-"),
 )
-def test_every_option_trains(runs: Runs, digits: Path, words: tuple[str, ...]) -> None:
+def test_every_option_trains(runs, digits, words):
     found = losses(runs, digits, *words, ranks=2 if "--compress" in words else 1)
     assert found[0] == pytest.approx(2.31, abs=0.05)
     assert sum(found[-5:]) / 5 < 1.1
 
 
-def test_a_users_own_model_trains(runs: Runs, digits: Path) -> None:
+def test_a_users_own_model_trains(runs, digits):
     (runs.folder / "mine.py").write_text(
         "import tensorflow as tf\n"
         "def network(shape, classes):\n"

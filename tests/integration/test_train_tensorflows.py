@@ -100,9 +100,7 @@ def findings_are_scored(runs: Runs, ranks: int, env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("version", "keras"), ALONE)
-def test_every_tensorflow_trains_scores_and_resumes(
-    tmp_path: Path, version: str, keras: str
-) -> None:
+def test_every_tensorflow_trains_scores_and_resumes(tmp_path, version, keras):
     runs = Runs(environment_of(version, keras), tmp_path)
     env = {"TF_USE_LEGACY_KERAS": "1"} if keras == "2" and version != "2.14.1" else {}
     digits_reach_95_percent(runs, 1, env)
@@ -111,9 +109,7 @@ def test_every_tensorflow_trains_scores_and_resumes(
 
 
 @pytest.mark.parametrize("version", WITH_HOROVOD)
-def test_every_horovod_trains_scores_and_resumes_on_two_ranks(
-    tmp_path: Path, stack_site: Site, version: str
-) -> None:
+def test_every_horovod_trains_scores_and_resumes_on_two_ranks(tmp_path, stack_site, version):
     runs = Runs(with_horovod(stack_site, version), tmp_path)
     digits_reach_95_percent(runs, 2, {})
     findings_are_scored(runs, 2, {})

@@ -16,7 +16,7 @@ from tests.trace_format import faults
 pytestmark = pytest.mark.stack
 
 
-def test_a_stuck_rank_ends_the_run_with_all_stacks(runs: Runs, digits: Path) -> None:
+def test_a_stuck_rank_ends_the_run_with_all_stacks(runs, digits):
     words = ("--data", str(digits), "--global-batch=48", "--steps=1000000", "--hang-limit=4")
     process = runs.start(*words, ranks=3)
     runs.wait_for("progress.json")
@@ -64,9 +64,7 @@ def saves_never(shape, classes):
     ],
     ids=["scoring", "checkpoint", "last-checkpoint"],
 )
-def test_scoring_and_checkpoints_are_watched_too(
-    runs: Runs, digits: Path, model: str, words: tuple[str, ...], ranks: int, where: str
-) -> None:
+def test_scoring_and_checkpoints_are_watched_too(runs, digits, model, words, ranks, where):
     (runs.folder / "stuck.py").write_text(STUCK)
     done = runs.train("--data", str(digits), "--global-batch=48", "--steps=12", "--hang-limit=10",
                       f"--model=stuck:{model}", *words, ranks=ranks)  # fmt: skip
@@ -77,9 +75,7 @@ def test_scoring_and_checkpoints_are_watched_too(
     assert len(kept) == (model == "scores_never")
 
 
-def test_a_loss_that_explodes_ends_the_run_and_condemns_what_led_to_it(
-    runs: Runs, digits: Path
-) -> None:
+def test_a_loss_that_explodes_ends_the_run_and_condemns_what_led_to_it(runs, digits):
     words = ("--data", str(digits), "--global-batch=64", "--checkpoint-every=1")
     assert runs.train(*words, "--steps=3").code == 0
     words = (*words, "--allow-change=lr")
@@ -94,15 +90,13 @@ def test_a_loss_that_explodes_ends_the_run_and_condemns_what_led_to_it(
     assert "resumed after step 3" in again.out
 
 
-def test_a_loss_that_explodes_at_once_leaves_no_checkpoint_and_says_so(
-    runs: Runs, digits: Path
-) -> None:
+def test_a_loss_that_explodes_at_once_leaves_no_checkpoint_and_says_so(runs, digits):
     done = runs.train("--data", str(digits), "--steps=50", "--lr=1e30", "--checkpoint-every=0")
     assert done.code == 1
     assert "there is no checkpoint yet" in done.err
 
 
-def test_a_full_disk_is_said_and_the_last_checkpoint_stays(runs: Runs, digits: Path) -> None:
+def test_a_full_disk_is_said_and_the_last_checkpoint_stays(runs, digits):
     disk = runs.folder / "job"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=240k", "tmpfs", str(disk)],
@@ -144,7 +138,7 @@ def within_limit(
 
 @pytest.mark.long  # a minute of trials
 @pytest.mark.timeout(1800)
-def test_out_of_memory_names_the_search_that_measures_what_fits(runs: Runs) -> None:
+def test_out_of_memory_names_the_search_that_measures_what_fits(runs):
     assert within_limit(runs, "--global-batch=16", job="oom").code == 0
     before = {path.name: path.read_bytes() for path in (runs.folder / "oom").rglob("*.ckpt")}
     done = within_limit(runs, "--global-batch=9000", "--fresh", job="oom")
@@ -159,7 +153,7 @@ def test_out_of_memory_names_the_search_that_measures_what_fits(runs: Runs) -> N
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_largest_batch_is_found_on_request(runs: Runs) -> None:
+def test_the_largest_batch_is_found_on_request(runs):
     found = within_limit(runs, job="found", module="hpcdl.measure.find_batch")
     assert found.code == 0, found.err
     said = re.search(r"the largest that fits: (\d+) per rank \((\d+) does not\)", found.out)
@@ -172,7 +166,7 @@ def test_the_largest_batch_is_found_on_request(runs: Runs) -> None:
     assert again.code == 0, again.err
 
 
-def test_the_command_line_trains_in_this_process_where_tensorflow_is(runs: Runs) -> None:
+def test_the_command_line_trains_in_this_process_where_tensorflow_is(runs):
     command = [str(runs.python), "-m", "hpcdl", "train", "--steps=2", "--job-dir=out"]
     done = subprocess.run(command, cwd=runs.folder, env=environment(), text=True,
                           capture_output=True, timeout=300, check=False)  # fmt: skip
@@ -180,7 +174,7 @@ def test_the_command_line_trains_in_this_process_where_tensorflow_is(runs: Runs)
     assert (runs.folder / "out/result.json").is_file()
 
 
-def test_timeline_and_scalars_are_written_for_the_usual_viewers(runs: Runs, digits: Path) -> None:
+def test_timeline_and_scalars_are_written_for_the_usual_viewers(runs, digits):
     words = ("--data", str(digits), "--steps=20", "--global-batch=64")
     done = runs.train(*words, "--profile", "--tensorboard", ranks=2)
     assert done.code == 0, done.err

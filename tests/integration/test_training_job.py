@@ -1,7 +1,5 @@
 """The main job, whole: site file, published module, script, real Slurm, training, result."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -16,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from hpcdl.site import Site
-from hpcdl.stack.release import Release
 from tests.integration.test_train_parameter_server import members
 from tests.waiting import wait_for
 
@@ -57,8 +53,8 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(slurm: Shell, release: Release, stack_site: Site, embedded_site: Site,
-         tmp_path: Path) -> Jobs:  # fmt: skip
+def jobs(slurm, release, stack_site, embedded_site,
+         tmp_path) -> Jobs:  # fmt: skip
     """The embedded site, its software where the shared release lies, its work in the test's."""
     text = embedded_site.source.read_text()
     text = text.replace("$HPCDL_HOME/embedded/prefix", str(stack_site.paths.prefix))
@@ -72,9 +68,7 @@ def options(digits: Path, epochs: int) -> list[str]:
             "128", "--seed", "3"]  # fmt: skip
 
 
-def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(
-    jobs: Jobs, digits: Path, release: Release
-) -> None:
+def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(jobs, digits, release):
     four = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=options(digits, 20))
     assert jobs.watch(four)["state"] == "COMPLETED"
     one = jobs.submit("--gpus", "1", train=options(digits, 20))
@@ -88,7 +82,7 @@ def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(
     assert many["summary"]["loss"] == pytest.approx(single["summary"]["loss"], rel=1e-3)
 
 
-def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digits: Path) -> None:
+def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     """p100 has two nodes and the job needs both: it waits for the lost one, then goes on.
 
     The node is back before Slurm missed it.
@@ -115,9 +109,7 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_parameter_servers_on_two_nodes_outlive_a_killed_worker_and_server(
-    jobs: Jobs, digits: Path
-) -> None:
+def test_parameter_servers_on_two_nodes_outlive_a_killed_worker_and_server(jobs, digits):
     words = ("--nodes", "2", "--gpus-per-node", "1", "--launcher", "multiworker",
              "--trusted-network")  # fmt: skip
     train = ["--strategy", "parameter-server", *options(digits, 60), "--delay-ms", "40",
@@ -146,9 +138,7 @@ def test_parameter_servers_on_two_nodes_outlive_a_killed_worker_and_server(
     assert "a parameter server was lost, with its weights" in log
 
 
-def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
-    jobs: Jobs, digits: Path
-) -> None:
+def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(jobs, digits):
     first = jobs.submit("--gpus", "1", train=options(digits, 20))
     assert first["expectation"] is None, "nobody has run this network here yet"
     jobs.watch(first)
@@ -172,7 +162,7 @@ def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
     assert report["comparison"]["ratio"] == pytest.approx(ratio)
 
 
-def test_a_job_of_another_release_is_stopped_before_it_trains(jobs: Jobs, digits: Path) -> None:
+def test_a_job_of_another_release_is_stopped_before_it_trains(jobs, digits):
     answer = jobs.submit("--gpus", "1", train=options(digits, 1))
     jobs.watch(answer)
     folder = Path(answer["directory"])

@@ -1,7 +1,5 @@
 """Two embedded clusters on one machine, of two homes: neither knows of the other."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -33,7 +31,7 @@ RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
 
 
 @pytest.fixture
-def two(tmp_path: Path, mode: str) -> Iterator[list[ClusterState]]:
+def two(tmp_path, mode) -> Iterator[list[ClusterState]]:
     """Two clusters of one site, and so of one work directory, started at once."""
     try:
         check_packages(accounting=False)
@@ -66,9 +64,7 @@ def on_two_nodes(state: ClusterState, place: Path) -> set[str]:
     return set(shell(state, place)("srun", "-N2", "bash", "-c", RANK).stdout.splitlines())
 
 
-def test_one_goes_down_and_the_other_runs_its_jobs(
-    two: list[ClusterState], tmp_path: Path, mode: str
-) -> None:
+def test_one_goes_down_and_the_other_runs_its_jobs(two, tmp_path, mode):
     first, second = two
     assert first.port_base != second.port_base
     if mode == NAMESPACES:

@@ -1,7 +1,5 @@
 """Programs from where the user stands, and in a container: every form finds its own files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.images import busybox_image
-from tests.integration.conftest import Shell
 from tests.integration.test_launchers import HPCDL, SUBMIT, ends
 
 pytestmark = pytest.mark.cluster
@@ -21,7 +18,7 @@ SAYS = "import os, sys; print('ran', os.path.basename(os.getcwd()), *sys.argv[1:
 
 
 @pytest.fixture
-def here(slurm: Shell) -> Path:
+def here(slurm) -> Path:
     """Where the user stands: a script, a package, a program and data."""
     (slurm.directory / "pkg").mkdir()
     for name in ("x.py", "pkg/__init__.py"):
@@ -44,7 +41,7 @@ def here(slurm: Shell) -> Path:
         (["--", "env", "A=b", "python3", "x.py"], "ran job"),
     ],
 )
-def test_a_program_finds_its_files(slurm: Shell, here: Path, words: list[str], said: str) -> None:
+def test_a_program_finds_its_files(slurm, here, words, said):
     job = json.loads(slurm(*SUBMIT, *CPU, "--job-dir", here / "job", *words).stdout)["job_id"]
     ended = ends(slurm, job)
     assert ended["state"] == "COMPLETED", ended["text"]
@@ -53,7 +50,7 @@ def test_a_program_finds_its_files(slurm: Shell, here: Path, words: list[str], s
 
 
 @pytest.mark.parametrize("command", ["render", "explain", "submit", "sweep"])
-def test_every_form_refuses_what_is_not_there(slurm: Shell, command: str) -> None:
+def test_every_form_refuses_what_is_not_there(slurm, command):
     over = ("--over", "lr=1,2", "--name", "nowhere") if command == "sweep" else ()
     # Scripts that are only printed may be for a machine with other programs.
     named = [["nosuchprogram"]] if command in {"submit", "sweep"} else []
@@ -67,7 +64,7 @@ def test_every_form_refuses_what_is_not_there(slurm: Shell, command: str) -> Non
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image(tmp_path_factory) -> Path:
     """A directory that is an image of a few programs: Debian's static busybox."""
     if shutil.which("ch-run") is None:
         pytest.skip("Charliecloud is not installed (apt-get install charliecloud)")
@@ -80,15 +77,15 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def charliecloud(slurm: Shell) -> None:
+def charliecloud(slurm) -> None:
     """What this container runtime wants to find."""
     slurm.env = {**slurm.env, "USER": "root"}
     Path(slurm.env["HPCDL_HOME"], "embedded/datasets").mkdir(parents=True, exist_ok=True)
 
 
 def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
-    slurm: Shell, here: Path, image: Path, charliecloud: None
-) -> None:
+    slurm, here, image, charliecloud
+):
     (here / "data").mkdir()
     (here / "data/shard").write_text("shard")
     (here / "run.sh").write_text(
@@ -123,8 +120,8 @@ print("sum", total[0], total[count - 1])
 
 
 def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
-    slurm: Shell, here: Path, image: Path, charliecloud: None
-) -> None:
+    slurm, here, image, charliecloud
+):
     """Open MPI copies them from the other's memory, which no user namespace lets it do."""
     for name in ("usr", "lib", "lib64"):
         (image / name).mkdir(exist_ok=True)
@@ -142,7 +139,7 @@ def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
     assert str(ended["text"]).count("sum 4.0 4.0") == 4, ended["text"]
 
 
-def test_an_image_that_is_not_there_is_refused(slurm: Shell, charliecloud: None) -> None:
+def test_an_image_that_is_not_there_is_refused(slurm, charliecloud):
     done = slurm(*SUBMIT, "--container", "/no/image", "--", "true", check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no image /no/image\nhelp: ")

@@ -3,8 +3,6 @@
 HPCDL_TEST_PYTHON names an interpreter with TensorFlow and Horovod to use instead of a release.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -108,7 +106,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def train_python(request: pytest.FixtureRequest) -> Path:
+def train_python(request) -> Path:
     """The interpreter that has TensorFlow, Horovod and hpcdl."""
     named = os.environ.get("HPCDL_TEST_PYTHON")
     if named:
@@ -118,13 +116,13 @@ def train_python(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def runs(train_python: Path, tmp_path: Path) -> Runs:
+def runs(train_python, tmp_path) -> Runs:
     """Runs in a folder of this test."""
     return Runs(train_python, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def digits(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(train_python, tmp_path_factory) -> Path:
     """The digits, made once."""
     folder = tmp_path_factory.mktemp("data") / "digits"
     done = Runs(train_python, folder.parent).data("make", "digits", str(folder))

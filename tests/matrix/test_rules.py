@@ -4,8 +4,6 @@ A rule's consequence must show where its row in facts/slurm_rules.yaml says that
 nowhere else; lint must find the rule in the script just there.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

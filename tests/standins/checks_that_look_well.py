@@ -15,11 +15,7 @@ from reframe.core.builtins import performance_function, sanity_function
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 
-RAN = {
-    "layout": {"ranks": 1},
-    "outcome": {"status": "completed"},
-    "release": "newer",
-}
+RAN = {"layout": {"ranks": 1}, "outcome": {"status": "completed"}, "release": "newer"}
 GOOD = {**RAN, "summary": {"images_per_second": 1000.0}}
 WRITE = """
 import json, os, sys, time
