@@ -4,12 +4,14 @@ The cluster lies in a short folder of its own below /tmp, never in HPCDL_HOME of
 runs the tests.
 """
 
+import json
 import os
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
 
+HPCDL = Path(sys.executable).with_name("hpcdl")
 _FOREIGN = ("MAKE", "MFLAGS", "SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
 
 
@@ -34,7 +37,6 @@ class Shell:
 
     env: Mapping[str, str]
     directory: Path
-    results: list[subprocess.CompletedProcess[str]] = field(default_factory=list)
 
     def __call__(
         self, *argv: str | Path, timeout: float = 60, check: bool = True
@@ -47,6 +49,39 @@ class Shell:
         if check and done.returncode != 0:
             raise AssertionError(f"{argv} gave {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
+
+    def hpcdl(self, *words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+        return self(HPCDL, *words, **more)
+
+    def json(self, *words: str | Path, **more: Any) -> Any:
+        """What an hpcdl command tells a machine, however it ends."""
+        return json.loads(self.hpcdl(*words, "--json", check=False, **more).stdout)
+
+    def submit(self, *words: str | Path) -> dict[str, Any]:
+        """The answer of `job submit`, without modules and preflight."""
+        shared = ("job", "submit", "--no-module", "--no-preflight", "--json")
+        answer: dict[str, Any] = json.loads(self.hpcdl(*shared, *words).stdout)
+        return answer
+
+    def ended(self, job: object) -> dict[str, Any]:
+        """How a job ended, watched until then, and its log as `text`."""
+        answer = self.json("job", "watch", str(job), timeout=280)
+        return {**answer, "text": Path(answer["log"]).read_text()}
+
+    def run(self, *words: str | Path) -> dict[str, Any]:
+        """Submit a job and watch it to its end."""
+        answer = self.submit(*words)
+        return {**answer, **self.ended(answer["job_id"])}
+
+
+def site_file(folder: Path, *changes: tuple[str, object]) -> Path:
+    """The embedded site's file in a folder, with texts in it replaced."""
+    text = find_site_file("embedded").read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, str(new))
+    (folder / "site.yaml").write_text(text)
+    return folder / "site.yaml"
 
 
 @pytest.fixture(scope="session")
@@ -94,20 +129,3 @@ def cluster_env(cluster, cluster_home) -> dict[str, str]:
 def slurm(cluster, cluster_env, tmp_path) -> Shell:
     """Runs commands against the cluster, in a folder of the test's own."""
     return Shell(cluster_env, tmp_path)
-
-
-@pytest.fixture
-def compile_mpi(tmp_path) -> Callable[[str], Path]:
-    """Compiles a small MPI program in C; skips where there is no MPI compiler."""
-    if shutil.which("mpicc") is None:
-        pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")
-
-    def build(source: str) -> Path:
-        program = tmp_path / "program"
-        (tmp_path / "program.c").write_text(source)
-        subprocess.run(
-            ["mpicc", "-O1", "-o", program, tmp_path / "program.c"], check=True, timeout=60
-        )
-        return program
-
-    return build

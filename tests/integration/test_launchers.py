@@ -1,8 +1,8 @@
 """Launchers with the real thing: PyTorch and JAX on two nodes, stopped, killed and resumed."""
 
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -14,9 +14,7 @@ from tests.integration.conftest import Shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
-HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 PROGRAMS = Path(__file__).parent / "programs"
-SUBMIT = (HPCDL, "job", "submit", "--no-module", "--no-preflight", "--json")
 TWO_NODES = ("--nodes", "2", "--gpus-per-node", "2")
 
 
@@ -29,13 +27,6 @@ def python_with(module: str, package: str) -> str:
         if done.returncode == 0:
             return python
     pytest.skip(f"no Python here has {module} (install {package})")
-
-
-def ends(slurm: Shell, job: object) -> dict[str, object]:
-    """How a job ended, and its log."""
-    watched = slurm(HPCDL, "job", "watch", "--json", str(job), timeout=280, check=False)
-    answer = json.loads(watched.stdout)
-    return {**answer, "text": Path(answer["log"]).read_text()}
 
 
 def result(ended: dict[str, object]) -> str:
@@ -53,46 +44,40 @@ if api.Std.from_str("0") is None:
 from torch.distributed.run import main
 main()
 """
-
-
 CASES = [("torch", "torch"), ("torchrun", "torch"), ("jax", "jax")]
 
 
 @pytest.mark.parametrize(("launcher", "module"), CASES)
-def test_a_run_that_was_stopped_and_killed_ends_as_one_that_was_not(
-    slurm, tmp_path, launcher, module
-):
+def test_a_run_that_was_stopped_and_killed_ends_as_any_other(slurm, tmp_path, launcher, module):
     python = python_with(module, {"torch": "python3-torch", "jax": "jax from PyPI"}[module])
     (tmp_path / "torchrun").write_text(TORCHRUN.format(python=python))
     (tmp_path / "torchrun").chmod(0o755)
     slurm.env = {**slurm.env, "PATH": f"{tmp_path}:{slurm.env['PATH']}"}
-    program = ("--launcher", launcher, "--", python, str(PROGRAMS / f"{module}_program.py"))
-    submit = (*SUBMIT, *TWO_NODES, "--job-dir")
-    whole = json.loads(slurm(*submit, tmp_path / "whole", *program).stdout)["job_id"]
-    apart = (tmp_path / "apart", "--env", "PAUSE=0.3")
-    job = json.loads(slurm(*submit, *apart, *program).stdout)["job_id"]
+    program = ("--launcher", launcher, "--", python, PROGRAMS / f"{module}_program.py")
+    whole = slurm.submit(*TWO_NODES, "--job-dir", tmp_path / "whole", *program)
+    apart = ("--job-dir", tmp_path / "apart", "--env", "PAUSE=0.3")
+    job = str(slurm.submit(*TWO_NODES, *apart, *program)["job_id"])
     log = tmp_path / "apart/job.log"
 
-    def started(times: int) -> bool:
+    def started(times):
         return log.exists() and len(re.findall(r"from step \d", log.read_text())) == 4 * times
 
     wait_for(lambda: started(1))
-    slurm("scancel", "--batch", "--signal=USR2", str(job))
+    slurm("scancel", "--batch", "--signal=USR2", job)
     wait_for(lambda: started(2), 240)
     first = {int(one) for one in re.findall(r"from step (\d+)", log.read_text())}
     assert len(first) == 2, log.read_text()  # 0, and for all ranks where the first run stopped
-    later = max(first)
     checkpoint = next((tmp_path / "apart").glob("checkpoint.*"))
     written = checkpoint.stat().st_mtime
     wait_for(lambda: checkpoint.exists() and checkpoint.stat().st_mtime > written)
-    slurm("scontrol", "requeue", str(job))  # nobody is told: as for a lost node
-    ended = ends(slurm, job)
+    slurm("scontrol", "requeue", job)  # nobody is told: as for a lost node
+    ended = slurm.ended(job)
     assert ended["restarts"] == 2
-    again = int(re.findall(r"from step (\d+)", str(ended["text"]))[-1])
-    assert again > later
+    again = int(re.findall(r"from step (\d+)", ended["text"])[-1])
+    assert again > max(first)
     assert again % 10 == 0
-    assert result(ended) == result(ends(slurm, whole))
-    ranks = set(re.findall(r"rank (\d) of 4, local (\d)", str(ended["text"])))
+    assert result(ended) == result(slurm.ended(whole["job_id"]))
+    ranks = set(re.findall(r"rank (\d) of 4, local (\d)", ended["text"]))
     assert ranks == {("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")}
 
 
@@ -102,8 +87,6 @@ SLOW = """\
 trap 'sleep $((1 + 19 * SLURM_PROCID % 38)); echo "rank $SLURM_PROCID wrote"; exit 75' USR2
 : >"ready-$SLURM_PROCID"; for i in $(seq 1200); do sleep 0.1; done
 """
-
-
 # Rank 0 writes for all and leaves; its peers wait for it for ever. Minutes: 3, grace: 22 s.
 NEVER = SLOW.replace("trap '", 'trap \'[ "$SLURM_PROCID" = 0 ] || while :; do sleep 9; done; ')
 
@@ -114,8 +97,8 @@ def told(cluster_env, tmp_path_factory) -> dict[str, int]:
     place = tmp_path_factory.mktemp("told")
     slurm, jobs = Shell(cluster_env, place), {}
     for program, minutes in {SLOW: "60", NEVER: "3"}.items():
-        submit = (*SUBMIT, *TWO_NODES, "--time", minutes, "--job-dir", place / minutes)
-        jobs[program] = json.loads(slurm(*submit, "--", "sh", "-c", program).stdout)["job_id"]
+        words = (*TWO_NODES, "--time", minutes, "--job-dir", place / minutes)
+        jobs[program] = slurm.submit(*words, "--", "sh", "-c", program)["job_id"]
     wait_for(lambda: len(list(place.glob("*/ready-*"))) == 8)
     slurm("scancel", "--batch", "--signal=USR2", *map(str, jobs.values()))
     return jobs
@@ -123,14 +106,14 @@ def told(cluster_env, tmp_path_factory) -> dict[str, int]:
 
 def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(slurm, told):
     """Four ranks of two nodes, which need 1 s and 20 s."""
-    ended = ends(slurm, told[SLOW])
+    ended = slurm.ended(told[SLOW])
     assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("COMPLETED", 0, 1)
-    assert sorted(re.findall(r"rank (\d) wrote", str(ended["text"]))) == ["0", "1", "2", "3"]
-    assert "nobody asked" not in str(ended["text"])
+    assert sorted(re.findall(r"rank (\d) wrote", ended["text"])) == ["0", "1", "2", "3"]
+    assert "nobody asked" not in ended["text"]
 
 
 def test_a_rank_that_never_leaves_keeps_the_others_from_nothing(slurm, told):
-    ended = ends(slurm, told[NEVER])
+    ended = slurm.ended(told[NEVER])
     assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), ended["text"]
 
 
@@ -149,25 +132,25 @@ int main(int n, char **words) {
 """
 
 
-def test_a_plain_mpi_program(slurm, tmp_path, compile_mpi):
-    program = compile_mpi(PROGRAM)
-    job = json.loads(slurm(*SUBMIT, "--partition", "cpu", "--tasks", "6", "--nodes", "2",
-                           "--launcher", "mpi", "--job-dir", tmp_path / "job", "--",
-                           program).stdout)["job_id"]  # fmt: skip
-    lines = re.findall(r"mpi .*", str(ends(slurm, job)["text"]))
-    assert sorted(lines) == [f"mpi {rank} of 6: 15" for rank in range(6)]
+@pytest.mark.parametrize("launcher", ["mpi", "horovod-mpirun"])
+def test_a_plain_mpi_program_under_srun_and_mpirun(slurm, tmp_path, launcher):
+    if shutil.which("mpicc") is None:
+        pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")
+    (tmp_path / "program.c").write_text(PROGRAM)
+    slurm("mpicc", "-o", "program", "program.c")
+    words = ("--partition", "cpu", "--nodes", "2", "--tasks-per-node", "3", "--launcher", launcher)
+    ended = slurm.run(*words, "--job-dir", tmp_path / "job", "--", tmp_path / "program")
+    lines = re.findall(r"mpi .*", ended["text"])
+    assert sorted(lines) == [f"mpi {rank} of 6: 15" for rank in range(6)], ended["text"]
 
 
 def test_many_plain_processes_of_which_one_fails(slurm, tmp_path):
     """The others go on; the job has the code of the one that failed. OpenMP has a rank's cores."""
     program = ("[ $SLURM_PROCID != 3 ] || exit 7; sleep 3; "
                "echo done $SLURM_PROCID with $OMP_NUM_THREADS on $(hostname)")  # fmt: skip
-    job = json.loads(slurm(*SUBMIT, "--partition", "cpu", "--tasks", "8", "--nodes", "2",
-                           "--cpus-per-task", "2", "--launcher", "plain", "--job-dir",
-                           tmp_path / "job", "--",
-                           "sh", "-c", program).stdout)["job_id"]  # fmt: skip
-    ended = ends(slurm, job)
+    words = "--partition cpu --tasks 8 --nodes 2 --cpus-per-task 2 --launcher plain --job-dir"
+    ended = slurm.run(*words.split(), tmp_path / "job", "--", "sh", "-c", program)
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 7), ended["text"]
-    lines = re.findall(r"done (\d) with 2 on (\S+)", str(ended["text"]))
+    lines = re.findall(r"done (\d) with 2 on (\S+)", ended["text"])
     assert {number for number, _ in lines} == set("0124567")
     assert len({host for _, host in lines}) == 2

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", "-np")
+_PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,29 @@ class Done:
     err: str
     folder: Path
 
+    def must(self, code: int, *says: str) -> "Done":
+        """It ended so and said so; a refusal shows no traceback."""
+        assert self.code == code, f"{self.code}\n{self.out[-2000:]}\n{self.err[-3000:]}"
+        for text in says:
+            assert text in self.out + self.err, f"{text}\n{self.out[-2000:]}\n{self.err[-3000:]}"
+        assert code not in {1, 2, 3} or "Traceback" not in self.err, self.err
+        return self
+
     @property
     def result(self) -> dict[str, Any]:
         """result.json."""
         loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return loaded
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the last segment's steps."""
+        return list(self.result["samples"]["loss"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the test set."""
+        return dict(self.result["summary"]["metrics"])
 
     @property
     def weights(self) -> bytes:
@@ -47,6 +67,7 @@ class Runs:
 
     python: Path
     folder: Path
+    digits: Path = Path("digits")
 
     def start(
         self, *words: str, ranks: int = 1, job: str = "job", env: dict[str, str] | None = None
@@ -54,12 +75,9 @@ class Runs:
         """Begin a training of `ranks` ranks in the folder `job`."""
         command = [str(self.python), "-m", "hpcdl.train", "--job-dir", str(self.folder / job)]
         if ranks > 1:
-            mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
-            command = [*mpirun, *command]
-        return subprocess.Popen(
-            [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=self.folder, env=environment() | (env or {}), start_new_session=True,
-        )  # fmt: skip
+            command = [*MPIRUN, str(ranks), *command]
+        return subprocess.Popen([*command, *words], cwd=self.folder, start_new_session=True,
+                                env=environment() | (env or {}), **_PIPES)  # fmt: skip
 
     def end(self, process: subprocess.Popen[str], job: str = "job", timeout: float = 300) -> Done:
         """Wait for a run; a hang is killed and fails the test."""
@@ -71,19 +89,33 @@ class Runs:
             pytest.fail(f"hung for {timeout} s:\n{out[-2000:]}\n{err[-2000:]}")
         return Done(process.returncode, out, err, self.folder / job)
 
-    def train(
-        self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 300, **env: str
-    ) -> Done:
-        """A whole training."""
-        return self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
+    def train(self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 300,
+              code: int = 0, says: str | tuple[str, ...] = (), **env: str) -> Done:  # fmt: skip
+        """A whole training, which must end with `code` and say `says`."""
+        done = self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
+        return done.must(code, *([says] if isinstance(says, str) else says))
 
-    def data(self, *words: str) -> Done:
+    def learn(self, *words: str, **more: Any) -> Done:
+        """A whole training on the digits."""
+        return self.train("--data", str(self.digits), *words, **more)
+
+    def data(self, *words: str | Path, code: int = 0, says: str | tuple[str, ...] = ()) -> Done:
         """A whole data command."""
-        process = subprocess.Popen(
-            [str(self.python), "-m", "hpcdl.train.data", *words], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, cwd=self.folder, env=environment(),
-        )  # fmt: skip
-        return self.end(process)
+        process = subprocess.Popen([self.python, "-m", "hpcdl.train.data", *words],
+                                   cwd=self.folder, env=environment(), **_PIPES)  # fmt: skip
+        return self.end(process).must(code, *([says] if isinstance(says, str) else says))
+
+    def write(self, name: str, text: str) -> None:
+        """A file where runs find it as a module."""
+        (self.folder / name).write_text(text)
+
+    def script(self, *words: str | Path, timeout: float = 500, **env: str) -> Any:
+        """The JSON that a program prints last, run by the interpreter."""
+        known = environment() | {"PYTHONPATH": str(ROOT)} | env
+        done = subprocess.run([self.python, *words], cwd=self.folder, env=known, timeout=timeout,
+                              check=False, **_PIPES)  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
 
     def wait_for(self, pattern: str, job: str = "job", timeout: float = 240) -> Path:
         """The first file of a job's folder that matches, once there is one."""
@@ -109,22 +141,18 @@ def environment() -> dict[str, str]:
 def train_python(request) -> Path:
     """The interpreter that has TensorFlow, Horovod and hpcdl."""
     named = os.environ.get("HPCDL_TEST_PYTHON")
-    if named:
-        return Path(named)
-    release = request.getfixturevalue("release")
-    return Path(release.python)
+    return Path(named or request.getfixturevalue("release").python)
 
 
 @pytest.fixture
-def runs(train_python, tmp_path) -> Runs:
+def runs(train_python, digits, tmp_path) -> Runs:
     """Runs in a folder of this test."""
-    return Runs(train_python, tmp_path)
+    return Runs(train_python, tmp_path, digits)
 
 
 @pytest.fixture(scope="session")
 def digits(train_python, tmp_path_factory) -> Path:
     """The digits, made once."""
     folder = tmp_path_factory.mktemp("data") / "digits"
-    done = Runs(train_python, folder.parent).data("make", "digits", str(folder))
-    assert done.code == 0, done.err
+    Runs(train_python, folder.parent).data("make", "digits", folder)
     return folder
