@@ -95,7 +95,7 @@ def test_photos_have_the_wanted_number_and_bytes(runs, photos):
     assert not any(record.fault for record in records)
 
 
-def test_inspect_names_every_fault_by_file_and_offset(runs, copied):
+def test_inspect_names_every_fault_by_file_and_offset(runs, photos, copied):
     test, damaged, torn, gone = sorted(copied.glob("*.tfrecord"))
     offsets = [damage(damaged, record) for record in (5, 9)]
     torn.write_bytes(torn.read_bytes()[:-100])
@@ -105,6 +105,7 @@ def test_inspect_names_every_fault_by_file_and_offset(runs, copied):
     says = (*wrong, f"{torn.name}: at byte", "the file is truncated: 100 bytes are missing",
             f"{gone.name}: missing", f"{test.name}: at byte 0: the file is empty")  # fmt: skip
     runs.data("inspect", copied, code=1, says=(*says, "5 faults"))
+    shutil.copy(photos / damaged.name, damaged)
     last = list(walk(damaged, check_data=False))[-1]
     damaged.write_bytes(damaged.read_bytes()[: last.offset])
     says = f"{damaged.name}: at byte {last.offset:,}: the file ends after 31 records"
