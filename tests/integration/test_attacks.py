@@ -15,7 +15,7 @@ import pytest
 
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.site import Site, load_site
+from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_release, release_for
 from hpcdl.stack.spack_backend.tool import open_spack
@@ -305,27 +305,10 @@ def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared, mark):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["$(touch owned)", "a;touch owned", "../../x", "a\nb", "-x", "`id`", "a b", "\x1b[2J"]
-)
-def test_a_job_name_is_a_name(name):
-    site = load_site_embedded()
-    with pytest.raises(BadInput, match="job name"):
-        render_script(
-            site, JobSpec(partition="p100", gpus=1, name=name, program=("x",)), Module(())
-        )
-
-
-def load_site_embedded() -> Site:
-    from hpcdl.site import find_site_file
-
-    return load_site(find_site_file("embedded"))
-
-
 @pytest.mark.parametrize("nodes", ["g[01-02];id", "$(id)", "../g1", "g1\\nNodeName=x", "-[1-2]"])
 def test_node_names_are_names(tmp_path, nodes):
     """They become lines of slurm.conf, options of sbatch, and file names."""
-    text = load_site_embedded().source.read_text()
+    text = find_site_file("embedded").read_text()
     file = tmp_path / "site.yaml"
     file.write_text(text.replace("    nodes: 2\n", f'    nodes: 2\n    hostlist: "{nodes}"\n', 1))
     with pytest.raises(BadInput) as caught:

@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 from hpcdl.cluster import processes, read_state, up
-from hpcdl.jobs.script import render_script
-from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.regress.batch import Batch, take_apart
+from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
-from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
@@ -78,11 +75,10 @@ def run(site: Site, file: str, **request: object) -> CheckOutcome:
 
 def test_nothing_passes_that_does_not_deserve_it(site):
     foreign = ["of_another_job", "of_another_node", "of_2020", "on_another_gpu"]
-    names = ["honest", "slower", "cancelled_after_its_result", "exit_code", "no_metric",
-             "too_fast", *foreign,
-             "infinite_metric", "nonsense", "no_result", "says_insufficient",
-             "says_missing"]  # fmt: skip
-    update_references(site, "embedded", [reference(name) for name in names])
+    wrong = ["cancelled_after_its_result", "exit_code", "no_metric", "infinite_metric", "nonsense",
+             "no_result", "too_fast"]  # fmt: skip
+    names = ["honest", "slower", "says_insufficient", "says_missing", *wrong, *foreign]
+    update_references(site, "embedded", [*map(reference, names), reference("on_a_node", runs=2)])
     outcome = run(site, "checks_that_look_well.py", waived=("says_insufficient", "says_missing"))
     found = {verdict.check: verdict for verdict in outcome.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
@@ -91,15 +87,8 @@ def test_nothing_passes_that_does_not_deserve_it(site):
         "says_insufficient": Status.FAIL,
         "says_missing": Status.FAIL,
         "no_reference": Status.NO_REFERENCE,
-        "on_a_node": Status.NO_REFERENCE,
-        "cancelled_after_its_result": Status.ERROR,
-        "exit_code": Status.ERROR,
-        "no_metric": Status.ERROR,
-        "infinite_metric": Status.ERROR,
-        "nonsense": Status.ERROR,
-        "no_result": Status.ERROR,
-        "too_fast": Status.ERROR,
-        **dict.fromkeys(foreign, Status.ERROR),
+        "on_a_node": Status.INSUFFICIENT,
+        **dict.fromkeys((*wrong, *foreign), Status.ERROR),
         "plain_honest": Status.PASS,
         "plain_without_reference": Status.NO_REFERENCE,
         "plain_metric_not_found": Status.PASS,  # ReFrame hides it; the run says it, below
@@ -131,49 +120,13 @@ def test_nothing_passes_that_does_not_deserve_it(site):
     assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
-def test_a_missing_reference_passes_only_when_waived_by_name(site):
-    outcome = run(site, "checks_that_look_well.py", names=("no_reference",), waived=("honest",))
-    assert not outcome.ok
-    outcome = run(
-        site, "checks_that_look_well.py", names=("no_reference",), waived=("no_reference",)
-    )
-    assert outcome.ok
-    assert [verdict.status for verdict in outcome.verdicts] == [Status.NO_REFERENCE]
-
-
-def test_a_failure_cannot_be_waived(site):
-    update_references(site, "embedded", [reference("slower")])
-    outcome = run(site, "checks_that_look_well.py", names=("slower",), waived=("slower",))
-    assert [verdict.ok for verdict in outcome.verdicts] == [False]
-
-
-@pytest.mark.parametrize("change", [{"release": "older"}, {"machine": "another"}])
-def test_a_reference_of_another_release_or_machine_is_stale(site, change):
-    update_references(site, "embedded", [reference("honest", **change)])
-    module = Module((), None, "newer")
-    file = STANDINS / "checks_that_look_well.py"
-    request = CheckRequest(partitions=("p100",), names=("honest",), paths=(file,))
-    outcome = run_checks(site, module, request)
-    assert [verdict.status for verdict in outcome.verdicts] == [Status.STALE]
-    assert next(iter(change.values())) in outcome.verdicts[0].reason
-
-
-def test_a_reference_of_too_few_runs_gives_no_verdict(site):
-    update_references(site, "embedded", [reference("honest", runs=2)])
-    outcome = run(site, "checks_that_look_well.py", names=("honest",))
-    assert [verdict.status for verdict in outcome.verdicts] == [Status.INSUFFICIENT]
-
-
 @pytest.mark.parametrize(
     ("file", "request_", "reason"),
     [
         ("checks_with_an_error.py", {}, "ReFrame left out check file"),
         ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
-        ("checks_that_look_well.py", {"names": ("nobody",)}, "no check was selected"),
-        ("checks_that_look_well.py", {"partitions": ("cpu",), "names": ("honest",)},
-         "no check was selected"),
     ],
-)  # fmt: skip
+)
 def test_a_run_without_a_check_fails(site, file, request_, reason):
     outcome = run(site, file, **request_)
     assert not outcome.ok
@@ -185,41 +138,6 @@ def test_a_misspelt_name_beside_a_right_one_is_told(site):
     outcome = run(site, "checks_that_look_well.py", names=("honest", "honset"))
     assert [verdict.status for verdict in outcome.verdicts] == [Status.PASS, Status.ERROR]
     assert outcome.verdicts[1].reason == "no check was selected by name honset"
-
-
-DEPENDENT = """
-import reframe as rfm
-import reframe.utility.sanity as sn
-
-class Plain(rfm.RunOnlyRegressionTest):
-    valid_systems, valid_prog_environs, executable = ["*"], ["*"], "true"
-
-    @rfm.core.builtins.sanity_function
-    def well(self):
-        return sn.assert_true(1)
-
-@rfm.simple_test
-class alone(Plain):
-    pass
-
-@rfm.simple_test
-class elsewhere(Plain):
-    valid_systems = []
-
-@rfm.simple_test
-class dependent(Plain):
-    @rfm.core.builtins.run_after("init")
-    def needs(self):
-        self.depends_on("elsewhere")
-"""
-
-
-def test_a_check_that_is_left_out_because_of_another_is_told(site, tmp_path):
-    (tmp_path / "team.py").write_text(DEPENDENT)
-    outcome = run(site, str(tmp_path / "team.py"))
-    found = {verdict.check: verdict for verdict in outcome.verdicts}
-    assert found["alone"].status is Status.PASS, found
-    assert "ReFrame left out case dependent" in found["(run)"].reason
 
 
 RULED = """
@@ -277,7 +195,7 @@ def test_a_job_that_shows_no_sign_of_life_is_given_up(site):
     outcome = run(site, "checks_that_wait.py", names=("silent",))
     assert outcome.verdicts[0].status is Status.ERROR
     assert "hangs: no output and no progress" in outcome.verdicts[0].reason
-    assert_no_job_left(site)
+    wait_for(lambda: not active_jobs(site))
 
 
 def test_a_job_that_gets_no_nodes_is_given_up(site, slurm):
@@ -291,7 +209,7 @@ def test_a_job_that_gets_no_nodes_is_given_up(site, slurm):
         slurm("scancel", taken)
     assert outcome.verdicts[0].status is Status.ERROR
     assert "time-out: it got no nodes within" in outcome.verdicts[0].reason
-    assert_no_job_left(site)
+    wait_for(lambda: not active_jobs(site))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -363,7 +281,7 @@ def test_a_check_for_a_drained_node_answers_within_a_minute(site, slurm):
     (lost,) = found
     assert "p100-02 is" in lost.reason
     assert "DRAIN" in lost.reason
-    assert seconds < 60 + SLOW_START, f"it took {seconds:.0f} s"
+    assert seconds < 90, f"it took {seconds:.0f} s"
 
 
 def test_a_time_out_after_the_result_was_written_is_an_error(overdue):
@@ -394,14 +312,7 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site, cluster):
 
 def test_two_runs_at_once_do_not_disturb_each_other(site):
     update_references(site, "embedded", [reference("honest")])
-    words = [
-        sys.executable,
-        "-c",
-        RUN,
-        str(site.source),
-        str(STANDINS / "checks_that_look_well.py"),
-    ]
-    both = [subprocess.Popen([*words, "honest", "p100"]) for _ in range(2)]
+    both = [start(site, "honest", file="checks_that_look_well.py") for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
     verdicts = [path.read_text() for path in runs_directory(site).glob("*/verdicts.json")]
     assert len(verdicts) == 2
@@ -409,42 +320,12 @@ def test_two_runs_at_once_do_not_disturb_each_other(site):
         assert '"PASS"' in text, text
 
 
-def launch_line(batch: Batch) -> str:
-    return f"{batch.launcher} {batch.program}".strip()
-
-
-def test_the_script_is_the_one_that_users_get(site, tmp_path):
-    """Directives, launch line and all else, but for the folder of the job."""
-    settings = tmp_path / "settings.py"
-    settings.write_text(render_settings(site, NO_MODULE))
-    reframe = Path(sys.executable).with_name("reframe")
-    subprocess.run(
-        [reframe, "-C", settings, "-n", f"throughput.*{CASE}", "--system=embedded:p100",
-         "--dry-run"],
-        check=True, capture_output=True, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
-    script = next((site.paths.work / "checks").rglob("rfm_job.sh"))
-    submitted = take_apart(script.read_text())
-    words = launch_line(submitted).split()
-    spec = JobSpec(
-        partition="p100", nodes=2, gpus_per_node=2, minutes=10, name=f"throughput-{CASE}",
-        job_dir=script.parent,
-        program=tuple(words[words.index("hpcdl") : -1]),
-    )  # fmt: skip
-    users = take_apart(render_script(site, spec, NO_MODULE).text)
-    assert submitted.directives == users.directives
-    assert launch_line(submitted) == launch_line(users)
-    assert (submitted.before, submitted.after) == (users.before, users.after)
-
-
-SLOW_START = 30
-"""Seconds that a slow machine may take for ReFrame itself."""
-CASE = "mlp-2x2-digits-fp32"
-
-
-def start(site: Site, name: str, partition: str = "p100") -> subprocess.Popen[bytes]:
-    file = str(STANDINS / "checks_that_wait.py")
-    return subprocess.Popen([sys.executable, "-c", RUN, str(site.source), file, name, partition])
+def start(
+    site: Site, name: str, partition: str = "p100", file: str = "checks_that_wait.py"
+) -> subprocess.Popen[bytes]:
+    """A run of one check as a process."""
+    words = (site.source, STANDINS / file, name, partition)
+    return subprocess.Popen([sys.executable, "-c", RUN, *words])
 
 
 def verdicts(site: Site) -> list[dict[str, Any]]:
@@ -458,7 +339,3 @@ def active_jobs(site: Site) -> list[int]:
     ids = [job for path in runs_directory(site).glob("*/events.jsonl") for job in read_events(path)]
     records = [client.job(job) for job in ids]
     return [record.id for record in records if record is not None and record.active]
-
-
-def assert_no_job_left(site: Site) -> None:
-    wait_for(lambda: not active_jobs(site))

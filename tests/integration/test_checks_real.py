@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -20,7 +19,6 @@ from hpcdl.regress.propose import propose
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import Status
 from hpcdl.site import Site
-from hpcdl.slurm import client
 from hpcdl.stack.release import Release
 from hpcdl.workflows.modules import modules_by_partition
 from tests.integration.check_runs import own_site, statuses, told, value, with_release
@@ -95,14 +93,6 @@ def test_every_nightly_check_works_on_two_emulated_nodes(site):
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_every_partition_passes_its_smoke_checks_within_five_minutes(site):
-    outcome = run(site, tags=("smoke",), partitions=tuple(site.partitions))
-    assert set(statuses(outcome).values()) <= MEASURED, told(outcome)
-    assert {verdict.partition for verdict in outcome.verdicts} == set(site.partitions)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
 def test_a_release_that_halves_throughput_fails_and_is_named(site, release, tmp_path):
     module = Module((release.module,), release.modules, release.id)
     request = CheckRequest(partitions=("p100",), names=(ONE_RANK,), repeat=3)
@@ -158,25 +148,3 @@ def test_references_are_drafted_from_nights_and_taken_by_git_apply(site):
     subprocess.run(["git", "apply", "change.diff"], cwd=site.paths.prefix, check=True)
     assert edit.path.read_text() == edit.after
     assert run(site, names=("storage",), tags=("smoke",)).ok
-
-
-@pytest.mark.long
-def test_a_check_pinned_to_a_dead_node_is_an_error_and_does_not_wait_for_ever(site, cluster_env):
-    subprocess.run([HPCDL, "cluster", "node", "kill", "p100-02"], env=cluster_env, check=True)
-    try:
-        wait_until_down("p100-02")
-        outcome = run(site, names=("storage",), tags=("smoke",), distribute=True)
-    finally:
-        subprocess.run([HPCDL, "cluster", "node", "up", "p100-02"], env=cluster_env, check=True)
-    words = sorted(verdict.status for verdict in outcome.verdicts)
-    assert words == [Status.ERROR, Status.NO_REFERENCE], told(outcome)
-    (lost,) = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
-    assert "node lost" in lost.reason
-    assert "p100-02" in lost.reason
-
-
-def wait_until_down(name: str) -> None:
-    deadline = time.monotonic() + 120
-    while not any(node.name == name and "DOWN" in node.state for node in client.nodes()):
-        assert time.monotonic() < deadline, f"{name} is not down"
-        time.sleep(0.5)

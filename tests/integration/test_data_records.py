@@ -282,7 +282,7 @@ def test_bench_names_what_cannot_be_read_and_goes_on(runs, tmp_path, monkeypatch
     shards = sorted(folder.glob("train-*"))
     shards[1].write_bytes(shards[1].read_bytes()[:-10])
     (folder / "train-00002-of-00003").write_bytes(b"no records")
-    says = ("skipped a damaged record: set/" + shards[1].name, "Unknown image file format",
+    says = (f"skipped a damaged record: {shards[1]} at byte", "Unknown image file format",
             "the file is truncated: 10 bytes are missing",
             "train-00002-of-00003 gives no records")  # fmt: skip
     done = runs.data(*BENCH, "--json", says=says)

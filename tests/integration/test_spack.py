@@ -6,7 +6,6 @@ network. Solving takes minutes per environment: `make test-long`.
 
 import dataclasses
 import json
-import os
 import platform
 import re
 import shutil
@@ -122,19 +121,6 @@ def test_every_version_the_facts_offer_is_in_a_recipe(name):
 
 
 @pytest.mark.long
-def test_the_native_command_installs_the_committed_lock_into_one_view(spack_home):
-    """`spack -e ENVIRONMENT install` with empty packages: everything but compiling."""
-    where = spack_home / "environments" / "p100"
-    if not (where / "spack.lock").exists():
-        pytest.skip("no lock file for p100")
-    _install_into(spack_home)
-    spack(spack_home, "-e", str(where), "install", "--fake")
-    told = spack(spack_home, "-e", str(where), "find", "--format", "{name}").stdout.split()
-    assert {"hpcdl-tensorflow", "py-tensorflow", "py-horovod", "cuda", "nccl"} <= set(told)
-    assert (where / "view" / "bin").is_dir()
-
-
-@pytest.mark.long
 def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, monkeypatch):
     """From the committed lock, with empty packages, to the published module under real Lmod."""
     if sys.version_info[:2] != (3, 11):
@@ -209,41 +195,6 @@ def _bills_are_valid(release: Release) -> None:
 
 
 @pytest.mark.long
-def test_tensorflow_from_wheels_is_installed_loaded_and_imported(spack_home):
-    """The wheel recipe for real: from PyPI through `module load` to `import tensorflow`."""
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("the wheels are for Python 3.11")
-    if not _reachable("files.pythonhosted.org"):
-        pytest.skip("PyPI is out of reach and no mirror is set")
-    if not LMOD.is_file():
-        pytest.skip("Lmod is not installed")
-    tree = _install_into(spack_home)
-    settings = Path(os.environ["SPACK_USER_CONFIG_PATH"])
-    python = {"spec": PYTHON, "prefix": sys.base_prefix}
-    wanted = {
-        "all": {"require": ["target=x86_64_v3"]},
-        "python": {"buildable": False, "externals": [python]},
-    }
-    (settings / "packages.yaml").write_text(yaml.safe_dump({"packages": wanted}))
-    (settings / "concretizer.yaml").write_text(
-        "concretizer: {targets: {host_compatible: false}, reuse: false}\n"
-    )
-    (settings / "repos.yaml").write_text(
-        f"repos::\n  hpcdl: {spack_home / 'spack_repo' / 'hpcdl'}\n  builtin: {PACKAGES}\n"
-    )
-    (settings / "modules.yaml").write_text(MODULES.format(root=tree / "modules"))
-    spack(spack_home, "install", "py-tensorflow-wheels")
-    spack(spack_home, "module", "lmod", "refresh", "-y")
-    (core,) = (tree / "modules").glob("*/Core")
-    program = "import tensorflow as tf; print(tf.__version__, int(tf.reduce_sum(tf.ones((3, 3)))))"
-    script = (
-        f". {LMOD}; module use {core}; module load py-tensorflow-wheels; python3 -c '{program}'"
-    )
-    told = run(["bash", "-c", script], env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=300)
-    assert told.stdout.split() == ["2.21.0", "9"]
-
-
-@pytest.mark.long
 def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
     spack_home, tmp_path, monkeypatch
 ):
@@ -311,25 +262,6 @@ def _wheels_site(prefix: Path) -> Site:
 
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
-_VARIANTS = "+bz2+ctypes+lzma+pyexpat+readline+sqlite3+ssl+uuid+zlib"
-PYTHON = f"python@{platform.python_version()}{_VARIANTS}"
-MODULES = """
-modules:
-  default:
-    enable: [lmod]
-    roots: {{lmod: {root}}}
-    lmod: {{hierarchy: [], core_compilers: [gcc@12.2.0], all: {{autoload: direct}}}}
-"""
-
-
-def _install_into(home: Path) -> Path:
-    """Spack's install tree, stages and downloads in a folder of this test."""
-    tree = home.parent / "tree"
-    (Path(os.environ["SPACK_USER_CONFIG_PATH"]) / "config.yaml").write_text(
-        f"config:\n  install_tree: {{root: {tree}}}\n  build_stage: [{home.parent / 'stage'}]\n"
-        f"  source_cache: {home.parent / 'downloads'}\n"
-    )
-    return tree
 
 
 def _reachable(host: str) -> bool:
