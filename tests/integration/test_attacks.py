@@ -24,13 +24,12 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
-from tests.integration.conftest import clean_environment
+from tests.integration.conftest import HPCDL, clean_environment
 from tests.integration.spack_fixture import why_not
 from tests.small_release import make_release, passing, silent, small_site
 from tests.strangers import as_root, stranger
 from tests.waiting import wait_for
 
-HPCDL = Path(sys.executable).with_name("hpcdl")
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
 MARK = "import pathlib; pathlib.Path({mark!r}).touch()\n"
 needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")

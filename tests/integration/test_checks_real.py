@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,10 +21,10 @@ from hpcdl.site import Site
 from hpcdl.stack.release import Release
 from hpcdl.workflows.modules import modules_by_partition
 from tests.integration.check_runs import own_site, statuses, told, value, with_release
+from tests.integration.conftest import HPCDL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
-HPCDL = Path(sys.executable).with_name("hpcdl")
 ONE_RANK = "throughput/mlp-1x1-digits-fp32"
 """What else the machine does changes this one least."""
 MEASURED = {Status.PASS, Status.NO_REFERENCE}

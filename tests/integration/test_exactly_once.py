@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,11 +20,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site
-from tests.integration.conftest import Shell
+from tests.integration.conftest import HPCDL, Shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
-HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 KINDS = (
     "rename,unlink,symlink,mkdir,write,pwrite64,ftruncate,fchmod,fsync,flock,"
     "clone,vfork,clone3,execve,poll,wait4"

@@ -14,11 +14,10 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.workflows.releases import pinned_by_jobs
-from tests.integration.conftest import Shell
+from tests.integration.conftest import HPCDL, Shell
 from tests.strangers import STRANGER, as_root
 
 pytestmark = [pytest.mark.cluster, as_root]
-HPCDL = Path(sys.executable).with_name("hpcdl")
 
 
 class Hostile:

@@ -1,25 +1,19 @@
 """The main job, whole: site file, published module, script, real Slurm, training, result."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.test_train_parameter_server import members
+from tests.integration.conftest import Shell, site_file
+from tests.integration.test_train_parameter_server import kill
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
-HPCDL = str(Path(sys.executable).with_name("hpcdl"))
-Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @dataclass
@@ -27,40 +21,32 @@ class Jobs:
     """Submits training jobs of the shared release to the embedded cluster."""
 
     shell: Shell
-    site_file: Path
-    folder: Path
+    site: tuple[str, str]
 
     def submit(self, *words: str, train: list[str]) -> dict[str, Any]:
-        done = self.shell(
-            HPCDL, "job", "submit", "--site", self.site_file, "--json", "--time", "20",
-            "--job-dir", self.folder / f"job-{time.time_ns()}", *words, "--", *train,
-        )  # fmt: skip
-        answer = json.loads(done.stdout)
-        assert isinstance(answer, dict)
+        shared = (*self.site, "--json", "--time", "20", "--job-dir", f"job-{time.time_ns()}")
+        answer: dict[str, Any] = json.loads(
+            self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout
+        )
         return answer
 
     def watch(self, answer: dict[str, Any], timeout: float = 150) -> dict[str, Any]:
-        words = [HPCDL, "job", "watch", "--site", self.site_file, "--json", str(answer["job_id"])]
-        done = self.shell(*words, timeout=timeout, check=False)
-        found = json.loads(done.stdout)
-        assert isinstance(found, dict)
+        found: dict[str, Any] = self.shell.json(
+            "job", "watch", *self.site, str(answer["job_id"]), timeout=timeout
+        )
         return found
 
     def result(self, answer: dict[str, Any]) -> dict[str, Any]:
-        found = json.loads(Path(answer["result"]).read_text())
-        assert isinstance(found, dict)
+        found: dict[str, Any] = json.loads(Path(answer["result"]).read_text())
         return found
 
 
 @pytest.fixture
-def jobs(slurm, release, stack_site, embedded_site,
-         tmp_path) -> Jobs:  # fmt: skip
+def jobs(slurm, release, stack_site, tmp_path) -> Jobs:
     """The embedded site, its software where the shared release lies, its work in the test's."""
-    text = embedded_site.source.read_text()
-    text = text.replace("$HPCDL_HOME/embedded/prefix", str(stack_site.paths.prefix))
-    text = text.replace("$HPCDL_HOME/embedded/work", str(tmp_path / "work"))
-    (tmp_path / "site.yaml").write_text(text)
-    return Jobs(slurm, tmp_path / "site.yaml", tmp_path)
+    prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
+    site = site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
+    return Jobs(slurm, ("--site", str(site)))
 
 
 def options(digits: Path, epochs: int) -> list[str]:
@@ -93,9 +79,9 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     folder = Path(answer["directory"])
     progress = folder / "progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
-    jobs.shell(HPCDL, "cluster", "node", "kill", "p100-02")
+    jobs.shell.hpcdl("cluster", "node", "kill", "p100-02")
     mend = threading.Timer(
-        3, lambda: jobs.shell(HPCDL, "cluster", "node", "up", "p100-02", check=False)
+        3, lambda: jobs.shell.hpcdl("cluster", "node", "up", "p100-02", check=False)
     )
     mend.start()
     try:
@@ -115,17 +101,7 @@ def test_parameter_servers_on_two_nodes_outlive_a_killed_worker_and_server(jobs,
     train = ["--strategy", "parameter-server", *options(digits, 60), "--delay-ms", "40",
              "--checkpoint-every", "40"]  # fmt: skip
     answer = jobs.submit(*words, train=train)
-    folder = Path(answer["directory"])
-
-    def newest() -> int:
-        steps = [int(path.stem[5:]) for path in (folder / "checkpoints").glob("step-*.ckpt")]
-        return max(steps, default=0)
-
-    wait_for(lambda: newest() > 0)
-    for member in ("worker 1", "ps 0"):
-        before = newest()
-        os.kill(dict(members(folder))[member], signal.SIGKILL)
-        wait_for(lambda: newest() > before)  # noqa: B023 - at once
+    kill(Path(answer["directory"]), "worker 1", "ps 0")
     ended = jobs.watch(answer, timeout=400)
     log = Path(answer["log"]).read_text()
     assert (ended["state"], ended["restarts"]) == ("COMPLETED", 0), log[-3000:]
@@ -153,10 +129,7 @@ def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(jobs, digits)
     assert 0 < own <= 1.001
     assert expected["images_per_second"] == pytest.approx(measured["images_per_second"] / own)
     jobs.watch(second)
-    report = json.loads(
-        jobs.shell(HPCDL, "job", "report", "--site", jobs.site_file, "--json",
-                   str(second["job_id"])).stdout
-    )  # fmt: skip
+    report = jobs.shell.json("job", "report", *jobs.site, str(second["job_id"]))
     assert report["expectation"] == expected
     ratio = jobs.result(second)["summary"]["images_per_second"] / expected["images_per_second"]
     assert report["comparison"]["ratio"] == pytest.approx(ratio)
