@@ -1,10 +1,10 @@
 """Drills of the embedded cluster, and what others share: a small one with nodes to break."""
 
+from functools import partial
 from pathlib import Path
 
 from hpcdl.cluster import ClusterState, environment, processes, read_state
-from tests.drill.harness import HPCDL, Bench, Done, Drill
-from tests.drill.shim import Fault
+from tests.drill.harness import HPCDL, Bench, Drill
 from tests.integration.conftest import clean_environment
 
 SITE = """
@@ -71,13 +71,10 @@ def killed(bench: Bench) -> None:
     site_file(bench)
     for number in bench.times():
         words = _next(bench, number)
-        if (what := " ".join(words[:3])) not in bench.orders:
-            _prepared(bench, words)
-        at = bench.moment(what, number // 6, [*HPCDL, *words])
-        _prepared(bench, words)
-        done = bench.run([*HPCDL, *words], fault=Fault(bench.home, at))
+        prepare = partial(_prepared, bench, words)
+        argv = [*HPCDL, *words]
+        at = bench.kill(" ".join(words[:3]), number // 6, argv, prepare=prepare)
         what = f"{' '.join(words)} killed at {at}"
-        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
         if number % 3 == 2:
             _stopped(bench, what)
         again = bench.hpcdl("cluster", "up")
@@ -112,10 +109,7 @@ def twice(bench: Bench) -> None:
     site_file(bench)
     for number in bench.times():
         both = (("up", "up"), ("down", "down"), ("up", "down"))[number % 3]
-        started = [bench.start([*HPCDL, "cluster", one]) for one in both]
-        for one, word in zip(started, both, strict=True):
-            out, err = one.communicate(timeout=300)
-            done = Done((word,), one.returncode, out, err)
+        for done in bench.together(*([*HPCDL, "cluster", one] for one in both)):
             bench.clear(done)
             bench.must(done.ok, f"{both}: {done}")
         bench.must((done := bench.hpcdl("cluster", "up")).ok, f"up after {both}: {done}")

@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from hpcdl.cluster import ClusterState, read_state
 from tests.drill.clusters import place, running
 from tests.drill.harness import HPCDL, ROOT, Bench, Done, Drill
 from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
-from tests.drill.shim import Fault
 
 LIES = ("exit 0", "echo nonsense", "head -c 100000 /dev/urandom", "printf 'a|b\\n'; exit 0",
         "echo 'JobId=zz JobState=RUNNING'", "echo 'Killed' >&2; exit 137")  # fmt: skip
@@ -151,10 +151,8 @@ def killed_training(bench: Bench) -> None:
     whole = _inspected(bench, python, data)
     for number in bench.times():
         words, made = (make, data) if number % 2 == 0 else (train, job)
-        shutil.rmtree(made, ignore_errors=True)
-        at = bench.moment(words[2], number // 2, words, made)
-        shutil.rmtree(made, ignore_errors=True)
-        bench.run(words, fault=Fault(made, at), seconds=300)
+        clear = partial(shutil.rmtree, made, ignore_errors=True)
+        at = bench.kill(words[2], number // 2, words, made, clear, 300)
         again = bench.run(words, seconds=300)
         bench.must(again.ok, f"again after {at}: {again}")
         bench.must(_inspected(bench, python, data) == whole, f"other data, killed at {at}")

@@ -129,6 +129,27 @@ class Bench:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
+    def kill(
+        self, what: str, turn: int, argv: Sequence[str | Path], below: Path | None = None,
+        prepare: Callable[[], object] = lambda: None, seconds: float = 120,
+    ) -> int:  # fmt: skip
+        """Kill a command at one of its changes, which is returned, in the state it is for."""
+        prepare()
+        at = self.moment(what, turn, argv, below)
+        prepare()
+        done = self.run(argv, fault=Fault(below or self.home, at), seconds=seconds)
+        self.must(done.died or done.ok, f"neither killed nor done: {done}")
+        return at
+
+    def together(self, *commands: Sequence[str | Path]) -> list[Done]:
+        """Run commands at the same moment, each to its end."""
+        started = [(tuple(map(str, argv)), self.start(argv)) for argv in commands]
+        ended = []
+        for argv, one in started:
+            out, err = one.communicate(timeout=300)
+            ended.append(Done(argv, one.returncode, out, err))
+        return ended
+
     def hpcdl(self, *words: str | Path, fault: Fault | None = None, seconds: float = 120) -> Done:
         """Run an hpcdl command; what it says must be clear."""
         done = self.run([*HPCDL, *map(str, words)], fault=fault, seconds=seconds)

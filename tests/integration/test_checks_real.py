@@ -14,7 +14,6 @@ from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.measure import measure
-from hpcdl.regress.propose import propose
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import Status
 from hpcdl.site import Site
@@ -134,16 +133,3 @@ def test_a_healthy_night_passes_twenty_times_out_of_twenty(site):
     for night in range(20):
         outcome = run_checks(site, modules, replace(request, repeat=1))
         assert outcome.ok, f"night {night}: {told(outcome)}"
-
-
-@pytest.mark.long
-def test_references_are_drafted_from_nights_and_taken_by_git_apply(site):
-    for _ in range(3):
-        run(site, names=("storage",), tags=("smoke",))
-    drafts = propose(site, modules_by_partition(site), ("p100",))
-    (edit,) = drafts.edits
-    assert [row.check for row in drafts.rows] == ["storage"]
-    (site.paths.prefix / "change.diff").write_text(edit.diff)
-    subprocess.run(["git", "apply", "change.diff"], cwd=site.paths.prefix, check=True)
-    assert edit.path.read_text() == edit.after
-    assert run(site, names=("storage",), tags=("smoke",)).ok

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
-from tests.integration.conftest import HPCDL, Shell
+from tests.integration.conftest import HPCDL, Shell, site_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -34,11 +33,10 @@ _CALL = re.compile(r"([a-z0-9_]+)\((.*)")
 class Once:
     """Runs hpcdl in a site of the test's own, whole or killed at a point."""
 
-    def __init__(self, slurm: Shell, site: Site, folder: Path) -> None:
+    def __init__(self, slurm: Shell, folder: Path) -> None:
         self.slurm, self.folder, self.work = slurm, folder, folder / "work"
         self.code = 0  # with which the commands of a test end where nothing kills them
-        text = site.source.read_text().replace("$HPCDL_HOME/embedded/work", str(self.work))
-        (folder / "site.yaml").write_text(text)
+        site_file(folder, ("$HPCDL_HOME/embedded/work", self.work))
 
     def argv(self, *words: str) -> list[str]:
         group, command, *rest = words
@@ -98,29 +96,21 @@ class Once:
 
 
 @pytest.fixture
-def once(slurm, embedded_site, tmp_path) -> Once:
-    return Once(slurm, embedded_site, tmp_path)
+def once(slurm, tmp_path) -> Once:
+    return Once(slurm, tmp_path)
+
+
+ASKED = ("--no-module", "--no-preflight", "--partition", "cpu", "--name")
+# A job says in its directory that it ran.
+RUNS = ("--", "sh", "-c", "echo x >>runs")
 
 
 def job(name: str, *options: str) -> list[str]:
-    """A job that says in its directory that it ran."""
-    asked = ["--no-module", "--no-preflight", "--partition", "cpu", "--cpus-per-task", "1"]
-    return ["job", "submit", *asked, "--name", name, *options, "--", "sh", "-c", "echo x >>runs"]
+    return ["job", "submit", *ASKED, name, "--cpus-per-task", "1", *options, *RUNS]
 
 
 def sweep(name: str) -> list[str]:
-    asked = ["--no-module", "--no-preflight", "--partition", "cpu", "--name", name]
-    return [
-        "job",
-        "sweep",
-        *asked,
-        "--over",
-        "cpus-per-task=1,2",
-        "--",
-        "sh",
-        "-c",
-        "echo x >>runs",
-    ]
+    return ["job", "sweep", *ASKED, name, "--over", "cpus-per-task=1,2", *RUNS]
 
 
 def runs(folder: Path) -> list[str]:
@@ -192,14 +182,14 @@ def command(folder: Path, name: str, body: str) -> Path:
 
 
 @pytest.mark.parametrize("how", AFTER)
-def test_a_job_whose_number_does_not_arrive_is_found_at_once(slurm, embedded_site, tmp_path, how):
+def test_a_job_whose_number_does_not_arrive_is_found_at_once(slurm, tmp_path, how):
     """One and an array, side by side: sbatch has half a minute to answer."""
     path = command(tmp_path / "bin", "sbatch", AFTER[how])
 
     def submitted(what: Callable[[str], list[str]]) -> int:
         name, folder = f"{what.__name__}{time.time_ns()}", tmp_path / what.__name__
         folder.mkdir()
-        once = Once(slurm, embedded_site, folder)
+        once = Once(slurm, folder)
         once(*what(name), path=path)
         found = once.jobs(name)
         assert what is sweep or once.listed() == found
@@ -237,9 +227,7 @@ def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(onc
     assert len(once.jobs("never")) == 1
 
 
-def test_after_ten_minutes_without_a_trace_it_is_withdrawn_and_a_late_job_ends_itself(
-    once, tmp_path
-):
+def test_after_ten_minutes_it_is_withdrawn_and_a_late_job_ends_itself(once, tmp_path):
     """The queue takes the job after all, much later: it finds that nobody waits for it."""
     late = command(tmp_path / "bin", "sbatch", f'echo "$@" >{tmp_path}/sent; {MUTE}')
     once(*job("late"), path=late, code=3)

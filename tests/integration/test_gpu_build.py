@@ -173,21 +173,6 @@ def test_the_guard_names_the_missing_driver_in_a_job(built):
     assert "CODE 0" not in told
 
 
-def test_building_it_again_does_nothing(built):
-    again = json.loads(built.root.hpcdl("stack", "build", "--json").stdout)
-    assert again["id"] == built.record["id"]
-    assert again["built"] is False
-
-
-def test_without_horovod_the_same_stack_needs_no_compiler_and_says_so(built):
-    shown = json.loads(
-        built.root.hpcdl("stack", "build", "--without-horovod", "--dry-run", "--json").stdout
-    )
-    assert "horovod" not in shown["versions"]
-    assert "leave Horovod out: the stack is for tf.distribute" in shown["steps"]
-    assert not any(step.startswith("build Horovod") for step in shown["steps"])
-
-
 @pytest.mark.parametrize("built", CASES[:1], indirect=True, ids=["trixie"])
 def test_without_horovod_it_is_built_without_any_compiler_and_loads(built):
     built.root.run("bash", "-c", NO_COMPILERS)

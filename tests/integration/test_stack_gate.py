@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.stack.gc import collect
@@ -137,30 +136,10 @@ def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(site, slurm
     assert release_ids(site) == ["last"]
 
 
-def test_a_queued_job_that_loads_by_name_is_told_in_the_plan(site, slurm, tmp_path):
-    """The plan of a publish: the stack is to be another release than the one published."""
-    script = tmp_path / "by-name.sh"
-    script.write_text("#!/bin/bash\nml tensorflow\npython train.py\n")
-    job = slurm("sbatch", "--parsable", "--hold", "-p", "v100", "-o", "/dev/null", script)
-    try:
-        found = plan(site, "v100")
-    finally:
-        slurm("scancel", job.stdout.strip())
-    if found.blocked:
-        pytest.skip("no stack from wheels can be built here")
-    assert [use.job.id for use, _ in found.jobs.affected] == [int(job.stdout)]
-    assert "instead of tensorflow/2.19.1-cpu" in found.jobs.affected[0][1]
-
-
 def test_the_gate_s_program_is_of_any_python_and_of_no_hpcdl():
     """It runs with a release's Python, in which hpcdl may be missing."""
     assert "import hpcdl" not in PROBE.read_text()
     assert "from hpcdl" not in PROBE.read_text()
-
-
-def test_gc_through_the_command_asks_the_queue(site, capsys):
-    assert main(["stack", "gc", "--site", "embedded", "--dry-run", "--json"]) == 0
-    assert '"removed"' in capsys.readouterr().out
 
 
 def test_gc_keeps_what_an_interactive_job_may_have_loaded(site, slurm):

@@ -139,34 +139,6 @@ def test_releases_on_another_file_system_than_the_cache(home):
 
 
 @needs_root
-@pytest.mark.parametrize("command", ["publish", "rollback"])
-def test_a_hand_edited_release(home, command):
-    path = home / "embedded/prefix/releases/b/release.json"
-    path.write_text(path.read_text().replace("2.98.0", "2.99.0"))
-    assert_one_line(hpcdl(home, "stack", command, "b"), 1, "its seal does not match")
-    assert current_id(embedded(home)) == "a"
-    listed = hpcdl(home, "stack", "list")
-    assert listed.returncode == 1
-    assert "broken" in listed.stdout
-
-
-@needs_root
-def test_a_torn_release_and_a_torn_history_are_told(home):
-    """A rollback goes past the release that it cannot read; without a history there is none."""
-    site = embedded(home)
-    publish(site, "b", passing, say=silent)
-    make_release(site, "c", version="2.99.0")
-    (home / "embedded/prefix/releases/c/release.json").write_text("{")
-    done = hpcdl(home, "stack", "rollback")
-    assert (done.returncode, current_id(site)) == (0, "a"), done.stderr
-    (said,) = done.stderr.splitlines()
-    assert said.startswith("no partition gets c, which is broken: ")
-    shutil.rmtree(home / "embedded/prefix/releases/c")
-    (home / "embedded/prefix/history.json").write_text("{")
-    assert_one_line(hpcdl(home, "stack", "list"), 1, "history.json is damaged")
-
-
-@needs_root
 def test_a_prefix_that_is_a_file(home):
     shutil.rmtree(home / "embedded" / "prefix")
     (home / "embedded" / "prefix").touch()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Shell, site_file
-from tests.integration.test_train_parameter_server import kill
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
@@ -91,27 +90,6 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     log = Path(answer["log"]).read_text()
     assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), log[-3000:]
     assert jobs.result(answer)["samples"]["first_step"] > 0, "it went on, not anew"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_parameter_servers_on_two_nodes_outlive_a_killed_worker_and_server(jobs, digits):
-    words = ("--nodes", "2", "--gpus-per-node", "1", "--launcher", "multiworker",
-             "--trusted-network")  # fmt: skip
-    train = ["--strategy", "parameter-server", *options(digits, 60), "--delay-ms", "40",
-             "--checkpoint-every", "40"]  # fmt: skip
-    answer = jobs.submit(*words, train=train)
-    kill(Path(answer["directory"]), "worker 1", "ps 0")
-    ended = jobs.watch(answer, timeout=400)
-    log = Path(answer["log"]).read_text()
-    assert (ended["state"], ended["restarts"]) == ("COMPLETED", 0), log[-3000:]
-    result = jobs.result(answer)
-    assert result["asynchronous"]["workers"] == 2
-    assert len(set(result["layout"]["hosts"])) == 2
-    assert result["summary"]["metrics"]["accuracy"] > 0.9
-    assert [segment["first_step"] > 0 for segment in result["segments"]] == [False, True]
-    assert "worker 1 was killed by signal 9; it starts again" in log
-    assert "a parameter server was lost, with its weights" in log
 
 
 def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(jobs, digits):
