@@ -187,10 +187,22 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, s
                ".sbatchrc")  # fmt: skip
     site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
     program = "import json, os; print('at', os.getcwd())"
-    words = ("--site", site, "--partition", "cpu", "--", "python3", "-c", program)
-    ended = Shell(slurm.env, evil.place).run(*words)
-    assert ended["state"] == "COMPLETED", ended["text"]
-    assert f"at {ended['directory']}" in ended["text"]
+    words = (
+        "job",
+        "submit",
+        "--site",
+        site,
+        "--no-module",
+        "--watch",
+        "--json",
+        "--partition",
+        "cpu",
+    )
+    there = Shell(slurm.env, evil.place)
+    answer = json.loads(there.hpcdl(*words, "--", "python3", "-c", program, timeout=120).stdout)
+    text = Path(answer["log"]).read_text()
+    assert answer["state"] == "COMPLETED", text
+    assert f"at {answer['directory']}" in text
 
 
 @as_root
