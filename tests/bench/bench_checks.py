@@ -40,7 +40,6 @@ class Nothing(HpcdlCheck):
 
 
 def checks(folder: Path, count: int) -> Path:
-    """A file of `count` checks."""
     path = folder / f"nothing{count}.py"
     classes = [f"\n@rfm.simple_test\nclass nothing_{n}(Nothing):\n    pass\n" for n in range(count)]
     path.write_text(CHECKS + "".join(classes))

@@ -128,7 +128,6 @@ def of_kind(kind: str, runs: int) -> tuple[dict[str, Tally], float]:
 
 
 def otava(kind: str, runs: int, python: str) -> Tally:
-    """The same by Otava."""
     rng = random.Random(f"{SEED} {kind} {runs}")
     quiet = [night_values(series(kind, rng, runs)) for _ in range(OTAVA_SERIES // 3)]
     drops = [series(kind, rng, runs, drop(0.05)) for _ in range(OTAVA_SERIES)]
@@ -153,7 +152,6 @@ def interval(part: float, count: int) -> str:
 
 
 def report_kind(kind: str, runs: int, python: str | None) -> None:
-    """The figures of one kind of series."""
     tallies, two = of_kind(kind, runs)
     if python:
         tallies["Otava"] = otava(kind, runs, python)
@@ -231,7 +229,6 @@ def blamed(rng: random.Random, size: float, later: int, runs: int) -> Change | N
 
 
 def report_blame() -> None:
-    """Releases that came with a drop or later."""
     for size, runs in ((0.10, 3), (0.05, 3), (0.05, 1)):
         rng = random.Random(f"{SEED} blame {size} {runs}")
         late = [blamed(rng, size, 1 + index % 2, runs) for index in range(CHANGED)]
@@ -245,7 +242,6 @@ def report_blame() -> None:
 
 
 def main() -> None:
-    """Report everything, for one run a night and for three."""
     python = os.environ.get("HPCDL_OTAVA_PYTHON")
     if not python:
         report("drift: beside Apache Otava", None, "", note="HPCDL_OTAVA_PYTHON names none")

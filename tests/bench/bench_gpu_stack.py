@@ -54,7 +54,6 @@ def main() -> None:
 
 
 def figures(root: Root) -> None:
-    """Every figure of a root whose wheels are in the cache."""
     for wheel in (cache() / "wheels").glob(f"horovod-*-tf{CASES[0].module.split('/')[1][:6]}-*"):
         shutil.rmtree(wheel)
     build = ("stack", "build", "--json")
@@ -74,7 +73,6 @@ def figures(root: Root) -> None:
 
 
 def loads(root: Root) -> None:
-    """Module loads beyond an empty one."""
     said = root.shell(LOADS.format(modules=f"{root.prefix}/current/modules"))
     rows = [line.split() for line in said.splitlines() if line.startswith(("none", "tensorflow"))]
     empty, full = (
@@ -87,5 +85,4 @@ def loads(root: Root) -> None:
 
 
 def tell(name: str, seconds: float, goal: float, note: str = "") -> None:
-    """Report a figure in seconds."""
     report(name, seconds, "s", most=goal, note=note)

@@ -18,7 +18,6 @@ RUNS = 5
 
 
 def main() -> None:
-    """Measure on a tree with the sizes of a release for CPUs."""
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache()) as folder:
         site = small_site(Path(folder))

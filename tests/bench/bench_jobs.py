@@ -104,7 +104,6 @@ def first_step(env: dict[str, str], folder: Path) -> None:
 
 
 def preflight(env: dict[str, str], folder: Path) -> None:
-    """The preflight of four nodes, by the script's own clock."""
     words = [HPCDL, "job", "render", "--no-module", "--partition", "cpu", "--nodes", "4",
              "--tasks-per-node", "4", "--", "true"]  # fmt: skip
     text = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout

@@ -22,14 +22,12 @@ MANY = 5
 
 
 def lmod(script: str, modulepath: Path, **env: str) -> Callable[[], object]:
-    """A shell with Lmod that runs a script."""
     base = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": str(modulepath), **env}
     words = ["bash", "--noprofile", "--norc", "-c", f". {LMOD}\n{script}"]
     return lambda: subprocess.run(words, env=base, capture_output=True, check=True)
 
 
 def main() -> None:
-    """Measure with 50 published releases."""
     if not LMOD.is_file():
         report("module load", None, "ms", note="Lmod is not installed")
         return

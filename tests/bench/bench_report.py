@@ -72,7 +72,6 @@ def opened(page: Path, folder: Path) -> None:
 
 
 def _drawn(browser: Page, index: int) -> float:
-    """Seconds until a figure far below is drawn after a jump to it."""
     start = time.perf_counter()
     name = f"#s{20 + 4 * index}"
     browser.do(f"document.querySelector('{name}').scrollIntoView({{behavior: 'instant'}})")

@@ -17,7 +17,6 @@ def command(*words: str) -> Callable[[], object]:
 
 
 def main() -> None:
-    """Measure on the shipped site with the most partitions."""
     resolve = ("-m", "hpcdl", "stack", "resolve", "--site", "pi")
     empty, all_of_it, asked = alternate(
         RUNS,

@@ -88,7 +88,6 @@ class _Steps:
     last: str = ""
 
     def read(self) -> None:
-        """Until the program ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.last = line.strip() or self.last

@@ -92,7 +92,6 @@ ACTS: dict[str, Callable[..., object]] = {
 
 
 def main(action: str, prefix: str, *rest: str) -> int:
-    """Do one of the acts, as the command line would."""
     try:
         ACTS[action](small_site(Path(prefix)), *rest)
     except HpcdlError as error:

@@ -34,7 +34,6 @@ def site_file(bench: Bench) -> Path:
 
 
 def place(bench: Bench) -> Path:
-    """Where its cluster lies."""
     return bench.home / "cluster" / "small"
 
 
@@ -51,7 +50,6 @@ def running(bench: Bench) -> ClusterState:
 
 
 def works(bench: Bench, after: str) -> bool:
-    """Whether a job runs on the two nodes."""
     conf = place(bench) / "etc" / "slurm.conf"
     done = bench.run(["srun", "-p", "p100", "-N2", "true"], seconds=60,
                      env={"SLURM_CONF": str(conf)})  # fmt: skip
@@ -93,7 +91,6 @@ def _next(bench: Bench, number: int) -> tuple[str, ...]:
 
 
 def _prepared(bench: Bench, words: tuple[str, ...]) -> None:
-    """A state in which the command has something to do."""
     if words[1] == "up":
         bench.hpcdl("cluster", "down")
         return

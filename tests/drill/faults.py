@@ -22,7 +22,6 @@ LIES = ("exit 0", "echo nonsense", "head -c 100000 /dev/urandom", "printf 'a|b\\
 
 
 def slurm_words(bench: Bench, number: int) -> list[str]:
-    """A command that needs Slurm."""
     choices: list[list[str]] = [
         submit_words(bench, 3 * number), submit_words(bench, 3 * number + 2),
         [*HPCDL, "job", "list"], [*HPCDL, "job", "cancel", "1"], [*HPCDL, "site", "check"],
@@ -78,25 +77,20 @@ def _of_round(bench: Bench, number: int) -> int:
 
 
 def _mended(bench: Bench) -> None:
-    """Slurm as it was."""
     with suppress(ProcessLookupError):
         os.kill(_controller(bench), signal.SIGCONT)
     bench.must((done := bench.hpcdl("cluster", "up")).ok, f"the cluster is not mended: {done}")
 
 
 def controller_killed(bench: Bench) -> None:
-    """slurmctld dies while a command talks to it."""
     _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=False)
 
 
 def controller_absent(bench: Bench) -> None:
-    """slurmctld is not there."""
     _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=True)
 
 
 def controller_slow(bench: Bench) -> None:
-    """slurmctld answers after 60 s."""
-
     def stop(b: Bench, _: int) -> None:
         pid = _controller(b)
         os.kill(pid, signal.SIGSTOP)

@@ -40,12 +40,10 @@ class Done:
 
     @property
     def died(self) -> bool:
-        """Whether SIGKILL ended it."""
         return self.code == -signal.SIGKILL
 
     @property
     def ok(self) -> bool:
-        """Whether it did what it was asked to."""
         return self.code == 0
 
     def __str__(self) -> str:
@@ -122,7 +120,6 @@ class Bench:
         self, argv: Sequence[str | Path], *, fault: Fault | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:  # fmt: skip
-        """Begin a command."""
         merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
         return subprocess.Popen(
             [str(one) for one in argv], env=merged, cwd=self.home, text=True, errors="replace",
@@ -212,7 +209,6 @@ class Drill:
 
 
 def mounts() -> set[str]:
-    """Where file systems are mounted."""
     return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
 
 
@@ -241,7 +237,6 @@ def _words(process: Path) -> str:
 
 
 def temporary(home: Path) -> list[str]:
-    """Temporary files below a home."""
     found = [f"tmp/{one.name}" for one in (home / "tmp").glob("*")]
     for where, _, files in os.walk(home):
         if "cache" not in Path(where).relative_to(home).parts[:2]:

@@ -47,7 +47,6 @@ def queue(bench: Bench) -> list[tuple[int, str, str]]:
 
 
 def cleared(bench: Bench) -> None:
-    """Cancel all jobs, and wait until they are gone."""
     bench.run(["scancel", "--user", "root"])
     end = time.monotonic() + 30
     while queue(bench) and time.monotonic() < end:

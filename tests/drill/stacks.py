@@ -25,7 +25,6 @@ ACT = (sys.executable, "-m", "tests.drill.acts")
 
 
 def releases(bench: Bench) -> Site:
-    """Four small releases, all published."""
     return published_site(bench.home / "prefix", lmod=False)
 
 

@@ -46,7 +46,6 @@ def told(outcome: CheckOutcome) -> str:
 
 
 def value(verdict: Verdict, metric: str) -> float:
-    """A metric of a verdict."""
     (found,) = [m.value for m in verdict.metrics if m.name == metric]
     assert found is not None
     return found

@@ -69,7 +69,6 @@ class Shell:
         return {**answer, "text": Path(answer["log"]).read_text()}
 
     def run(self, *words: str | Path) -> dict[str, Any]:
-        """Submit a job and watch it to its end."""
         answer = self.submit(*words)
         return {**answer, **self.ended(answer["job_id"])}
 
@@ -93,7 +92,6 @@ def cluster_home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def embedded_site() -> Site:
-    """The shipped site of the embedded cluster."""
     return load_site(find_site_file("embedded"))
 
 

@@ -34,7 +34,6 @@ def why_not() -> str:
 
 
 def gcc(version: str, prefix: str) -> dict[str, object]:
-    """A compiler as Spack's settings declare one."""
     paths = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
     return {
         "spec": f"gcc@{version} languages:='c,c++,fortran'",
@@ -56,7 +55,6 @@ def spack_home(tmp_path, monkeypatch, spack_cache) -> Path:
 
 
 def own_spack(tmp_path: Path, spack_cache: Path, setenv: Callable[[str, str], None]) -> Path:
-    """See `spack_home`."""
     settings = tmp_path / "settings"
     settings.mkdir()
     compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
@@ -109,7 +107,6 @@ def small(spack_home) -> Path:
 
 
 def small_packages(spack_home: Path) -> Path:
-    """See `small`."""
     recipes = {
         "works": ("", "true"),
         "above": ('depends_on("works")', "true"),

@@ -62,7 +62,6 @@ def evil(shared) -> Iterator[Evil]:
 
 
 def hpcdl(place: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The victim runs hpcdl there."""
     own = {"HPCDL_HOME": str(place / ".victim"), **env}
     return subprocess.run(
         [HPCDL, *words], cwd=place, env=clean_environment() | own, capture_output=True, text=True,

@@ -323,7 +323,6 @@ def test_two_runs_at_once_do_not_disturb_each_other(site):
 def start(
     site: Site, name: str, partition: str = "p100", file: str = "checks_that_wait.py"
 ) -> subprocess.Popen[bytes]:
-    """A run of one check as a process."""
     words = (site.source, STANDINS / file, name, partition)
     return subprocess.Popen([sys.executable, "-c", RUN, *words])
 

@@ -60,7 +60,6 @@ def place(cluster_home) -> Iterator[Path]:
 
 
 def nothing_is_left(place: Path) -> None:
-    """No process and no network link."""
     assert processes.of_cluster(place) == []
     assert list(Path("/sys/class/net").glob(f"{bridge_name(place)}*")) == []
 

@@ -42,7 +42,6 @@ def photos(train_python, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def copied(photos, runs) -> Path:
-    """They, for this test to change."""
     return Path(shutil.copytree(photos, runs.folder / "set"))
 
 

@@ -62,7 +62,6 @@ class Once:
         return code == -9
 
     def trace(self, *words: str) -> list[tuple[str, str]]:
-        """The calls of the command, as kind and arguments."""
         log = self.folder / "strace"
         argv = ["strace", "-o", str(log), "-s", "200", "-e", f"trace={KINDS}", *self.argv(*words)]
         assert self.slurm(*argv, check=False, timeout=120).returncode == self.code

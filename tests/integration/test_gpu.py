@@ -31,7 +31,6 @@ print("SEEN", hvd.size(), float(total[0]), total.device.rpartition("/")[2], len(
 
 @pytest.fixture(scope="module")
 def gpus() -> int:
-    """How many GPUs the driver sees here."""
     if not Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is None:
         pytest.skip("there is no NVIDIA driver here")
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)

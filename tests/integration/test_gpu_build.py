@@ -54,7 +54,6 @@ class Built:
 
     @property
     def stack(self) -> str:
-        """The tree's path inside the root."""
         return f"{self.root.prefix}/releases/{self.record['id']}/stack"
 
     def packages(self) -> Path:

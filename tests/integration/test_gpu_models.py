@@ -44,7 +44,6 @@ partitions:
 
 @pytest.fixture(scope="module")
 def shell(cluster_home) -> Iterator[Shell]:
-    """Commands against a cluster of those partitions."""
     home = cluster_home / "models"
     home.mkdir()
     (home / "real.yaml").write_text(REAL)

@@ -27,7 +27,6 @@ class Hostile:
         self.slurm, self.place, self.jobs = slurm, place, set[int]()
 
     def submit(self, *options: str, script: str = "job.sh", argument: str = "") -> int:
-        """Queue a job and give its id."""
         (self.place / script).write_text("#!/bin/sh\nsleep 60\n")
         done = subprocess.run(
             ["sbatch", "--parsable", "--hold", "--mem=10", *options, script, argument],

@@ -224,7 +224,6 @@ def test_a_shell_that_loaded_the_old_one_can_still_unload_it(site, published, ve
 
 
 def loaded_in(modules: Path, **env: str) -> str:
-    """The version that a plain load gives."""
     script = "module load tensorflow; module --terse list"
     return lmod(modules, script, **env).stderr.split("tensorflow/")[1].strip()
 

@@ -57,7 +57,6 @@ class Running:
         self.ports = [(addresses[name], int(port)) for name, port in named]
 
     def step(self) -> int:
-        """How far the training is."""
         path = self.folder / "progress.json"
         return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
@@ -84,7 +83,6 @@ def process_of(cluster: ClusterState, node: str) -> int:
 
 
 def iptables(cluster: ClusterState, node: str, *words: str) -> None:
-    """Change a node's firewall."""
     enter = ["nsenter", "--net", "-t", str(process_of(cluster, node)), "iptables", "-w"]
     subprocess.run([*enter, *words], check=True)
 

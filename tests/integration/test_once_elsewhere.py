@@ -156,11 +156,9 @@ class Check:
         return found[first : second + 2]
 
     def killed(self, kind: str, count: int) -> None:
-        """Run it, killed before its n-th call of a kind."""
         self.run("-e", f"trace={kind}", "-e", f"inject={kind}:signal=KILL:when={count}")
 
     def queued(self) -> set[int]:
-        """What Slurm has, ended or not."""
         return {one.id for one in client.queue()}
 
 

@@ -75,7 +75,6 @@ def page(browser, file) -> Page:
 
 
 def until(page: Page, question: str) -> None:
-    """Wait until the page says yes."""
     deadline = time.monotonic() + 30
     while not page.do(question):
         assert time.monotonic() < deadline, question
@@ -258,7 +257,6 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violation
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory) -> str:
-    """The source of axe-core."""
     own = os.environ.get("HPCDL_AXE")
     if own is None:
         own = unpack("axe-core", "4.10.3", tmp_path_factory.mktemp("axe")) / "axe.min.js"

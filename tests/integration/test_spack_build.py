@@ -42,7 +42,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def solve(home: Path, *specs: str, tree: str = "tree") -> Folders:
-    """The small environment, solved."""
     want(home, *specs, tree=tree)
     concretize(home, SMALL, silent)
     return Folders(home, "small")

@@ -95,7 +95,6 @@ def reference(found: dict[str, Any], kind: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def found(train_python, tmp_path_factory) -> dict[str, Any]:
-    """What the program computes."""
     return Runs(train_python, tmp_path_factory.mktemp("formulas")).script("-c", PROGRAM)
 
 

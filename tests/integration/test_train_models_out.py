@@ -43,7 +43,6 @@ def untested(split):
 
 @pytest.fixture
 def runs(runs) -> Runs:
-    """With the user's module."""
     runs.write("mine.py", NORMALIZED + UNTESTED)
     return runs
 

@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def inside(runs: Runs, *words: str | Path) -> Any:
-    """What train_inside.py finds."""
     return runs.script("-m", "tests.integration.train_inside", *words)
 
 

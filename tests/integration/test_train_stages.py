@@ -42,7 +42,6 @@ print(json.dumps({
 
 @pytest.fixture
 def runs(runs) -> Runs:
-    """With the network."""
     runs.write("mine.py", NETWORK)
     return runs
 

@@ -31,7 +31,6 @@ LABELS = DRAW.integers(0, 3, (3, 12))
 
 
 def parts_of(model, **more):
-    """What the step of a user's model is made of."""
     network = models.build(f"users:{model}", (4, 4, 1), 3, 1)
     optimizer = optimizers.make_optimizer(network, "sgd", 0.9, 0.0)
     task = make_task("classes", 0.0)

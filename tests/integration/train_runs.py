@@ -38,7 +38,6 @@ class Done:
 
     @property
     def result(self) -> dict[str, Any]:
-        """result.json."""
         loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return loaded
 
@@ -72,7 +71,6 @@ class Runs:
     def start(
         self, *words: str, ranks: int = 1, job: str = "job", env: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Begin a training of `ranks` ranks in the folder `job`."""
         command = [str(self.python), "-m", "hpcdl.train", "--job-dir", str(self.folder / job)]
         if ranks > 1:
             command = [*MPIRUN, str(ranks), *command]
@@ -91,16 +89,13 @@ class Runs:
 
     def train(self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 300,
               code: int = 0, says: str | tuple[str, ...] = (), **env: str) -> Done:  # fmt: skip
-        """A whole training, which must end with `code` and say `says`."""
         done = self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
         return done.must(code, *([says] if isinstance(says, str) else says))
 
     def learn(self, *words: str, **more: Any) -> Done:
-        """A whole training on the digits."""
         return self.train("--data", str(self.digits), *words, **more)
 
     def data(self, *words: str | Path, code: int = 0, says: str | tuple[str, ...] = ()) -> Done:
-        """A whole data command."""
         process = subprocess.Popen([self.python, "-m", "hpcdl.train.data", *words],
                                    cwd=self.folder, env=environment(), **_PIPES)  # fmt: skip
         return self.end(process).must(code, *([says] if isinstance(says, str) else says))
@@ -146,13 +141,11 @@ def train_python(request) -> Path:
 
 @pytest.fixture
 def runs(train_python, digits, tmp_path) -> Runs:
-    """Runs in a folder of this test."""
     return Runs(train_python, tmp_path, digits)
 
 
 @pytest.fixture(scope="session")
 def digits(train_python, tmp_path_factory) -> Path:
-    """The digits, made once."""
     folder = tmp_path_factory.mktemp("data") / "digits"
     Runs(train_python, folder.parent).data("make", "digits", folder)
     return folder

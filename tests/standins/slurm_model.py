@@ -70,7 +70,6 @@ class Slurm:
         )
 
     def holds(self, rule: str) -> bool:
-        """Whether a rule of the data holds."""
         (row,) = [one for one in facts("slurm_rules")["rules"] if one["id"] == rule]
         return self.within(row)
 
@@ -262,8 +261,6 @@ def _beside_ntasks_per_gpu(slurm: Slurm, given: Given) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the modelled cluster."""
-
     cpus: int
     gpus: int
 

@@ -27,7 +27,6 @@ from slurm_model import (
 
 
 def main(words: list[str], environment: dict[str, str]) -> int:
-    """What the command does."""
     slurm = Slurm.of(environment)
     if set(words) & {"--version", "-V"}:
         print(f"slurm {slurm.version}")

@@ -27,7 +27,6 @@ from slurm_model import (
 
 
 def main(words: list[str], environment: dict[str, str]) -> int:
-    """What the command does."""
     slurm = Slurm.of(environment)
     if "--mpi=list" in words:
         print("MPI plugin types are...", *slurm.plugins(), sep="\n\t", file=sys.stderr)
