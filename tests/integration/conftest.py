@@ -21,6 +21,7 @@ from hpcdl.cluster.needs import choose_mode
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
+from tests.waiting import wait_for
 
 HPCDL = Path(sys.executable).with_name("hpcdl")
 _FOREIGN = ("MAKE", "MFLAGS", "SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
@@ -71,6 +72,13 @@ class Shell:
     def run(self, *words: str | Path) -> dict[str, Any]:
         answer = self.submit(*words)
         return {**answer, **self.ended(answer["job_id"])}
+
+    def take(self, partition: str, nodes: int = 1) -> str:
+        """A job that has nodes for itself: what is queued for them waits."""
+        words = ("-p", partition, "-N", str(nodes), "--exclusive", "-o", "/dev/null", "--wrap")
+        job = self("sbatch", "--parsable", *words, "sleep 900").stdout.strip()
+        wait_for(lambda: self("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", 180)
+        return job
 
 
 def site_file(folder: Path, *changes: tuple[str, object]) -> Path:

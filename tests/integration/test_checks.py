@@ -199,14 +199,11 @@ def test_a_job_that_shows_no_sign_of_life_is_given_up(site):
 
 
 def test_a_job_that_gets_no_nodes_is_given_up(site, slurm):
-    taken = slurm("sbatch", "--parsable", "-p", "p100", "-N2", "--exclusive", "-o", "/dev/null",
-                  "--wrap", "sleep 300").stdout.strip()  # fmt: skip
-    state = ("squeue", "-h", "-j", taken, "-o", "%T")
-    wait_for(lambda: slurm(*state).stdout == "RUNNING\n")  # before the check's job is queued
+    job = slurm.take("p100", 2)
     try:
         outcome = run(site, "checks_that_wait.py", names=("impatient",))
     finally:
-        slurm("scancel", taken)
+        slurm("scancel", job)
     assert outcome.verdicts[0].status is Status.ERROR
     assert "time-out: it got no nodes within" in outcome.verdicts[0].reason
     wait_for(lambda: not active_jobs(site))

@@ -53,9 +53,7 @@ def released(once) -> Site:
 @pytest.fixture
 def full(slurm) -> Iterator[None]:
     """Nodes that are taken: what is queued waits."""
-    slurm("sbatch", "-p", "p100", "-N", "2", "--exclusive", "-J", "blocker", "-o", "/dev/null",
-          "--wrap", "sleep 900")  # fmt: skip
-    wait_for(lambda: slurm("squeue", "-h", "-n", "blocker", "-o", "%t").stdout.strip() == "R")
+    slurm.take("p100", 2)
     yield
     slurm("scancel", "--me")
 

@@ -86,12 +86,8 @@ def test_a_failing_job_leaves_the_old_release_and_says_why(site):
 
 def test_a_job_that_gets_no_node_is_cancelled_and_told(site, slurm):
     make_release(site, "new", version="2.21.0")
-    busy = slurm("sbatch", "--parsable", "--exclusive", "-p", "k80", "-o", "/dev/null",
-                 "--wrap", "sleep 300").stdout.strip()  # fmt: skip
+    busy = slurm.take("k80")
     try:
-        slurm(
-            "bash", "-c", f"until [[ $(squeue -h -j {busy} -o %T) == RUNNING ]]; do sleep 0.2; done"
-        )
         proof = verify(site, "new", JobGate(silent, ("k80",), wait_seconds=0))
     finally:
         slurm("scancel", busy)
@@ -170,15 +166,8 @@ def test_a_stopped_publish_takes_its_jobs_out_of_the_queue(
         " JobGate(lambda text: print(text, flush=True), ('k80', 'cpu')), say=silent)\n"
         "except Stopped as stopped: print(stopped.message); sys.exit(stopped.exit_code)\n"
     )
-    busy = [
-        slurm("sbatch", "--parsable", "--exclusive", "-p", name, "-o", "/dev/null", "-N", nodes,
-              "--wrap", "sleep 600").stdout.strip()
-        for name, nodes in (("k80", "1"), ("cpu", str(site.partition("cpu").nodes)))
-    ]  # fmt: skip
+    busy = [slurm.take(name, site.partition(name).nodes) for name in ("k80", "cpu")]
     try:
-        for job in busy:
-            slurm("bash", "-c", f"until [[ $(squeue -h -j {job} -o %T) == RUNNING ]]; do "
-                  "sleep 0.2; done")  # fmt: skip
         words = [sys.executable, "-c", program, site.paths.prefix]
         process = subprocess.Popen(words, env=cluster_env, cwd=REPOSITORY, text=True,
                                    stdout=subprocess.PIPE)  # fmt: skip

@@ -52,9 +52,7 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(slurm, site, tm
     study.write_text(json.dumps(TINY))
     words = [HPCDL, "study", "run", str(study), "--site", str(site)]
     manifest = tmp_path / "work" / "studies" / "tiny-small" / "training" / "sweep.json"
-    blocker = slurm("sbatch", "--parsable", "-p", "p100", "-N", "2", "--exclusive",
-                    "--wrap", "sleep 900").stdout.strip()  # fmt: skip
-    wait_for(lambda: slurm("squeue", "-h", "-j", blocker, "-o", "%t").stdout.strip() == "R", 180)
+    blocker = slurm.take("p100", 2)
 
     first = subprocess.Popen(
         words, env=dict(slurm.env), cwd=tmp_path, text=True,
