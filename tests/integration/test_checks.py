@@ -8,23 +8,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcdl.cli import main
 from hpcdl.cluster import processes, read_state, up
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.exchange import of_outcome
+from hpcdl.regress.history import open_history
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
+from hpcdl.regress.report.tonight import headline
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
+from tests.browser import chromium
 from tests.integration.check_runs import own_site, told
 from tests.waiting import wait_for
 
@@ -335,3 +340,38 @@ def active_jobs(site: Site) -> list[int]:
     ids = [job for path in runs_directory(site).glob("*/events.jsonl") for job in read_events(path)]
     records = [client.job(job) for job in ids]
     return [record.id for record in records if record is not None and record.active]
+
+
+def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(site, tmp_path, capsys):
+    names = ("honest", "slower")
+    update_references(site, "embedded", [reference(name) for name in names])
+    outcome = run(site, "checks_that_look_well.py", names=names)
+    history, page = tmp_path / "history.sqlite", tmp_path / "night.html"
+    with open_history(history, site.name) as opened:
+        assert opened.add(of_outcome(outcome)) == 2
+    words = ["check", "report", "--site", str(site.source), "--history", str(history)]
+    assert main([*words, "--html", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == str(page)
+    # The same run again, from its folder, is no other night.
+    imported = ["check", "history", "import", str(outcome.directory.path)]
+    assert main([*imported, "--site", str(site.source), "--history", str(history)]) == 0
+    assert capsys.readouterr().out.startswith("0 new results")
+    with chromium() as browser:
+        browser.open(page.as_uri())
+        title = browser.do("document.querySelector('h1').textContent")
+        assert title == "Gate closed: 1 finding in 2 series"
+        lead = browser.do("document.querySelector('.lead').textContent")
+        assert lead.startswith(headline([asdict(one) | {"ok": one.ok} for one in outcome.verdicts]))
+        slower = next(one for one in outcome.verdicts if one.check == "slower")
+        row = "[...document.querySelectorAll('tr.row')].find((e) => e.dataset.text.match('slower'))"
+        browser.do(f"{row}.querySelector('.open').click()")
+        browser.do("document.querySelectorAll('.file').forEach((one) => { one.open = true })")
+        browser.settle()
+        detail = "document.querySelector('tr.detail:not([hidden])')"
+        script, log = browser.do(f"[...{detail}.querySelectorAll('pre')].map((e) => e.textContent)")
+        assert script == Path(slower.script).read_text()
+        assert "#SBATCH" in script
+        assert log == Path(slower.log).read_text()
+        assert "try 2; the first was FAIL" in slower.reason
+        assert browser.do(f"{detail}.querySelector('.reason').textContent") == slower.reason
+        assert browser.errors == []

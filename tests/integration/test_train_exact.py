@@ -16,7 +16,7 @@ from hpcdl.train.data.tfrecord import read, walk
 from tests.records import example, picture, write
 
 pytestmark = pytest.mark.stack
-INSIDE = Path(__file__).with_name("train_exact.py")
+INSIDE = ("-m", "tests.integration.train_inside")
 USERS = """
 import tensorflow as tf
 layers = tf.keras.layers
@@ -71,7 +71,7 @@ def records(folder: Path, shards: int, replaced: Mapping[int, bytes] | None = No
 
 
 def test_regularizers_and_add_loss_count_as_in_keras_also_in_parts(runs):
-    for ours, theirs in runs.script(INSIDE, "penalties", "-").values():
+    for ours, theirs in runs.script(*INSIDE, "penalties").values():
         assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
 
 
@@ -87,7 +87,7 @@ def test_regularizers_and_synchronized_normalisation_count_the_same_on_two_ranks
 
 
 def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs):
-    found = runs.script(INSIDE, "augmented", "-")
+    found = runs.script(*INSIDE, "augmented")
     first, other_rank, other_step, again = found["mixed"]
     for mixed in found["mixed"]:
         for image, (_, one, two) in enumerate(mixed["shares"]):
@@ -105,14 +105,14 @@ def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs):
 
 
 def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs):
-    first, other_rank, other_step, again = runs.script(INSIDE, "dropout", "-")
+    first, other_rank, other_step, again = runs.script(*INSIDE, "users_dropout")
     assert first == again
     assert first != other_rank != other_step != first
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 16])
 def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(runs, shards):
-    found = runs.script(INSIDE, "orders", records(runs.folder / "set", shards))
+    found = runs.script(*INSIDE, "orders", records(runs.folder / "set", shards))
     for ranks in (1, 2, 4):
         whole, halves = found[f"{ranks}-False"], found[f"{ranks}-True"]
         for one, other in itertools.combinations(whole, 2):

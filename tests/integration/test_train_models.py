@@ -1,8 +1,14 @@
 """The networks as they are built, and those that a user brings."""
 
+import subprocess
+from dataclasses import replace
+
 import pytest
+import yaml
 
 from hpcdl import facts
+from hpcdl.predict.network import network, parse_layer
+from tests.integration.train_runs import ROOT, environment
 
 pytestmark = pytest.mark.stack
 MODULE = """
@@ -43,6 +49,17 @@ def test_every_network_has_the_parameters_that_its_facts_say(runs):
     found = runs.script("-m", "tests.integration.train_inside", "parameters")
     rows = facts.load("models")["models"]
     assert found == {name: [row["params"], row["params_total"]] for name, row in rows.items()}
+
+
+def test_the_layers_of_the_facts_are_those_of_the_real_keras_models(train_python):
+    """But for their names, which differ between releases of Keras."""
+    argv = [train_python, "-m", "tools.layers", "alexnet", "googlenet", "resnet50", "mlp"]
+    env = environment() | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
+    for name, row in yaml.safe_load(said).items():
+        ours, theirs = network(name).layers, map(parse_layer, row["layers"].splitlines())
+        for one, other in zip(ours, theirs, strict=True):
+            assert replace(one, name="") == replace(other, name="")
 
 
 @pytest.mark.parametrize("function", ["spare", pytest.param("subclass", marks=pytest.mark.long)])
