@@ -297,9 +297,7 @@ def test_node_names_are_names(tmp_path, nodes):
 
 
 @as_root
-def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
-    shared, monkeypatch, tmp_path
-):
+def test_scratch_directories_of_others_are_left_alone(shared, monkeypatch, tmp_path):
     (tmp_path / "precious").write_text("thesis")
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     stranger(f"ln -s {tmp_path} .hpcdl-scratch-aaaaaaaa; mkdir .hpcdl-scratch-bbbbbbbb", shared)

@@ -193,9 +193,7 @@ def _bills_are_valid(release: Release) -> None:
 
 
 @pytest.mark.long
-def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
-    spack_home, tmp_path, monkeypatch
-):
+def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypatch):
     """The whole way for real: solve, install, signed cache, gate, module, and once more."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels are for Python 3.11")

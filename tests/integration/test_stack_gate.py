@@ -153,9 +153,7 @@ def test_gc_keeps_what_an_interactive_job_may_have_loaded(site, slurm):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name)
-def test_a_stopped_publish_takes_its_jobs_out_of_the_queue(
-    site, slurm, cluster_env, tmp_path, number
-):
+def test_a_stopped_publish_cancels_its_jobs(site, slurm, cluster_env, tmp_path, number):
     """Its jobs wait for nodes that others have; nobody would wait for them any more."""
     make_release(site, "new", version="2.21.0")
     program = (

@@ -45,9 +45,7 @@ def test_building_it_again_takes_a_second(stack_site, release):
     assert planned + time.monotonic() - start < 1.5
 
 
-def test_a_partition_that_gets_no_build_does_not_keep_the_others_from_theirs(
-    release, tmp_path, capsys
-):
+def test_a_partition_without_a_build_keeps_no_other_from_its_own(release, tmp_path, capsys):
     """No wheels fit GPUs beside aarch64 CPUs; `release` has left what it needs in the cache."""
     node = "nodes: 1, sockets: 1, cores_per_socket: 8, memory_gb: 64"
     file = tmp_path / "site.yaml"
@@ -103,9 +101,7 @@ def test_a_killed_build_is_no_release_and_the_next_one_completes(stack_site, rel
     shutil.rmtree(site.paths.prefix)
 
 
-def test_a_failed_compile_shows_the_compiler_s_first_error_and_its_file(
-    stack_site, release, tmp_path, monkeypatch
-):
+def test_a_failed_compile_shows_its_first_error(stack_site, release, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
     planned = plan_build(stack_site)
     guard = "#ifndef HOROVOD_COMMON_H\n"
@@ -156,9 +152,7 @@ def test_hpcdl_packs_itself_where_it_is_installed(stack_site, release):
     assert done.ok, done.stderr
 
 
-def test_a_plain_virtual_environment_sees_tensorflow_and_its_own_packages_win(
-    stack_site, release, tmp_path
-):
+def test_a_plain_environment_sees_tensorflow_and_its_own_win(stack_site, release, tmp_path):
     own = tmp_path / "env/lib" / f"python{release.versions['python'].rpartition('.')[0]}"
     make = ["python", "-m", "venv", "--system-site-packages", tmp_path / "env"]
     assert in_module(stack_site, release, make).ok

@@ -15,7 +15,7 @@ from pathlib import Path
 import slurm_model as model
 
 
-def main(words: list[str], environment: dict[str, str]) -> int:
+def main(words: list[str], environment: dict) -> int:
     slurm = model.Slurm.of(environment)
     if set(words) & {"--version", "-V"}:
         print(f"slurm {slurm.version}")
@@ -27,9 +27,7 @@ def main(words: list[str], environment: dict[str, str]) -> int:
     return submit(slurm, given, job, data, rest, environment)
 
 
-def plan(
-    slurm: model.Slurm, words: list[str], data: bytes, environment: dict[str, str]
-) -> model.Given:
+def plan(slurm: model.Slurm, words: list[str], data: bytes, environment: dict) -> model.Given:
     """The options in force: the script's, below the environment's, below the command line's."""
     check_text(data)
     given = model.Given()
@@ -86,7 +84,7 @@ def submit(
     job: dict,
     data: bytes,
     rest: list[str],
-    around: dict[str, str],
+    around: dict,
 ) -> int:
     job_id = around.get("SLURM_STANDIN_JOB_ID", "1")
     if given.has("test-only"):
@@ -108,8 +106,8 @@ def submit(
 
 
 def job_environment(
-    slurm: model.Slurm, given: model.Given, job: dict, job_id: str, around: dict[str, str]
-) -> dict[str, str]:
+    slurm: model.Slurm, given: model.Given, job: dict, job_id: str, around: dict
+) -> dict:
     """The batch step's environment: the submitter's by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = exported(export, around)
@@ -142,7 +140,7 @@ def job_environment(
     return environment
 
 
-def exported(export: str, around: dict[str, str]) -> dict[str, str]:
+def exported(export: str, around: dict) -> dict:
     """The part of the submitter's environment that --export lets through."""
     kept = {k: v for k, v in around.items() if k.startswith(("SLURM_", "PATH"))}
     parts = [part for part in export.split(",") if part]

@@ -14,7 +14,7 @@ import time
 import slurm_model as model
 
 
-def main(words: list[str], environment: dict[str, str]) -> int:
+def main(words: list[str], environment: dict) -> int:
     slurm = model.Slurm.of(environment)
     if "--mpi=list" in words:
         print("MPI plugin types are...", *slurm.plugins(), sep="\n\t", file=sys.stderr)
@@ -34,7 +34,7 @@ def main(words: list[str], environment: dict[str, str]) -> int:
 
 
 def plan(
-    slurm: model.Slurm, words: list[str], environment: dict[str, str]
+    slurm: model.Slurm, words: list[str], environment: dict
 ) -> tuple[model.Given, dict, list[str]]:
     """The options in force, what the step gets, and the program."""
     given = model.Given()
@@ -55,9 +55,7 @@ def check_mpi(slurm: model.Slurm, given: model.Given) -> None:
         raise model.Fatal(f"{first}all files\n{last}")
 
 
-def run_ranks(
-    given: model.Given, got: dict, command: list[str], around: dict[str, str]
-) -> list[int]:
+def run_ranks(given: model.Given, got: dict, command: list[str], around: dict) -> list[int]:
     """Start all ranks, pass signals on, and end the others when one fails, if asked to."""
     ranks = [
         subprocess.Popen(command, env=rank_environment(given, got, rank, around))
@@ -80,9 +78,7 @@ def run_ranks(
     return [code if code >= 0 else 128 - code for code in (rank.wait() for rank in ranks)]
 
 
-def rank_environment(
-    given: model.Given, got: dict, rank: int, around: dict[str, str]
-) -> dict[str, str]:
+def rank_environment(given: model.Given, got: dict, rank: int, around: dict) -> dict:
     """What a rank finds: the step's environment by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = dict(around)
