@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.train_runs import Runs
+from tests.integration.train_runs import INSIDE, Runs
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
@@ -16,7 +16,6 @@ from hpcdl.train.data.tfrecord import read, walk
 from tests.records import example, picture, write
 
 pytestmark = pytest.mark.stack
-INSIDE = ("-m", "tests.integration.train_inside")
 USERS = """
 import tensorflow as tf
 layers = tf.keras.layers

@@ -76,19 +76,12 @@ def test_a_users_network_that_draws_numbers_trains_on_two_ranks(runs, strategy):
     runs.learn("--steps=3", "--model=own:spare", f"--strategy={strategy}", ranks=2)
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("three", "gives (None, 3), but (None, 10) is wanted"),
-        pytest.param("nothing", "it gives NoneType, no Keras model", marks=pytest.mark.long),
-        pytest.param("breaks", "RuntimeError: a mistake of mine", marks=pytest.mark.long),
-    ],
-)
-def test_a_users_network_that_cannot_be_is_said(runs, function, said):
+def test_a_network_that_cannot_be_is_said(runs):
     runs.write("own.py", MODULE)
-    runs.learn(f"--model=own:{function}", code=2, says=said)
-
-
-def test_images_too_small_for_a_network_are_refused(runs):
-    said = "the model 'resnet50' cannot be made for images of 16 x 16 x 3"
-    runs.train("--model=resnet50", "--image-size=16", "--global-batch=2", code=2, says=said)
+    runs.refused(
+        (("--model=own:three",), "gives (None, 3), but (None, 10) is wanted"),
+        (("--model=own:nothing",), "it gives NoneType, no Keras model"),
+        (("--model=own:breaks",), "RuntimeError: a mistake of mine"),
+        (("--model=resnet50", "--data=synthetic", "--image-size=16", "--global-batch=2"),
+         "the model 'resnet50' cannot be made for images of 16 x 16 x 3"),
+    )  # fmt: skip

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.integration.train_runs import Runs
+from tests.integration.train_runs import INSIDE, Runs
 
 pytestmark = pytest.mark.stack
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def inside(runs: Runs, *words: str | Path) -> Any:
-    return runs.script("-m", "tests.integration.train_inside", *words)
+    return runs.script(*INSIDE, *words)
 
 
 def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(runs):
@@ -59,8 +59,8 @@ def test_tensorflow_crops_images_while_it_decodes_them(pipeline):
 
 def test_only_the_new_form_makes_batches_before_anybody_asks(pipeline):
     """TensorFlow would do so for the old one as well, of its own accord."""
-    spent = {form: times["unasked"] for form, times in pipeline["ahead"].items()}
-    assert spent["new"] > 20 * spent["old"], pipeline["ahead"]
+    spent = pipeline["ahead"]
+    assert spent["new"] > 1.5 * spent["old"], spent
 
 
 def test_the_library_and_tensorflow_crop_the_same(pipeline):

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", "-np")
+INSIDE = ("-m", "tests.integration.train_inside")
 _PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
@@ -99,6 +100,16 @@ class Runs:
         process = subprocess.Popen([self.python, "-m", "hpcdl.train.data", *words],
                                    cwd=self.folder, env=environment(), **_PIPES)  # fmt: skip
         return self.end(process).must(code, *([says] if isinstance(says, str) else says))
+
+    def refused(self, *rows: tuple[tuple[str, ...], str]) -> None:
+        """These command lines are refused in these words; one process takes them all."""
+        data = ("--data", str(self.digits))
+        lines = [
+            ("--job-dir", f"refused-{at}", *data, *words) for at, (words, _) in enumerate(rows)
+        ]
+        found = self.script(*INSIDE, "refusals", json.dumps(lines))
+        for (code, err), (_, said) in zip(found, rows, strict=True):
+            Done(code, "", err, self.folder).must(2, said)
 
     def write(self, name: str, text: str) -> None:
         """A file where runs find it as a module."""
