@@ -186,17 +186,7 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, s
                ".sbatchrc")  # fmt: skip
     site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
     program = "import json, os; print('at', os.getcwd())"
-    words = (
-        "job",
-        "submit",
-        "--site",
-        site,
-        "--no-module",
-        "--watch",
-        "--json",
-        "--partition",
-        "cpu",
-    )
+    words = ("job", "submit", "--site", site, "--no-module", "--watch", "--json", "--partition=cpu")
     there = Shell(slurm.env, evil.place)
     answer = json.loads(there.hpcdl(*words, "--", "python3", "-c", program, timeout=120).stdout)
     text = Path(answer["log"]).read_text()
