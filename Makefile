@@ -36,7 +36,7 @@ test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian th
 
 test-gpu-build: venv  ## GPU stacks with real nvcc 12.4 and 11.8 in Debian rootfs, loaded without a GPU; bazel with nvcc (root; 45 minutes)
 	@bash tools/system.sh matrix
-	$(PYTEST) -m gpu_build tests/integration/test_gpu_build.py tests/integration/test_gpu_spack.py tests/integration/test_bazel_cuda.py
+	$(PYTEST) -m gpu_build tests/integration/test_gpu_build.py tests/integration/test_bazel_cuda.py
 
 test-reframe: venv  ## every supported release of ReFrame, each in an environment of its own
 	$(BIN)/python -m tests.reframe_venvs

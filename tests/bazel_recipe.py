@@ -30,7 +30,6 @@ def _configure() -> None:
 
 
 def main() -> None:
-    """See the module."""
     out, cuda, cudnn, nccl, compiler = sys.argv[1:]
     environment = spack.environment.active_environment()
     (spec,) = (one for one in environment.all_specs() if one.name == "py-tensorflow")

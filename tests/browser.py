@@ -4,8 +4,6 @@ No port is opened and no library is needed. `Page.open` waits until the page is 
 the page asked of the network, printed, or broke with is kept.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -31,8 +29,6 @@ _KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowLeft": (37, ""), "ArrowUp": 
 
 
 class Page:
-    """One tab."""
-
     def __init__(self, receive: int, send: int) -> None:
         self._receive, self._send = receive, send
         self._left, self._count = b"", 0
@@ -45,7 +41,6 @@ class Page:
             self.call(f"{domain}.enable")
 
     def open(self, url: str) -> None:
-        """Go to a page and wait until it has loaded."""
         self._loaded = False
         self.requests.clear()
         self.call("Page.navigate", url=url)
@@ -69,7 +64,6 @@ class Page:
         return said["result"].get("value")
 
     def size(self, width: int, height: int = 900, *, phone: bool = False) -> None:
-        """Set the size of the window in CSS pixels."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
                   deviceScaleFactor=2 if phone else 1, mobile=phone)  # fmt: skip
         self.settle()
@@ -81,7 +75,6 @@ class Page:
         self.settle()
 
     def press(self, *keys: str) -> None:
-        """Press keys one after the other."""
         for key in keys:
             code, text = _KEYS.get(key, (ord(key.upper()[0]), key))
             common = {"key": key, "windowsVirtualKeyCode": code}
@@ -90,12 +83,10 @@ class Page:
         self.settle()
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
-        """Write what is seen as PNG."""
         data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
 
     def call(self, method: str, **values: Any) -> dict[str, Any]:
-        """One call of the DevTools protocol, in this tab."""
         return self._call(method, self._session, **values)
 
     def _call(self, method: str, session: str | None = None, **values: Any) -> dict[str, Any]:
@@ -121,7 +112,6 @@ class Page:
         return json.loads(text)  # type: ignore[no-any-return]
 
     def _take(self, event: dict[str, Any]) -> None:
-        """Keep what an event tells."""
         name, values = event.get("method"), event.get("params", {})
         if name == "Page.loadEventFired":
             self._loaded = True

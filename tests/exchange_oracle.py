@@ -5,8 +5,6 @@ Horovod's coordinator packs what all ranks have, and every chunk of a ring goes 
 once its sender has it and the link is free. With equal ranks and links both agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from unittest.mock import patch

@@ -6,8 +6,6 @@ commands run in it with namespaces of their own, and see the cache at its own pa
 is shared. Needs root, debootstrap, 10 GB and a mirror of Debian.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -28,6 +26,7 @@ PYTHON = "/opt/hpcdl/bin/python"
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _DONE = "nvcc-root.json"
 _ROOT_GB, _STACK_GB = 10.0, 13.0
+_ALONE = ("--mount", "--pid", "--fork", "--kill-child")
 _ENTER = """
 root=$1 shared=$2; shift 2
 mount -t proc proc "$root/proc"
@@ -97,24 +96,12 @@ class Root:
             AssertionError: it failed and `check`.
         """
         kept = {
-            "HOME": "/root",
-            "LANG": "C.UTF-8",
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "HPCDL_HOME": "/var/hpcdl",
-            "HPCDL_CACHE": str(cache()),
-            "PIP_CACHE_DIR": str(cache() / "pip"),
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        }
+            "HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HPCDL_HOME": "/var/hpcdl", "HPCDL_CACHE": str(cache()),
+            "PIP_CACHE_DIR": str(cache() / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }  # fmt: skip
         pairs = [f"{name}={value}" for name, value in {**kept, **env}.items()]
-        alone = [
-            "unshare",
-            "--mount",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--propagation",
-            "private",
-        ]
+        alone = ["unshare", *_ALONE, "--propagation", "private"]
         shared = " ".join(map(str, (cache(), *self.shared)))
         enter = ["bash", "-ec", _ENTER, "enter", str(self.directory), shared]
         done = subprocess.run([*alone, *enter, *pairs, *argv], capture_output=True, text=True,
@@ -176,13 +163,10 @@ def write_site(root: Root, case: Case, more: str = "") -> None:
 def _make(root: Root) -> None:
     """Let debootstrap and apt fill it; what the mirror lacks skips the test."""
     shutil.rmtree(root.directory)
-    done = subprocess.run(
-        ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
-         "debootstrap", "--variant=minbase", "--components=main,contrib,non-free",
-         f"--keyring={KEYRING}",
-         root.suite, root.directory, own_mirror()],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    alone = ["unshare", *_ALONE, "--mount-proc"]
+    make = ("debootstrap", "--variant=minbase", "--components=main,contrib,non-free",
+            f"--keyring={KEYRING}", root.suite, root.directory, own_mirror())  # fmt: skip
+    done = subprocess.run([*alone, *make], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"debootstrap cannot make {root.suite}: {done.stdout[-200:]}")
     for name in ("etc/resolv.conf", "etc/pip.conf"):

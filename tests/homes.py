@@ -4,8 +4,6 @@ Unix sockets have short names, so a home lies right below /tmp. It says which pr
 belongs to: what a run that was killed has left, clusters included, the next run clears away.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

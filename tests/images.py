@@ -1,7 +1,5 @@
 """An image of a few programs for container runtimes: a directory with Debian's static busybox."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

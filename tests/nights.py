@@ -1,7 +1,5 @@
 """Simulated nights for the report's tests and its benchmark: seeds fixed, all of it made here."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """Packages of npm that tests check with: fetched once per machine, kept in the cache."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tarfile

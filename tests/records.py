@@ -1,7 +1,5 @@
 """TFRecords of images of every kind, written without TensorFlow."""
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Sequence
@@ -31,7 +29,6 @@ def example(image: bytes, label: int | None = 1) -> bytes:
 
 
 def write(path: Path, records: Sequence[bytes]) -> None:
-    """A TFRecord file."""
     with path.open("wb") as file:
         for record in records:
             head = struct.pack("<Q", len(record))

@@ -3,8 +3,6 @@
 `make test-reframe`; the environments stay in build/reframe.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

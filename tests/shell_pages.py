@@ -85,7 +85,6 @@ class Shell:
         self._bash.communicate()
 
     def __call__(self, command: str) -> tuple[str, int]:
-        """What a command prints, and its exit status."""
         assert self._bash.stdin is not None
         assert self._bash.stdout is not None
         ends = f"status=$?; echo; echo {_END} $status"

@@ -1,7 +1,5 @@
 """Small releases for tests: the real record, folders and modulefiles around no software."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from pathlib import Path
@@ -32,20 +30,13 @@ def make_release(
 ) -> Release:
     """A finished release `name` whose stack is one Python that does nothing but exist."""
     root = site.paths.prefix / "releases" / name
+    versions = {"tensorflow": version, "horovod": "0.28.1", "mpi": "Open MPI 4.1.4",
+                "python": "3.11.7"}  # fmt: skip
+    wheel = {"name": "tensorflow-cpu", "version": version, "file": "t.whl", "sha256": "0" * 64}
     release = Release(
-        id=name,
-        stack="tensorflow",
-        backend="venv",
-        root=root,
-        module=f"tensorflow/{version}-cpu",
-        versions={"tensorflow": version, "horovod": "0.28.1", "mpi": "Open MPI 4.1.4",
-                  "python": "3.11.7"},
-        partitions=(),
-        proof="run",
-        created=created,
-        hpcdl="0.1.0+00000000",
-        lock=({"name": "tensorflow-cpu", "version": version, "file": "t.whl",
-               "sha256": "0" * 64},),
+        id=name, stack="tensorflow", backend="venv", root=root, module=f"tensorflow/{version}-cpu",
+        versions=versions, partitions=(), proof="run", created=created, hpcdl="0.1.0+00000000",
+        lock=(wheel,),
     )  # fmt: skip
     release = dataclasses.replace(release, **changes)
     (root / "stack" / "bin").mkdir(parents=True)

@@ -1,7 +1,5 @@
 """The Trace Event Format, which Perfetto and chrome://tracing read, as far as we use it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

@@ -1,43 +1,64 @@
 """`make bench`: every figure the project promises, each beside its yardstick in one run.
 
-A module `bench_NAME.py` measures and calls `report(...)` once per figure; `python -m tests.bench
-[NAME...]` runs them one by one, prints one table and writes docs/benchmarks.md. Ratios and
-medians only: machines are shared and noisy. What cannot be measured here is a counted skip.
+A module `bench_NAME.py` measures in `main()` and calls `report(...)` once per figure; `python -m
+tests.bench [NAME...]` runs them one by one, prints one table and writes docs/benchmarks.md. Ratios
+and medians only: machines are shared and noisy. What cannot be measured here is a counted skip.
 """
 
-from __future__ import annotations
-
 import json
+import os
+import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 
 MARK = "FIGURE "
 
 
 def report(
-    name: str, value: float | None, unit: str, *, goal: str = "", met: bool | None = None,
-    yardstick: str = "", note: str = "",
+    name: str, value: float | None, unit: str, *, most: float | None = None,
+    least: float | None = None, yardstick: str = "", note: str = "",
 ) -> None:  # fmt: skip
-    """Print one figure. `value` None is a skip, and `note` its reason."""
-    figure = {"name": name, "value": value, "unit": unit, "goal": goal, "met": met,
-              "yardstick": yardstick, "note": note}  # fmt: skip
+    """Print one figure, and whether it is at `most` or at `least` its goal.
+
+    `value` None is a skip, and `note` its reason.
+    """
+    goal, met = "", None
+    if most is not None:
+        goal, met = f"<= {most:g} {unit}".strip(), value is not None and value <= most
+    if least is not None:
+        goal, met = f">= {least:g} {unit}".strip(), value is not None and value >= least
+    figure = {"name": name, "value": value, "unit": unit, "goal": goal, "yardstick": yardstick,
+              "met": None if value is None else met, "note": note}  # fmt: skip
     print(MARK + json.dumps(figure), flush=True)
+
+
+def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds of one call, by a clock."""
+    start = clock()
+    work()
+    return clock() - start
+
+
+def middle(
+    runs: int, work: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Median seconds of some calls, by a clock."""
+    return median(timed(work, clock) for _ in range(runs))
 
 
 def alternate(runs: int, *things: Callable[[], object]) -> list[float]:
     """Median seconds of each thing, run in turn A B A B, after one warm-up each."""
-    times: list[list[float]] = [[] for _ in things]
-    for thing in things:
-        thing()
-    for _ in range(runs):
-        for index, thing in enumerate(things):
-            start = time.perf_counter()
-            thing()
-            times[index].append(time.perf_counter() - start)
-    return [median(column) for column in times]
+    turns = [[timed(thing) for thing in things] for _ in range(runs + 1)]
+    return [median(column) for column in zip(*turns[1:], strict=True)]
 
 
-def spread(values: Sequence[float]) -> float:
-    """(max - min) / median of repeated measurements."""
-    return (max(values) - min(values)) / median(values)
+def children() -> float:
+    """CPU seconds of all commands so far: a clock that other programs change little."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def load() -> str:
+    """How busy the machine is, for a note."""
+    return f"load {os.getloadavg()[0]:.0f}"

@@ -21,10 +21,9 @@ START, END = "<!-- figures -->", "<!-- end of figures -->"
 def run_one(name: str) -> list[dict[str, object]]:
     """The figures of one benchmark; one that breaks is a figure that says so."""
     print(f"-- {name}", flush=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"tests.bench.bench_{name}"], cwd=ROOT, text=True,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
+    program = f"from tests.bench import bench_{name} as one; one.main()"
+    argv = [sys.executable, "-c", program]
+    process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE)
     figures = []
     assert process.stdout is not None
     for line in process.stdout:
@@ -33,17 +32,8 @@ def run_one(name: str) -> list[dict[str, object]]:
         else:
             print(line, end="", flush=True)
     if process.wait() != 0:
-        figures.append(
-            {
-                "name": f"{name}: broke",
-                "value": None,
-                "unit": "",
-                "goal": "",
-                "met": False,
-                "yardstick": "",
-                "note": f"exit {process.returncode}",
-            }
-        )
+        broke = dict.fromkeys(("unit", "goal", "yardstick"), "") | {"value": None, "met": False}
+        figures.append({**broke, "name": f"{name}: broke", "note": f"exit {process.returncode}"})
     return figures
 
 

@@ -1,27 +1,24 @@
 """Checks: what ReFrame adds to a job, and how long the smoke set of the embedded cluster takes."""
 
-from __future__ import annotations
-
 import os
-import shutil
 import subprocess
-import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from hpcdl.cluster import down, environment, up
+from hpcdl.cluster import environment, up
 from hpcdl.jobs import Module
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.runner import run_checks
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import Site, load_site
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.workflows.modules import modules_by_partition
-from tests.bench import report
+from tests.bench import load, report, timed
+from tests.homes import short_home
+from tests.integration.conftest import site_file
 
 RUNS, MANY = 3, 5
 NO_MODULE = Module(())
@@ -43,7 +40,6 @@ class Nothing(HpcdlCheck):
 
 
 def checks(folder: Path, count: int) -> Path:
-    """A file of `count` checks."""
     path = folder / f"nothing{count}.py"
     classes = [f"\n@rfm.simple_test\nclass nothing_{n}(Nothing):\n    pass\n" for n in range(count)]
     path.write_text(CHECKS + "".join(classes))
@@ -55,9 +51,8 @@ def bare(site: Site, folder: Path) -> float:
     spec = JobSpec("p100", gpus=1, minutes=1, program=("true",), job_dir=folder)
     script = folder / "bare.sh"
     script.write_text(render_script(site, spec, NO_MODULE).text)
-    start = time.monotonic()
-    subprocess.run(["sbatch", "--wait", script], check=True, capture_output=True)
-    return time.monotonic() - start
+    wait = ["sbatch", "--wait", script]
+    return timed(lambda: subprocess.run(wait, check=True, capture_output=True))
 
 
 def overhead(site: Site, folder: Path) -> None:
@@ -71,11 +66,10 @@ def overhead(site: Site, folder: Path) -> None:
             assert outcome.ok, outcome.verdicts
             times[count].append(outcome.seconds)
     job, one, many = (median(times[count]) for count in (0, 1, MANY))
-    load = f"load {os.getloadavg()[0]:.0f}"
     report("checks: ReFrame's own start", one - job, "s", yardstick=f"the bare job: {job:.2f} s",
-           note=f"one check that does nothing takes {one:.1f} s; {load}")  # fmt: skip
+           note=f"one check that does nothing takes {one:.1f} s; {load()}")  # fmt: skip
     report("checks: each further check, one after the other", (many - one) / (MANY - 1) - job, "s",
-           yardstick=f"the bare job: {job:.2f} s", note=load)  # fmt: skip
+           yardstick=f"the bare job: {job:.2f} s", note=load())  # fmt: skip
 
 
 def smoke(site: Site) -> None:
@@ -89,32 +83,21 @@ def smoke(site: Site) -> None:
                     site.paths.datasets / "digits"], check=True, capture_output=True)  # fmt: skip
     request = CheckRequest(tags=("smoke",), measuring=True)
     outcome = run_checks(site, modules, request)
-    report("checks: the whole smoke set", outcome.seconds, "s", goal="<= 300 s",
-           met=outcome.seconds <= 300,
+    report("checks: the whole smoke set", outcome.seconds, "s", most=300,
            note=f"{len(outcome.verdicts)} checks on {len(site.partitions)} partitions, "
-           f"load {os.getloadavg()[0]:.0f}")  # fmt: skip
+           f"{load()}")  # fmt: skip
 
 
 def main() -> None:
     """On an embedded cluster of its own, with the release that the tests have built."""
-    home = Path(tempfile.mkdtemp(prefix="hpcdl-", dir="/tmp"))
-    os.environ["HPCDL_HOME"] = str(home)
-    text = find_site_file("embedded").read_text()
-    file = home / "site.yaml"
-    prefix = cache() / "tests" / "prefix"
-    file.write_text(text.replace("$HPCDL_HOME/embedded/prefix", str(prefix)))
-    site = load_site(file)
-    directory = home / "cluster" / "embedded"
-    try:
-        os.environ.update(environment(up(site, directory=directory), dict(os.environ)))
-        overhead(site, home)
-        smoke(site)
-    except MissingPrerequisite as lack:
-        report("checks", None, "s", note=lack.message)
-    finally:
-        down(directory, purge=True)
-        shutil.rmtree(home, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()
+    with short_home() as home:
+        os.environ["HPCDL_HOME"] = str(home)
+        prefix = ("$HPCDL_HOME/embedded/prefix", cache() / "tests" / "prefix")
+        site = load_site(site_file(home, prefix))
+        try:
+            state = up(site, directory=home / "cluster/embedded")
+            os.environ.update(environment(state, dict(os.environ)))
+            overhead(site, home)
+            smoke(site)
+        except MissingPrerequisite as lack:
+            report("checks", None, "s", note=lack.message)

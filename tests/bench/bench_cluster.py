@@ -1,8 +1,5 @@
 """The embedded cluster: how soon it takes jobs, and how little it needs."""
 
-from __future__ import annotations
-
-import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -11,7 +8,7 @@ from hpcdl.cluster import down, up
 from hpcdl.cluster.model import ClusterState
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
-from tests.bench import report
+from tests.bench import report, timed
 from tests.homes import short_home
 
 RUNS = 3
@@ -42,13 +39,10 @@ def measure(nodes: int, mode: str, runs: int) -> tuple[float, float, float]:
     ups, downs, size = [], [], 0.0
     for _ in range(runs):
         with short_home() as folder:
-            start = time.monotonic()
             state = up(site, mode=mode, directory=folder / "c")
-            ups.append(time.monotonic() - start)
+            ups.append(state.seconds)
             size = memory_mb(state)
-            start = time.monotonic()
-            down(folder / "c", purge=True)
-            downs.append(time.monotonic() - start)
+            downs.append(timed(lambda folder=folder: down(folder / "c", purge=True)))
     return median(ups), size, median(downs)
 
 
@@ -62,12 +56,5 @@ def main() -> None:
         except MissingPrerequisite as lack:
             report(name, None, "s", note=lack.message)
             continue
-        report(f"{name}, up", ready, "s", goal=f"<= {seconds:g} s", met=ready <= seconds,
-               note=f"all idle; down {gone:.2g} s")  # fmt: skip
-        goal = f"<= {megabytes:g} MB" if megabytes else ""
-        met = size <= megabytes if megabytes else None
-        report(f"{name}, memory", size, "MB", goal=goal, met=met, note="PSS of all processes")
-
-
-if __name__ == "__main__":
-    main()
+        report(f"{name}, up", ready, "s", most=seconds, note=f"all idle; down {gone:.2g} s")
+        report(f"{name}, memory", size, "MB", most=megabytes, note="PSS of all processes")

@@ -3,18 +3,14 @@
 The wheels are in the cache before anything is measured; the root is that of `make test-gpu-build`.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
-import time
-from collections.abc import Callable
 from statistics import median
 
 import pytest
 
 from hpcdl.system.resources import cache
-from tests.bench import report
+from tests.bench import middle, report, timed
 from tests.gpu_roots import CASES, PYTHON, Root, install_hpcdl, root_of, write_site
 
 RUNS = 5
@@ -58,7 +54,6 @@ def main() -> None:
 
 
 def figures(root: Root) -> None:
-    """Every figure of a root whose wheels are in the cache."""
     for wheel in (cache() / "wheels").glob(f"horovod-*-tf{CASES[0].module.split('/')[1][:6]}-*"):
         shutil.rmtree(wheel)
     build = ("stack", "build", "--json")
@@ -67,9 +62,9 @@ def figures(root: Root) -> None:
     release = json.loads(root.hpcdl(*build).stdout)["id"]
     shutil.rmtree(f"{root.prefix}/releases/{release}")
     tell("GPU stack, wheels and Horovod cached", timed(lambda: root.hpcdl(*build)), 60)
-    tell("GPU stack, built already", middle(lambda: root.hpcdl(*build)), 3)
+    tell("GPU stack, built already", middle(RUNS, lambda: root.hpcdl(*build)), 3)
     root.hpcdl("stack", "publish", release, "--local")
-    again = middle(lambda: root.hpcdl("stack", "publish", release, "--local"))
+    again = middle(RUNS, lambda: root.hpcdl("stack", "publish", release, "--local"))
     found = json.loads(root.hpcdl("stack", "verify", "--integrity", "--json").stdout)
     files = f"{found['files']:,} files, {found['bytes'] / 1e9:.1f} GB"
     tell("publish of a GPU release again", again, 1, files)
@@ -78,7 +73,6 @@ def figures(root: Root) -> None:
 
 
 def loads(root: Root) -> None:
-    """Module loads beyond an empty one."""
     said = root.shell(LOADS.format(modules=f"{root.prefix}/current/modules"))
     rows = [line.split() for line in said.splitlines() if line.startswith(("none", "tensorflow"))]
     empty, full = (
@@ -86,26 +80,9 @@ def loads(root: Root) -> None:
         for wanted in ("none", "tensorflow")
     )
     beyond = (full - empty) * 1000
-    report("module load and unload of a GPU release", beyond, "ms", goal="<= 100",
-           met=beyond <= 100, yardstick=f"an empty module: {empty * 1000:.0f} ms")  # fmt: skip
+    report("module load and unload of a GPU release", beyond, "ms", most=100,
+           yardstick=f"an empty module: {empty * 1000:.0f} ms")  # fmt: skip
 
 
 def tell(name: str, seconds: float, goal: float, note: str = "") -> None:
-    """Report a figure in seconds."""
-    report(name, seconds, "s", goal=f"<= {goal:g}", met=seconds <= goal, note=note)
-
-
-def middle(what: Callable[[], object]) -> float:
-    """The median of a few runs."""
-    return median(timed(what) for _ in range(RUNS))
-
-
-def timed(what: Callable[[], object]) -> float:
-    """Seconds by the clock."""
-    start = time.perf_counter()
-    what()
-    return time.perf_counter() - start
-
-
-if __name__ == "__main__":
-    main()
+    report(name, seconds, "s", most=goal, note=note)

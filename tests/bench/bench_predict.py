@@ -1,20 +1,16 @@
 """The scaling model: how long 1 to 4,096 GPUs take, how near the simulation is, how good it is."""
 
-from __future__ import annotations
-
-import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from statistics import median
+from functools import partial
 
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.step import profile
 from hpcdl.predict.validate import errors, validate
 from hpcdl.site import Partition, find_site_file, load_site
-from tests.bench import report
+from tests.bench import children, middle, report
 from tests.exchange_oracle import both
 
 RUNS = 7
@@ -22,50 +18,28 @@ NETWORKS = ("alexnet", "vgg16", "resnet50", "inception_v3", "densenet121", "effi
 
 
 def main() -> None:
-    """Measure and report."""
     site = load_site(find_site_file("p100-v100-k80"))
     request = Request(site.partition("p100"), "resnet50", gpus="1-4096", every=True)
-    command = ("predict", "--site", "p100-v100-k80", "--partition", "p100", "--model", "resnet50",
-               "--gpus", "1-4096", "--every", "--json")  # fmt: skip
+    words = "predict --site p100-v100-k80 --partition p100 --model resnet50 --gpus 1-4096 --every"
+    command = [sys.executable, "-m", "hpcdl", *words.split(), "--json"]
     answer(request)
-    ours = 1000 * median(_cpu(lambda: answer(request)) for _ in range(RUNS))
-    before = _children()
-    for _ in range(RUNS):
-        _run(*command)
-    whole = 1000 * (_children() - before) / RUNS
+    ours = 1000 * middle(RUNS, lambda: answer(request), time.process_time)
+    run = partial(subprocess.run, command, check=True, stdout=subprocess.DEVNULL)
+    whole = 1000 * middle(RUNS, run, children)
     points = len(answer(request).points)
     note = f"CPU time; {points} counts that fill nodes; a command of its own: {whole:.0f} ms"
-    report("predict: 1 to 4,096 GPUs", ours, "ms", goal="<= 100", met=ours <= 100, note=note)
+    report("predict: 1 to 4,096 GPUs", ours, "ms", most=100, note=note)
     worst = max(_difference(site.partition("p100"), model, gpus)
                 for model in NETWORKS for gpus in ("4", "16", "64"))  # fmt: skip
     note = f"equal ranks and links, {len(NETWORKS)} networks, 4 to 64 GPUs"
-    report("predict: closed form off the simulation", 100 * worst, "%", goal="<= 2",
-           met=worst <= 0.02, note=note)  # fmt: skip
+    report("predict: closed form off the simulation", 100 * worst, "%", most=2, note=note)
     found = errors([row.error for row in validate(read_records()).judged])
     for name, value, goal in (
         ("median", found.median, 4),
         ("90th percentile", found.ninetieth, 15),
     ):
         note = f"{found.rows} published rows, source left out"
-        report(f"predict validate: {name} of the errors", 100 * value, "%", goal=f"<= {goal}",
-               met=100 * value <= goal, note=note)  # fmt: skip
-
-
-def _cpu(act: Callable[[], object]) -> float:
-    """Seconds of CPU time, which other work on the machine changes little."""
-    start = time.process_time()
-    act()
-    return time.process_time() - start
-
-
-def _children() -> float:
-    """Seconds of CPU time of all commands so far."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _run(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "hpcdl", *words], check=True, stdout=subprocess.DEVNULL)
+        report(f"predict validate: {name} of the errors", 100 * value, "%", most=goal, note=note)
 
 
 def _difference(partition: Partition, model: str, gpus: str) -> float:
@@ -75,7 +49,3 @@ def _difference(partition: Partition, model: str, gpus: str) -> float:
     one = profile(machine, training, base.seconds, request.constants)
     closed, simulated = both(machine, training, one, int(gpus), request.constants)
     return abs(closed / simulated - 1)
-
-
-if __name__ == "__main__":
-    main()

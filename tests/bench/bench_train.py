@@ -4,12 +4,9 @@ Ratios are medians over turns inside one run. Where other programs want the core
 says nothing, and CPU time is compared instead; the note says which.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import re
-import resource
 import signal
 import statistics
 import subprocess
@@ -17,9 +14,10 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from tests.bench import report
+from tests.bench import children, report, timed
 from tests.bench.training import ROOT, runs, script
 from tests.integration.train_runs import Done, Runs, environment
 
@@ -48,8 +46,8 @@ def _step(made: Runs) -> float:
     for model, batch, steps, turns in (("mlp", 64, 200, 20), ("resnet50", 8, 1, 9)):
         found = script(made.python, "train_step", model, batch, steps, turns)[clock]
         ratio, seconds = found["ratio"], found["bare"] / found["ratio"]
-        report(f"step: {model}, batch {batch}, share of a bare loop", ratio, "x", goal=">= 0.99",
-               met=ratio >= 0.99, yardstick=f"bare: {found['bare'] * 1e3:.3f} ms",
+        report(f"step: {model}, batch {batch}, share of a bare loop", ratio, "x", least=0.99,
+               yardstick=f"bare: {found['bare'] * 1e3:.3f} ms",
                note=f"whole loop: {seconds * 1e3:.3f} ms; by {clock} time")  # fmt: skip
     return seconds
 
@@ -59,8 +57,7 @@ def _fit(made: Runs) -> None:
     for name, goal in (("resnet50", 1.2), ("vit_s16", 1.0), ("gpt", 1.0)):
         found = script(made.python, "train_fit", name, 8, 1, 5)
         for other, shown in (("fit", "model.fit"), ("bare", "a bare Keras step")):
-            report(f"step: {name}, batch 8, beside {shown}", found[other], "x", goal=f">= {goal}",
-                   met=found[other] >= goal,
+            report(f"step: {name}, batch 8, beside {shown}", found[other], "x", least=goal,
                    note=f"ours: {found['ours']:.2f} CPU-s; alternating, without XLA")  # fmt: skip
 
 
@@ -69,15 +66,15 @@ def _checkpoint(made: Runs, step: float) -> None:
     clock = _clock()
     added = script(made.python, "train_keeping", "resnet50", "checkpoint", 4, _PIXELS, 5)[clock]
     share = 100 * added / (100 * step)
-    report("checkpoint: resnet50, share of an epoch of 100 steps", share, "%", goal="<= 0.5 %",
-           met=share <= 0.5, yardstick=f"100 steps: {100 * step:.0f} s",
+    report("checkpoint: resnet50, share of an epoch of 100 steps", share, "%", most=0.5,
+           yardstick=f"100 steps: {100 * step:.0f} s",
            note=f"adds {added:.2f} s until it is on disk; by {clock} time")  # fmt: skip
 
 
 def _memory(made: Runs) -> None:
     found = script(made.python, "train_keeping", "mlp", "memory", 64, 0, 1000)
-    report("memory: growth over 1,000 steps", found["grown"], "MB", goal="<= 1 % of all",
-           met=found["grown"] <= 0.01 * found["first"], yardstick=f"{found['first']:.0f} MB before",
+    report("memory: growth over 1,000 steps", found["grown"], "MB", most=0.01 * found["first"],
+           yardstick=f"{found['first']:.0f} MB before",
            note="mlp, a checkpoint every 50 steps")  # fmt: skip
 
 
@@ -91,7 +88,6 @@ class _Steps:
     last: str = ""
 
     def read(self) -> None:
-        """Until the program ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.last = line.strip() or self.last
@@ -121,7 +117,7 @@ def _tf_cnn(made: Runs) -> None:
     name = "step: resnet50, batch 8, beside tf_cnn_benchmarks"
     path = os.environ.get(_TF_CNN)
     if not path:
-        report(name, None, "x", goal=">= 1.05", yardstick="tf_cnn_benchmarks",
+        report(name, None, "x", least=1.05, yardstick="tf_cnn_benchmarks",
                note=f"skipped: {_TF_CNN} is not set")  # fmt: skip
         return
     threads = os.cpu_count() or 1
@@ -144,13 +140,12 @@ def _tf_cnn(made: Runs) -> None:
             program.process.wait()
     pairs = [(them[clock], us[clock]) for them, us in turns if them and us]
     if len(pairs) < _TURNS:
-        report(name, None, "x", goal=">= 1.0",
+        report(name, None, "x", least=1.05,
                note=f"skipped: it ended with: {(theirs.last or ours.last)[:120]}")  # fmt: skip
         return
     ratio = statistics.median(them / us for them, us in pairs)
     them, us = (statistics.median(column) for column in zip(*pairs, strict=True))
-    report(name, ratio, "x", goal=">= 1.05", met=ratio >= 1.05,
-           yardstick=f"tf_cnn_benchmarks: {8 / them:.2f} images/s",
+    report(name, ratio, "x", least=1.05, yardstick=f"tf_cnn_benchmarks: {8 / them:.2f} images/s",
            note=f"ours: {8 / us:.2f} images/s; in turns of two steps, by {clock} time")  # fmt: skip
 
 
@@ -183,7 +178,7 @@ def _ranks(made: Runs) -> None:
         )
         ratios.append(_rate(made.end(process, job, 900)) / apart)
     ratio = statistics.median(ratios)
-    report("2 ranks: share of two single runs", ratio, "x", goal=">= 0.95", met=ratio >= 0.95,
+    report("2 ranks: share of two single runs", ratio, "x", least=0.95,
            yardstick=f"two runs of one rank at a time: {apart:.2f} images/s",
            note="resnet50, 224 px, batch 8, a core and a thread each; by the clock")  # fmt: skip
 
@@ -222,8 +217,8 @@ def _slowed(made: Runs) -> None:
             rates[strategy].append(_rate(made.end(process, job, 900)))
     medians = {strategy: statistics.median(each) for strategy, each in rates.items()}
     ratio = medians["parameter-server"] / medians["horovod"]
-    report("asynchronous over synchronous, one of two workers slowed", ratio, "x", goal=">= 1.5",
-           met=ratio >= 1.5, yardstick=f"horovod: {medians['horovod']:.1f} images/s",
+    report("asynchronous over synchronous, one of two workers slowed", ratio, "x", least=1.5,
+           yardstick=f"horovod: {medians['horovod']:.1f} images/s",
            note=f"parameter-server: {medians['parameter-server']:.1f} images/s; googlenet, 112 px, "
            "batch 8; the second worker stands still 3 s of 4; by the clock")  # fmt: skip
 
@@ -260,21 +255,14 @@ def _startup(made: Runs) -> None:
     spent: dict[str, list[float]] = {"ours": [], "keras": []}
     for _ in range(_TURNS + 1):
         for name, words in (("ours", ours), ("keras", ["-c", _PLAIN])):
-            before = _spent()
-            subprocess.run([str(made.python), *words], check=True, capture_output=True,
-                           env=environment() | {"PYTHONPATH": str(ROOT)})  # fmt: skip
-            spent[name].append(_spent() - before)
+            run = partial(subprocess.run, [made.python, *words], check=True, capture_output=True,
+                          env=environment() | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+            spent[name].append(timed(run, children))
     medians = {name: statistics.median(seconds[1:]) for name, seconds in spent.items()}
     ratio = medians["ours"] / medians["keras"]
-    report("start to the first step and end: mlp, beside plain Keras", ratio, "x", goal="<= 1",
-           met=ratio <= 1, yardstick=f"plain Keras: {medians['keras']:.2f} CPU-s",
+    report("start to the first step and end: mlp, beside plain Keras", ratio, "x", most=1,
+           yardstick=f"plain Keras: {medians['keras']:.2f} CPU-s",
            note=f"ours: {medians['ours']:.2f} CPU-s, with its checkpoint and result")  # fmt: skip
-
-
-def _spent() -> float:
-    """CPU seconds of all programs that this one has run."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -287,7 +275,3 @@ def main() -> None:
         _tf_cnn(made)
         _ranks(made)
         _slowed(made)
-
-
-if __name__ == "__main__":
-    main()

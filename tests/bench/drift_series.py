@@ -4,8 +4,6 @@ Noise has a deviation of 2 % a run. Where nights depend on each other, half of t
 common to the runs of a night; with one run a night, all of it is, but for `night effect`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -24,23 +22,19 @@ Level = Callable[[int], float]
 
 
 def healthy(_: int) -> float:
-    """The level of a series that does not change."""
     return 1.0
 
 
 def drop(size: float, at: int = CHANGE_AT) -> Level:
-    """A lasting drop by a fraction, from a night on."""
     return lambda night: 1 - size if night >= at else 1.0
 
 
 def ramp(slope: float, at: int = CHANGE_AT) -> Level:
-    """A loss by a fraction a night, from a night on."""
     return lambda night: 1 - slope * max(0, night - at + 1)
 
 
 def series(kind: str, rng: random.Random, runs: int, level: Level = healthy,
            nights: int = NIGHTS) -> list[Night]:  # fmt: skip
-    """A series of a kind, around the level."""
     common, found = rng.gauss(0, 1), []
     for night in range(nights):
         rho = DEPENDENT.get(kind, 0.0)

@@ -5,8 +5,6 @@ bench_drift.py). Reads a JSON list of {"values", "first"} and writes, for each, 
 `first` on that brought a change point for the worse which was not there before.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -41,7 +41,6 @@ def batch_of(shape, classes, size):
 
 
 def contenders(name, size, steps):
-    """Three functions, each of which does some steps."""
     model, shape, classes = NETWORKS[name]
     images, labels = batch_of(shape, classes, size)
     network = models.build(model, shape, classes, 1, keras=True)

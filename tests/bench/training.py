@@ -1,7 +1,5 @@
 """What the training benchmarks share: the built release's Python, and how to run it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -31,13 +29,11 @@ def stack_python() -> Path:
 
 @contextmanager
 def runs() -> Iterator[Runs]:
-    """Runs in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as folder:
         yield Runs(stack_python(), Path(folder))
 
 
 def script(python: Path, name: str, *words: object) -> Any:
-    """The JSON that a script of this folder prints."""
     command = [str(python), "-m", f"tests.bench.{name}", *map(str, words)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,

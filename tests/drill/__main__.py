@@ -60,7 +60,6 @@ def _one(drill: Drill, goal: int, seed: int) -> bool:
 
 
 def _kept() -> dict[str, dict[str, Any]]:
-    """What ran, by the drill's name."""
     kept: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return kept
 
@@ -77,7 +76,6 @@ def _keep(drill: Drill, tally: Tally, before: Mapping[str, int]) -> None:
 
 
 def table() -> str:
-    """The table of what ran, as Markdown."""
     kept = _kept()
     head = ["drill", "command", "fault", "count", "lost", "wrong", "left behind", "date"]
     rows = [[f"`{d.name}`", d.command, d.fault,

@@ -4,8 +4,6 @@ They are what `hpcdl stack` calls, with a gate that always opens, no queue to as
 with one tiny wheel: the records, locks, seals, modulefiles and renames are the real ones.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
@@ -94,7 +92,6 @@ ACTS: dict[str, Callable[..., object]] = {
 
 
 def main(action: str, prefix: str, *rest: str) -> int:
-    """Do one of the acts, as the command line would."""
     try:
         ACTS[action](small_site(Path(prefix)), *rest)
     except HpcdlError as error:

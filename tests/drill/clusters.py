@@ -1,12 +1,10 @@
 """Drills of the embedded cluster, and what others share: a small one with nodes to break."""
 
-from __future__ import annotations
-
+from functools import partial
 from pathlib import Path
 
 from hpcdl.cluster import ClusterState, environment, processes, read_state
-from tests.drill.harness import HPCDL, Bench, Done, Drill
-from tests.drill.shim import Fault
+from tests.drill.harness import HPCDL, Bench, Drill
 from tests.integration.conftest import clean_environment
 
 SITE = """
@@ -36,7 +34,6 @@ def site_file(bench: Bench) -> Path:
 
 
 def place(bench: Bench) -> Path:
-    """Where its cluster lies."""
     return bench.home / "cluster" / "small"
 
 
@@ -53,7 +50,6 @@ def running(bench: Bench) -> ClusterState:
 
 
 def works(bench: Bench, after: str) -> bool:
-    """Whether a job runs on the two nodes."""
     conf = place(bench) / "etc" / "slurm.conf"
     done = bench.run(["srun", "-p", "p100", "-N2", "true"], seconds=60,
                      env={"SLURM_CONF": str(conf)})  # fmt: skip
@@ -73,13 +69,10 @@ def killed(bench: Bench) -> None:
     site_file(bench)
     for number in bench.times():
         words = _next(bench, number)
-        if (what := " ".join(words[:3])) not in bench.orders:
-            _prepared(bench, words)
-        at = bench.moment(what, number // 6, [*HPCDL, *words])
-        _prepared(bench, words)
-        done = bench.run([*HPCDL, *words], fault=Fault(bench.home, at))
+        prepare = partial(_prepared, bench, words)
+        argv = [*HPCDL, *words]
+        at = bench.kill(" ".join(words[:3]), number // 6, argv, prepare=prepare)
         what = f"{' '.join(words)} killed at {at}"
-        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
         if number % 3 == 2:
             _stopped(bench, what)
         again = bench.hpcdl("cluster", "up")
@@ -98,7 +91,6 @@ def _next(bench: Bench, number: int) -> tuple[str, ...]:
 
 
 def _prepared(bench: Bench, words: tuple[str, ...]) -> None:
-    """A state in which the command has something to do."""
     if words[1] == "up":
         bench.hpcdl("cluster", "down")
         return
@@ -114,10 +106,7 @@ def twice(bench: Bench) -> None:
     site_file(bench)
     for number in bench.times():
         both = (("up", "up"), ("down", "down"), ("up", "down"))[number % 3]
-        started = [bench.start([*HPCDL, "cluster", one]) for one in both]
-        for one, word in zip(started, both, strict=True):
-            out, err = one.communicate(timeout=300)
-            done = Done((word,), one.returncode, out, err)
+        for done in bench.together(*([*HPCDL, "cluster", one] for one in both)):
             bench.clear(done)
             bench.must(done.ok, f"{both}: {done}")
         bench.must((done := bench.hpcdl("cluster", "up")).ok, f"up after {both}: {done}")

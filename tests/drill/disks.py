@@ -1,7 +1,5 @@
 """Drills of file systems and clocks: full, read-only, out of inodes, failing; time that jumps."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil
@@ -86,7 +84,6 @@ def _renewed(first: Path, place: Path) -> None:
 
 @contextmanager
 def mounted(place: Path, options: str) -> Iterator[None]:
-    """A tmpfs of its own, with these options."""
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
     try:

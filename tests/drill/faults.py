@@ -1,7 +1,5 @@
 """Drills with a Slurm that dies, hangs, lies or is absent; with training; with the whole demo."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -11,20 +9,19 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from hpcdl.cluster import ClusterState, read_state
 from tests.drill.clusters import place, running
 from tests.drill.harness import HPCDL, ROOT, Bench, Done, Drill
 from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
-from tests.drill.shim import Fault
 
 LIES = ("exit 0", "echo nonsense", "head -c 100000 /dev/urandom", "printf 'a|b\\n'; exit 0",
         "echo 'JobId=zz JobState=RUNNING'", "echo 'Killed' >&2; exit 137")  # fmt: skip
 
 
 def slurm_words(bench: Bench, number: int) -> list[str]:
-    """A command that needs Slurm."""
     choices: list[list[str]] = [
         submit_words(bench, 3 * number), submit_words(bench, 3 * number + 2),
         [*HPCDL, "job", "list"], [*HPCDL, "job", "cancel", "1"], [*HPCDL, "site", "check"],
@@ -80,25 +77,20 @@ def _of_round(bench: Bench, number: int) -> int:
 
 
 def _mended(bench: Bench) -> None:
-    """Slurm as it was."""
     with suppress(ProcessLookupError):
         os.kill(_controller(bench), signal.SIGCONT)
     bench.must((done := bench.hpcdl("cluster", "up")).ok, f"the cluster is not mended: {done}")
 
 
 def controller_killed(bench: Bench) -> None:
-    """slurmctld dies while a command talks to it."""
     _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=False)
 
 
 def controller_absent(bench: Bench) -> None:
-    """slurmctld is not there."""
     _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=True)
 
 
 def controller_slow(bench: Bench) -> None:
-    """slurmctld answers after 60 s."""
-
     def stop(b: Bench, _: int) -> None:
         pid = _controller(b)
         os.kill(pid, signal.SIGSTOP)
@@ -153,10 +145,8 @@ def killed_training(bench: Bench) -> None:
     whole = _inspected(bench, python, data)
     for number in bench.times():
         words, made = (make, data) if number % 2 == 0 else (train, job)
-        shutil.rmtree(made, ignore_errors=True)
-        at = bench.moment(words[2], number // 2, words, made)
-        shutil.rmtree(made, ignore_errors=True)
-        bench.run(words, fault=Fault(made, at), seconds=300)
+        clear = partial(shutil.rmtree, made, ignore_errors=True)
+        at = bench.kill(words[2], number // 2, words, made, clear, 300)
         again = bench.run(words, seconds=300)
         bench.must(again.ok, f"again after {at}: {again}")
         bench.must(_inspected(bench, python, data) == whole, f"other data, killed at {at}")

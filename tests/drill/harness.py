@@ -5,8 +5,6 @@ runs commands, with a fault in one of them, and notes each thing that must hold 
 bench itself looks for processes, mounts, bridges and temporary files that are left at the end.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -42,12 +40,10 @@ class Done:
 
     @property
     def died(self) -> bool:
-        """Whether SIGKILL ended it."""
         return self.code == -signal.SIGKILL
 
     @property
     def ok(self) -> bool:
-        """Whether it did what it was asked to."""
         return self.code == 0
 
     def __str__(self) -> str:
@@ -124,12 +120,32 @@ class Bench:
         self, argv: Sequence[str | Path], *, fault: Fault | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:  # fmt: skip
-        """Begin a command."""
         merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
         return subprocess.Popen(
             [str(one) for one in argv], env=merged, cwd=self.home, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+
+    def kill(
+        self, what: str, turn: int, argv: Sequence[str | Path], below: Path | None = None,
+        prepare: Callable[[], object] = lambda: None, seconds: float = 120,
+    ) -> int:  # fmt: skip
+        """Kill a command at one of its changes, which is returned, in the state it is for."""
+        prepare()
+        at = self.moment(what, turn, argv, below)
+        prepare()
+        done = self.run(argv, fault=Fault(below or self.home, at), seconds=seconds)
+        self.must(done.died or done.ok, f"neither killed nor done: {done}")
+        return at
+
+    def together(self, *commands: Sequence[str | Path]) -> list[Done]:
+        """Run commands at the same moment, each to its end."""
+        started = [(tuple(map(str, argv)), self.start(argv)) for argv in commands]
+        ended = []
+        for argv, one in started:
+            out, err = one.communicate(timeout=300)
+            ended.append(Done(argv, one.returncode, out, err))
+        return ended
 
     def hpcdl(self, *words: str | Path, fault: Fault | None = None, seconds: float = 120) -> Done:
         """Run an hpcdl command; what it says must be clear."""
@@ -193,7 +209,6 @@ class Drill:
 
 
 def mounts() -> set[str]:
-    """Where file systems are mounted."""
     return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
 
 
@@ -222,7 +237,6 @@ def _words(process: Path) -> str:
 
 
 def temporary(home: Path) -> list[str]:
-    """Temporary files below a home."""
     found = [f"tmp/{one.name}" for one in (home / "tmp").glob("*")]
     for where, _, files in os.walk(home):
         if "cache" not in Path(where).relative_to(home).parts[:2]:

@@ -1,15 +1,15 @@
 """Drills of jobs, checks and their history: nothing queued twice, nothing that nobody knows."""
 
-from __future__ import annotations
-
 import json
 import random
 import sqlite3
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 from tests.drill.clusters import running
-from tests.drill.harness import HPCDL, ROOT, Bench, Done, Drill
+from tests.drill.harness import HPCDL, ROOT, Bench, Drill
 from tests.drill.shim import Fault
 from tests.nights import simulated
 
@@ -47,7 +47,6 @@ def queue(bench: Bench) -> list[tuple[int, str, str]]:
 
 
 def cleared(bench: Bench) -> None:
-    """Cancel all jobs, and wait until they are gone."""
     bench.run(["scancel", "--user", "root"])
     end = time.monotonic() + 30
     while queue(bench) and time.monotonic() < end:
@@ -102,10 +101,8 @@ def submits_twice(bench: Bench) -> None:
     (bench.home / "train.py").write_text("")
     for number in bench.times():
         words = submit_words(bench, 3 * number + 2)
-        both = [bench.start(words), bench.start(words)]
-        for one in both:
-            out, err = one.communicate(timeout=120)
-            bench.must(one.returncode == 0, f"two sweeps: {err[-300:]}{out[-100:]}")
+        for one in bench.together(words, words):
+            bench.must(one.ok, f"two sweeps: {one}")
         jobs = queue(bench)
         bench.must(len(jobs) == 4, f"{len(jobs)} jobs for 4 points of two sweeps at once")
         cleared(bench)
@@ -118,9 +115,8 @@ def killed_checks(bench: Bench) -> None:
     for number in bench.times():
         action = ("run", "measure")[number % 2]
         words = [sys.executable, "-c", CHECK, site, str(STANDINS), action]
-        at = bench.moment(action, number // 2, words)
         kept = _references(bench)
-        bench.run(words, fault=Fault(bench.home, at))
+        bench.kill(action, number // 2, words)
         bench.kept(_references(bench) >= kept, f"a reference, {action} killed")
         done = bench.run(words, seconds=300)
         bench.must(done.ok, f"{action} again: {done}")
@@ -146,18 +142,19 @@ def history(bench: Bench) -> None:
     bench.hpcdl("check", "history", "show", "--history", path, "--site", "embedded")
     show = [*HPCDL, "check", "history", "show", "--history", path, "--site", "embedded"]
     take = [*HPCDL, "check", "history", "import", "--history", path, "--site", "embedded"]
-    started = [bench.start([*take, str(file)]) for file in files]
-    started += [bench.start(show) for _ in range(20)]
-    for one in started:
-        out, err = one.communicate(timeout=300)
-        done = Done(("history",), one.returncode, out, err)
+    for done in bench.together(*([*take, str(file)] for file in files), *[show] * 20):
         bench.clear(done)
         bench.must(done.ok, str(done))
         bench.tally.count += 1
-    with sqlite3.connect(path) as connection:
-        (count,) = connection.execute("SELECT count(*) FROM results").fetchone()
+    count = _results(path)
     bench.kept(count >= len(lines), f"{len(lines) - count} of {len(lines)} results")
     bench.must(count <= len(lines), f"{count - len(lines)} results twice")
+
+
+def _results(path: str | Path) -> int:
+    with sqlite3.connect(path) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM results").fetchone()
+    return int(count)
 
 
 def killed_imports(bench: Bench) -> None:
@@ -169,12 +166,9 @@ def killed_imports(bench: Bench) -> None:
         path = bench.home / f"history-{number}.sqlite"
         words = [*HPCDL, "check", "history", "import", "--history", str(path), "--site",
                  "embedded", str(file)]  # fmt: skip
-        at = bench.moment("import", number, words)
-        path.unlink(missing_ok=True)
-        bench.run(words, fault=Fault(bench.home, at))
+        at = bench.kill("import", number, words, prepare=partial(path.unlink, missing_ok=True))
         bench.must((done := bench.run(words)).ok, f"killed at {at}, then {done}")
-        with sqlite3.connect(path) as connection:
-            (count,) = connection.execute("SELECT count(*) FROM results").fetchone()
+        count = _results(path)
         bench.kept(count == len(lines), f"{count} of {len(lines)} results, killed at {at}")
 
 

@@ -4,8 +4,6 @@ The moment is the number of a change to files below a directory, or of a program
 or waited for, so that a seed gives the same moment on a slow machine and on a fast one.
 """
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import subprocess
@@ -41,7 +39,6 @@ class Fault:
     """Also in the programs that the command starts."""
 
     def env(self, home: Path) -> dict[str, str]:
-        """The variables that make it happen."""
         counter = _counter(home)
         counter.write_bytes(bytes(8))
         found = {"LD_PRELOAD": str(library()), "DRILL_BELOW": str(self.below),
@@ -51,7 +48,6 @@ class Fault:
         return found | ({"DRILL_ALL": "1"} if self.everybody else {})
 
     def count(self, home: Path) -> int:
-        """How many changes there were."""
         return int.from_bytes(_counter(home).read_bytes(), "little")
 
 

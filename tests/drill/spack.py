@@ -1,10 +1,9 @@
 """The drill of `stack adopt`: a Spack of its own, with packages that have nothing to compile."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
+from functools import partial
 
 from hpcdl.stack.release import read_release, release_ids
 from hpcdl.stack.seal import check_integrity
@@ -12,16 +11,8 @@ from hpcdl.stack.spack_backend.concretize import concretize
 from hpcdl.stack.spack_backend.tool import open_spack
 from hpcdl.system.resources import cache
 from tests.drill.harness import Bench, Drill
-from tests.drill.shim import Fault
 from tests.drill.stacks import ACT
-from tests.integration.spack_fixture import (
-    RECIPE,
-    SMALL,
-    own_spack,
-    small_packages,
-    want,
-    why_not,
-)
+from tests.integration.spack_fixture import RECIPE, SMALL, own_spack, small_packages, want, why_not
 from tests.small_release import silent, small_site
 
 
@@ -62,10 +53,8 @@ def _adopt(bench: Bench, environment: str) -> None:
     act = [*ACT, "adopt", str(site.paths.prefix), environment]
     releases = site.paths.prefix / "releases"
     for number in bench.times():
-        at = bench.moment("adopt", number, act, site.paths.prefix)
-        shutil.rmtree(releases)
-        done = bench.run(act, fault=Fault(site.paths.prefix, at), seconds=300)
-        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
+        empty = partial(shutil.rmtree, releases, ignore_errors=True)
+        at = bench.kill("adopt", number, act, site.paths.prefix, empty, 300)
         bench.must((done := bench.run(act, seconds=300)).ok, f"adopt again after {at}: {done}")
         for name in release_ids(site):
             bench.must(check_integrity(read_release(site, name)).ok, f"half a release at {at}")

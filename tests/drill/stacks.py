@@ -1,11 +1,10 @@
 """Drills of releases: build, publish, rollback, gc, and loads of modules meanwhile."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from hpcdl.site import Site
@@ -14,7 +13,6 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_release, read_release, release_for, release_ids
 from hpcdl.stack.seal import check_integrity
 from tests.drill.harness import Bench, Drill
-from tests.drill.shim import Fault
 from tests.integration.test_stack_hammer import (
     LMOD,
     load_while,
@@ -27,7 +25,6 @@ ACT = (sys.executable, "-m", "tests.drill.acts")
 
 
 def releases(bench: Bench) -> Site:
-    """Four small releases, all published."""
     return published_site(bench.home / "prefix", lmod=False)
 
 
@@ -51,13 +48,11 @@ def killed_switches(bench: Bench) -> None:
     shutil.copytree(site.paths.prefix, spare, symlinks=True)
     for number in bench.times():
         action = ("publish", "rollback", "gc")[number % 3]
-        _again(site.paths.prefix, spare)
-        last = _words(bench, site, action, number)
-        at = bench.moment(action, number // 3, last, site.paths.prefix)
-        _again(site.paths.prefix, spare)
+        again = partial(_again, site.paths.prefix, spare)
+        again()
         before = set(release_ids(site))
-        done = bench.run(last, fault=Fault(site.paths.prefix, at))
-        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
+        last = _words(bench, site, action, number)
+        at = bench.kill(action, number // 3, last, site.paths.prefix, again)
         sound(bench, site, f"{action} killed at change {at}")
         if action != "gc":
             bench.kept(set(release_ids(site)) == before, f"a release by {action} at {at}")
@@ -94,9 +89,7 @@ def killed_builds(bench: Bench) -> None:
     for number in bench.times():
         words = [*act, f"2.21.{number}"]
         before = set(release_ids(site))
-        at = bench.moment("build", number, words)
-        done = bench.run(words, fault=Fault(bench.home, at))
-        bench.must(done.died or done.ok, f"neither killed nor done: {done}")
+        at = bench.kill("build", number, words)
         bench.kept(before <= set(release_ids(site)), f"a release by a build killed at {at}")
         for name in set(release_ids(site)) - before:
             bench.must(check_integrity(read_release(site, name)).ok, f"half a release at {at}")
@@ -134,11 +127,8 @@ def two_at_once(bench: Bench) -> None:
         action = ("publish", "rollback", "gc", "build")[number % 4]
         more = {"publish": ["a", "x"], "build": [f"2.22.{number}"]}.get(action, [])
         words = [*ACT, action, str(site.paths.prefix), *more]
-        both = [bench.start(words), bench.start(words)]
-        for one in both:
-            _, err = one.communicate(timeout=300)
-            bench.must(one.returncode in {0, 2} and "Traceback" not in err,
-                       f"two {action}: {one.returncode} {err[-300:]}")  # fmt: skip
+        for one in bench.together(words, words):
+            bench.must(one.code in {0, 2} and "Traceback" not in one.err, f"two {action}: {one}")
         if action == "gc":
             for name in "abcd":
                 if name not in release_ids(site):

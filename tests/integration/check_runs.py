@@ -1,7 +1,5 @@
 """What tests of checks share: a site of the test's own on the embedded cluster."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +46,6 @@ def told(outcome: CheckOutcome) -> str:
 
 
 def value(verdict: Verdict, metric: str) -> float:
-    """A metric of a verdict."""
     (found,) = [m.value for m in verdict.metrics if m.name == metric]
     assert found is not None
     return found

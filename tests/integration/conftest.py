@@ -4,14 +4,14 @@ The cluster lies in a short folder of its own below /tmp, never in HPCDL_HOME of
 runs the tests.
 """
 
-from __future__ import annotations
-
+import json
 import os
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +21,9 @@ from hpcdl.cluster.needs import choose_mode
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
+from tests.waiting import wait_for
 
+HPCDL = Path(sys.executable).with_name("hpcdl")
 _FOREIGN = ("MAKE", "MFLAGS", "SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
 
 
@@ -36,7 +38,6 @@ class Shell:
 
     env: Mapping[str, str]
     directory: Path
-    results: list[subprocess.CompletedProcess[str]] = field(default_factory=list)
 
     def __call__(
         self, *argv: str | Path, timeout: float = 60, check: bool = True
@@ -50,6 +51,45 @@ class Shell:
             raise AssertionError(f"{argv} gave {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
+    def hpcdl(self, *words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+        return self(HPCDL, *words, **more)
+
+    def json(self, *words: str | Path, **more: Any) -> Any:
+        """What an hpcdl command tells a machine, however it ends."""
+        return json.loads(self.hpcdl(*words, "--json", check=False, **more).stdout)
+
+    def submit(self, *words: str | Path) -> dict[str, Any]:
+        """The answer of `job submit`, without modules and preflight."""
+        shared = ("job", "submit", "--no-module", "--no-preflight", "--json")
+        answer: dict[str, Any] = json.loads(self.hpcdl(*shared, *words).stdout)
+        return answer
+
+    def ended(self, job: object) -> dict[str, Any]:
+        """How a job ended, watched until then, and its log as `text`."""
+        answer = self.json("job", "watch", str(job), timeout=280)
+        return {**answer, "text": Path(answer["log"]).read_text()}
+
+    def run(self, *words: str | Path) -> dict[str, Any]:
+        answer = self.submit(*words)
+        return {**answer, **self.ended(answer["job_id"])}
+
+    def take(self, partition: str, nodes: int = 1) -> str:
+        """A job that has nodes for itself: what is queued for them waits."""
+        words = ("-p", partition, "-N", str(nodes), "--exclusive", "-o", "/dev/null", "--wrap")
+        job = self("sbatch", "--parsable", *words, "sleep 900").stdout.strip()
+        wait_for(lambda: self("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", 180)
+        return job
+
+
+def site_file(folder: Path, *changes: tuple[str, object]) -> Path:
+    """The embedded site's file in a folder, with texts in it replaced."""
+    text = find_site_file("embedded").read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, str(new))
+    (folder / "site.yaml").write_text(text)
+    return folder / "site.yaml"
+
 
 @pytest.fixture(scope="session")
 def cluster_home() -> Iterator[Path]:
@@ -60,12 +100,11 @@ def cluster_home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def embedded_site() -> Site:
-    """The shipped site of the embedded cluster."""
     return load_site(find_site_file("embedded"))
 
 
 @pytest.fixture(params=[NAMESPACES, LOOPBACK])
-def mode(request: pytest.FixtureRequest) -> str:
+def mode(request) -> str:
     """How a cluster's nodes are kept apart: each way that this machine has."""
     if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
         pytest.skip("mode namespaces needs root and unshare")
@@ -73,7 +112,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster(cluster_home: Path, embedded_site: Site) -> ClusterState:
+def cluster(cluster_home, embedded_site) -> ClusterState:
     """The embedded cluster, up for the whole session."""
     directory = cluster_home / "cluster" / "embedded"
     try:
@@ -83,7 +122,7 @@ def cluster(cluster_home: Path, embedded_site: Site) -> ClusterState:
 
 
 @pytest.fixture(scope="session")
-def cluster_env(cluster: ClusterState, cluster_home: Path) -> dict[str, str]:
+def cluster_env(cluster, cluster_home) -> dict[str, str]:
     """The environment of programs that use the cluster."""
     return {
         **environment(cluster, clean_environment()),
@@ -93,23 +132,6 @@ def cluster_env(cluster: ClusterState, cluster_home: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def slurm(cluster: ClusterState, cluster_env: dict[str, str], tmp_path: Path) -> Shell:
+def slurm(cluster, cluster_env, tmp_path) -> Shell:
     """Runs commands against the cluster, in a folder of the test's own."""
     return Shell(cluster_env, tmp_path)
-
-
-@pytest.fixture
-def compile_mpi(tmp_path: Path) -> Callable[[str], Path]:
-    """Compiles a small MPI program in C; skips where there is no MPI compiler."""
-    if shutil.which("mpicc") is None:
-        pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")
-
-    def build(source: str) -> Path:
-        program = tmp_path / "program"
-        (tmp_path / "program.c").write_text(source)
-        subprocess.run(
-            ["mpicc", "-O1", "-o", program, tmp_path / "program.c"], check=True, timeout=60
-        )
-        return program
-
-    return build

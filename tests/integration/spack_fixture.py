@@ -4,8 +4,6 @@ The small packages have nothing to download or compile, so that what is tested i
 built: `works` and `above` do, `waits` does when a file is there, and says something before.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -36,7 +34,6 @@ def why_not() -> str:
 
 
 def gcc(version: str, prefix: str) -> dict[str, object]:
-    """A compiler as Spack's settings declare one."""
     paths = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
     return {
         "spec": f"gcc@{version} languages:='c,c++,fortran'",
@@ -52,13 +49,12 @@ def spack_cache() -> Path:
 
 
 @pytest.fixture
-def spack_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spack_cache: Path) -> Path:
+def spack_home(tmp_path, monkeypatch, spack_cache) -> Path:
     """Spack's settings of its own: nothing of the user's, two compilers, no network."""
     return own_spack(tmp_path, spack_cache, monkeypatch.setenv)
 
 
 def own_spack(tmp_path: Path, spack_cache: Path, setenv: Callable[[str, str], None]) -> Path:
-    """See `spack_home`."""
     settings = tmp_path / "settings"
     settings.mkdir()
     compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
@@ -105,13 +101,12 @@ _FILL = "mkdir -p $SMALL_TREE/fill && head -c 50000000 /dev/zero > $SMALL_TREE/f
 
 
 @pytest.fixture
-def small(spack_home: Path) -> Path:
+def small(spack_home) -> Path:
     """A folder as `hpcdl stack build` makes it, with small packages instead of TensorFlow."""
     return small_packages(spack_home)
 
 
 def small_packages(spack_home: Path) -> Path:
-    """See `small`."""
     recipes = {
         "works": ("", "true"),
         "above": ('depends_on("works")', "true"),

@@ -5,8 +5,6 @@ A plugin: `pytest_plugins = ["tests.integration.stack_fixture"]` in the conftest
 Horovod and, while hpcdl's sources are the same, the very release.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time
@@ -33,7 +31,7 @@ def stack_site() -> Site:
 
 
 @pytest.fixture(scope="session")
-def release(stack_site: Site) -> Iterator[Release]:
+def release(stack_site) -> Iterator[Release]:
     """A published release with TensorFlow, Horovod and hpcdl as its sources are now."""
     from hpcdl.stack.build import build, plan_build
     from hpcdl.stack.publish import publish

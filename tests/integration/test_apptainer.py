@@ -1,7 +1,5 @@
 """A job in an Apptainer image, on the newest Slurm: Debian has the two only together."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -67,7 +65,7 @@ def _install(root: Path) -> None:
         pytest.skip(f"Apptainer cannot be had here: {done.stderr[-300:]}")
 
 
-def test_a_job_in_an_image_sees_its_data_and_its_own_directory(with_apptainer: Machine) -> None:
+def test_a_job_in_an_image_sees_its_data_and_its_own_directory(with_apptainer):
     machine = with_apptainer
     data = machine.folder / "data"
     data.mkdir()

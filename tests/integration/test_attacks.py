@@ -4,20 +4,19 @@
 works in a directory where everybody may write. Each planted file leaves a mark when it is used.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.site import Site, load_site
+from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_release, release_for
 from hpcdl.stack.spack_backend.tool import open_spack
@@ -26,34 +25,43 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
-from tests.integration.conftest import Shell, clean_environment
+from tests.integration.conftest import HPCDL, Shell, clean_environment, site_file
 from tests.integration.spack_fixture import why_not
 from tests.small_release import make_release, passing, silent, small_site
 from tests.strangers import as_root, stranger
 from tests.waiting import wait_for
 
-HPCDL = Path(sys.executable).with_name("hpcdl")
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
-MARK = "import pathlib; pathlib.Path({mark!r}).touch()\n"
 needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
 
 
+class Evil:
+    """Plants files where the victim works; what is used of them writes `mark`."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.mark = place, place / "owned"
+        self.python = f"import pathlib; pathlib.Path({str(self.mark)!r}).touch()\n"
+        self.program = f"#!/bin/sh\ntouch {self.mark}\n"
+
+    def plant(self, text: str, *names: str) -> None:
+        """The attacker leaves files, readable by all and executable."""
+        (self.place / ".text").write_text(text)
+        (self.place / ".text").chmod(0o644)
+        for name in names:
+            command = f"mkdir -p $(dirname {name}) && cp .text {name} && chmod 755 {name}"
+            stranger(command, self.place)
+        (self.place / ".text").unlink()
+
+
 @pytest.fixture
-def mark(shared: Path) -> Path:
-    """What every planted thing writes; there must be none at the end."""
-    return shared / "owned"
-
-
-def plant(shared: Path, name: str, text: str) -> None:
-    """The attacker leaves a file, readable by all and executable."""
-    (shared / ".text").write_text(text)
-    (shared / ".text").chmod(0o644)
-    stranger(f"mkdir -p $(dirname {name}) && cp .text {name} && chmod 755 {name}", shared)
-    (shared / ".text").unlink()
+def evil(shared) -> Iterator[Evil]:
+    """At the end of a test nothing that he planted has been used."""
+    attacker = Evil(shared)
+    yield attacker
+    assert not attacker.mark.exists()
 
 
 def hpcdl(place: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """The victim runs hpcdl there."""
     own = {"HPCDL_HOME": str(place / ".victim"), **env}
     return subprocess.run(
         [HPCDL, *words], cwd=place, env=clean_environment() | own, capture_output=True, text=True,
@@ -63,12 +71,9 @@ def hpcdl(place: Path, *words: str, **env: str) -> subprocess.CompletedProcess[s
 
 @as_root
 @pytest.mark.parametrize("name", ["hpcdl", "yaml", "json", "runpy", "pip", "platform"])
-def test_modules_in_the_current_directory_are_not_imported(
-    shared: Path, mark: Path, name: str
-) -> None:
+def test_modules_in_the_current_directory_are_not_imported(shared, evil, name):
     """`python -m` would take them: what hpcdl starts so ran others' code in /tmp."""
-    plant(shared, f"{name}/__init__.py", MARK.format(mark=str(mark)))
-    plant(shared, f"{name}.py", MARK.format(mark=str(mark)))
+    evil.plant(evil.python, f"{name}/__init__.py", f"{name}.py")
     hpcdl(shared, "doctor")
     done = subprocess.run(
         [*module_argv(sys.executable, "hpcdl"), "site", "show", "--site", "embedded"],
@@ -76,21 +81,18 @@ def test_modules_in_the_current_directory_are_not_imported(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "embedded" in done.stdout
-    assert not mark.exists()
 
 
 @as_root
-def test_data_and_training_in_a_release_import_nothing_from_there(shared: Path, mark: Path) -> None:
+def test_data_and_training_in_a_release_import_nothing_from_there(shared, evil):
     """`hpcdl data make` in /tmp starts the release's Python in the same directory."""
-    site = published(shared)
-    file = site_file(shared, site)
+    file = site_file(published(shared).paths.prefix.parent, ("$HPCDL_HOME/embedded/prefix",
+                     shared / ".victim/prefix"))  # fmt: skip
     for name in ("hpcdl", "hpcdl/train", "hpcdl/train/data"):
-        plant(shared, f"{name}/__init__.py", MARK.format(mark=str(mark)))
-        plant(shared, f"{name}/__main__.py", MARK.format(mark=str(mark)))
-    plant(shared, "runpy.py", MARK.format(mark=str(mark)))
+        evil.plant(evil.python, f"{name}/__init__.py", f"{name}/__main__.py")
+    evil.plant(evil.python, "runpy.py")
     hpcdl(shared, "data", "make", "digits", "digits", "--site", str(file))
     hpcdl(shared, "train", "--site", str(file), "--", "--model", "mlp")
-    assert not mark.exists()
 
 
 def published(shared: Path, *, lmod: bool = False) -> Site:
@@ -103,121 +105,93 @@ def published(shared: Path, *, lmod: bool = False) -> Site:
     return site
 
 
-def site_file(shared: Path, site: Site) -> Path:
-    """The site as a file of the victim's."""
-    text = site.source.read_text().replace("$HPCDL_HOME/embedded/prefix", str(site.paths.prefix))
-    path = shared / ".victim" / "small.yaml"
-    path.write_text(text)
-    return path
-
-
 @as_root
 @pytest.mark.parametrize("place", [".", ".."])
-def test_a_site_file_in_the_directory_or_above_is_not_read(shared: Path, place: str) -> None:
+def test_a_site_file_in_the_directory_or_above_is_not_read(shared, evil, place):
     (shared / "below").mkdir()
-    for name in ("site.yaml", ".hpcdl/site.yaml", "hpcdl.yaml", "small.yaml"):
-        plant(shared, f"{place if place == '.' else ''}/{name}".strip("/"), "schema: 99\n")
+    evil.plant("schema: 99\n", "site.yaml", ".hpcdl/site.yaml", "hpcdl.yaml", "small.yaml")
     done = hpcdl(shared if place == "." else shared / "below", "site", "show")
     assert done.returncode == 2
     assert "no site file is named" in done.stderr
 
 
 @as_root
-def test_programs_in_the_current_directory_are_not_run(shared: Path, mark: Path) -> None:
-    for name in ("sbatch", "squeue", "scontrol", "sinfo", "mpirun", "git", "ip", "uv", "python3"):
-        plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
+def test_programs_in_the_current_directory_are_not_run(shared, evil):
+    evil.plant(evil.program, "sbatch", "squeue", "scontrol", "sinfo", "mpirun", "git", "ip", "uv",
+               "python3")  # fmt: skip
     for words in (("doctor",), ("site", "check", "--site", "embedded"), ("job", "list"),
                   ("cluster", "status", "--site", "embedded")):  # fmt: skip
         hpcdl(shared, *words)
-    assert not mark.exists()
 
 
 @as_root
-def test_a_spack_that_others_left_is_not_run(shared: Path, mark: Path) -> None:
+def test_a_spack_that_others_left_is_not_run(shared, evil):
     """Spack comes by name or from PATH, never from around."""
-    for name in ("spack/bin/spack", "bin/spack", "share/spack/setup-env.sh"):
-        plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
-    plant(shared, "spack.yaml", "spack: {specs: [evil]}\n")
+    evil.plant(evil.program, "spack/bin/spack", "bin/spack", "share/spack/setup-env.sh")
+    evil.plant("spack: {specs: [evil]}\n", "spack.yaml")
     for words in (("adopt", "."), ("build", "--backend", "spack"), ("plan",)):
         done = hpcdl(shared, "stack", *words, "--site", "embedded")
         assert "Traceback" not in done.stderr
-    assert not mark.exists()
 
 
 @as_root
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_spack_s_settings_of_others_are_not_read(
-    shared: Path, mark: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_spack_s_settings_of_others_are_not_read(shared, evil, monkeypatch, tmp_path):
     """An environment or settings in the current directory, or an active one of the shell."""
-    plant(shared, "spack.yaml", f"spack: {{include: [{shared}/evil], specs: [evil]}}\n")
-    for place in ("evil", ".spack", "etc/spack"):
-        plant(shared, f"{place}/config.yaml", f"config: {{build_stage: {shared}}}\n")
-        plant(shared, f"{place}/repos.yaml", f"repos: {{evil: {shared}/evil}}\n")
-    plant(shared, "evil/repo.yaml", "repo: {namespace: evil}\n")
-    plant(shared, "evil/packages/evil/package.py", MARK.format(mark=str(mark)))
+    evil.plant(f"spack: {{include: [{shared}/evil], specs: [evil]}}\n", "spack.yaml")
+    places = ("evil", ".spack", "etc/spack")
+    evil.plant(f"config: {{build_stage: {shared}}}\n", *(f"{one}/config.yaml" for one in places))
+    evil.plant(f"repos: {{evil: {shared}/evil}}\n", *(f"{one}/repos.yaml" for one in places))
+    evil.plant("repo: {namespace: evil}\n", "evil/repo.yaml")
+    evil.plant(evil.python, "evil/packages/evil/package.py")
     monkeypatch.setenv("SPACK_ENV", str(shared))
     monkeypatch.chdir(shared)
     spack = open_spack(tmp_path, tmp_path / "scope")
     told = spack.run("config", "blame", "config").stdout + spack.run("repo", "list").stdout
     assert str(shared) not in told
     assert spack.run("info", "evil", check=False).exit_code != 0
-    assert not mark.exists()
 
 
 @as_root
 @pytest.mark.cluster
-def test_reframe_s_settings_of_others_are_not_read(
-    shared: Path, mark: Path, slurm: Shell, embedded_site: Site, tmp_path: Path
-) -> None:
+def test_reframe_s_settings_of_others_are_not_read(shared, evil, slurm, tmp_path):
     """In the current directory, the work directory, and by variables of a shell."""
     pytest.importorskip("reframe", reason="ReFrame is not installed")
     (shared / "work").mkdir(mode=0o1777)
     (shared / "work").chmod(0o1777)
     for place in (".", "work"):
-        for name in ("settings.py", ".reframe/settings.py", "reframe.py", "reframe/__init__.py",
-                     "hpcdl/__init__.py", "sitecustomize.py", "rfm.py"):  # fmt: skip
-            plant(shared, f"{place}/{name}", MARK.format(mark=str(mark)))
-        plant(shared, f"{place}/settings.yaml", "systems: [{name: evil}]\n")
-    text = embedded_site.source.read_text().replace("$HPCDL_HOME/embedded/", f"{shared}/")
-    (tmp_path / "site.yaml").write_text(text)
+        names = ("settings.py", ".reframe/settings.py", "reframe.py", "reframe/__init__.py",
+                 "hpcdl/__init__.py", "sitecustomize.py", "rfm.py")  # fmt: skip
+        evil.plant(evil.python, *(f"{place}/{name}" for name in names))
+        evil.plant("systems: [{name: evil}]\n", f"{place}/settings.yaml")
+    site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
     (tmp_path / "check.py").write_text(CHECK)
     env = {"RFM_CONFIG_FILES": f"{shared}/settings.py", "RFM_CONFIG_PATH": str(shared),
            "RFM_CHECK_SEARCH_PATH": str(shared), "RFM_SYSTEM": "evil"}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, tmp_path / "check.py", tmp_path / "site.yaml", STANDINS, "run"],
-        cwd=shared, env={**slurm.env, **env}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    Shell({**slurm.env, **env}, shared)(
+        sys.executable, tmp_path / "check.py", site, STANDINS, "run"
+    )
     (verdicts,) = (shared / "work/checks/runs").glob("*/verdicts.json")
     assert json.loads(verdicts.read_text())["verdicts"][0]["check"] == "honest"
-    assert not mark.exists()
 
 
 @as_root
 @pytest.mark.cluster
-def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(
-    shared: Path, mark: Path, slurm: Shell, embedded_site: Site, tmp_path: Path
-) -> None:
+def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, slurm, tmp_path):
     """Programs, modules of Python and libraries that lie in /tmp, where the user happens to be."""
-    for name in ("python3", "srun", "bash", "scontrol", "id"):
-        plant(shared, name, f"#!/bin/sh\ntouch {mark}\n")
-    for name in ("yaml.py", "json.py", "sitecustomize.py", "usercustomize.py", "hpcdl/__init__.py"):
-        plant(shared, name, MARK.format(mark=str(mark)))
-    for name in (".bashrc", ".profile", ".bash_profile", "libc.so.6", ".sbatchrc"):
-        plant(shared, name, f"touch {mark}\n")
-    text = embedded_site.source.read_text().replace("$HPCDL_HOME/embedded/", f"{tmp_path}/")
-    (tmp_path / "site.yaml").write_text(text)
-    done = subprocess.run(
-        [HPCDL, "job", "submit", "--site", tmp_path / "site.yaml", "--no-module", "--watch",
-         "--partition", "cpu", "--json", "--", "python3", "-c",
-         "import json, os; print('at', os.getcwd())"],
-        cwd=shared, env=dict(slurm.env), capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    answer = json.loads(done.stdout)
-    assert answer["state"] == "COMPLETED", Path(answer["log"]).read_text()
-    assert f"at {answer['directory']}" in Path(answer["log"]).read_text()
-    assert not mark.exists()
+    evil.plant(evil.program, "python3", "srun", "bash", "scontrol", "id")
+    evil.plant(evil.python, "yaml.py", "json.py", "sitecustomize.py", "usercustomize.py",
+               "hpcdl/__init__.py")  # fmt: skip
+    evil.plant(f"touch {evil.mark}\n", ".bashrc", ".profile", ".bash_profile", "libc.so.6",
+               ".sbatchrc")  # fmt: skip
+    site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
+    program = "import json, os; print('at', os.getcwd())"
+    words = ("job", "submit", "--site", site, "--no-module", "--watch", "--json", "--partition=cpu")
+    there = Shell(slurm.env, evil.place)
+    answer = json.loads(there.hpcdl(*words, "--", "python3", "-c", program, timeout=120).stdout)
+    text = Path(answer["log"]).read_text()
+    assert answer["state"] == "COMPLETED", text
+    assert f"at {answer['directory']}" in text
 
 
 @as_root
@@ -225,13 +199,10 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(
 @pytest.mark.parametrize("prepared", ["mkdir -m 777 {job}", "ln -s {victim} {job}", "touch {job}",
                                       "mv {jobs} away && mkdir -m 777 {jobs}",
                                       "mv {jobs} away && ln -s {victim} {jobs}"])  # fmt: skip
-def test_a_job_does_not_run_in_a_directory_that_another_user_prepared(
-    shared: Path, slurm: Shell, embedded_site: Site, tmp_path: Path, prepared: str
-) -> None:
+def test_a_job_does_not_run_in_a_directory_that_another_prepared(shared, slurm, tmp_path, prepared):
     """That of a rendered script has the job's number in its name: anybody knows the next one."""
-    text = embedded_site.source.read_text().replace("$HPCDL_HOME/embedded/", f"{shared}/")
-    (tmp_path / "site.yaml").write_text(text)
-    render = ["job", "render", "--site", f"{tmp_path}/site.yaml", "--name", "j", "--no-module"]
+    site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
+    render = ["job", "render", "--site", str(site), "--name", "j", "--no-module"]
     done = hpcdl(tmp_path, *render, "--no-preflight", "--partition", "cpu", "--", "touch", "ran")
     (tmp_path / "job.sh").write_text(done.stdout)
     jobs, victim = shared / "work/jobs", shared / "victim"
@@ -240,11 +211,8 @@ def test_a_job_does_not_run_in_a_directory_that_another_user_prepared(
     if "jobs" not in prepared:
         os.chown(jobs, 0, 0)
 
-    def submitted(*options: str) -> int:
-        words = ["sbatch", "--parsable", "--chdir", tmp_path, "-o", "log", *options, "job.sh"]
-        return int(slurm("env", "-C", tmp_path, *words).stdout.split(";")[0])
-
-    held = submitted("--hold")  # so that the number is known
+    words = ("sbatch", "--parsable", "--hold", "-o", "log", "job.sh")  # the number is known so
+    held = int(slurm(*words).stdout.split(";")[0])
     (name,) = re.findall(r"ClusterName += (\S+)", slurm("scontrol", "show", "config").stdout, re.I)
     job = jobs / f"j-{name}-{held}"
     stranger(prepared.format(job=job, jobs=jobs, victim=victim), shared)
@@ -258,23 +226,18 @@ def test_a_job_does_not_run_in_a_directory_that_another_user_prepared(
 
 @as_root
 @needs_lmod
-def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(
-    shared: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(shared, evil, monkeypatch):
     """PYTHONPATH, PATH, LD_PRELOAD, BASH_ENV and LMOD_* of an admin's shell would pass anything."""
-    plant(shared, "bad/tensorflow/__init__.py", MARK.format(mark=str(mark)))
-    plant(shared, "bad/sitecustomize.py", MARK.format(mark=str(mark)))
-    plant(shared, "bad/python", f"#!/bin/sh\ntouch {mark}\n")
-    plant(shared, "bad/env.sh", f"touch {mark}\n")
+    evil.plant(evil.python, "bad/tensorflow/__init__.py", "bad/sitecustomize.py")
+    evil.plant(evil.program, "bad/python", "bad/env.sh")
     site = published(shared, lmod=True)
     for name in ("PYTHONPATH", "PYTHONSTARTUP", "LMOD_SITE_PACKAGE_PATH"):
         monkeypatch.setenv(name, str(shared / "bad"))
     monkeypatch.setenv("PATH", f"{shared}/bad:{os.environ['PATH']}")
     monkeypatch.setenv("BASH_ENV", str(shared / "bad/env.sh"))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(shared / "bad"))
-    monkeypatch.setenv(
-        "LD_PRELOAD", str(shared / "bad/none.so")
-    )  # ld.so names it where it is heeded
+    # ld.so names it where it is heeded.
+    monkeypatch.setenv("LD_PRELOAD", str(shared / "bad/none.so"))
     monkeypatch.chdir(shared / "bad")
     release = current_release(site)
     assert release is not None
@@ -284,20 +247,18 @@ def test_the_gate_heeds_no_variable_of_the_shell_that_starts_it(
     assert str(shared / "bad") not in told.stdout
     # `env`, which empties the environment, is the one program that ld.so could not spare.
     assert told.stderr.count("none.so") == 1, told.stderr
-    mark.unlink(missing_ok=True)  # BASH_ENV is bash's own, of the admin's shell, if at all
+    evil.mark.unlink(missing_ok=True)  # BASH_ENV is bash's own, of the admin's shell, if at all
     verify_here(site, release)
-    assert not mark.exists()
 
 
 @as_root
 @needs_lmod
-def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared: Path, mark: Path) -> None:
+def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared, evil):
     """A job names its release by directory: others' modules of the same name come behind it."""
     site = published(shared, lmod=True)
-    lua = f'os.execute("touch {mark}")\n'
-    for version in ("2.21.0-cpu", "99.0"):
-        plant(shared, f"modules/tensorflow/{version}.lua", lua)
-    plant(shared, "modules/tensorflow/.modulerc.lua", 'module_version("99.0", "default")\n')
+    lua = f'os.execute("touch {evil.mark}")\n'
+    evil.plant(lua, *(f"modules/tensorflow/{one}.lua" for one in ("2.21.0-cpu", "99.0")))
+    evil.plant('module_version("99.0", "default")\n', "modules/tensorflow/.modulerc.lua")
     release = release_for(site, "p100")
     assert release is not None
     module = Module((release.module,), release.modules, release.id)
@@ -312,30 +273,12 @@ def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared: Path, mark: P
         env=env, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert f"HPCDL_RELEASE={release.id}" in done.stdout
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    "name", ["$(touch owned)", "a;touch owned", "../../x", "a\nb", "-x", "`id`", "a b", "\x1b[2J"]
-)
-def test_a_job_name_is_a_name(name: str) -> None:
-    site = load_site_embedded()
-    with pytest.raises(BadInput, match="job name"):
-        render_script(
-            site, JobSpec(partition="p100", gpus=1, name=name, program=("x",)), Module(())
-        )
-
-
-def load_site_embedded() -> Site:
-    from hpcdl.site import find_site_file
-
-    return load_site(find_site_file("embedded"))
 
 
 @pytest.mark.parametrize("nodes", ["g[01-02];id", "$(id)", "../g1", "g1\\nNodeName=x", "-[1-2]"])
-def test_node_names_are_names(tmp_path: Path, nodes: str) -> None:
+def test_node_names_are_names(tmp_path, nodes):
     """They become lines of slurm.conf, options of sbatch, and file names."""
-    text = load_site_embedded().source.read_text()
+    text = find_site_file("embedded").read_text()
     file = tmp_path / "site.yaml"
     file.write_text(text.replace("    nodes: 2\n", f'    nodes: 2\n    hostlist: "{nodes}"\n', 1))
     with pytest.raises(BadInput) as caught:
@@ -344,9 +287,7 @@ def test_node_names_are_names(tmp_path: Path, nodes: str) -> None:
 
 
 @as_root
-def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
-    shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_scratch_directories_of_others_are_left_alone(shared, monkeypatch, tmp_path):
     (tmp_path / "precious").write_text("thesis")
     monkeypatch.setattr("tempfile.tempdir", str(shared))
     stranger(f"ln -s {tmp_path} .hpcdl-scratch-aaaaaaaa; mkdir .hpcdl-scratch-bbbbbbbb", shared)
@@ -362,9 +303,7 @@ def test_scratch_directories_of_others_are_left_alone_and_links_not_followed(
 
 
 @as_root
-def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(shared, monkeypatch):
     """`sudo -E` keeps TMPDIR: its owner renames what lies in it, and puts his own there."""
     stranger("mkdir -m 0777 his", shared)
     monkeypatch.setattr("tempfile.tempdir", str(shared / "his"))
@@ -374,9 +313,7 @@ def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(
     assert list((shared / "his").iterdir()) == []
 
 
-def test_what_a_killed_process_left_in_its_scratch_directory_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_left_in_its_scratch_directory_goes(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     child = os.fork()
     if child == 0:
@@ -391,7 +328,7 @@ def test_what_a_killed_process_left_in_its_scratch_directory_goes(
 
 
 @as_root
-def test_nobody_sees_the_variables_of_a_command(shared: Path) -> None:
+def test_nobody_sees_the_variables_of_a_command(shared):
     """/proc shows a process's environment to its user only; arguments are for everybody."""
     secret = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"],
                               env={"HPCDL_API_KEY": "hush"})  # fmt: skip

@@ -7,8 +7,6 @@ of TensorFlow 2.20. What is compiled is one kernel. Not shown: TensorFlow's own 
 configure script, NCCL, and a CUDA newer than 12.4.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -221,9 +219,7 @@ def write_project(root: Root, name: str) -> Path:
 
 
 @pytest.mark.parametrize(("name", "sm"), [("p100", 60), ("v100", 70)])
-def test_the_recipes_options_compile_a_kernel_for_its_gpu_without_internet(
-    root: Root, name: str, sm: int
-) -> None:
+def test_the_recipes_options_compile_a_kernel_for_its_gpu_without_internet(root, name, sm):
     shutil.rmtree(root.directory / "opt" / "bazel-cache", ignore_errors=True)
     where = write_project(root, name)
     refused = bazel(root, name, HPCDL_BAZEL_OFFLINE="1")

@@ -1,7 +1,5 @@
 """Verdicts on the real Slurm: nothing passes that does not deserve it, and nothing is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,29 +7,30 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcdl.cluster import ClusterState, processes, read_state, up
-from hpcdl.jobs.script import render_script
-from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.cli import main
+from hpcdl.cluster import processes, read_state, up
+from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
-from hpcdl.regress.command import Batch, take_apart
+from hpcdl.regress.exchange import of_outcome
+from hpcdl.regress.history import open_history
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
-from hpcdl.regress.reframe_adapter.settings import render_settings
+from hpcdl.regress.report.tonight import headline
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
+from tests.browser import chromium
 from tests.integration.check_runs import own_site, told
-from tests.integration.conftest import Shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -49,9 +48,7 @@ RUN = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def overdue(
-    cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[subprocess.Popen[bytes], Site]]:
+def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[bytes], Site]]:
     """A run whose job outlasts its limit: a minute, in which the other tests run."""
     with pytest.MonkeyPatch.context() as patch:
         there = own_site(cluster_env, tmp_path_factory.mktemp("overdue"), patch)
@@ -62,7 +59,7 @@ def overdue(
 
 
 @pytest.fixture
-def site(cluster_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(cluster_env, tmp_path, monkeypatch) -> Site:
     """The embedded site with a prefix and a work folder of the test's own."""
     return own_site(cluster_env, tmp_path, monkeypatch)
 
@@ -81,13 +78,12 @@ def run(site: Site, file: str, **request: object) -> CheckOutcome:
     return run_checks(site, NO_MODULE, CheckRequest(**request))
 
 
-def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
+def test_nothing_passes_that_does_not_deserve_it(site):
     foreign = ["of_another_job", "of_another_node", "of_2020", "on_another_gpu"]
-    names = ["honest", "slower", "cancelled_after_its_result", "exit_code", "no_metric",
-             "too_fast", *foreign,
-             "infinite_metric", "nonsense", "no_result", "says_insufficient",
-             "says_missing"]  # fmt: skip
-    update_references(site, "embedded", [reference(name) for name in names])
+    wrong = ["cancelled_after_its_result", "exit_code", "no_metric", "infinite_metric", "nonsense",
+             "no_result", "too_fast"]  # fmt: skip
+    names = ["honest", "slower", "says_insufficient", "says_missing", *wrong, *foreign]
+    update_references(site, "embedded", [*map(reference, names), reference("on_a_node", runs=2)])
     outcome = run(site, "checks_that_look_well.py", waived=("says_insufficient", "says_missing"))
     found = {verdict.check: verdict for verdict in outcome.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
@@ -96,15 +92,8 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
         "says_insufficient": Status.FAIL,
         "says_missing": Status.FAIL,
         "no_reference": Status.NO_REFERENCE,
-        "on_a_node": Status.NO_REFERENCE,
-        "cancelled_after_its_result": Status.ERROR,
-        "exit_code": Status.ERROR,
-        "no_metric": Status.ERROR,
-        "infinite_metric": Status.ERROR,
-        "nonsense": Status.ERROR,
-        "no_result": Status.ERROR,
-        "too_fast": Status.ERROR,
-        **dict.fromkeys(foreign, Status.ERROR),
+        "on_a_node": Status.INSUFFICIENT,
+        **dict.fromkeys((*wrong, *foreign), Status.ERROR),
         "plain_honest": Status.PASS,
         "plain_without_reference": Status.NO_REFERENCE,
         "plain_metric_not_found": Status.PASS,  # ReFrame hides it; the run says it, below
@@ -136,99 +125,24 @@ def test_nothing_passes_that_does_not_deserve_it(site: Site) -> None:
     assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
-def test_a_missing_reference_passes_only_when_waived_by_name(site: Site) -> None:
-    outcome = run(site, "checks_that_look_well.py", names=("no_reference",), waived=("honest",))
-    assert not outcome.ok
-    outcome = run(
-        site, "checks_that_look_well.py", names=("no_reference",), waived=("no_reference",)
-    )
-    assert outcome.ok
-    assert [verdict.status for verdict in outcome.verdicts] == [Status.NO_REFERENCE]
-
-
-def test_a_failure_cannot_be_waived(site: Site) -> None:
-    update_references(site, "embedded", [reference("slower")])
-    outcome = run(site, "checks_that_look_well.py", names=("slower",), waived=("slower",))
-    assert [verdict.ok for verdict in outcome.verdicts] == [False]
-
-
-@pytest.mark.parametrize("change", [{"release": "older"}, {"machine": "another"}])
-def test_a_reference_of_another_release_or_machine_is_stale(
-    site: Site, change: dict[str, str]
-) -> None:
-    update_references(site, "embedded", [reference("honest", **change)])
-    module = Module((), None, "newer")
-    file = STANDINS / "checks_that_look_well.py"
-    request = CheckRequest(partitions=("p100",), names=("honest",), paths=(file,))
-    outcome = run_checks(site, module, request)
-    assert [verdict.status for verdict in outcome.verdicts] == [Status.STALE]
-    assert next(iter(change.values())) in outcome.verdicts[0].reason
-
-
-def test_a_reference_of_too_few_runs_gives_no_verdict(site: Site) -> None:
-    update_references(site, "embedded", [reference("honest", runs=2)])
-    outcome = run(site, "checks_that_look_well.py", names=("honest",))
-    assert [verdict.status for verdict in outcome.verdicts] == [Status.INSUFFICIENT]
-
-
 @pytest.mark.parametrize(
     ("file", "request_", "reason"),
     [
         ("checks_with_an_error.py", {}, "ReFrame left out check file"),
         ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
-        ("checks_that_look_well.py", {"names": ("nobody",)}, "no check was selected"),
-        ("checks_that_look_well.py", {"partitions": ("cpu",), "names": ("honest",)},
-         "no check was selected"),
     ],
-)  # fmt: skip
-def test_a_run_without_a_check_fails(
-    site: Site, file: str, request_: dict[str, object], reason: str
-) -> None:
+)
+def test_a_run_without_a_check_fails(site, file, request_, reason):
     outcome = run(site, file, **request_)
     assert not outcome.ok
     assert reason in outcome.verdicts[0].reason
 
 
-def test_a_misspelt_name_beside_a_right_one_is_told(site: Site) -> None:
+def test_a_misspelt_name_beside_a_right_one_is_told(site):
     update_references(site, "embedded", [reference("honest")])
     outcome = run(site, "checks_that_look_well.py", names=("honest", "honset"))
     assert [verdict.status for verdict in outcome.verdicts] == [Status.PASS, Status.ERROR]
     assert outcome.verdicts[1].reason == "no check was selected by name honset"
-
-
-DEPENDENT = """
-import reframe as rfm
-import reframe.utility.sanity as sn
-
-class Plain(rfm.RunOnlyRegressionTest):
-    valid_systems, valid_prog_environs, executable = ["*"], ["*"], "true"
-
-    @rfm.core.builtins.sanity_function
-    def well(self):
-        return sn.assert_true(1)
-
-@rfm.simple_test
-class alone(Plain):
-    pass
-
-@rfm.simple_test
-class elsewhere(Plain):
-    valid_systems = []
-
-@rfm.simple_test
-class dependent(Plain):
-    @rfm.core.builtins.run_after("init")
-    def needs(self):
-        self.depends_on("elsewhere")
-"""
-
-
-def test_a_check_that_is_left_out_because_of_another_is_told(site: Site, tmp_path: Path) -> None:
-    (tmp_path / "team.py").write_text(DEPENDENT)
-    outcome = run(site, str(tmp_path / "team.py"))
-    found = {verdict.check: verdict for verdict in outcome.verdicts}
-    assert found["alone"].status is Status.PASS, found
-    assert "ReFrame left out case dependent" in found["(run)"].reason
 
 
 RULED = """
@@ -257,7 +171,7 @@ class ruled(HpcdlCheck):
 """
 
 
-def test_what_a_check_demands_is_neither_measured_nor_replaced(site: Site, tmp_path: Path) -> None:
+def test_what_a_check_demands_is_neither_measured_nor_replaced(site, tmp_path):
     (tmp_path / "team.py").write_text(RULED)
     lax = reference("ruled", metric="accuracy", value=0.5, unit="")
     update_references(site, "embedded", [lax])
@@ -268,12 +182,12 @@ def test_what_a_check_demands_is_neither_measured_nor_replaced(site: Site, tmp_p
         measure(site, NO_MODULE, CheckRequest(("p100",), paths=(tmp_path / "team.py",), repeat=3))
 
 
-def test_checks_that_do_not_exist_are_refused(site: Site) -> None:
+def test_checks_that_do_not_exist_are_refused(site):
     with pytest.raises(BadInput, match="there are no checks"):
         run(site, "", paths=(STANDINS / "missing.py",))
 
 
-def test_broken_references_are_an_error_with_their_place(site: Site) -> None:
+def test_broken_references_are_an_error_with_their_place(site):
     path = site_file(site, "embedded")
     path.parent.mkdir(parents=True)
     path.write_text("schema: 1\nset: embedded\nreferences:\n- {check: honest, value: fast}\n")
@@ -282,29 +196,26 @@ def test_broken_references_are_an_error_with_their_place(site: Site) -> None:
     assert "embedded.yaml" in caught.value.render()
 
 
-def test_a_job_that_shows_no_sign_of_life_is_given_up(site: Site) -> None:
+def test_a_job_that_shows_no_sign_of_life_is_given_up(site):
     outcome = run(site, "checks_that_wait.py", names=("silent",))
     assert outcome.verdicts[0].status is Status.ERROR
     assert "hangs: no output and no progress" in outcome.verdicts[0].reason
-    assert_no_job_left(site)
+    wait_for(lambda: not active_jobs(site))
 
 
-def test_a_job_that_gets_no_nodes_is_given_up(site: Site, slurm: Shell) -> None:
-    taken = slurm("sbatch", "--parsable", "-p", "p100", "-N2", "--exclusive", "-o", "/dev/null",
-                  "--wrap", "sleep 300").stdout.strip()  # fmt: skip
-    state = ("squeue", "-h", "-j", taken, "-o", "%T")
-    wait_for(lambda: slurm(*state).stdout == "RUNNING\n")  # before the check's job is queued
+def test_a_job_that_gets_no_nodes_is_given_up(site, slurm):
+    job = slurm.take("p100", 2)
     try:
         outcome = run(site, "checks_that_wait.py", names=("impatient",))
     finally:
-        slurm("scancel", taken)
+        slurm("scancel", job)
     assert outcome.verdicts[0].status is Status.ERROR
     assert "time-out: it got no nodes within" in outcome.verdicts[0].reason
-    assert_no_job_left(site)
+    wait_for(lambda: not active_jobs(site))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_jobs_do_not_outlive_a_stopped_run(site: Site, number: int) -> None:
+def test_jobs_do_not_outlive_a_stopped_run(site, number):
     process = start(site, "until_cancelled")
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     process.send_signal(number)
@@ -317,9 +228,7 @@ KILLED = {"ReFrame": "kill -9 $PPID", "both": "kill -9 $HPCDL_CHECK_PARENT $PPID
 
 
 @pytest.mark.parametrize("who", KILLED)
-def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
+def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(site, tmp_path, monkeypatch, who):
     real, commands = shutil.which("sbatch"), tmp_path / "bin"
     commands.mkdir()
     body = f'#!/bin/sh\n{real} "$@" >{tmp_path}/queued\n{KILLED[who]}\n'
@@ -337,7 +246,7 @@ def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(
     assert sweep(site) == []
 
 
-def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Shell) -> None:
+def test_a_lost_node_is_an_error_that_names_it(site, slurm):
     process = start(site, "until_cancelled")
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     (job,) = active_jobs(site)
@@ -360,9 +269,7 @@ def test_a_lost_node_is_an_error_that_names_it(site: Site, slurm: Shell) -> None
 
 
 @pytest.mark.long
-def test_a_check_for_a_drained_node_answers_within_a_minute(
-    site: Site, slurm: Callable[..., object]
-) -> None:
+def test_a_check_for_a_drained_node_answers_within_a_minute(site, slurm):
     slurm("scontrol", "update", "NodeName=p100-02", "State=DRAIN", "Reason=test")
     try:
         begun = time.monotonic()
@@ -376,12 +283,10 @@ def test_a_check_for_a_drained_node_answers_within_a_minute(
     (lost,) = found
     assert "p100-02 is" in lost.reason
     assert "DRAIN" in lost.reason
-    assert seconds < 60 + SLOW_START, f"it took {seconds:.0f} s"
+    assert seconds < 90, f"it took {seconds:.0f} s"
 
 
-def test_a_time_out_after_the_result_was_written_is_an_error(
-    overdue: tuple[subprocess.Popen[bytes], Site],
-) -> None:
+def test_a_time_out_after_the_result_was_written_is_an_error(overdue):
     process, there = overdue
     assert process.wait(240) == 0
     (verdict,) = verdicts(there)
@@ -390,7 +295,7 @@ def test_a_time_out_after_the_result_was_written_is_an_error(
 
 
 @pytest.mark.long
-def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: ClusterState) -> None:
+def test_a_slurm_that_goes_away_half_way_is_an_error(site, cluster):
     process = start(site, "lasting")  # its limit does not end it before Slurm is back
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     state = read_state(cluster.directory)
@@ -407,16 +312,9 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site: Site, cluster: Cluste
     wait_for(lambda: sweep(site))  # the job that nobody could cancel is cancelled now
 
 
-def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
+def test_two_runs_at_once_do_not_disturb_each_other(site):
     update_references(site, "embedded", [reference("honest")])
-    words = [
-        sys.executable,
-        "-c",
-        RUN,
-        str(site.source),
-        str(STANDINS / "checks_that_look_well.py"),
-    ]
-    both = [subprocess.Popen([*words, "honest", "p100"]) for _ in range(2)]
+    both = [start(site, "honest", file="checks_that_look_well.py") for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
     verdicts = [path.read_text() for path in runs_directory(site).glob("*/verdicts.json")]
     assert len(verdicts) == 2
@@ -424,42 +322,11 @@ def test_two_runs_at_once_do_not_disturb_each_other(site: Site) -> None:
         assert '"PASS"' in text, text
 
 
-def launch_line(batch: Batch) -> str:
-    return f"{batch.launcher} {batch.program}".strip()
-
-
-def test_the_script_is_the_one_that_users_get(site: Site, tmp_path: Path) -> None:
-    """Directives, launch line and all else, but for the folder of the job."""
-    settings = tmp_path / "settings.py"
-    settings.write_text(render_settings(site, NO_MODULE))
-    reframe = Path(sys.executable).with_name("reframe")
-    subprocess.run(
-        [reframe, "-C", settings, "-n", f"throughput.*{CASE}", "--system=embedded:p100",
-         "--dry-run"],
-        check=True, capture_output=True, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
-    script = next((site.paths.work / "checks").rglob("rfm_job.sh"))
-    submitted = take_apart(script.read_text())
-    words = launch_line(submitted).split()
-    spec = JobSpec(
-        partition="p100", nodes=2, gpus_per_node=2, minutes=10, name=f"throughput-{CASE}",
-        job_dir=script.parent,
-        program=tuple(words[words.index("hpcdl") : -1]),
-    )  # fmt: skip
-    users = take_apart(render_script(site, spec, NO_MODULE).text)
-    assert submitted.directives == users.directives
-    assert launch_line(submitted) == launch_line(users)
-    assert (submitted.before, submitted.after) == (users.before, users.after)
-
-
-SLOW_START = 30
-"""Seconds that a slow machine may take for ReFrame itself."""
-CASE = "mlp-2x2-digits-fp32"
-
-
-def start(site: Site, name: str, partition: str = "p100") -> subprocess.Popen[bytes]:
-    file = str(STANDINS / "checks_that_wait.py")
-    return subprocess.Popen([sys.executable, "-c", RUN, str(site.source), file, name, partition])
+def start(
+    site: Site, name: str, partition: str = "p100", file: str = "checks_that_wait.py"
+) -> subprocess.Popen[bytes]:
+    words = (site.source, STANDINS / file, name, partition)
+    return subprocess.Popen([sys.executable, "-c", RUN, *words])
 
 
 def verdicts(site: Site) -> list[dict[str, Any]]:
@@ -475,5 +342,36 @@ def active_jobs(site: Site) -> list[int]:
     return [record.id for record in records if record is not None and record.active]
 
 
-def assert_no_job_left(site: Site) -> None:
-    wait_for(lambda: not active_jobs(site))
+def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(site, tmp_path, capsys):
+    names = ("honest", "slower")
+    update_references(site, "embedded", [reference(name) for name in names])
+    outcome = run(site, "checks_that_look_well.py", names=names)
+    history, page = tmp_path / "history.sqlite", tmp_path / "night.html"
+    with open_history(history, site.name) as opened:
+        assert opened.add(of_outcome(outcome)) == 2
+    words = ["check", "report", "--site", str(site.source), "--history", str(history)]
+    assert main([*words, "--html", str(page), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == str(page)
+    # The same run again, from its folder, is no other night.
+    imported = ["check", "history", "import", str(outcome.directory.path)]
+    assert main([*imported, "--site", str(site.source), "--history", str(history)]) == 0
+    assert capsys.readouterr().out.startswith("0 new results")
+    with chromium() as browser:
+        browser.open(page.as_uri())
+        title = browser.do("document.querySelector('h1').textContent")
+        assert title == "Gate closed: 1 finding in 2 series"
+        lead = browser.do("document.querySelector('.lead').textContent")
+        assert lead.startswith(headline([asdict(one) | {"ok": one.ok} for one in outcome.verdicts]))
+        slower = next(one for one in outcome.verdicts if one.check == "slower")
+        row = "[...document.querySelectorAll('tr.row')].find((e) => e.dataset.text.match('slower'))"
+        browser.do(f"{row}.querySelector('.open').click()")
+        browser.do("document.querySelectorAll('.file').forEach((one) => { one.open = true })")
+        browser.settle()
+        detail = "document.querySelector('tr.detail:not([hidden])')"
+        script, log = browser.do(f"[...{detail}.querySelectorAll('pre')].map((e) => e.textContent)")
+        assert script == Path(slower.script).read_text()
+        assert "#SBATCH" in script
+        assert log == Path(slower.log).read_text()
+        assert "try 2; the first was FAIL" in slower.reason
+        assert browser.do(f"{detail}.querySelector('.reason').textContent") == slower.reason
+        assert browser.errors == []

@@ -4,8 +4,6 @@ No package of ReFrame has the library, neither a wheel nor the sdist (4.10.4): H
 names a checkout of its sources.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -50,7 +48,7 @@ class mounts(filesystem_options_check):
 
 
 @pytest.fixture
-def site(cluster_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(cluster_env, tmp_path, monkeypatch) -> Site:
     """The embedded site with a prefix and a work directory of the test's own."""
     return own_site(cluster_env, tmp_path, monkeypatch)
 
@@ -61,7 +59,7 @@ def run(site: Site, path: Path, *passed: str, **request: object) -> CheckOutcome
 
 
 @pytest.mark.skipif(not LIBRARY, reason="HPCDL_HPCTESTLIB names no checkout of ReFrame")
-def test_checks_of_reframes_library_are_judged_like_others(site: Site, tmp_path: Path) -> None:
+def test_checks_of_reframes_library_are_judged_like_others(site, tmp_path):
     (tmp_path / "team.py").write_text(TEAM)
     outcome = run(site, tmp_path / "team.py")
     found = {(one.check, one.case, one.environment): one for one in outcome.verdicts}
@@ -115,7 +113,7 @@ site_configuration = {{"logging": [{{"handlers_perflog": [{{
 """
 
 
-def test_a_sites_log_server_gets_hpcdls_fields(site: Site, tmp_path: Path) -> None:
+def test_a_sites_log_server_gets_hpcdls_fields(site, tmp_path):
     with listening() as (port, received):
         (tmp_path / "team.py").write_text(OWN)
         (tmp_path / "own.py").write_text(HANDLER.format(port=port))
@@ -151,9 +149,7 @@ def listening() -> Iterator[tuple[int, list[dict[str, Any]]]]:
         server.shutdown()
 
 
-def test_a_night_ends_with_the_gates_answer(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_night_ends_with_the_gates_answer(site, tmp_path, capsys):
     (tmp_path / "team.py").write_text(PLAIN)
     release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
     (site.paths.prefix / "current").symlink_to(release.root)
@@ -170,7 +166,7 @@ def test_a_night_ends_with_the_gates_answer(
     assert main(["check", "report", str(tmp_path / "night.json")]) == 0
 
 
-def test_options_of_a_job_are_passed_on_to_slurm(site: Site, tmp_path: Path) -> None:
+def test_options_of_a_job_are_passed_on_to_slurm(site, tmp_path):
     (tmp_path / "team.py").write_text(PLAIN)
     outcome = run(site, tmp_path / "team.py", "-J", "nodelist=p100-02", "-J", "comment=passed-on")
     (verdict,) = outcome.verdicts

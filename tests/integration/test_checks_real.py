@@ -1,11 +1,7 @@
 """The shipped checks on the real Slurm with the real release: what they measure, what they name."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -18,32 +14,23 @@ from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.measure import measure
-from hpcdl.regress.propose import propose
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import Status
 from hpcdl.site import Site
-from hpcdl.slurm import client
 from hpcdl.stack.release import Release
 from hpcdl.workflows.modules import modules_by_partition
 from tests.integration.check_runs import own_site, statuses, told, value, with_release
+from tests.integration.conftest import HPCDL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
-HPCDL = Path(sys.executable).with_name("hpcdl")
 ONE_RANK = "throughput/mlp-1x1-digits-fp32"
 """What else the machine does changes this one least."""
 MEASURED = {Status.PASS, Status.NO_REFERENCE}
 
 
 @pytest.fixture
-def site(
-    cluster_env: dict[str, str],
-    stack_site: Site,
-    release: Release,
-    digits: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Site:
+def site(cluster_env, stack_site, release, digits, tmp_path, monkeypatch) -> Site:
     """The embedded site with the built release, and references of the test's own."""
     own = own_site(cluster_env, tmp_path, monkeypatch)
     return with_release(own, stack_site.paths.prefix, digits)
@@ -54,7 +41,7 @@ def run(site: Site, **request: object) -> CheckOutcome:
     return run_checks(site, modules_by_partition(site), CheckRequest(**request))
 
 
-def test_the_smoke_checks_measure_what_their_names_say(site: Site, release: Release) -> None:
+def test_the_smoke_checks_measure_what_their_names_say(site, release):
     outcome = run(site, tags=("smoke",))
     found = {verdict.name: verdict for verdict in outcome.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
@@ -71,9 +58,7 @@ def test_the_smoke_checks_measure_what_their_names_say(site: Site, release: Rele
     assert value(found["storage/work"], "read_mbs") > 0
 
 
-def test_a_slow_node_is_named_in_the_verdict_and_by_the_gate(
-    site: Site, cluster_env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_slow_node_is_named_in_the_verdict_and_by_the_gate(site, cluster_env, tmp_path):
     subprocess.run([HPCDL, "cluster", "node", "slow", "p100-02"], env=cluster_env, check=True)
     try:
         outcome = run(site, names=("throughput",), distribute=True)
@@ -93,7 +78,7 @@ def test_a_slow_node_is_named_in_the_verdict_and_by_the_gate(
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_every_nightly_check_works_on_two_emulated_nodes(site: Site) -> None:
+def test_every_nightly_check_works_on_two_emulated_nodes(site):
     outcome = run(site, tags=("nightly",))
     found = statuses(outcome)
     assert set(found.values()) <= MEASURED, told(outcome)
@@ -106,17 +91,7 @@ def test_every_nightly_check_works_on_two_emulated_nodes(site: Site) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_every_partition_passes_its_smoke_checks_within_five_minutes(site: Site) -> None:
-    outcome = run(site, tags=("smoke",), partitions=tuple(site.partitions))
-    assert set(statuses(outcome).values()) <= MEASURED, told(outcome)
-    assert {verdict.partition for verdict in outcome.verdicts} == set(site.partitions)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_release_that_halves_throughput_fails_and_is_named(
-    site: Site, release: Release, tmp_path: Path
-) -> None:
+def test_a_release_that_halves_throughput_fails_and_is_named(site, release, tmp_path):
     module = Module((release.module,), release.modules, release.id)
     request = CheckRequest(partitions=("p100",), names=(ONE_RANK,), repeat=3)
     assert measure(site, module, request).references
@@ -151,47 +126,10 @@ def slower(release: Release, folder: Path) -> Module:
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_a_healthy_night_passes_twenty_times_out_of_twenty(site: Site) -> None:
+def test_a_healthy_night_passes_twenty_times_out_of_twenty(site):
     request = CheckRequest(partitions=("p100",), tags=("smoke",), repeat=5)
     modules = modules_by_partition(site)
     assert measure(site, modules, request).references
     for night in range(20):
         outcome = run_checks(site, modules, replace(request, repeat=1))
         assert outcome.ok, f"night {night}: {told(outcome)}"
-
-
-@pytest.mark.long
-def test_references_are_drafted_from_nights_and_taken_by_git_apply(site: Site) -> None:
-    for _ in range(3):
-        run(site, names=("storage",), tags=("smoke",))
-    drafts = propose(site, modules_by_partition(site), ("p100",))
-    (edit,) = drafts.edits
-    assert [row.check for row in drafts.rows] == ["storage"]
-    (site.paths.prefix / "change.diff").write_text(edit.diff)
-    subprocess.run(["git", "apply", "change.diff"], cwd=site.paths.prefix, check=True)
-    assert edit.path.read_text() == edit.after
-    assert run(site, names=("storage",), tags=("smoke",)).ok
-
-
-@pytest.mark.long
-def test_a_check_pinned_to_a_dead_node_is_an_error_and_does_not_wait_for_ever(
-    site: Site, cluster_env: dict[str, str]
-) -> None:
-    subprocess.run([HPCDL, "cluster", "node", "kill", "p100-02"], env=cluster_env, check=True)
-    try:
-        wait_until_down("p100-02")
-        outcome = run(site, names=("storage",), tags=("smoke",), distribute=True)
-    finally:
-        subprocess.run([HPCDL, "cluster", "node", "up", "p100-02"], env=cluster_env, check=True)
-    words = sorted(verdict.status for verdict in outcome.verdicts)
-    assert words == [Status.ERROR, Status.NO_REFERENCE], told(outcome)
-    (lost,) = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
-    assert "node lost" in lost.reason
-    assert "p100-02" in lost.reason
-
-
-def wait_until_down(name: str) -> None:
-    deadline = time.monotonic() + 120
-    while not any(node.name == name and "DOWN" in node.state for node in client.nodes()):
-        assert time.monotonic() < deadline, f"{name} is not down"
-        time.sleep(0.5)

@@ -3,8 +3,6 @@
 No Slurm is needed: ReFrame writes the scripts of a dry run, the command line prints its own.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -45,7 +43,7 @@ def dry_run(site: Site, folder: Path, pattern: str) -> dict[tuple[str, str], Pat
 @pytest.mark.parametrize(
     "name", ["p100-v100-k80", pytest.param("a100-h100", marks=pytest.mark.long)]
 )
-def test_scripts_agree_for_every_layout_of_a_training(name: str, tmp_path: Path) -> None:
+def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
     site = load_site(find_site_file(name))
     scripts = dry_run(site, tmp_path, "throughput.*resnet50.*synthetic-fp32")
     compared = 0
@@ -70,7 +68,7 @@ def whole(batch: Batch) -> tuple[object, ...]:
     return batch.directives, batch.before, launch, batch.after
 
 
-def test_checks_of_every_family_ask_for_what_fits(tmp_path: Path) -> None:
+def test_checks_of_every_family_ask_for_what_fits(tmp_path):
     site = load_site(find_site_file("p100-v100-k80"))
     scripts = dry_run(site, tmp_path, "^(allreduce.*all|binding|storage|convergence|users_job)")
     assert {partition for partition, _ in scripts} == set(site.partitions)

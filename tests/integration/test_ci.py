@@ -1,22 +1,13 @@
 """Rendered pipelines are what GitLab, GitHub, systemd and Slurm take."""
 
-from __future__ import annotations
-
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from hpcdl.regress.ci import Request, render
-from hpcdl.regress.history import history_path, open_history
-from hpcdl.site import Site, load_site
-from hpcdl.stack.release import Release
-from tests.integration.check_runs import own_site, with_release
-from tests.integration.conftest import Shell
 from tests.unit.conftest import shipped
 from tests.unit.test_ci import hostile
 
@@ -38,13 +29,13 @@ def written(kind: str, folder: Path) -> list[Path]:
 @pytest.mark.parametrize(("kind", "schema"), [
     ("gitlab", "vendor.gitlab-ci"), ("github", "vendor.github-workflows"),
 ])  # fmt: skip
-def test_a_pipeline_fits_the_schema_of_its_service(kind: str, schema: str, tmp_path: Path) -> None:
+def test_a_pipeline_fits_the_schema_of_its_service(kind, schema, tmp_path):
     words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema]
     done = subprocess.run([*words, *written(kind, tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_schema_finds_a_fault(tmp_path: Path) -> None:
+def test_the_schema_finds_a_fault(tmp_path):
     broken = tmp_path / "broken.yml"
     text = render("gitlab", shipped("pi"), Request("s"))[".gitlab-ci.yml"]
     broken.write_text(text.replace("interruptible: false", "interruptible: perhaps"))
@@ -52,7 +43,7 @@ def test_the_schema_finds_a_fault(tmp_path: Path) -> None:
     assert subprocess.run([*words, broken], capture_output=True).returncode == 1
 
 
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
+def test_systemd_takes_the_units(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
     units = written("systemd", tmp_path)
@@ -68,9 +59,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_slurm_takes_the_options_of_the_scrontab(
-    slurm: Shell, embedded_site: Site, tmp_path: Path
-) -> None:
+def test_slurm_takes_the_options_of_the_scrontab(slurm, embedded_site, tmp_path):
     """A scrontab's options are sbatch's (scrontab(1)); each group of them is asked for."""
     text = render("scrontab", embedded_site, Request("s"))["scrontab"]
     groups = [part.splitlines() for part in text.split("\n\n") if "#SCRON" in part]
@@ -86,47 +75,6 @@ def test_slurm_takes_the_options_of_the_scrontab(
 
 
 @pytest.mark.cluster
-def test_slurm_refuses_an_option_that_is_none(slurm: Shell, tmp_path: Path) -> None:
+def test_slurm_refuses_an_option_that_is_none(slurm, tmp_path):
     (tmp_path / "script").write_text("#!/bin/sh\n#SBATCH --partition=none-such\ntrue\n")
     assert slurm("sbatch", "--test-only", tmp_path / "script", check=False).returncode != 0
-
-
-@pytest.mark.cluster
-@pytest.mark.stack
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_rendered_night_runs_from_its_first_line_to_the_gates_answer(
-    cluster_env: dict[str, str], stack_site: Site, release: Release, digits: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """The line that scrontab and systemd run, by a bare shell: two runs, two pages, the gate."""
-    pytest.importorskip("reframe")
-    own = with_release(
-        own_site(cluster_env, tmp_path, monkeypatch), stack_site.paths.prefix, digits
-    )
-    only_p100(own.source)
-    hpcdl = str(Path(sys.executable).with_name("hpcdl"))
-    text = render("scrontab", load_site(own.source), Request(str(own.source), hpcdl))["scrontab"]
-    (night,) = (row.split(" ", 5)[5] for row in text.splitlines() if "--tag nightly" in row)
-    done = subprocess.run(["sh", "-c", night], env=cluster_env, capture_output=True, text=True,
-                          cwd=tmp_path)  # fmt: skip
-    reports = own.paths.work / "checks" / "reports"
-    runs = {
-        name: json.loads((reports / f"{name}.json").read_text()) for name in ("nightly", "nodes")
-    }
-    words = {one["status"] for run in runs.values() for one in run["verdicts"]}
-    assert words <= {"PASS", "NO-REFERENCE"}, done.stdout + done.stderr
-    assert {one["job"]["nodes"] for one in runs["nodes"]["verdicts"]} == {"p100-01", "p100-02"}
-    assert all((reports / f"{name}.html").stat().st_size > 10_000 for name in runs)
-    # Nobody has measured references on this cluster, so the gate stays closed and says why.
-    assert done.returncode == 1
-    assert "NO-REFERENCE" in done.stdout
-    with open_history(history_path(own)) as history:
-        assert {series[0] for series in history.series()} >= {"throughput", "storage", "modules"}
-
-
-def only_p100(file: Path) -> None:
-    """Leave one partition in a site file."""
-    document = yaml.safe_load(file.read_text())
-    document["partitions"] = {"p100": document["partitions"]["p100"]}
-    file.write_text(yaml.safe_dump(document, sort_keys=False))

@@ -1,62 +1,25 @@
 """The embedded cluster serves real jobs, as the site file describes it."""
 
-from __future__ import annotations
-
 import json
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState
 from hpcdl.cluster.lifecycle import prepare
 from hpcdl.cluster.model import NAMESPACES
-from hpcdl.site import Site
 from tests.integration.conftest import Shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
-RANKS = """
-#include <mpi.h>
-#include <stdio.h>
-#include <stdlib.h>
-int main(int argc, char **argv) {
-  int rank, size, length, sum; char host[MPI_MAX_PROCESSOR_NAME];
-  MPI_Init(&argc, &argv);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  MPI_Get_processor_name(host, &length);
-  MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-  printf("rank %d of %d, sum %d, node %s, gpus %s\\n", rank, size, sum,
-         getenv("SLURMD_NODENAME"), getenv("CUDA_VISIBLE_DEVICES"));
-  MPI_Finalize();
-}
-"""
-TWO_BY_TWO = [
-    "rank 0 of 4, sum 6, node p100-01, gpus 0,1,2,3",
-    "rank 1 of 4, sum 6, node p100-01, gpus 0,1,2,3",
-    "rank 2 of 4, sum 6, node p100-02, gpus 0,1,2,3",
-    "rank 3 of 4, sum 6, node p100-02, gpus 0,1,2,3",
-]
 
-
-def hpcdl(slurm: Shell, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return slurm(sys.executable, "-m", "hpcdl", *words, check=check)
-
-
-def test_every_node_of_the_site_is_idle(slurm: Shell, embedded_site: Site) -> None:
+def test_slurm_has_the_nodes_and_the_hardware_of_the_site(slurm, embedded_site):
     lines = slurm("sinfo", "-h", "-N", "-o", "%P %T").stdout.split("\n")
     idle = [line.split()[0].rstrip("*") for line in lines if line.endswith(" idle")]
     for name, partition in embedded_site.partitions.items():
         assert idle.count(name) == partition.nodes
-
-
-def test_slurm_sees_the_hardware_of_the_site(slurm: Shell, embedded_site: Site) -> None:
-    for name, partition in embedded_site.partitions.items():
         shown = slurm("sinfo", "-h", "-p", name, "-o", "%X|%Y|%Z|%m|%G").stdout.strip().split("|")
         assert [int(word) for word in shown[:4]] == [
             partition.sockets, partition.cores_per_socket, partition.threads_per_core,
@@ -67,49 +30,7 @@ def test_slurm_sees_the_hardware_of_the_site(slurm: Shell, embedded_site: Site) 
         assert re.sub(r"\(S:[^)]*\)", "", shown[4]) == gres
 
 
-def test_mpi_crosses_nodes_under_srun(slurm: Shell, compile_mpi: Callable[[str], Path]) -> None:
-    program = compile_mpi(RANKS)
-    done = slurm(
-        "srun", "-p", "p100", "-N2", "--ntasks-per-node=2", "--gpus-per-node=p100:4",
-        "--mpi=pmix", program,
-    )  # fmt: skip
-    assert sorted(done.stdout.splitlines()) == TWO_BY_TWO
-
-
-def test_mpi_crosses_nodes_under_mpirun_in_a_batch_script(
-    slurm: Shell, compile_mpi: Callable[[str], Path]
-) -> None:
-    program = compile_mpi(RANKS)
-    log = slurm.directory / "log"
-    slurm(
-        "sbatch", "--wait", "-p", "p100", "-N2", "--ntasks-per-node=2", "--gpus-per-node=p100:4",
-        f"--output={log}", f"--wrap=mpirun --bind-to none {program}",
-    )  # fmt: skip
-    assert sorted(log.read_text().splitlines()) == TWO_BY_TWO
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        ["--gpus-per-node=p100:4", "--exclusive", "--requeue"],
-        ["--gres=gpu:p100:2", "--mem=8G", "--signal=B:USR2@60", "--time=10"],
-    ],
-)
-def test_jobs_of_the_generator_are_taken(slurm: Shell, request_: list[str]) -> None:
-    script = slurm.directory / "job.sh"
-    script.write_text("#!/bin/bash\necho $CUDA_VISIBLE_DEVICES\n")
-    slurm("sbatch", "--wait", "-p", "p100", "-N2", "--output=log", *request_, script)
-    gpus = "0,1,2,3" if "4" in request_[0] else "0,1"
-    assert (slurm.directory / "log").read_text().strip() == gpus
-
-
-def test_what_no_node_has_is_refused_at_once(slurm: Shell) -> None:
-    for request in (["--gpus-per-node=p100:5"], ["--gres=gpu:v100:1"], ["--time=25:00:00"]):
-        done = slurm("sbatch", "-p", "p100", "-N1", *request, "--wrap=true", check=False)
-        assert done.returncode != 0, request
-
-
-def test_two_jobs_share_a_node(slurm: Shell) -> None:
+def test_two_jobs_share_a_node(slurm):
     for _ in range(2):
         slurm("sbatch", "-p", "k80", "--gres=gpu:k80:2", "--output=/dev/null", "--wrap=sleep 200")
     try:
@@ -119,7 +40,7 @@ def test_two_jobs_share_a_node(slurm: Shell) -> None:
         slurm("scancel", "--partition=k80")
 
 
-def test_nodes_are_worlds_of_their_own(slurm: Shell, cluster: ClusterState) -> None:
+def test_nodes_are_worlds_of_their_own(slurm, cluster):
     if cluster.mode != NAMESPACES:
         pytest.skip("mode namespaces needs root")
     show = (
@@ -134,9 +55,7 @@ def test_nodes_are_worlds_of_their_own(slurm: Shell, cluster: ClusterState) -> N
         assert int(task[3]) < 20
 
 
-def test_shell_finds_slurm_and_modules_after_eval(
-    slurm: Shell, cluster: ClusterState, tmp_path: Path
-) -> None:
+def test_shell_finds_slurm_and_modules_after_eval(slurm, cluster, tmp_path):
     bare = {"PATH": slurm.env["PATH"], "HOME": str(tmp_path), "MODULEPATH": "/opt/other modules"}
     bare |= {key: slurm.env[key] for key in ("HPCDL_HOME", "HPCDL_CLUSTER_DIR")}
     command = f'eval "$({sys.executable} -m hpcdl cluster env)"'
@@ -152,31 +71,31 @@ def test_shell_finds_slurm_and_modules_after_eval(
         assert done.stdout.splitlines()[-1] == "function"
 
 
-def test_status_tells_machines_and_people_that_all_is_well(slurm: Shell) -> None:
-    data = json.loads(hpcdl(slurm, "cluster", "status", "--json").stdout)
+def test_status_tells_machines_and_people_that_all_is_well(slurm):
+    data = json.loads(slurm.hpcdl("cluster", "status", "--json").stdout)
     assert data["phase"] == "ready"
     assert all(row["alive"] for row in (*data["daemons"], *data["nodes"]))
-    assert "slurmctld" in hpcdl(slurm, "cluster", "status").stdout
+    assert "slurmctld" in slurm.hpcdl("cluster", "status").stdout
 
 
-def test_up_again_changes_nothing(slurm: Shell, cluster: ClusterState) -> None:
-    hpcdl(slurm, "cluster", "up")  # other tests may have killed nodes
+def test_up_again_changes_nothing(slurm, cluster):
+    slurm.hpcdl("cluster", "up")  # other tests may have killed nodes
     before = (cluster.directory / "cluster.json").read_bytes()
-    hpcdl(slurm, "cluster", "up")
+    slurm.hpcdl("cluster", "up")
     assert (cluster.directory / "cluster.json").read_bytes() == before
 
 
-def test_up_in_another_shape_says_what_to_do(slurm: Shell, cluster: ClusterState) -> None:
+def test_up_in_another_shape_says_what_to_do(slurm, cluster):
     other = "loopback" if cluster.mode == NAMESPACES else "namespaces"
     shapes = [["--max-nodes-per-partition", "1"]]
     shapes += [["--mode", other]] if other == "loopback" else []
     for shape in shapes:
-        done = hpcdl(slurm, "cluster", "up", *shape, check=False)
+        done = slurm.hpcdl("cluster", "up", *shape, check=False)
         assert done.returncode == 1
         assert "hpcdl cluster down" in done.stderr
 
 
-def test_preparing_is_not_starting(embedded_site: Site, cluster_home: Path) -> None:
+def test_preparing_is_not_starting(embedded_site, cluster_home):
     directory = cluster_home / "cluster" / "never"
     asked, where = prepare(embedded_site, directory=directory)
     assert where == directory
@@ -184,14 +103,7 @@ def test_preparing_is_not_starting(embedded_site: Site, cluster_home: Path) -> N
     assert not directory.exists()
 
 
-def test_detection_finds_what_it_reads(slurm: Shell, cluster: ClusterState) -> None:
-    shown = slurm("scontrol", "show", "config").stdout
-    assert f"SLURM_VERSION           = {cluster.slurm_version}" in shown
-    assert re.search(r"^GresTypes\s+= gpu$", shown, re.MULTILINE)
-    assert re.search(r"^MpiDefault\s+= pmix$", shown, re.MULTILINE)
-
-
-def test_the_daemons_listen_where_the_nodes_are_and_nowhere_else(cluster: ClusterState) -> None:
+def test_the_daemons_listen_where_the_nodes_are_and_nowhere_else(cluster):
     """Whoever reaches another address of this machine does not reach slurmctld."""
     text = cluster.configuration.read_text()
     if cluster.mode != NAMESPACES and "CommunicationParameters=" not in text:

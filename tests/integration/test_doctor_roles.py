@@ -1,76 +1,53 @@
 """`hpcdl doctor --role` on the embedded cluster: on a login node and on a compute node."""
 
 import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hpcdl.cluster import ClusterState
-from tests.integration.conftest import Shell
+from tests.integration.conftest import HPCDL, site_file
 
-HPCDL = Path(sys.executable).with_name("hpcdl")
-Ask = Callable[..., dict[str, Any]]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def ask(slurm: Shell, cluster: ClusterState, tmp_path: Path) -> Ask:
-    """What a role lacks, by name, and the exit code; the site has a prefix of the test's own."""
+def ask(slurm, tmp_path):
+    """What a role lacks, by name, and all that was said; the site has a prefix of the test's."""
     (tmp_path / "prefix").mkdir()
     (tmp_path / "prefix" / "current").symlink_to(tmp_path)
-    text = Path(slurm.env["HPCDL_SITE"]).read_text()
-    (tmp_path / "site.yaml").write_text(text.replace("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
 
-    def lacking(role: str, *launch: str) -> dict[str, Any]:
-        words = [
-            str(HPCDL),
-            "doctor",
-            "--role",
-            role,
-            "--site",
-            str(tmp_path / "site.yaml"),
-            "--json",
-        ]
+    def lacking(role, *launch, change=("", "")):
+        site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"), change)
+        words = (HPCDL, "doctor", "--role", role, "--site", site, "--json")
         done = slurm(*launch, *words, check=False)
         data = json.loads(done.stdout)
-        lacks = {one["name"]: one["remedy"] for one in data["findings"] if one["found"] is None}
         assert (done.returncode == 3) is not data["complete"]
-        return {"lacks": lacks, "code": done.returncode, "said": done.stdout}
+        return {
+            one["name"]: one["remedy"] for one in data["findings"] if one["found"] is None
+        }, done
 
     return lacking
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("launch", [(), ("srun", "-p", "p100", "-N1")], ids=["login", "compute"])
-def test_a_role_asks_slurm_site_and_prefix_and_finds_all_but_a_release(
-    ask: Ask, launch: tuple[str, ...]
-) -> None:
-    found = ask("compute" if launch else "login", *launch)
-    required = {name for name in found["lacks"] if name not in ("accounting", "GPU driver")}
-    assert required <= {"release", "tree-sitter-bash", "ReFrame-HPC"}, found
-    assert "stack rollback" in found["lacks"]["release"], "current leads to no release"
+def test_a_role_asks_slurm_site_and_prefix_and_finds_all_but_a_release(ask, launch):
+    lacks, done = ask("compute" if launch else "login", *launch)
+    required = lacks.keys() - {"accounting", "GPU driver"}
+    assert required <= {"release", "tree-sitter-bash", "ReFrame-HPC"}, lacks
+    assert "stack rollback" in lacks["release"], "current leads to no release"
     for known in ("answers: embedded", "MPI plug-in", '"prefix"'):
-        assert known in found["said"]
-    assert ("scratch" in found["said"]) is bool(launch)
-    assert "slurmctld" not in found["said"]
+        assert known in done.stdout
+    assert ("scratch" in done.stdout) is bool(launch)
+    assert "slurmctld" not in done.stdout
 
 
-@pytest.mark.cluster
-def test_a_site_file_that_differs_and_a_lost_plug_in_are_named(ask: Ask, tmp_path: Path) -> None:
-    file = tmp_path / "site.yaml"
-    file.write_text(file.read_text().replace("mpi: pmix", "mpi: pmix_v9"))
-    found = ask("login")
-    assert found["code"] == 3
-    assert "slurm.mpi" in found["lacks"]["site file"]
-    assert "pmix_v9" in found["lacks"]["MPI plug-in"]
+def test_a_site_file_that_differs_and_a_lost_plug_in_are_named(ask):
+    lacks, done = ask("login", change=("mpi: pmix", "mpi: pmix_v9"))
+    assert done.returncode == 3
+    assert "slurm.mpi" in lacks["site file"]
+    assert "pmix_v9" in lacks["MPI plug-in"]
 
 
-@pytest.mark.cluster
-def test_an_admin_s_prefix_that_cannot_be_made_is_named(ask: Ask, tmp_path: Path) -> None:
-    file = tmp_path / "site.yaml"
-    file.write_text(file.read_text().replace(f"prefix: {tmp_path}/prefix", f"prefix: {file}/here"))
-    found = ask("admin")
-    assert found["code"] == 3
-    assert "cannot be written" in found["lacks"]["prefix"]
+def test_an_admin_s_prefix_that_cannot_be_made_is_named(ask, tmp_path):
+    lacks, done = ask("admin", change=(f"{tmp_path}/prefix", f"{tmp_path}/site.yaml/here"))
+    assert done.returncode == 3
+    assert "cannot be written" in lacks["prefix"]

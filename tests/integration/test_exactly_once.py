@@ -6,14 +6,11 @@ submission is a point, none is left to chance; what the command does between two
 nothing. After each kill the same command runs again, and there must be one job.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,12 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
-from tests.integration.conftest import Shell
+from tests.integration.conftest import HPCDL, Shell, site_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
-HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 KINDS = (
     "rename,unlink,symlink,mkdir,write,pwrite64,ftruncate,fchmod,fsync,flock,"
     "clone,vfork,clone3,execve,poll,wait4"
@@ -38,11 +33,10 @@ _CALL = re.compile(r"([a-z0-9_]+)\((.*)")
 class Once:
     """Runs hpcdl in a site of the test's own, whole or killed at a point."""
 
-    def __init__(self, slurm: Shell, site: Site, folder: Path) -> None:
+    def __init__(self, slurm: Shell, folder: Path) -> None:
         self.slurm, self.folder, self.work = slurm, folder, folder / "work"
         self.code = 0  # with which the commands of a test end where nothing kills them
-        text = site.source.read_text().replace("$HPCDL_HOME/embedded/work", str(self.work))
-        (folder / "site.yaml").write_text(text)
+        site_file(folder, ("$HPCDL_HOME/embedded/work", self.work))
 
     def argv(self, *words: str) -> list[str]:
         group, command, *rest = words
@@ -68,7 +62,6 @@ class Once:
         return code == -9
 
     def trace(self, *words: str) -> list[tuple[str, str]]:
-        """The calls of the command, as kind and arguments."""
         log = self.folder / "strace"
         argv = ["strace", "-o", str(log), "-s", "200", "-e", f"trace={KINDS}", *self.argv(*words)]
         assert self.slurm(*argv, check=False, timeout=120).returncode == self.code
@@ -102,29 +95,21 @@ class Once:
 
 
 @pytest.fixture
-def once(slurm: Shell, embedded_site: Site, tmp_path: Path) -> Once:
-    return Once(slurm, embedded_site, tmp_path)
+def once(slurm, tmp_path) -> Once:
+    return Once(slurm, tmp_path)
+
+
+ASKED = ("--no-module", "--no-preflight", "--partition", "cpu", "--name")
+# A job says in its directory that it ran.
+RUNS = ("--", "sh", "-c", "echo x >>runs")
 
 
 def job(name: str, *options: str) -> list[str]:
-    """A job that says in its directory that it ran."""
-    asked = ["--no-module", "--no-preflight", "--partition", "cpu", "--cpus-per-task", "1"]
-    return ["job", "submit", *asked, "--name", name, *options, "--", "sh", "-c", "echo x >>runs"]
+    return ["job", "submit", *ASKED, name, "--cpus-per-task", "1", *options, *RUNS]
 
 
 def sweep(name: str) -> list[str]:
-    asked = ["--no-module", "--no-preflight", "--partition", "cpu", "--name", name]
-    return [
-        "job",
-        "sweep",
-        *asked,
-        "--over",
-        "cpus-per-task=1,2",
-        "--",
-        "sh",
-        "-c",
-        "echo x >>runs",
-    ]
+    return ["job", "sweep", *ASKED, name, "--over", "cpus-per-task=1,2", *RUNS]
 
 
 def runs(folder: Path) -> list[str]:
@@ -137,7 +122,7 @@ needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace is 
 
 @needs_strace
 @pytest.mark.parametrize("chain", [1, 2])
-def test_a_submission_killed_at_any_call_is_one_job(once: Once, chain: int) -> None:
+def test_a_submission_killed_at_any_call_is_one_job(once, chain):
     """Killed, the command is run again: `chain` jobs in all, and `job list` knows the run."""
     options = ["--chain", str(chain)]
     once(*job("first", *options))
@@ -159,7 +144,7 @@ def test_a_submission_killed_at_any_call_is_one_job(once: Once, chain: int) -> N
 
 
 @needs_strace
-def test_a_sweep_killed_at_any_call_queues_each_point_once(once: Once) -> None:
+def test_a_sweep_killed_at_any_call_queues_each_point_once(once):
     """Two arrays; killed anywhere between the first file and the last, and run again."""
     once(*sweep("first"))
     for number, (kind, count) in enumerate(once.points(*sweep("traced"))):
@@ -196,16 +181,14 @@ def command(folder: Path, name: str, body: str) -> Path:
 
 
 @pytest.mark.parametrize("how", AFTER)
-def test_a_job_whose_number_does_not_arrive_is_found_at_once(
-    slurm: Shell, embedded_site: Site, tmp_path: Path, how: str
-) -> None:
+def test_a_job_whose_number_does_not_arrive_is_found_at_once(slurm, tmp_path, how):
     """One and an array, side by side: sbatch has half a minute to answer."""
     path = command(tmp_path / "bin", "sbatch", AFTER[how])
 
     def submitted(what: Callable[[str], list[str]]) -> int:
         name, folder = f"{what.__name__}{time.time_ns()}", tmp_path / what.__name__
         folder.mkdir()
-        once = Once(slurm, embedded_site, folder)
+        once = Once(slurm, folder)
         once(*what(name), path=path)
         found = once.jobs(name)
         assert what is sweep or once.listed() == found
@@ -219,9 +202,7 @@ def test_a_job_whose_number_does_not_arrive_is_found_at_once(
 MUTE = 'echo "{real}: error: Socket timed out on send/recv operation" >&2; exit 1'
 
 
-def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(
-    once: Once, tmp_path: Path
-) -> None:
+def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(once, tmp_path):
     """sbatch sent the job, and neither it nor squeue answers: the record stays, and says so."""
     command(tmp_path / "bin", "sbatch", '{real} "$@" >/dev/null; ' + MUTE)
     path = command(tmp_path / "bin", "squeue", MUTE)
@@ -234,9 +215,7 @@ def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(
     wait_for(lambda: runs(once.work) == ["x\n"])
 
 
-def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(
-    once: Once, tmp_path: Path
-) -> None:
+def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(once, tmp_path):
     path = command(tmp_path / "bin", "sbatch", MUTE)
     once(*job("never"), path=path, code=3)
     assert "UNCONFIRMED" in once("job", "list")
@@ -247,9 +226,7 @@ def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(
     assert len(once.jobs("never")) == 1
 
 
-def test_after_ten_minutes_without_a_trace_it_is_withdrawn_and_a_late_job_ends_itself(
-    once: Once, tmp_path: Path
-) -> None:
+def test_after_ten_minutes_it_is_withdrawn_and_a_late_job_ends_itself(once, tmp_path):
     """The queue takes the job after all, much later: it finds that nobody waits for it."""
     late = command(tmp_path / "bin", "sbatch", f'echo "$@" >{tmp_path}/sent; {MUTE}')
     once(*job("late"), path=late, code=3)
@@ -269,7 +246,7 @@ def test_after_ten_minutes_without_a_trace_it_is_withdrawn_and_a_late_job_ends_i
     assert "0: withdrawn" in (folder / "job.log").read_text()
 
 
-def test_two_jobs_of_one_token_run_once(once: Once, tmp_path: Path) -> None:
+def test_two_jobs_of_one_token_run_once(once, tmp_path):
     """A submission that arrived twice: the second one ends where it would run."""
     twice = '{real} "$@" >/dev/null; {real} "$@"'
     once(*job("twice"), path=command(tmp_path / "bin", "sbatch", twice))
@@ -278,7 +255,7 @@ def test_two_jobs_of_one_token_run_once(once: Once, tmp_path: Path) -> None:
     assert runs(once.work) == ["x\n"]
 
 
-def test_a_refused_job_leaves_nothing(once: Once, tmp_path: Path) -> None:
+def test_a_refused_job_leaves_nothing(once, tmp_path):
     refused = 'echo "sbatch: error: Invalid qos specification" >&2; exit 1'
     once(*job("no"), path=command(tmp_path / "bin", "sbatch", refused), code=2)
     assert not [one for one in once.work.rglob("*") if not one.is_dir()]
@@ -287,6 +264,6 @@ def test_a_refused_job_leaves_nothing(once: Once, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _free(slurm: Shell) -> Iterator[None]:
+def _free(slurm) -> Iterator[None]:
     yield
     subprocess.run(["scancel", "--me"], env=dict(slurm.env), check=False)

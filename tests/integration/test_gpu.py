@@ -4,8 +4,6 @@ The release is one that was published before: HPCDL_SITE names the site, and its
 must be for GPUs, as `hpcdl stack build` and `publish` make it.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -33,7 +31,6 @@ print("SEEN", hvd.size(), float(total[0]), total.device.rpartition("/")[2], len(
 
 @pytest.fixture(scope="module")
 def gpus() -> int:
-    """How many GPUs the driver sees here."""
     if not Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is None:
         pytest.skip("there is no NVIDIA driver here")
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
@@ -44,7 +41,7 @@ def gpus() -> int:
 
 
 @pytest.fixture(scope="module")
-def published(gpus: int) -> tuple[Site, Release]:
+def published(gpus) -> tuple[Site, Release]:
     """The site's current release, which must be for GPUs."""
     try:
         site = load_site(find_site_file(None))
@@ -56,20 +53,20 @@ def published(gpus: int) -> tuple[Site, Release]:
     return site, release
 
 
-def test_the_module_loads_without_a_word_about_the_driver(published: tuple[Site, Release]) -> None:
+def test_the_module_loads_without_a_word_about_the_driver(published):
     site, release = published
     told = in_module(site, release, ["python", "-c", "import tensorflow"])
     assert told.ok
     assert "does not fit this machine" not in told.stderr
 
 
-def test_tensorflow_sees_every_gpu(published: tuple[Site, Release], gpus: int) -> None:
+def test_tensorflow_sees_every_gpu(published, gpus):
     site, release = published
     program = "import tensorflow as tf; print('SEEN', len(tf.config.list_physical_devices('GPU')))"
     assert f"SEEN {gpus}" in in_module(site, release, ["python", "-c", program]).stdout
 
 
-def test_ranks_sum_on_their_gpus_over_nccl(published: tuple[Site, Release], gpus: int) -> None:
+def test_ranks_sum_on_their_gpus_over_nccl(published, gpus):
     """As many ranks as GPUs: NCCL refuses two on one."""
     site, release = published
     launch = ["mpirun", "--oversubscribe", "-np", str(gpus), "env", "NCCL_DEBUG=INFO"]

@@ -1,22 +1,26 @@
 """GPU stacks, built with a real nvcc and shown to load: no GPU is needed for that.
 
 `make test-gpu-build`: in a Debian 13 with nvcc 12.4 the stack for P100 and V100, in a Debian 12
-with nvcc 11.8 the one for a K80, each as an admin would: site file, build, publish, load.
+with nvcc 11.8 the one for a K80, each as an admin would: site file, build, publish, load. Where
+Spack is (HPCDL_SPACK_ROOT, HPCDL_SPACK_PACKAGES) the first one by Spack as well: TensorFlow and
+NVIDIA's libraries from wheels, Horovod compiled by Spack.
 """
 
-from __future__ import annotations
-
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from hpcdl.stack.fatbin import read_device_code
+from hpcdl.stack.spack_backend.tool import find_spack
+from hpcdl.system.resources import cache
 from tests.gpu_roots import CASES, Case, Root, install_hpcdl, root_of, write_site
+from tests.integration.spack_fixture import PACKAGES, why_not
 
 pytestmark = [pytest.mark.gpu_build, pytest.mark.timeout(5400)]
 
@@ -56,7 +60,6 @@ class Built:
 
     @property
     def stack(self) -> str:
-        """The tree's path inside the root."""
         return f"{self.root.prefix}/releases/{self.record['id']}/stack"
 
     def packages(self) -> Path:
@@ -69,22 +72,25 @@ class Built:
         return self.root.shell(f"{use} && {script}", check=check, **env)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
-def built(request: pytest.FixtureRequest) -> Iterator[Built]:
-    """Built and published by hpcdl's own commands."""
-    case: Case = request.param
-    root = root_of(case.suite)
+def build(case: Case, root: Root, more: str, *options: str, **env: str) -> Iterator[Built]:
+    """Built and published by hpcdl's own commands; removed at the end."""
     install_hpcdl(root)
     # A prefix of an earlier run may hold releases of other formats.
     shutil.rmtree(root.prefix, ignore_errors=True)
-    write_site(root, case)
-    record = json.loads(root.hpcdl("stack", "build", "--json").stdout)
-    published = root.hpcdl("stack", "publish", str(record["id"]), "--local", "--json").stdout
-    yield Built(case, root, record, json.loads(published)["proof"])
+    write_site(root, case, more)
+    record = json.loads(root.hpcdl("stack", "build", *options, "--json", **env).stdout)
+    publish = ("stack", "publish", str(record["id"]), "--local", "--json")
+    yield Built(case, root, record, json.loads(root.hpcdl(*publish, **env).stdout)["proof"])
     shutil.rmtree(root.prefix)
 
 
-def test_it_is_what_resolve_plan_and_list_say(built: Built) -> None:
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
+def built(request) -> Iterator[Built]:
+    """From wheels."""
+    yield from build(request.param, root_of(request.param.suite), "")
+
+
+def test_it_is_what_resolve_plan_and_list_say(built):
     assert built.record["module"] == built.case.module
     assert built.record["proof"] == "compiled"
     versions = built.record["versions"]
@@ -103,8 +109,8 @@ def test_it_is_what_resolve_plan_and_list_say(built: Built) -> None:
     assert [row["current"] for row in listed if row["id"] == built.record["id"]] == [True]
 
 
-def test_the_gate_looked_at_links_and_device_code(built: Built) -> None:
-    checks = {check["name"]: check for check in built.proof["checks"]}  # type: ignore[attr-defined]
+def test_the_gate_looked_at_links_and_device_code(built):
+    checks = {check["name"]: check for check in built.proof["checks"]}
     assert all(check["ok"] for check in checks.values())
     for name in ("import", "all-reduce of 2 ranks", "libraries", "device code",
                  "device code of Horovod"):  # fmt: skip
@@ -112,15 +118,19 @@ def test_the_gate_looked_at_links_and_device_code(built: Built) -> None:
     assert built.proof["level"] == "compiled"
 
 
-def test_two_ranks_agree_on_a_sum_with_one_nccl_of_the_release(built: Built) -> None:
+def nccl_of_two_ranks(built: Built) -> set[str]:
+    """Where two ranks, which agree on a sum, have loaded their NCCL from."""
     (built.root.directory / "tmp" / "sum.py").write_text(SUM)
-    launch = "mpirun --allow-run-as-root --oversubscribe -np 2 python /tmp/sum.py"
-    said = built.loaded(launch)
+    said = built.loaded("mpirun --allow-run-as-root --oversubscribe -np 2 python /tmp/sum.py")
     lines = re.findall(r"SEEN (\d+) ([\d.]+) (\d+) (\w+) (.*)", said)
     assert len(lines) == 2, said
-    for size, total, nccl, cuda, maps in lines:
+    for size, total, nccl, cuda, _ in lines:
         assert (size, total, int(nccl), cuda) == ("2", "3.0", built.case.nccl, "True")
-        assert maps.split() == [str(_inside(built, "nvidia/nccl/lib/libnccl.so.2"))]
+    return {place for *_, maps in lines for place in maps.split()}
+
+
+def test_two_ranks_agree_on_a_sum_with_one_nccl_of_the_release(built):
+    assert nccl_of_two_ranks(built) == {str(_inside(built, "nvidia/nccl/lib/libnccl.so.2"))}
 
 
 def _inside(built: Built, name: str) -> Path:
@@ -128,7 +138,7 @@ def _inside(built: Built, name: str) -> Path:
     return Path(built.stack, "lib", built.packages().parent.name, "site-packages", name)
 
 
-def test_what_horovod_needs_comes_from_the_release_but_for_mpi_and_glibc(built: Built) -> None:
+def test_what_horovod_needs_comes_from_the_release_but_for_mpi_and_glibc(built):
     (library,) = built.packages().glob("horovod/tensorflow/mpi_lib*.so")
     told = built.loaded(f"ldd {_inside(built, f'horovod/tensorflow/{library.name}')}")
     assert "not found" not in told
@@ -138,9 +148,7 @@ def test_what_horovod_needs_comes_from_the_release_but_for_mpi_and_glibc(built: 
     assert "libcudart" not in told
 
 
-def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_contain_it(
-    built: Built,
-) -> None:
+def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_contain_it(built):
     (library,) = built.packages().glob("horovod/tensorflow/mpi_lib*.so")
     inside = _inside(built, f"horovod/tensorflow/{library.name}")
     listed = built.root.run("cuobjdump", "--list-elf", str(inside)).stdout
@@ -158,7 +166,7 @@ def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_conta
             assert majors <= have or not have, path
 
 
-def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built: Built) -> None:
+def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built):
     script = 'echo "FLAGS $XLA_FLAGS"; module unload tensorflow; echo "AFTER $XLA_FLAGS"'
     said = built.loaded(script, XLA_FLAGS="--xla_mine=1")
     flags = re.findall(r"FLAGS (.*)", said)[0]
@@ -169,7 +177,7 @@ def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built: Bui
     built.root.run("test", "-s", f"{home}/nvvm/libdevice/libdevice.10.bc")
 
 
-def test_the_guard_names_the_missing_driver_in_a_job(built: Built) -> None:
+def test_the_guard_names_the_missing_driver_in_a_job(built):
     use = f"module use {built.root.prefix}/current/modules"
     told = built.root.shell(f"{use}; module load tensorflow 2>&1; echo CODE $?", check=False,
                             SLURMD_NODENAME="p100-01")  # fmt: skip
@@ -177,23 +185,8 @@ def test_the_guard_names_the_missing_driver_in_a_job(built: Built) -> None:
     assert "CODE 0" not in told
 
 
-def test_building_it_again_does_nothing(built: Built) -> None:
-    again = json.loads(built.root.hpcdl("stack", "build", "--json").stdout)
-    assert again["id"] == built.record["id"]
-    assert again["built"] is False
-
-
-def test_without_horovod_the_same_stack_needs_no_compiler_and_says_so(built: Built) -> None:
-    shown = json.loads(
-        built.root.hpcdl("stack", "build", "--without-horovod", "--dry-run", "--json").stdout
-    )
-    assert "horovod" not in shown["versions"]
-    assert "leave Horovod out: the stack is for tf.distribute" in shown["steps"]
-    assert not any(step.startswith("build Horovod") for step in shown["steps"])
-
-
 @pytest.mark.parametrize("built", CASES[:1], indirect=True, ids=["trixie"])
-def test_without_horovod_it_is_built_without_any_compiler_and_loads(built: Built) -> None:
+def test_without_horovod_it_is_built_without_any_compiler_and_loads(built):
     built.root.run("bash", "-c", NO_COMPILERS)
     options = ("--without-horovod", "--json")
     made = json.loads(built.root.hpcdl("stack", "build", *options, PATH="/tmp/plain").stdout)
@@ -212,3 +205,66 @@ def test_without_horovod_it_is_built_without_any_compiler_and_loads(built: Built
         assert "SEEN True 1 None" in built.root.shell(load)
     finally:
         shutil.rmtree(root)
+
+
+_STACK_GB = 22.0
+_EXTERNALS = """
+spack:
+  externals:
+    - {spec: python@3.13.5, prefix: /usr}
+    - {spec: gcc@13.3.0, prefix: /usr}
+    - {spec: cuda@12.4.131, prefix: /usr/lib/nvidia-cuda-toolkit}
+    - {spec: openmpi@5.0.7, prefix: /usr}
+    - {spec: cmake@3.31.6, prefix: /usr}
+    - {spec: gmake@4.4.1, prefix: /usr}
+"""
+
+
+def with_spack(root: Root) -> tuple[Root, dict[str, str]]:
+    """A root that sees this machine's Spack and has what it starts, and the variables for it."""
+    spack, packages = find_spack().parents[1], Path(os.environ["HPCDL_SPACK_PACKAGES"])
+    install = "apt-get install -qy --no-install-recommends make patch"
+    root.run("bash", "-c", f"apt-get update -q && {install}", DEBIAN_FRONTEND="noninteractive")
+    root.run("python3", "-m", "venv", "--clear", "/opt/spack-python")
+    root.run("/opt/spack-python/bin/python", "-m", "pip", "install", "--quiet", "clingo")
+    settings = root.directory / "etc" / "spack-user"
+    settings.mkdir(exist_ok=True)
+    (settings / "repos.yaml").write_text(f"repos::\n  builtin: {PACKAGES}\n")
+    (settings / "bootstrap.yaml").write_text(
+        "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
+    )
+    return replace(root, shared=(spack, packages)), {
+        "HPCDL_SPACK_ROOT": str(spack),
+        "HPCDL_SPACK_PACKAGES": str(packages),
+        "SPACK_PYTHON": "/opt/spack-python/bin/python",
+        "SPACK_USER_CONFIG_PATH": "/etc/spack-user",
+        "SPACK_SYSTEM_CONFIG_PATH": "/etc/none",
+        "SPACK_USER_CACHE_PATH": str(cache() / "tests" / "spack"),
+    }
+
+
+@pytest.fixture(scope="module")
+def by_spack() -> Iterator[tuple[Built, dict[str, str]]]:
+    """By Spack, and the variables for it."""
+    if why_not():
+        pytest.skip(why_not())
+    case = CASES[0]
+    root, env = with_spack(root_of(case.suite, _STACK_GB))
+    for made in build(case, root, _EXTERNALS, "--backend", "spack", "--unsigned", **env):
+        yield made, env
+
+
+@pytest.mark.spack
+def test_a_stack_by_spack_is_of_its_packages_and_the_same_when_adopted(by_spack):
+    built, env = by_spack
+    assert built.record["module"] == built.case.module
+    checks = {one["name"]: one for one in built.proof["checks"]}
+    assert all(one["ok"] for one in checks.values())
+    said = "shared objects find what they need in the release"
+    assert checks["libraries"]["detail"].endswith(said)
+    assert checks["device code of Horovod"]["detail"] == "sm_60, sm_70, as the release is for"
+    (place,) = nccl_of_two_ranks(built)
+    assert place.startswith(f"{built.root.prefix}/spack/store/")
+    where = f"{built.root.prefix}/spack/tensorflow/environments/tensorflow"
+    told = json.loads(built.root.hpcdl("stack", "adopt", where, "--json", **env).stdout)
+    assert (told["id"], told["built"]) == (built.record["id"], False)

@@ -1,9 +1,5 @@
 """Partitions of several GPU models on a real Slurm: drafted, checked, asked for, run."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,8 +43,7 @@ partitions:
 
 
 @pytest.fixture(scope="module")
-def shell(cluster_home: Path) -> Iterator[Shell]:
-    """Commands against a cluster of those partitions."""
+def shell(cluster_home) -> Iterator[Shell]:
     home = cluster_home / "models"
     home.mkdir()
     (home / "real.yaml").write_text(REAL)
@@ -67,15 +62,11 @@ def shell(cluster_home: Path) -> Iterator[Shell]:
     down(directory)
 
 
-def hpcdl(shell: Shell, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return shell(sys.executable, "-m", "hpcdl", *words, check=check, timeout=180)
-
-
 @pytest.fixture(scope="module")
-def drafted(shell: Shell) -> Path:
+def drafted(shell) -> Path:
     """The site file that `site init` drafts, with the one thing that Slurm does not say."""
     path = shell.directory / "site.yaml"
-    drafted = hpcdl(shell, "site", "init", "--output", str(path), "--force", check=False)
+    drafted = shell.hpcdl("site", "init", "--output", str(path), "--force", check=False)
     assert drafted.returncode == 6, drafted.stderr
     assert drafted.stderr == "to fill in: partitions.odd.groups.2.gpu.model: Slurm says no type\n"
     text = path.read_text().replace("model: FILL-IN", "model: X1")
@@ -86,8 +77,8 @@ def drafted(shell: Shell) -> Path:
     return path
 
 
-def test_a_drafted_site_agrees_with_the_cluster(shell: Shell, drafted: Path) -> None:
-    agreed = hpcdl(shell, "site", "check", check=False)
+def test_a_drafted_site_agrees_with_the_cluster(shell, drafted):
+    agreed = shell.hpcdl("site", "check", check=False)
     assert agreed.returncode == 0, agreed.stdout
     groups = load_site(drafted).partition("mixed").groups
     assert [(group.hostlist, group.memory_gb) for group in groups] == [("m[1-2]", 61), ("m3", 92)]
@@ -95,12 +86,8 @@ def test_a_drafted_site_agrees_with_the_cluster(shell: Shell, drafted: Path) -> 
 
 def submit(shell: Shell, *words: str) -> set[str]:
     """The nodes that a job's ranks ran on, and the GPUs that each saw."""
-    folder = shell.directory / f"job-{len(shell.results)}"
-    shell.results.append(subprocess.CompletedProcess([], 0))
-    hpcdl(shell, "job", "submit", "--no-module", "--no-preflight", "--watch", "--time", "5",
-          "--job-dir", str(folder), *words, "--", "sh", "-c",
-          'echo "saw $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"')  # fmt: skip
-    lines = (folder / "job.log").read_text().splitlines()
+    program = 'echo "saw $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
+    lines = shell.run("--time", "5", *words, "--", "sh", "-c", program)["text"].splitlines()
     return {line.removeprefix("saw ") for line in lines if line.startswith("saw ")}
 
 
@@ -113,31 +100,27 @@ def submit(shell: Shell, *words: str) -> set[str]:
         (["--partition", "odd", "--gpu-model", "x1", "--gpus", "2"], {"o2 0,1"}),
     ],
 )
-def test_a_job_runs_on_the_nodes_of_the_model_it_asks_for(
-    shell: Shell, drafted: Path, asked: list[str], ran: set[str]
-) -> None:
+def test_a_job_runs_on_the_nodes_of_the_model_it_asks_for(shell, drafted, asked, ran):
     assert submit(shell, *asked) == ran
 
 
-def test_a_job_that_any_model_can_hold_runs_on_one(shell: Shell, drafted: Path) -> None:
+def test_a_job_that_any_model_can_hold_runs_on_one(shell, drafted):
     (seen,) = submit(shell, "--gpus", "4")
     assert seen.split()[0] in {"m1", "m2", "m3"}
 
 
 @pytest.mark.parametrize("asked", [["--gpus", "8"], ["--gpu-model", "l40s", "--gpus", "9"]])
-def test_what_no_node_can_hold_is_refused_before_slurm_is_asked(
-    shell: Shell, drafted: Path, asked: list[str]
-) -> None:
-    refused = hpcdl(shell, "job", "submit", "--no-module", *asked, "--", "true", check=False)
+def test_what_no_node_can_hold_is_refused_before_slurm_is_asked(shell, drafted, asked):
+    refused = shell.hpcdl("job", "submit", "--no-module", *asked, "--", "true", check=False)
     assert refused.returncode == 2
     assert "help: ask for" in refused.stderr
     assert shell("squeue", "-h").stdout == ""
 
 
-def test_nodes_that_change_their_gpus_are_named(shell: Shell, drafted: Path) -> None:
+def test_nodes_that_change_their_gpus_are_named(shell, drafted):
     other = shell.directory / "other.yaml"
     other.write_text(drafted.read_text().replace("gres_type: l40s", "gres_type: h100"))
-    found = hpcdl(shell, "site", "check", "--site", str(other), check=False)
+    found = shell.hpcdl("site", "check", "--site", str(other), check=False)
     assert found.returncode == 1
     rows = [line.split() for line in found.stdout.splitlines()[1:]]
     assert rows == [

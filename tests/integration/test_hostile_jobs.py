@@ -1,7 +1,5 @@
 """Jobs of a second real user, whose names, comments and paths look like Slurm's own answers."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -16,11 +14,10 @@ from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.workflows.releases import pinned_by_jobs
-from tests.integration.conftest import Shell
+from tests.integration.conftest import HPCDL, Shell
 from tests.strangers import STRANGER, as_root
 
 pytestmark = [pytest.mark.cluster, as_root]
-HPCDL = Path(sys.executable).with_name("hpcdl")
 
 
 class Hostile:
@@ -30,7 +27,6 @@ class Hostile:
         self.slurm, self.place, self.jobs = slurm, place, set[int]()
 
     def submit(self, *options: str, script: str = "job.sh", argument: str = "") -> int:
-        """Queue a job and give its id."""
         (self.place / script).write_text("#!/bin/sh\nsleep 60\n")
         done = subprocess.run(
             ["sbatch", "--parsable", "--hold", "--mem=10", *options, script, argument],
@@ -42,9 +38,7 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(
-    slurm: Shell, cluster_home: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Hostile]:
+def hostile(slurm, cluster_home, shared, monkeypatch) -> Iterator[Hostile]:
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     mode = cluster_home.stat().st_mode
     cluster_home.chmod(0o711)
@@ -55,7 +49,7 @@ def hostile(
     cluster_home.chmod(mode)
 
 
-def test_what_a_stranger_calls_his_job_is_no_field_and_no_record(hostile: Hostile) -> None:
+def test_what_a_stranger_calls_his_job_is_no_field_and_no_record(hostile):
     names = ("x JobId=999999 JobState=COMPLETED ExitCode=0:0", "x\nJobId=999998 JobState=COMPLETED",
              "999998|COMPLETED\n999998 0:0 0", "\x1b[2J")  # fmt: skip
     ids = [hostile.submit("-J", name, f"--comment=JobId=999997 {name}") for name in names]
@@ -66,7 +60,7 @@ def test_what_a_stranger_calls_his_job_is_no_field_and_no_record(hostile: Hostil
     assert {found[job].state for job in ids} == {"PENDING"}
 
 
-def test_a_stranger_s_job_with_one_s_token_is_not_one_s_own(hostile: Hostile) -> None:
+def test_a_stranger_s_job_with_one_s_token_is_not_one_s_own(hostile):
     """Whoever lists the queue sees tokens; with one, his job would be taken for the submitted."""
     token = once.new_token()
     hostile.submit(script=f"{token}.sh", argument=token)
@@ -75,9 +69,7 @@ def test_a_stranger_s_job_with_one_s_token_is_not_one_s_own(hostile: Hostile) ->
     assert not hostile.jobs & {row["job_id"] for row in json.loads(shown)}
 
 
-def test_whom_slurm_shows_own_jobs_only_removes_no_release(
-    hostile: Hostile, embedded_site: Site
-) -> None:
+def test_whom_slurm_shows_own_jobs_only_removes_no_release(hostile, embedded_site):
     """Others' jobs may need it: with PrivateData=jobs, no answer is not "no jobs"."""
     conf = Path(hostile.slurm.env["SLURM_CONF"])
     before = conf.read_text()

@@ -1,13 +1,10 @@
-"""Launchers with the real thing: PyTorch and JAX on two nodes, stopped, killed and resumed."""
+"""Launchers with the real thing: PyTorch and JAX stopped, killed and resumed; others' clients."""
 
-from __future__ import annotations
-
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +14,7 @@ from tests.integration.conftest import Shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
-HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 PROGRAMS = Path(__file__).parent / "programs"
-SUBMIT = (HPCDL, "job", "submit", "--no-module", "--no-preflight", "--json")
 TWO_NODES = ("--nodes", "2", "--gpus-per-node", "2")
 
 
@@ -32,13 +27,6 @@ def python_with(module: str, package: str) -> str:
         if done.returncode == 0:
             return python
     pytest.skip(f"no Python here has {module} (install {package})")
-
-
-def ends(slurm: Shell, job: object) -> dict[str, object]:
-    """How a job ended, and its log."""
-    watched = slurm(HPCDL, "job", "watch", "--json", str(job), timeout=280, check=False)
-    answer = json.loads(watched.stdout)
-    return {**answer, "text": Path(answer["log"]).read_text()}
 
 
 def result(ended: dict[str, object]) -> str:
@@ -56,46 +44,40 @@ if api.Std.from_str("0") is None:
 from torch.distributed.run import main
 main()
 """
-
-
 CASES = [("torch", "torch"), ("torchrun", "torch"), ("jax", "jax")]
 
 
 @pytest.mark.parametrize(("launcher", "module"), CASES)
-def test_a_run_that_was_stopped_and_killed_ends_as_one_that_was_not(
-    slurm: Shell, tmp_path: Path, launcher: str, module: str
-) -> None:
+def test_a_run_that_was_stopped_and_killed_ends_as_any_other(slurm, tmp_path, launcher, module):
     python = python_with(module, {"torch": "python3-torch", "jax": "jax from PyPI"}[module])
     (tmp_path / "torchrun").write_text(TORCHRUN.format(python=python))
     (tmp_path / "torchrun").chmod(0o755)
     slurm.env = {**slurm.env, "PATH": f"{tmp_path}:{slurm.env['PATH']}"}
-    program = ("--launcher", launcher, "--", python, str(PROGRAMS / f"{module}_program.py"))
-    submit = (*SUBMIT, *TWO_NODES, "--job-dir")
-    whole = json.loads(slurm(*submit, tmp_path / "whole", *program).stdout)["job_id"]
-    apart = (tmp_path / "apart", "--env", "PAUSE=0.3")
-    job = json.loads(slurm(*submit, *apart, *program).stdout)["job_id"]
+    program = ("--launcher", launcher, "--", python, PROGRAMS / f"{module}_program.py")
+    whole = slurm.submit(*TWO_NODES, "--job-dir", tmp_path / "whole", *program)
+    apart = ("--job-dir", tmp_path / "apart", "--env", "PAUSE=0.3")
+    job = str(slurm.submit(*TWO_NODES, *apart, *program)["job_id"])
     log = tmp_path / "apart/job.log"
 
-    def started(times: int) -> bool:
+    def started(times):
         return log.exists() and len(re.findall(r"from step \d", log.read_text())) == 4 * times
 
     wait_for(lambda: started(1))
-    slurm("scancel", "--batch", "--signal=USR2", str(job))
+    slurm("scancel", "--batch", "--signal=USR2", job)
     wait_for(lambda: started(2), 240)
     first = {int(one) for one in re.findall(r"from step (\d+)", log.read_text())}
     assert len(first) == 2, log.read_text()  # 0, and for all ranks where the first run stopped
-    later = max(first)
     checkpoint = next((tmp_path / "apart").glob("checkpoint.*"))
     written = checkpoint.stat().st_mtime
     wait_for(lambda: checkpoint.exists() and checkpoint.stat().st_mtime > written)
-    slurm("scontrol", "requeue", str(job))  # nobody is told: as for a lost node
-    ended = ends(slurm, job)
+    slurm("scontrol", "requeue", job)  # nobody is told: as for a lost node
+    ended = slurm.ended(job)
     assert ended["restarts"] == 2
-    again = int(re.findall(r"from step (\d+)", str(ended["text"]))[-1])
-    assert again > later
+    again = int(re.findall(r"from step (\d+)", ended["text"])[-1])
+    assert again > max(first)
     assert again % 10 == 0
-    assert result(ended) == result(ends(slurm, whole))
-    ranks = set(re.findall(r"rank (\d) of 4, local (\d)", str(ended["text"])))
+    assert result(ended) == result(slurm.ended(whole["job_id"]))
+    ranks = set(re.findall(r"rank (\d) of 4, local (\d)", ended["text"]))
     assert ranks == {("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")}
 
 
@@ -105,39 +87,33 @@ SLOW = """\
 trap 'sleep $((1 + 19 * SLURM_PROCID % 38)); echo "rank $SLURM_PROCID wrote"; exit 75' USR2
 : >"ready-$SLURM_PROCID"; for i in $(seq 1200); do sleep 0.1; done
 """
-
-
 # Rank 0 writes for all and leaves; its peers wait for it for ever. Minutes: 3, grace: 22 s.
 NEVER = SLOW.replace("trap '", 'trap \'[ "$SLURM_PROCID" = 0 ] || while :; do sleep 9; done; ')
 
 
 @pytest.fixture(scope="module")
-def told(cluster_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def told(cluster_env, tmp_path_factory) -> dict[str, int]:
     """Two jobs that were told to leave, side by side: their numbers by their programs."""
     place = tmp_path_factory.mktemp("told")
     slurm, jobs = Shell(cluster_env, place), {}
     for program, minutes in {SLOW: "60", NEVER: "3"}.items():
-        submit = (*SUBMIT, *TWO_NODES, "--time", minutes, "--job-dir", place / minutes)
-        jobs[program] = json.loads(slurm(*submit, "--", "sh", "-c", program).stdout)["job_id"]
+        words = (*TWO_NODES, "--time", minutes, "--job-dir", place / minutes)
+        jobs[program] = slurm.submit(*words, "--", "sh", "-c", program)["job_id"]
     wait_for(lambda: len(list(place.glob("*/ready-*"))) == 8)
     slurm("scancel", "--batch", "--signal=USR2", *map(str, jobs.values()))
     return jobs
 
 
-def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(
-    slurm: Shell, told: dict[str, int]
-) -> None:
+def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(slurm, told):
     """Four ranks of two nodes, which need 1 s and 20 s."""
-    ended = ends(slurm, told[SLOW])
+    ended = slurm.ended(told[SLOW])
     assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("COMPLETED", 0, 1)
-    assert sorted(re.findall(r"rank (\d) wrote", str(ended["text"]))) == ["0", "1", "2", "3"]
-    assert "nobody asked" not in str(ended["text"])
+    assert sorted(re.findall(r"rank (\d) wrote", ended["text"])) == ["0", "1", "2", "3"]
+    assert "nobody asked" not in ended["text"]
 
 
-def test_a_rank_that_never_leaves_keeps_the_others_from_nothing(
-    slurm: Shell, told: dict[str, int]
-) -> None:
-    ended = ends(slurm, told[NEVER])
+def test_a_rank_that_never_leaves_keeps_the_others_from_nothing(slurm, told):
+    ended = slurm.ended(told[NEVER])
     assert (ended["state"], ended["restarts"]) == ("COMPLETED", 1), ended["text"]
 
 
@@ -156,27 +132,106 @@ int main(int n, char **words) {
 """
 
 
-def test_a_plain_mpi_program(
-    slurm: Shell, tmp_path: Path, compile_mpi: Callable[[str], Path]
-) -> None:
-    program = compile_mpi(PROGRAM)
-    job = json.loads(slurm(*SUBMIT, "--partition", "cpu", "--tasks", "6", "--nodes", "2",
-                           "--launcher", "mpi", "--job-dir", tmp_path / "job", "--",
-                           program).stdout)["job_id"]  # fmt: skip
-    lines = re.findall(r"mpi .*", str(ends(slurm, job)["text"]))
-    assert sorted(lines) == [f"mpi {rank} of 6: 15" for rank in range(6)]
+@pytest.mark.parametrize("launcher", ["mpi", "horovod-mpirun"])
+def test_a_plain_mpi_program_under_srun_and_mpirun(slurm, tmp_path, launcher):
+    if shutil.which("mpicc") is None:
+        pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")
+    (tmp_path / "program.c").write_text(PROGRAM)
+    slurm("mpicc", "-o", "program", "program.c")
+    words = ("--partition", "cpu", "--nodes", "2", "--tasks-per-node", "3", "--launcher", launcher)
+    ended = slurm.run(*words, "--job-dir", tmp_path / "job", "--", tmp_path / "program")
+    lines = re.findall(r"mpi .*", ended["text"])
+    assert sorted(lines) == [f"mpi {rank} of 6: 15" for rank in range(6)], ended["text"]
 
 
-def test_many_plain_processes_of_which_one_fails(slurm: Shell, tmp_path: Path) -> None:
+def test_many_plain_processes_of_which_one_fails(slurm, tmp_path):
     """The others go on; the job has the code of the one that failed. OpenMP has a rank's cores."""
     program = ("[ $SLURM_PROCID != 3 ] || exit 7; sleep 3; "
                "echo done $SLURM_PROCID with $OMP_NUM_THREADS on $(hostname)")  # fmt: skip
-    job = json.loads(slurm(*SUBMIT, "--partition", "cpu", "--tasks", "8", "--nodes", "2",
-                           "--cpus-per-task", "2", "--launcher", "plain", "--job-dir",
-                           tmp_path / "job", "--",
-                           "sh", "-c", program).stdout)["job_id"]  # fmt: skip
-    ended = ends(slurm, job)
+    words = "--partition cpu --tasks 8 --nodes 2 --cpus-per-task 2 --launcher plain --job-dir"
+    ended = slurm.run(*words.split(), tmp_path / "job", "--", "sh", "-c", program)
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 7), ended["text"]
-    lines = re.findall(r"done (\d) with 2 on (\S+)", str(ended["text"]))
+    lines = re.findall(r"done (\d) with 2 on (\S+)", ended["text"])
     assert {number for number, _ in lines} == set("0124567")
     assert len({host for _, host in lines}) == 2
+
+
+# Clients of other people run their own first examples. Nextflow is not among them: what PyPI has
+# fetches it from its own site.
+
+# Of the README of facebookincubator/submitit; only partition and time limit are this cluster's.
+SUBMITIT = """\
+import submitit
+
+def add(a, b):
+    return a + b
+
+executor = submitit.AutoExecutor(folder="log_test", cluster="slurm")
+executor.update_parameters(timeout_min=2, slurm_partition="cpu")
+job = executor.submit(add, 5, 7)
+print(job.job_id)
+output = job.result()
+assert output == 12
+jobs = executor.map_array(add, [1, 2, 3], [10, 20, 30])
+print([job.result() for job in jobs])
+"""
+
+# Of dask-jobqueue's "Example"; sizes, partition and the address of this machine are ours.
+DASK = """\
+from dask_jobqueue import SLURMCluster
+from dask.distributed import Client
+
+if __name__ == "__main__":
+    cluster = SLURMCluster(queue="cpu", cores=2, processes=1, memory="2GB", walltime="00:05:00",
+                           local_directory=".", scheduler_options={"host": "ADDRESS"})
+    cluster.scale(jobs=2)
+    client = Client(cluster)
+    client.wait_for_workers(2, timeout=120)
+    print(sum(client.gather(client.map(lambda x: x * x, range(10)))))
+    client.close()
+    cluster.close()
+"""
+
+
+# Of Snakemake's tutorial, "Generalizing the read mapping rule": a job per sample, and one of all.
+SNAKEFILE = """\
+SAMPLES = ["A", "B"]
+
+rule all:
+    input: "all.txt"
+
+rule map:
+    output: "{sample}.txt"
+    shell: "echo {wildcards.sample} $SLURM_JOB_ID >{output}"
+
+rule call:
+    input: expand("{sample}.txt", sample=SAMPLES)
+    output: "all.txt"
+    shell: "cat {input} >{output}"
+"""
+
+
+@pytest.mark.long
+def test_a_workflow_of_snakemake(slurm, tmp_path):
+    python = python_with("snakemake_executor_plugin_slurm", "its name with dashes, from PyPI")
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    slurm(python, "-m", "snakemake", "--executor", "slurm", "--jobs", "2",
+          "--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2",
+          "--seconds-between-status-checks", "2", "--latency-wait", "30", "--default-resources",
+          "slurm_partition=cpu", "slurm_account=none", "mem_mb=200", "runtime=5",
+          timeout=280)  # fmt: skip
+    samples = [line.split() for line in (tmp_path / "all.txt").read_text().splitlines()]
+    assert [name for name, _ in samples] == ["A", "B"]
+    assert len({job for _, job in samples}) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "said"),
+    [("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$")],
+)
+def test_a_client_s_example(slurm, tmp_path, module, example, said):
+    config = slurm("scontrol", "show", "config").stdout
+    (address,) = re.findall(r"^SlurmctldHost\[0\] *= \S+\((\S+)\)", config, re.MULTILINE)
+    (tmp_path / "example.py").write_text(example.replace("ADDRESS", address))
+    done = slurm(python_with(module, f"{module} from PyPI"), "example.py", timeout=240)
+    assert re.search(said, done.stdout, re.MULTILINE), done.stdout

@@ -6,8 +6,6 @@ reads the owner's files; three firewall rules on the job's nodes close the ports
 and the job's own ranks do not notice.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -59,7 +57,6 @@ class Running:
         self.ports = [(addresses[name], int(port)) for name, port in named]
 
     def step(self) -> int:
-        """How far the training is."""
         path = self.folder / "progress.json"
         return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
@@ -86,7 +83,6 @@ def process_of(cluster: ClusterState, node: str) -> int:
 
 
 def iptables(cluster: ClusterState, node: str, *words: str) -> None:
-    """Change a node's firewall."""
     enter = ["nsenter", "--net", "-t", str(process_of(cluster, node)), "iptables", "-w"]
     subprocess.run([*enter, *words], check=True)
 
@@ -107,7 +103,7 @@ def fence(running: Running) -> None:
 
 
 @pytest.fixture
-def running(jobs: Jobs, cluster: ClusterState, digits: Path, release: Release) -> Iterator[Running]:
+def running(jobs, cluster, digits, release) -> Iterator[Running]:
     if cluster.mode != NAMESPACES:
         pytest.skip("the nodes have no networks of their own")
     now = read_state(cluster.directory)  # other tests may have started nodes again
@@ -119,9 +115,7 @@ def running(jobs: Jobs, cluster: ClusterState, digits: Path, release: Release) -
         iptables(now, node.name, "-F")
 
 
-def test_a_stranger_reads_files_through_it_until_a_firewall_stops_him(
-    running: Running, tmp_path: Path
-) -> None:
+def test_a_stranger_reads_files_through_it_until_a_firewall_stops_him(running, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("thesis")
     secret.chmod(0o600)

@@ -5,8 +5,6 @@ kind, each of those between the first file of a submission and the last. `make t
 last of some kinds, `make test-long` all of them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -21,7 +19,6 @@ from hpcdl.site import Site, load_site
 from hpcdl.slurm import client
 from hpcdl.stack.publish import publish
 from tests.drill.jobs import CHECK, STANDINS
-from tests.integration.conftest import Shell
 from tests.integration.test_exactly_once import KINDS, Once, needs_strace, once
 from tests.integration.test_study import TINY
 from tests.small_release import make_release, passing, silent
@@ -41,7 +38,7 @@ def chosen(points: Sequence[Point], every: bool) -> Sequence[Point]:
 
 
 @pytest.fixture
-def released(once: Once) -> Site:
+def released(once) -> Site:
     """A release without software, so that its jobs end at once."""
     file, prefix = once.folder / "site.yaml", once.folder / "prefix"
     file.write_text(file.read_text().replace("$HPCDL_HOME/embedded/prefix", str(prefix)))
@@ -54,11 +51,9 @@ def released(once: Once) -> Site:
 
 
 @pytest.fixture
-def full(slurm: Shell) -> Iterator[None]:
+def full(slurm) -> Iterator[None]:
     """Nodes that are taken: what is queued waits."""
-    slurm("sbatch", "-p", "p100", "-N", "2", "--exclusive", "-J", "blocker", "-o", "/dev/null",
-          "--wrap", "sleep 900")  # fmt: skip
-    wait_for(lambda: slurm("squeue", "-h", "-n", "blocker", "-o", "%t").stdout.strip() == "R")
+    slurm.take("p100", 2)
     yield
     slurm("scancel", "--me")
 
@@ -72,9 +67,7 @@ def study(once: Once, name: str) -> list[str]:
 
 @each
 @pytest.mark.timeout(1200)
-def test_a_study_killed_at_any_call_queues_each_cell_once(
-    once: Once, released: Site, full: None, every: bool
-) -> None:
+def test_a_study_killed_at_any_call_queues_each_cell_once(once, released, full, every):
     extent = "all" if every else "few"  # Slurm still knows the jobs of the other
     once(*study(once, f"{extent}-first"))
     points = once.points(*study(once, f"{extent}-traced"))
@@ -94,9 +87,7 @@ def test_a_study_killed_at_any_call_queues_each_cell_once(
 
 @each
 @pytest.mark.timeout(1200)
-def test_a_gate_killed_at_any_call_has_one_job_and_resumes_it(
-    once: Once, released: Site, every: bool
-) -> None:
+def test_a_gate_killed_at_any_call_has_one_job_and_resumes_it(once, released, every):
     gate = ["stack", "verify", "a", "--partition", "cpu"]
     once.code = 1  # there is no TensorFlow to find
     once(*gate)
@@ -163,19 +154,15 @@ class Check:
         return found[first : second + 2]
 
     def killed(self, kind: str, count: int) -> None:
-        """Run it, killed before its n-th call of a kind."""
         self.run("-e", f"trace={kind}", "-e", f"inject={kind}:signal=KILL:when={count}")
 
     def queued(self) -> set[int]:
-        """What Slurm has, ended or not."""
         return {one.id for one in client.queue()}
 
 
 @each
 @pytest.mark.timeout(1200)
-def test_a_check_killed_at_any_call_leaves_no_job_behind(
-    once: Once, every: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_killed_at_any_call_leaves_no_job_behind(once, every, monkeypatch):
     """ReFrame and hpcdl die; the next run finds what was sent, by its token, and cancels it."""
     pytest.importorskip("reframe", reason="ReFrame is not installed")
     for name in ("PATH", "SLURM_CONF"):  # this process looks at the queue, too

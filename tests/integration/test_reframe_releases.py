@@ -3,8 +3,6 @@
 They run with the ReFrame beside this hpcdl; `make test-reframe`: with every supported release.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -15,12 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.reframe_adapter.process import (
-    RECORD_VARIABLE,
-    RETRY_ALL,
-    Session,
-    read_session,
-)
+from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL, Session, read_session
 from hpcdl.regress.reframe_adapter.releases import supported
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
@@ -110,16 +103,16 @@ def reframe(python: str, directory: Path, *argv: object) -> tuple[Session, str]:
 
 
 @pytest.fixture(params=PYTHONS)
-def python(request: pytest.FixtureRequest) -> str:
+def python(request) -> str:
     return str(request.param)
 
 
-def test_it_is_a_supported_release(python: str) -> None:
+def test_it_is_a_supported_release(python):
     asked = [python, "-c", "import reframe; print(reframe.VERSION)"]
     assert subprocess.check_output(asked, text=True).strip() in supported()
 
 
-def test_all_checks_of_hpcdl_are_known_to_reframe(python: str, tmp_path: Path) -> None:
+def test_all_checks_of_hpcdl_are_known_to_reframe(python, tmp_path):
     settings = tmp_path / "settings.py"
     settings.write_text(render_settings(load_site(find_site_file("pi")), Module(())))
     session, said = reframe(python, tmp_path, "-C", settings, "--describe")
@@ -134,7 +127,7 @@ def test_all_checks_of_hpcdl_are_known_to_reframe(python: str, tmp_path: Path) -
     assert len(declared) > 10
 
 
-def test_what_it_leaves_out_is_told(python: str, tmp_path: Path) -> None:
+def test_what_it_leaves_out_is_told(python, tmp_path):
     for name, text in {"settings": LOCAL, "team": TEAM, "cut": "import reframe\nnothing\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)
     argv = [part for name in ("team", "cut", "gone") for part in ("-c", tmp_path / f"{name}.py")]
@@ -156,7 +149,7 @@ def test_what_it_leaves_out_is_told(python: str, tmp_path: Path) -> None:
     assert session.exit_code == 0, "which is why it must be told"
 
 
-def test_a_run_that_selects_nothing_says_so(python: str, tmp_path: Path) -> None:
+def test_a_run_that_selects_nothing_says_so(python, tmp_path):
     for name, text in {"settings": LOCAL, "team": TEAM}.items():
         (tmp_path / f"{name}.py").write_text(text)
     files = ("-C", tmp_path / "settings.py", "-c", tmp_path / "team.py")
@@ -204,9 +197,7 @@ class fast(Rated):
     ((), "skip"),
     ((RETRY_ALL,), "fail"),
 ])  # fmt: skip
-def test_a_plain_check_is_tried_again_only_where_it_was_too_slow(
-    python: str, tmp_path: Path, words: tuple[str, ...], again: str
-) -> None:
+def test_a_plain_check_is_tried_again_only_where_it_was_too_slow(python, tmp_path, words, again):
     for name, text in {"settings": LOCAL, "team": RATES}.items():
         (tmp_path / f"{name}.py").write_text(text)
     files = ("-C", tmp_path / "settings.py", "-c", tmp_path / "team.py")
@@ -220,6 +211,6 @@ def test_a_plain_check_is_tried_again_only_where_it_was_too_slow(
     assert "pattern 'speed' not found" in verdict.reason
 
 
-def test_what_nobody_recorded_is_told(tmp_path: Path) -> None:
+def test_what_nobody_recorded_is_told(tmp_path):
     (told,) = read_session(RunDirectory(tmp_path), 0).left_out
     assert "nothing recorded" in told

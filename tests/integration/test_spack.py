@@ -4,18 +4,13 @@ They need a Spack (HPCDL_SPACK_ROOT) and its packages (HPCDL_SPACK_PACKAGES), an
 network. Solving takes minutes per environment: `make test-long`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
-import os
 import platform
 import re
 import shutil
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,7 +27,7 @@ from hpcdl.stack.spack_backend import adopt as adopt_module
 from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoption
 from hpcdl.stack.spack_backend.cache import BuildCache
 from hpcdl.stack.spack_backend.concretize import concretize, render_work
-from hpcdl.stack.spack_backend.environment import Environment, environments, render, render_site
+from hpcdl.stack.spack_backend.environment import environments, render, render_site
 from hpcdl.stack.spack_backend.spack_build import build_spack, open_build, plan_spack
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory
@@ -58,20 +53,20 @@ def spack(home: Path, *words: str, env: Mapping[str, str] | None = None) -> Comm
     return run([find_spack(), *words], directory=home, env=env, timeout=900)
 
 
-def test_the_overlay_passes_spacks_audit(spack_home: Path) -> None:
+def test_the_overlay_passes_spacks_audit(spack_home):
     where = str(spack_home / "environments" / "p100")
     result = spack(spack_home, "-e", where, "audit", "packages", *OVERLAY)
     assert "issue" not in result.stdout, result.stdout
 
 
-def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home: Path) -> None:
+def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home):
     where = str(spack_home / "environments" / "p100")
     assert "hpcdl" in spack(spack_home, "-e", where, "repo", "list").stdout
     told = spack(spack_home, "-e", where, "config", "get", "packages").stdout
     assert yaml.safe_load(told)["packages"]["all"]["require"] == ["target=x86_64_v3"]
 
 
-def test_a_sites_settings_take_the_place_of_the_defaults(spack_home: Path) -> None:
+def test_a_sites_settings_take_the_place_of_the_defaults(spack_home):
     settings = SpackSettings(externals=(External("slurm", "20.11.9", Path("/usr")),))
     pi = load_site(folder("templates") / "sites" / "pi.yaml")
     site = dataclasses.replace(pi, spack=settings)
@@ -90,7 +85,7 @@ def test_a_sites_settings_take_the_place_of_the_defaults(spack_home: Path) -> No
 
 
 @pytest.mark.parametrize("one", environments(), ids=lambda one: one.name)
-def test_the_committed_lock_is_what_spack_reads(spack_home: Path, one: Environment) -> None:
+def test_the_committed_lock_is_what_spack_reads(spack_home, one):
     where = spack_home / "environments" / one.name
     if not (where / "spack.lock").exists():
         pytest.skip(f"no lock file for {one.name}")
@@ -101,9 +96,7 @@ def test_the_committed_lock_is_what_spack_reads(spack_home: Path, one: Environme
 
 @pytest.mark.long
 @pytest.mark.parametrize("one", environments(), ids=lambda one: one.name)
-def test_spack_solves_the_environment_with_the_versions_of_resolve(
-    spack_home: Path, one: Environment
-) -> None:
+def test_spack_solves_the_environment_with_the_versions_of_resolve(spack_home, one):
     (spack_home / "environments" / one.name / "spack.yaml").write_text(render(one))
     (spack_home / "environments" / one.name / "spack.lock").unlink(missing_ok=True)
     found = concretize(spack_home, one, print)
@@ -115,7 +108,7 @@ OFFERED = [name for name in COMPONENTS if "spack" in known().components[name].ve
 
 
 @pytest.mark.parametrize("name", OFFERED)
-def test_every_version_the_facts_offer_is_in_a_recipe(name: str) -> None:
+def test_every_version_the_facts_offer_is_in_a_recipe(name):
     package = facts.load("spack")["packages"][name].replace("-", "_")
     overlay = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package / "package.py"
     own = overlay.read_text() if overlay.exists() else "Builtin"
@@ -126,22 +119,7 @@ def test_every_version_the_facts_offer_is_in_a_recipe(name: str) -> None:
 
 
 @pytest.mark.long
-def test_the_native_command_installs_the_committed_lock_into_one_view(spack_home: Path) -> None:
-    """`spack -e ENVIRONMENT install` with empty packages: everything but compiling."""
-    where = spack_home / "environments" / "p100"
-    if not (where / "spack.lock").exists():
-        pytest.skip("no lock file for p100")
-    _install_into(spack_home)
-    spack(spack_home, "-e", str(where), "install", "--fake")
-    told = spack(spack_home, "-e", str(where), "find", "--format", "{name}").stdout.split()
-    assert {"hpcdl-tensorflow", "py-tensorflow", "py-horovod", "cuda", "nccl"} <= set(told)
-    assert (where / "view" / "bin").is_dir()
-
-
-@pytest.mark.long
-def test_the_whole_gpu_stack_is_one_view_and_one_module(
-    spack_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, monkeypatch):
     """From the committed lock, with empty packages, to the published module under real Lmod."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the environment is for Python 3.11")
@@ -215,44 +193,7 @@ def _bills_are_valid(release: Release) -> None:
 
 
 @pytest.mark.long
-def test_tensorflow_from_wheels_is_installed_loaded_and_imported(spack_home: Path) -> None:
-    """The wheel recipe for real: from PyPI through `module load` to `import tensorflow`."""
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("the wheels are for Python 3.11")
-    if not _reachable("files.pythonhosted.org"):
-        pytest.skip("PyPI is out of reach and no mirror is set")
-    if not LMOD.is_file():
-        pytest.skip("Lmod is not installed")
-    tree = _install_into(spack_home)
-    settings = Path(os.environ["SPACK_USER_CONFIG_PATH"])
-    python = {"spec": PYTHON, "prefix": sys.base_prefix}
-    wanted = {
-        "all": {"require": ["target=x86_64_v3"]},
-        "python": {"buildable": False, "externals": [python]},
-    }
-    (settings / "packages.yaml").write_text(yaml.safe_dump({"packages": wanted}))
-    (settings / "concretizer.yaml").write_text(
-        "concretizer: {targets: {host_compatible: false}, reuse: false}\n"
-    )
-    (settings / "repos.yaml").write_text(
-        f"repos::\n  hpcdl: {spack_home / 'spack_repo' / 'hpcdl'}\n  builtin: {PACKAGES}\n"
-    )
-    (settings / "modules.yaml").write_text(MODULES.format(root=tree / "modules"))
-    spack(spack_home, "install", "py-tensorflow-wheels")
-    spack(spack_home, "module", "lmod", "refresh", "-y")
-    (core,) = (tree / "modules").glob("*/Core")
-    program = "import tensorflow as tf; print(tf.__version__, int(tf.reduce_sum(tf.ones((3, 3)))))"
-    script = (
-        f". {LMOD}; module use {core}; module load py-tensorflow-wheels; python3 -c '{program}'"
-    )
-    told = run(["bash", "-c", script], env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=300)
-    assert told.stdout.split() == ["2.21.0", "9"]
-
-
-@pytest.mark.long
-def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
-    spack_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypatch):
     """The whole way for real: solve, install, signed cache, gate, module, and once more."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels are for Python 3.11")
@@ -260,8 +201,6 @@ def test_a_stack_from_wheels_is_built_published_loaded_and_imported(
     lacking = [name for name in needed if shutil.which(name) is None]
     if lacking or not LMOD.is_file():
         pytest.skip(f"not installed: {', '.join(lacking) or 'Lmod'}")
-    if not _reachable("files.pythonhosted.org"):
-        pytest.skip("PyPI is out of reach and no mirror is set")
     short = Path(tempfile.mkdtemp(prefix="hpcdl-", dir="/tmp"))  # gpg's socket wants it
     monkeypatch.setenv("HPCDL_HOME", str(short / "home"))
     site = _wheels_site(short / "prefix")
@@ -317,32 +256,3 @@ def _wheels_site(prefix: Path) -> Site:
 
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
-_VARIANTS = "+bz2+ctypes+lzma+pyexpat+readline+sqlite3+ssl+uuid+zlib"
-PYTHON = f"python@{platform.python_version()}{_VARIANTS}"
-MODULES = """
-modules:
-  default:
-    enable: [lmod]
-    roots: {{lmod: {root}}}
-    lmod: {{hierarchy: [], core_compilers: [gcc@12.2.0], all: {{autoload: direct}}}}
-"""
-
-
-def _install_into(home: Path) -> Path:
-    """Spack's install tree, stages and downloads in a folder of this test."""
-    tree = home.parent / "tree"
-    (Path(os.environ["SPACK_USER_CONFIG_PATH"]) / "config.yaml").write_text(
-        f"config:\n  install_tree: {{root: {tree}}}\n  build_stage: [{home.parent / 'stage'}]\n"
-        f"  source_cache: {home.parent / 'downloads'}\n"
-    )
-    return tree
-
-
-def _reachable(host: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"https://{host}/", timeout=10):
-            return True
-    except urllib.error.HTTPError:
-        return True  # it answers
-    except OSError:
-        return False

@@ -1,7 +1,5 @@
 """The gate through real jobs, and gc with a real queue: on the embedded cluster."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import signal
@@ -12,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, verify
-from hpcdl.stack.release import Release, current_id, release_ids
+from hpcdl.stack.release import current_id, release_ids
 from hpcdl.stack.verify import PROBE, read_proof
 from hpcdl.system.errors import CheckFailed
 from hpcdl.workflows.gate import JobGate
@@ -31,7 +28,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cluster(cluster_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_the_cluster(cluster_env, monkeypatch) -> None:
     """This process talks to the embedded cluster."""
     for name in ("PATH", "SLURM_CONF", "HPCDL_HOME", "HPCDL_CLUSTER_DIR"):
         if name in cluster_env:
@@ -39,7 +36,7 @@ def _on_the_cluster(cluster_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def site(tmp_path: Path, _on_the_cluster: None) -> Site:
+def site(tmp_path, _on_the_cluster) -> Site:
     """A site of the cluster whose published release has no TensorFlow."""
     site = small_site(tmp_path / "prefix", lmod=True)
     if not site.paths.lmod_init.is_file():
@@ -51,9 +48,7 @@ def site(tmp_path: Path, _on_the_cluster: None) -> Site:
 
 @pytest.mark.stack
 @pytest.mark.timeout(900)
-def test_a_release_is_proven_in_a_job_on_its_partition(
-    stack_site: Site, release: Release, tmp_path: Path
-) -> None:
+def test_a_release_is_proven_in_a_job_on_its_partition(stack_site, release, tmp_path):
     """The release itself is shared by tests: its proof by the login node's gate is put back."""
     before = (release.root / "proof.json").read_bytes()
     paths = dataclasses.replace(stack_site.paths, work=tmp_path / "work")
@@ -75,7 +70,7 @@ def test_a_release_is_proven_in_a_job_on_its_partition(
     assert {"import", "device kernel", "all-reduce of 2 ranks", "training of 2 ranks"} <= names
 
 
-def test_a_failing_job_leaves_the_old_release_and_says_why(site: Site) -> None:
+def test_a_failing_job_leaves_the_old_release_and_says_why(site):
     """Its Python has no TensorFlow, as of a build that went wrong."""
     new = make_release(site, "new", version="2.21.0")
     with pytest.raises(CheckFailed, match="did not pass the gate") as caught:
@@ -89,14 +84,10 @@ def test_a_failing_job_leaves_the_old_release_and_says_why(site: Site) -> None:
     assert not proof.passed
 
 
-def test_a_job_that_gets_no_node_is_cancelled_and_told(site: Site, slurm: Run) -> None:
+def test_a_job_that_gets_no_node_is_cancelled_and_told(site, slurm):
     make_release(site, "new", version="2.21.0")
-    busy = slurm("sbatch", "--parsable", "--exclusive", "-p", "k80", "-o", "/dev/null",
-                 "--wrap", "sleep 300").stdout.strip()  # fmt: skip
+    busy = slurm.take("k80")
     try:
-        slurm(
-            "bash", "-c", f"until [[ $(squeue -h -j {busy} -o %T) == RUNNING ]]; do sleep 0.2; done"
-        )
         proof = verify(site, "new", JobGate(silent, ("k80",), wait_seconds=0))
     finally:
         slurm("scancel", busy)
@@ -105,7 +96,7 @@ def test_a_job_that_gets_no_node_is_cancelled_and_told(site: Site, slurm: Run) -
     assert slurm("squeue", "-h", "--name=gate-k80").stdout == ""
 
 
-def test_a_partition_that_slurm_does_not_know_fails_by_name(site: Site) -> None:
+def test_a_partition_that_slurm_does_not_know_fails_by_name(site):
     make_release(site, "new", version="2.21.0")
     new = dataclasses.replace(site.partitions["cpu"], name="newer")
     site = dataclasses.replace(site, partitions={**site.partitions, "newer": new})
@@ -116,9 +107,7 @@ def test_a_partition_that_slurm_does_not_know_fails_by_name(site: Site) -> None:
     assert "partition" in failed[0]
 
 
-def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(
-    site: Site, slurm: Run, tmp_path: Path
-) -> None:
+def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(site, slurm, tmp_path):
     """hpcdl submitted none of these, so only their scripts can tell."""
     for name in ("pinned", "array", "free", "last"):
         make_release(site, name, version=f"2.{len(name)}.0")
@@ -143,37 +132,13 @@ def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(
     assert release_ids(site) == ["last"]
 
 
-def test_a_queued_job_that_loads_by_name_is_told_in_the_plan(
-    site: Site, slurm: Run, tmp_path: Path
-) -> None:
-    """The plan of a publish: the stack is to be another release than the one published."""
-    script = tmp_path / "by-name.sh"
-    script.write_text("#!/bin/bash\nml tensorflow\npython train.py\n")
-    job = slurm("sbatch", "--parsable", "--hold", "-p", "v100", "-o", "/dev/null", script)
-    try:
-        found = plan(site, "v100")
-    finally:
-        slurm("scancel", job.stdout.strip())
-    if found.blocked:
-        pytest.skip("no stack from wheels can be built here")
-    assert [use.job.id for use, _ in found.jobs.affected] == [int(job.stdout)]
-    assert "instead of tensorflow/2.19.1-cpu" in found.jobs.affected[0][1]
-
-
-def test_the_gate_s_program_is_of_any_python_and_of_no_hpcdl() -> None:
+def test_the_gate_s_program_is_of_any_python_and_of_no_hpcdl():
     """It runs with a release's Python, in which hpcdl may be missing."""
     assert "import hpcdl" not in PROBE.read_text()
     assert "from hpcdl" not in PROBE.read_text()
 
 
-def test_gc_through_the_command_asks_the_queue(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["stack", "gc", "--site", "embedded", "--dry-run", "--json"]) == 0
-    assert '"removed"' in capsys.readouterr().out
-
-
-def test_gc_keeps_what_an_interactive_job_may_have_loaded(site: Site, slurm: Run) -> None:
+def test_gc_keeps_what_an_interactive_job_may_have_loaded(site, slurm):
     make_release(site, "loose")
     said = slurm("salloc", "--no-shell", "--mem=10", "-p", "cpu").stderr
     (job,) = re.findall(r"Granted job allocation (\d+)", said)
@@ -188,9 +153,7 @@ def test_gc_keeps_what_an_interactive_job_may_have_loaded(site: Site, slurm: Run
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name)
-def test_a_stopped_publish_takes_its_jobs_out_of_the_queue(
-    site: Site, slurm: Run, cluster_env: dict[str, str], tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_stopped_publish_cancels_its_jobs(site, slurm, cluster_env, tmp_path, number):
     """Its jobs wait for nodes that others have; nobody would wait for them any more."""
     make_release(site, "new", version="2.21.0")
     program = (
@@ -201,15 +164,8 @@ def test_a_stopped_publish_takes_its_jobs_out_of_the_queue(
         " JobGate(lambda text: print(text, flush=True), ('k80', 'cpu')), say=silent)\n"
         "except Stopped as stopped: print(stopped.message); sys.exit(stopped.exit_code)\n"
     )
-    busy = [
-        slurm("sbatch", "--parsable", "--exclusive", "-p", name, "-o", "/dev/null", "-N", nodes,
-              "--wrap", "sleep 600").stdout.strip()
-        for name, nodes in (("k80", "1"), ("cpu", str(site.partition("cpu").nodes)))
-    ]  # fmt: skip
+    busy = [slurm.take(name, site.partition(name).nodes) for name in ("k80", "cpu")]
     try:
-        for job in busy:
-            slurm("bash", "-c", f"until [[ $(squeue -h -j {job} -o %T) == RUNNING ]]; do "
-                  "sleep 0.2; done")  # fmt: skip
         words = [sys.executable, "-c", program, site.paths.prefix]
         process = subprocess.Popen(words, env=cluster_env, cwd=REPOSITORY, text=True,
                                    stdout=subprocess.PIPE)  # fmt: skip

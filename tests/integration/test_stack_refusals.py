@@ -1,7 +1,5 @@
 """What the machine refuses becomes one line with an exit code, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -28,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount o
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(tmp_path) -> Path:
     """An HPCDL_HOME whose embedded site has `a` published and `b` built and proven."""
     site = embedded(tmp_path)
     for name in "ab":
@@ -62,7 +60,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, words: st
 
 
 @needs_root
-def test_a_full_disk(home: Path) -> None:
+def test_a_full_disk(home):
     prefix = home / "embedded" / "prefix"
     small = (
         f"mkdir {home}/m && mount -t tmpfs -o size=400k none {home}/m && cp -a {prefix}/. {home}/m"
@@ -75,7 +73,7 @@ def test_a_full_disk(home: Path) -> None:
 
 
 @needs_root
-def test_a_full_disk_while_building(home: Path) -> None:
+def test_a_full_disk_while_building(home):
     prefix = home / "embedded" / "prefix"
     small = f"mount -t tmpfs -o size=5m none {prefix}"
     site = small_site(prefix)
@@ -94,7 +92,7 @@ def test_a_full_disk_while_building(home: Path) -> None:
 
 
 @needs_root
-def test_a_read_only_file_system(home: Path) -> None:
+def test_a_read_only_file_system(home):
     prefix = home / "embedded" / "prefix"
     frozen = f"mount --bind {prefix} {prefix} && mount -o remount,bind,ro {prefix}"
     assert_one_line(hpcdl(home, "stack", "publish", "b", before=frozen), 3, "read-only")
@@ -102,7 +100,7 @@ def test_a_read_only_file_system(home: Path) -> None:
 
 
 @needs_root
-def test_no_permission() -> None:
+def test_no_permission():
     """As a user who may read the prefix and not write it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
@@ -129,7 +127,7 @@ def _publish_as_nobody(site: Site) -> NoReturn:
 
 
 @needs_root
-def test_releases_on_another_file_system_than_the_cache(home: Path) -> None:
+def test_releases_on_another_file_system_than_the_cache(home):
     """Nothing is hard-linked or renamed across; publishing works as ever."""
     prefix = home / "embedded" / "prefix"
     other = (
@@ -141,35 +139,7 @@ def test_releases_on_another_file_system_than_the_cache(home: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("command", ["publish", "rollback"])
-def test_a_hand_edited_release(home: Path, command: str) -> None:
-    path = home / "embedded/prefix/releases/b/release.json"
-    path.write_text(path.read_text().replace("2.98.0", "2.99.0"))
-    assert_one_line(hpcdl(home, "stack", command, "b"), 1, "its seal does not match")
-    assert current_id(embedded(home)) == "a"
-    listed = hpcdl(home, "stack", "list")
-    assert listed.returncode == 1
-    assert "broken" in listed.stdout
-
-
-@needs_root
-def test_a_torn_release_and_a_torn_history_are_told(home: Path) -> None:
-    """A rollback goes past the release that it cannot read; without a history there is none."""
-    site = embedded(home)
-    publish(site, "b", passing, say=silent)
-    make_release(site, "c", version="2.99.0")
-    (home / "embedded/prefix/releases/c/release.json").write_text("{")
-    done = hpcdl(home, "stack", "rollback")
-    assert (done.returncode, current_id(site)) == (0, "a"), done.stderr
-    (said,) = done.stderr.splitlines()
-    assert said.startswith("no partition gets c, which is broken: ")
-    shutil.rmtree(home / "embedded/prefix/releases/c")
-    (home / "embedded/prefix/history.json").write_text("{")
-    assert_one_line(hpcdl(home, "stack", "list"), 1, "history.json is damaged")
-
-
-@needs_root
-def test_a_prefix_that_is_a_file(home: Path) -> None:
+def test_a_prefix_that_is_a_file(home):
     shutil.rmtree(home / "embedded" / "prefix")
     (home / "embedded" / "prefix").touch()
     assert_one_line(hpcdl(home, "stack", "publish", "b"), 2, "there is no release 'b'")

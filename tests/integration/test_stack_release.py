@@ -1,7 +1,5 @@
 """The real thing: TensorFlow and Horovod through the published module, as users load it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -10,17 +8,15 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.site import Site
 from hpcdl.stack.build import build, plan_build
 from hpcdl.stack.horovod import build_horovod
 from hpcdl.stack.publish import verify
 from hpcdl.stack.recipe import Edit
-from hpcdl.stack.release import Release, current_release, read_release
+from hpcdl.stack.release import read_release
 from hpcdl.stack.seal import check_integrity
 from hpcdl.stack.verify import in_module, read_proof
 from hpcdl.system.errors import ExitCode
@@ -31,18 +27,14 @@ from tests.small_release import silent, small_site
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]
 
 
-def test_the_proof_says_what_was_tried(release: Release) -> None:
+def test_the_proof_says_what_was_tried(release):
     proof = read_proof(release)
     assert proof is not None
     assert proof.passed
     assert {check.name for check in proof.checks} >= {"import", "all-reduce of 2 ranks"}
 
 
-def test_it_is_current(stack_site: Site, release: Release) -> None:
-    assert current_release(stack_site) == release
-
-
-def test_building_it_again_takes_a_second(stack_site: Site, release: Release) -> None:
+def test_building_it_again_takes_a_second(stack_site, release):
     plan_build(stack_site)
     start = time.monotonic()
     plan = plan_build(stack_site)
@@ -53,9 +45,7 @@ def test_building_it_again_takes_a_second(stack_site: Site, release: Release) ->
     assert planned + time.monotonic() - start < 1.5
 
 
-def test_a_partition_that_gets_no_build_does_not_keep_the_others_from_theirs(
-    release: Release, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_partition_without_a_build_keeps_no_other_from_its_own(release, tmp_path, capsys):
     """No wheels fit GPUs beside aarch64 CPUs; `release` has left what it needs in the cache."""
     node = "nodes: 1, sockets: 1, cores_per_socket: 8, memory_gb: 64"
     file = tmp_path / "site.yaml"
@@ -74,9 +64,7 @@ def test_a_partition_that_gets_no_build_does_not_keep_the_others_from_theirs(
     shutil.rmtree(tmp_path / "prefix")
 
 
-def test_its_hpcdl_reads_what_a_script_runs(
-    stack_site: Site, release: Release, tmp_path: Path
-) -> None:
+def test_its_hpcdl_reads_what_a_script_runs(stack_site, release, tmp_path):
     """Beyond the directives, which needs the grammar of bash."""
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=4\nsrun train --rank $SLURM_PROCID\n")
@@ -85,7 +73,7 @@ def test_its_hpcdl_reads_what_a_script_runs(
     assert "rank-of-batch-shell" in rules
 
 
-def test_the_plan_after_a_publish_is_nothing_to_do(stack_site: Site, release: Release) -> None:
+def test_the_plan_after_a_publish_is_nothing_to_do(stack_site, release):
     found = plan(stack_site)
     if found.stacks[0].target.release != release:
         pytest.skip("somebody edited hpcdl's sources after the build")
@@ -94,9 +82,7 @@ def test_the_plan_after_a_publish_is_nothing_to_do(stack_site: Site, release: Re
     assert found.references == ()
 
 
-def test_a_killed_build_is_no_release_and_the_next_one_completes(
-    stack_site: Site, release: Release, tmp_path: Path
-) -> None:
+def test_a_killed_build_is_no_release_and_the_next_one_completes(stack_site, release, tmp_path):
     """Kill a build at several moments; what it left is never listed, and building works."""
     site = small_site(tmp_path / "prefix")
     program = (
@@ -115,9 +101,7 @@ def test_a_killed_build_is_no_release_and_the_next_one_completes(
     shutil.rmtree(site.paths.prefix)
 
 
-def test_a_failed_compile_shows_the_compiler_s_first_error_and_its_file(
-    stack_site: Site, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_compile_shows_its_first_error(stack_site, release, tmp_path, monkeypatch):
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
     planned = plan_build(stack_site)
     guard = "#ifndef HOROVOD_COMMON_H\n"
@@ -133,13 +117,13 @@ def test_a_failed_compile_shows_the_compiler_s_first_error_and_its_file(
     assert list((tmp_path / "wheels").glob("horovod*")) == []
 
 
-def test_no_file_is_shared_with_another_release_or_the_cache(release: Release) -> None:
+def test_no_file_is_shared_with_another_release_or_the_cache(release):
     """A chown of one of them would reach the others."""
     files = (path.lstat() for path in release.prefix.rglob("*"))
     assert [one.st_ino for one in files if stat.S_ISREG(one.st_mode) and one.st_nlink > 1] == []
 
 
-def test_every_module_has_its_bytecode_and_the_gate_wrote_none(release: Release) -> None:
+def test_every_module_has_its_bytecode_and_the_gate_wrote_none(release):
     tag = sys.implementation.cache_tag
     packages = next(release.prefix.glob("lib/python3*/site-packages"))
     made = {path: path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc"
@@ -148,24 +132,14 @@ def test_every_module_has_its_bytecode_and_the_gate_wrote_none(release: Release)
     assert check_integrity(release).ok
 
 
-def test_the_launcher_with_the_rendezvous_server_is_not_there(release: Release) -> None:
-    assert not (release.prefix / "bin" / "horovodrun").exists()
-
-
-def test_hpcdl_in_the_module_is_the_one_that_built_it(stack_site: Site, release: Release) -> None:
-    done = in_module(stack_site, release, ["hpcdl", "stack", "build", "--dry-run", "--json",
-                                           "--site", "embedded"])  # fmt: skip
-    assert done.ok, done.stderr
-
-
-def test_hpcdl_in_the_module_knows_its_site(stack_site: Site, release: Release) -> None:
+def test_hpcdl_in_the_module_knows_its_site(stack_site, release):
     """A user who loads the module names no site file."""
     done = in_module(stack_site, release, ["hpcdl", "site", "show", "--json"])
     assert done.ok, done.stderr
     assert json.loads(done.stdout)["name"] == "embedded"
 
 
-def test_hpcdl_packs_itself_where_it_is_installed(stack_site: Site, release: Release) -> None:
+def test_hpcdl_packs_itself_where_it_is_installed(stack_site, release):
     """From a wheel there is no checkout to build from: it makes the same wheel again."""
     program = (
         "from hpcdl.stack.sources import _packed, is_checkout, own_digest; import io, zipfile;"
@@ -178,9 +152,7 @@ def test_hpcdl_packs_itself_where_it_is_installed(stack_site: Site, release: Rel
     assert done.ok, done.stderr
 
 
-def test_a_plain_virtual_environment_sees_tensorflow_and_its_own_packages_win(
-    stack_site: Site, release: Release, tmp_path: Path
-) -> None:
+def test_a_plain_environment_sees_tensorflow_and_its_own_win(stack_site, release, tmp_path):
     own = tmp_path / "env/lib" / f"python{release.versions['python'].rpartition('.')[0]}"
     make = ["python", "-m", "venv", "--system-site-packages", tmp_path / "env"]
     assert in_module(stack_site, release, make).ok
@@ -200,9 +172,7 @@ def test_a_plain_virtual_environment_sees_tensorflow_and_its_own_packages_win(
                for name in ("tensorflow", "horovod", "numpy"))  # fmt: skip
 
 
-def test_pip_in_such_an_environment_knows_what_the_stack_has(
-    stack_site: Site, release: Release, tmp_path: Path
-) -> None:
+def test_pip_in_such_an_environment_knows_what_the_stack_has(stack_site, release, tmp_path):
     env = tmp_path / "env"
     assert in_module(stack_site, release, ["python", "-m", "venv", env]).ok
     done = in_module(stack_site, release, [env / "bin/python", "-m", "pip", "install", "--no-index",
@@ -211,9 +181,7 @@ def test_pip_in_such_an_environment_knows_what_the_stack_has(
     assert "already satisfied" in done.stdout
 
 
-def test_its_bills_of_materials_are_valid_and_name_every_licence_but_a_few(
-    release: Release,
-) -> None:
+def test_its_bills_of_materials_are_valid_and_name_every_licence_but_a_few(release):
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
     from spdx_tools.spdx.parser.parse_anything import parse_file
@@ -232,9 +200,7 @@ def test_its_bills_of_materials_are_valid_and_name_every_licence_but_a_few(
 
 
 @pytest.mark.long
-def test_without_uv_pip_makes_the_same_release(
-    stack_site: Site, release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_uv_pip_makes_the_same_release(stack_site, release, tmp_path, monkeypatch):
     site = small_site(tmp_path / "prefix", lmod=True)
     monkeypatch.setattr("hpcdl.stack.install.find_uv", lambda: None)
     built = build(plan_build(site), silent)

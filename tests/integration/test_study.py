@@ -1,7 +1,5 @@
 """Studies on the real Slurm: interrupted and taken up again, with a job that fails."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -10,70 +8,51 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
-from hpcdl.site import Site
-from hpcdl.stack.release import Release
 from hpcdl.workflows.study.load import load_study, shipped
-from tests.integration.conftest import Shell
+from tests.integration.conftest import HPCDL, site_file
 from tests.integration.test_launchers import python_with
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
-HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 
-SCALE = {
-    "shows": "that jobs run",
-    "in_turn": True,
-    "execution": "single-node",
-    "runs": [
-        {
-            "name": "training",
-            "over": {"model": ["nobodys-model", "mlp"], "gpus": ["1", "2"]},
-            "exclude": [{"model": "nobodys-model", "gpus": "2"}],
-            "options": {"steps": "30", "batch-per-rank": "32"},
-            "cpus_per_rank": 1,
-            "minutes": 5,
-            "predict": [4],
-        }
-    ],
-    "acceptance": [
-        {"rule": "complete", "says": "all ran"},
-        {"rule": "one-rank-per-gpu", "says": "a rank per GPU"},
-    ],
-}
-TINY = {
-    "schema": 1,
-    "name": "tiny",
-    "title": "A tiny study",
-    "question": "Does a study survive?",
-    "origin": "this test",
-    "found": "that it does",
-    "series": ["model"],
-    "figure": [{"panel": "rate"}, {"panel": "shares"}],
-    "scales": {"small": SCALE, "full": SCALE},
-}
+TINY = yaml.safe_load("""
+schema: 1
+name: tiny
+title: A tiny study
+question: Does a study survive?
+origin: this test
+found: that it does
+series: [model]
+figure: [{panel: rate}, {panel: shares}]
+scales:
+  small: &scale
+    shows: that jobs run
+    in_turn: true
+    execution: single-node
+    runs:
+      - {name: training, over: {model: [nobodys-model, mlp], gpus: ["1", "2"]},
+         exclude: [{model: nobodys-model, gpus: "2"}], cpus_per_rank: 1, minutes: 5,
+         options: {steps: "30", batch-per-rank: "32"}, predict: [4]}
+    acceptance: [{rule: complete, says: all ran}, {rule: one-rank-per-gpu, says: a rank per GPU}]
+  full: *scale
+""")
 
 
 @pytest.fixture
-def site_file(release: Release, stack_site: Site, embedded_site: Site, tmp_path: Path) -> Path:
+def site(release, stack_site, tmp_path) -> Path:
     """The embedded site with the shared release, its work in the test's folder."""
-    text = embedded_site.source.read_text()
-    text = text.replace("$HPCDL_HOME/embedded/prefix", str(stack_site.paths.prefix))
-    text = text.replace("$HPCDL_HOME/embedded/work", str(tmp_path / "work"))
-    (tmp_path / "site.yaml").write_text(text)
-    return tmp_path / "site.yaml"
+    prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
+    return site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
 
 
-def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
-    slurm: Shell, site_file: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(slurm, site, tmp_path):
     study = tmp_path / "tiny.yaml"
     study.write_text(json.dumps(TINY))
-    words = [HPCDL, "study", "run", str(study), "--site", str(site_file)]
+    words = [HPCDL, "study", "run", str(study), "--site", str(site)]
     manifest = tmp_path / "work" / "studies" / "tiny-small" / "training" / "sweep.json"
-    blocker = slurm("sbatch", "--parsable", "-p", "p100", "-N", "2", "--exclusive",
-                    "--wrap", "sleep 900").stdout.strip()  # fmt: skip
-    wait_for(lambda: slurm("squeue", "-h", "-j", blocker, "-o", "%t").stdout.strip() == "R", 180)
+    blocker = slurm.take("p100", 2)
 
     first = subprocess.Popen(
         words, env=dict(slurm.env), cwd=tmp_path, text=True,
@@ -107,12 +86,10 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", shipped())
-def test_a_shipped_study_runs_whole_on_the_embedded_cluster(
-    slurm: Shell, site_file: Path, name: str
-) -> None:
+def test_a_shipped_study_runs_whole_on_the_embedded_cluster(slurm, site, name):
     """Every cell measured, every rule judged; whether they hold, a busy machine may change."""
     begun = time.monotonic()
-    words = [HPCDL, "study", "run", name, "--site", site_file, "--json"]
+    words = [HPCDL, "study", "run", name, "--site", site, "--json"]
     for one in load_study(name).frameworks.keys() & {"torch", "jax"}:
         words += ["--python", f"{one}={python_with(one, one)}"]
     done = slurm(*words, timeout=7000, check=False)

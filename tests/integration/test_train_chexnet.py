@@ -1,11 +1,6 @@
 """A whole CheXNet run: images with a table of findings, records, two ranks, areas as sklearn's."""
 
-import json
-import subprocess
-
 import pytest
-
-from tests.integration.train_runs import Runs, environment
 
 pytestmark = pytest.mark.stack
 # Findings are blobs of a colour: they survive random crops, and a small network learns them.
@@ -33,6 +28,7 @@ with open(folder.with_suffix(".csv"), "w", newline="") as file:
         (folder / f"{number}.jpg").write_bytes(data.numpy())
         names = "|".join(FINDINGS[k] for k in found) or "No Finding"
         table.writerow([f"{number}.jpg", names, 50])
+print(count)
 """
 # Scores of the last checkpoint, by one process, judged by scikit-learn.
 JUDGE = """
@@ -68,15 +64,6 @@ def network(shape, classes):
 """
 
 
-def script(runs: Runs, text: str, *words: str) -> str:
-    done = subprocess.run(
-        [str(runs.python), "-c", text, *words], cwd=runs.folder, env=environment(), text=True,
-        capture_output=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     ("model", "words", "area"),
     [
@@ -88,20 +75,15 @@ def script(runs: Runs, text: str, *words: str) -> str:
     ],
     ids=["small", "densenet121"],
 )  # fmt: skip
-def test_areas_over_two_ranks_are_sklearns_on_all_predictions(
-    runs: Runs, model: str, words: tuple[str, ...], area: float
-) -> None:
-    (runs.folder / "small.py").write_text(SMALL)
-    script(runs, IMAGES, "chest", "320")
-    made = runs.data("make", "folder", "set", "--images=chest", "--labels=chest.csv", "--shards=4",
-                     "--test=0.3")  # fmt: skip
-    assert made.code == 0, made.err
-    assert "224 to train, 96 to test" in made.out
+def test_areas_over_two_ranks_are_sklearns_on_all_predictions(runs, model, words, area):
+    runs.write("small.py", SMALL)
+    runs.script("-c", IMAGES, "chest", "320")
+    runs.data("make", "folder", "set", "--images=chest", "--labels=chest.csv", "--shards=4",
+              "--test=0.3", says="224 to train, 96 to test")  # fmt: skip
     whole = ("--data=set", f"--model={model}", "--image-size=32", "--global-batch=32", *words)
     done = runs.train(*whole, ranks=2, timeout=3000)
-    assert done.code == 0, done.err
-    ours = done.result["summary"]["metrics"]
-    theirs = json.loads(script(runs, JUDGE, *whole, f"--job-dir={done.folder}").splitlines()[-1])
+    ours = done.metrics
+    theirs = runs.script("-c", JUDGE, *whole, f"--job-dir={done.folder}")
     assert ours["test_images"] == theirs.pop("images") == 96
     assert ours["auroc"] == pytest.approx(theirs.pop("mean"), abs=1e-3)
     for name, value in theirs.items():

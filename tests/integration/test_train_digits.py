@@ -1,52 +1,44 @@
-"""The mlp on real digits: the main job's program, on 1 and on 4 ranks."""
+"""The mlp on real digits: the main job's program, on 1 and on 4 ranks; options of the step."""
 
 import json
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 
 from hpcdl.results.records import RESULT
-from tests.integration.train_runs import Runs
+from tests.integration.train_runs import Done, Runs
 
 pytestmark = pytest.mark.stack
-Pair = tuple[dict[str, Any], dict[str, Any]]
+STEPS = ("--steps=60", "--global-batch=64")
 
 
 @pytest.fixture(scope="module")
-def four_and_one(
-    train_python: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Pair:
-    runs = Runs(train_python, tmp_path_factory.mktemp("runs"))
-    words = ("--data", str(digits), "--global-batch=128", "--epochs=20")
-    four = runs.train(*words, "--target-accuracy=0.95", ranks=4, job="four")
-    one = runs.train(*words, job="one")
-    assert (four.code, one.code) == (0, 0), four.err + one.err
+def four_and_one(train_python, digits, tmp_path_factory) -> tuple[Done, Done]:
+    """The same training by four ranks and by one."""
+    runs = Runs(train_python, tmp_path_factory.mktemp("runs"), digits)
+    words = ("--global-batch=128", "--epochs=20")
+    four = runs.learn(*words, "--target-accuracy=0.95", ranks=4, job="four")
     last = four.out.strip().splitlines()[-1]
     assert last.startswith("hpcdl-train: images_per_second=")
     assert "world_size=4" in last
-    return four.result, one.result
+    return four, runs.learn(*words, job="one")
 
 
-def test_four_ranks_reach_95_percent_and_equal_one_rank(four_and_one: Pair) -> None:
-    four, one = (result["summary"] for result in four_and_one)
-    assert four["metrics"]["accuracy"] >= 0.95
-    assert four["metrics"]["accuracy"] == pytest.approx(one["metrics"]["accuracy"], abs=0.003)
-    assert four["loss"] == pytest.approx(one["loss"], rel=1e-3)
-    assert four["metrics"]["test_images"] == one["metrics"]["test_images"] == 357
+def test_four_ranks_reach_95_percent_and_equal_one_rank(four_and_one):
+    four, one = four_and_one
+    assert four.metrics["accuracy"] >= 0.95
+    assert four.metrics["accuracy"] == pytest.approx(one.metrics["accuracy"], abs=0.003)
+    assert four.result["summary"]["loss"] == pytest.approx(one.result["summary"]["loss"], rel=1e-3)
+    assert four.metrics["test_images"] == one.metrics["test_images"] == 357
+    assert four.losses[:20] == pytest.approx(one.losses[:20], rel=1e-4), "the same examples"
 
 
-def test_every_step_sees_the_same_examples_on_any_number_of_ranks(four_and_one: Pair) -> None:
-    four, one = (result["samples"]["loss"] for result in four_and_one)
-    assert four[:20] == pytest.approx(one[:20], rel=1e-4)
-
-
-def test_results_keep_their_schema_and_the_phases_fill_the_step(four_and_one: Pair) -> None:
-    for result in four_and_one:
+def test_results_keep_their_schema_and_the_phases_fill_the_step(four_and_one):
+    for result in (done.result for done in four_and_one):
         jsonschema.validate(result, RESULT.schema)
         samples = result["samples"]
         assert len(samples["seconds"]) == result["steps"]["done"] == 220
@@ -56,69 +48,57 @@ def test_results_keep_their_schema_and_the_phases_fill_the_step(four_and_one: Pa
             assert total == pytest.approx(samples["seconds"][step], rel=0.05, abs=2e-5)
 
 
-def test_a_delay_shows_in_the_throughput(runs: Runs, digits: Path) -> None:
-    words = ("--data", str(digits), "--steps=20", "--global-batch=64")
-    slow = runs.train(*words, "--delay-ms=200", job="slow")
-    assert 64 / 0.25 < slow.result["summary"]["images_per_second"] < 64 / 0.2
-
-
-def test_a_missed_target_is_exit_code_1(runs: Runs, digits: Path) -> None:
-    done = runs.train("--data", str(digits), "--steps=1", "--target-accuracy=0.99")
-    assert done.code == 1
-    assert "is below the target 0.99" in done.out
-    assert done.result["outcome"]["status"] == "missed-target"
-
-
 @pytest.mark.parametrize(
     ("number", "code", "status"), [(signal.SIGUSR2, 75, "requeue"), (signal.SIGTERM, 5, "stopped")]
 )
-def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(
-    runs: Runs, digits: Path, number: int, code: int, status: str
-) -> None:
-    words = ("--data", str(digits), "--global-batch=64", "--steps=20000", "--checkpoint-every=0")
-    process = runs.start(*words, ranks=2)
+def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(runs, number, code, status):
+    words = ("--global-batch=64", "--steps=20000", "--checkpoint-every=0")
+    process = runs.start("--data", str(runs.digits), *words, ranks=2)
     runs.wait_for("progress.json")
     time.sleep(0.2)
-    send_to_last_rank(process.pid, number)
-    done = runs.end(process, timeout=30)
-    result = done.result
-    assert result["outcome"]["status"] == status
-    assert result["outcome"]["exit_code"] == code
-    assert done.code == code
-    step = result["steps"]["done"]
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(children[-1]), number)
+    done = runs.end(process, timeout=30).must(code)
+    assert done.result["outcome"]["status"] == status
+    assert done.result["outcome"]["exit_code"] == code
+    step = done.result["steps"]["done"]
     assert (done.folder / "checkpoints" / f"step-{step:09d}.ckpt").exists()
     assert json.loads((done.folder / "progress.json").read_text())["outcome"]["status"] == status
 
 
-def send_to_last_rank(mpirun: int, number: int) -> None:
-    children = Path(f"/proc/{mpirun}/task/{mpirun}/children").read_text().split()
-    os.kill(int(children[-1]), number)
-
-
-def test_bad_numbers_are_refused_once_with_a_hint(runs: Runs, digits: Path) -> None:
-    done = runs.train("--data", str(digits), "--global-batch=9", ranks=2)
-    assert done.code == 2
+def test_what_cannot_be_trained_is_refused_and_recorded(runs):
+    done = runs.learn("--global-batch=9", ranks=2, code=2, says="--global-batch 8 or 10 can")
     assert done.err.count("cannot be shared equally by 2 ranks") == 1
-    assert "--global-batch 8 or 10 can" in done.err
-    assert "Traceback" not in done.err
-
-
-def test_a_folder_that_is_no_data_set_is_refused(runs: Runs) -> None:
-    done = runs.train("--data", "/nowhere")
-    assert (done.code, "is not a data set" in done.err) == (2, True)
+    done = runs.train("--data=/nowhere", code=2, says="is not a data set")
     assert done.result["outcome"] == {
         "status": "failed", "reason": "/nowhere is not a data set: it has no dataset.json",
         "exit_code": 2,
     }  # fmt: skip
+    runs.learn("--image-size=32", code=2, says="the data set's images are 8 x 8, and raw")
 
 
-def test_raw_images_are_not_cropped_to_another_size(runs: Runs, digits: Path) -> None:
-    done = runs.train("--data", str(digits), "--image-size=32")
-    assert (done.code, "the data set's images are 8 x 8, and raw" in done.err) == (2, True)
-
-
-def test_making_digits_again_keeps_them(runs: Runs, digits: Path) -> None:
+def test_making_digits_again_keeps_them(runs, digits):
     before = {path.name: path.stat().st_mtime_ns for path in digits.iterdir()}
-    done = runs.data("make", "digits", str(digits))
-    assert (done.code, "there already" in done.out) == (0, True)
+    runs.data("make", "digits", digits, says="there already")
     assert {path.name: path.stat().st_mtime_ns for path in digits.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--precision=fp16", "--compress"),
+        ("--precision=bf16",),
+        ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
+        ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
+    ],
+    ids=lambda words: words[0].strip("-"),
+)
+def test_every_option_of_the_step_trains(runs, words):
+    found = runs.learn(*STEPS, *words, ranks=2 if "--compress" in words else 1).losses
+    assert found[0] == pytest.approx(2.31, abs=0.05)
+    assert sum(found[-5:]) / 5 < 1.1
+
+
+def test_xla_computes_the_same(runs):
+    plain, fused = (runs.learn(*STEPS, *more, job=f"j{more}") for more in ((), ("--xla",)))
+    assert fused.losses[:20] == pytest.approx(plain.losses[:20], rel=1e-4)

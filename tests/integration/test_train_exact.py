@@ -1,15 +1,13 @@
 """What is trained is what was asked for: every loss counts, every epoch and every rank differs."""
 
 import itertools
-import json
 import shutil
-import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import INSIDE, Runs
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
@@ -18,8 +16,6 @@ from hpcdl.train.data.tfrecord import read, walk
 from tests.records import example, picture, write
 
 pytestmark = pytest.mark.stack
-INSIDE = Path(__file__).with_name("train_exact.py")
-ROOT = Path(__file__).parents[2]
 USERS = """
 import tensorflow as tf
 layers = tf.keras.layers
@@ -50,55 +46,47 @@ def softmax(shape, classes):
 """
 
 
-def inside(runs: Runs, *arguments: object) -> Any:
-    """What train_exact.py prints."""
-    (runs.folder / "users.py").write_text(USERS)
-    done = subprocess.run([str(runs.python), str(INSIDE), *map(str, arguments)], text=True,
-                          cwd=runs.folder, capture_output=True, timeout=300, check=False,
-                          env=environment() | {"PYTHONPATH": str(ROOT)})  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def runs(runs) -> Runs:
+    """With the users' models."""
+    runs.write("users.py", USERS)
+    return runs
 
 
-def records(folder: Path, shards: int, examples: int = 48) -> Path:
-    """A data set of small pictures, each of a class of its own."""
+def records(folder: Path, shards: int, replaced: Mapping[int, bytes] | None = None) -> Path:
+    """A data set of 48 small pictures, each of a class of its own; some are replaced."""
     folder.mkdir()
-    images = [example(picture(8, 8), label) for label in range(examples)]
-    each = examples // shards
+    images = [example(picture(8, 8), label) for label in range(48)]
+    for at, record in (replaced or {}).items():
+        images[at] = record
+    each = 48 // shards
     files = [folder / f"train-{shard}.tfrecord" for shard in range(shards)]
     for shard, file in enumerate(files):
         write(file, images[shard * each : (shard + 1) * each])
     described = tuple(describe_shard(file, each) for file in files)
-    write_dataset(Dataset(folder, "folder", "jpeg", (8, 8, 3), examples, 1.0, 1, "test",
+    write_dataset(Dataset(folder, "folder", "jpeg", (8, 8, 3), 48, 1.0, 1, "test",
                           {"train": described}))  # fmt: skip
     return folder
 
 
-def test_regularizers_and_add_loss_count_as_in_keras_also_in_parts(runs: Runs) -> None:
-    for ours, theirs in inside(runs, "penalties", "-").values():
+def test_regularizers_and_add_loss_count_as_in_keras_also_in_parts(runs):
+    for ours, theirs in runs.script(*INSIDE, "penalties").values():
         assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
 
 
-def test_regularizers_and_synchronized_normalisation_count_the_same_on_two_ranks(
-    runs: Runs, digits: Path
-) -> None:
-    (runs.folder / "users.py").write_text(USERS)
-    words = ("--data", str(digits), "--model=users:synchronized", "--steps=6", "--global-batch=32",
-             "--lr=0.05")  # fmt: skip
+def test_regularizers_and_synchronized_normalisation_count_the_same_on_two_ranks(runs):
+    words = ("--model=users:synchronized", "--steps=6", "--global-batch=32", "--lr=0.05")
     one, *others = (
-        runs.train(*words, *more, ranks=ranks, job=f"{ranks}{more}")
+        runs.learn(*words, *more, ranks=ranks, job=f"{ranks}{more}")
         for ranks, more in ((1, ()), (2, ()), (2, ("--strategy=multiworker",)))
     )
     for two in others:
-        assert two.code == 0, two.err
-        losses = pytest.approx(two.result["samples"]["loss"], rel=1e-3)
-        assert one.result["samples"]["loss"] == losses
-    fused = runs.train(*words, "--xla", ranks=2, job="xla")
-    assert (fused.code, "cannot be had with --xla" in fused.err) == (2, True), fused.err
+        assert one.losses == pytest.approx(two.losses, rel=1e-3)
+    runs.learn(*words, "--xla", ranks=2, job="xla", code=2, says="cannot be had with --xla")
 
 
-def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs: Runs) -> None:
-    found = inside(runs, "augmented", "-")
+def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs):
+    found = runs.script(*INSIDE, "augmented")
     first, other_rank, other_step, again = found["mixed"]
     for mixed in found["mixed"]:
         for image, (_, one, two) in enumerate(mixed["shares"]):
@@ -115,17 +103,15 @@ def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs: 
     ]  # fmt: skip
 
 
-def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs: Runs) -> None:
-    first, other_rank, other_step, again = inside(runs, "dropout", "-")
+def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs):
+    first, other_rank, other_step, again = runs.script(*INSIDE, "users_dropout")
     assert first == again
     assert first != other_rank != other_step != first
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 16])
-def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(
-    runs: Runs, shards: int
-) -> None:
-    found = inside(runs, "orders", records(runs.folder / "set", shards))
+def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(runs, shards):
+    found = runs.script(*INSIDE, "orders", records(runs.folder / "set", shards))
     for ranks in (1, 2, 4):
         whole, halves = found[f"{ranks}-False"], found[f"{ranks}-True"]
         for one, other in itertools.combinations(whole, 2):
@@ -135,50 +121,30 @@ def test_every_epoch_is_shuffled_anew_on_any_ranks_and_where_it_resumes(
             assert epoch[3:] == half
 
 
-def test_a_softmax_trains_and_scores_as_its_logits_do(runs: Runs, digits: Path) -> None:
-    (runs.folder / "users.py").write_text(USERS)
-    words = ("--data", str(digits), "--epochs=3", "--lr=0.2")
-    done = [runs.train(*words, f"--model=users:{model}", job=model).result
-            for model in ("logits", "softmax")]  # fmt: skip
-    ours, theirs = (result["samples"]["loss"] for result in done)
-    assert ours == pytest.approx(theirs, rel=1e-3)
-    assert done[1]["summary"]["metrics"]["accuracy"] > 0.85
+def test_a_softmax_trains_and_scores_as_its_logits_do(runs):
+    words = ("--epochs=3", "--lr=0.2")
+    ours, theirs = (
+        runs.learn(*words, f"--model=users:{model}", job=model) for model in ("logits", "softmax")
+    )
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-3)
+    assert theirs.metrics["accuracy"] > 0.85
 
 
-def test_a_record_that_is_no_example_is_skipped_and_named_by_whatever_rank_reads_it(
-    runs: Runs,
-) -> None:
-    (runs.folder / "users.py").write_text(USERS)
-    folder = records(runs.folder / "set", 2)
-    shard = folder / "train-1.tfrecord"
-    pictures = [example(picture(8, 8), label) for label in range(24, 47)]
-    write(shard, [*pictures[:7], b"\xff\xfe no example \xc3", *pictures[7:]])
-    files = tuple(describe_shard(path, 24) for path in sorted(folder.glob("*.tfrecord")))
-    write_dataset(Dataset(folder, "folder", "jpeg", (8, 8, 3), 48, 1.0, 1, "", {"train": files}))
+def test_a_record_that_is_no_example_is_skipped_and_named_by_whatever_rank_reads_it(runs):
+    folder = records(runs.folder / "set", 2, {31: b"\xff\xfe no example \xc3"})
+    words = ("--model=users:logits", "--global-batch=4", "--image-size=8", "--lr=0.001")
+    says = (f"skipped a damaged record: {folder}/train-1.tfrecord at byte", "it is no tf.Example")
     for ranks in (1, 2):
-        done = runs.train(
-            "--data",
-            str(folder),
-            "--model=users:logits",
-            "--global-batch=4",
-            "--image-size=8",
-            "--lr=0.001",
-            ranks=ranks,
-            job=f"of-{ranks}",
-        )
-        assert done.code == 0, done.err
-        assert f"skipped a damaged record: {shard} at byte" in done.err
-        assert "it is no tf.Example" in done.err
+        done = runs.train("--data", str(folder), *words, ranks=ranks, job=f"{ranks}", says=says)
         assert done.result["damaged_records"] == 1
 
 
-def test_a_raw_record_that_is_no_example_is_skipped_too(runs: Runs, digits: Path) -> None:
+def test_a_raw_record_that_is_no_example_is_skipped_too(runs, digits):
     copy = Path(shutil.copytree(digits, runs.folder / "set"))
     shard = min(copy.glob("train-*"))
     kept = [read(shard, r.offset, r.length) for r in walk(shard, check_data=False)]
     kept[3] = b"\xff" * len(kept[3])
     write(shard, kept)
-    done = runs.train("--data", str(copy), "--steps=5", ranks=2)
-    assert done.code == 0, done.err
-    assert f"skipped a damaged record: {shard} at byte" in done.err
+    said = f"skipped a damaged record: {shard} at byte"
+    done = runs.train("--data", str(copy), "--steps=5", ranks=2, says=said)
     assert done.result["damaged_records"] == 1, "both ranks read it, and it is one"

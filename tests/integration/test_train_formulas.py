@@ -1,17 +1,13 @@
 """The step's arithmetic against formulas written down a second time, in NumPy."""
 
-import json
 import math
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import Runs
 
 pytestmark = pytest.mark.stack
-Found = dict[str, Any]
 # One process for all formulas: TensorFlow's import is the dearest of it.
 PROGRAM = """
 import json, os
@@ -79,18 +75,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def found(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    done = subprocess.run(
-        [str(train_python), "-c", PROGRAM], cwd=tmp_path_factory.mktemp("formulas"), text=True,
-        env=environment(), capture_output=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    values: Found = json.loads(done.stdout.splitlines()[-1])
-    return values
-
-
-def reference(found: Found, kind: str) -> list[Any]:
+def reference(found: dict[str, Any], kind: str) -> list[Any]:
     """Momentum SGD with L2 on kernels; LARS as equation 6 of arXiv 1708.03888 has it."""
     np = pytest.importorskip("numpy", reason="numpy comes with the stack")
     weights = [np.array(value, np.float64) for value in found["start"]]
@@ -108,31 +93,33 @@ def reference(found: Found, kind: str) -> list[Any]:
     return [weight.tolist() for weight in weights]
 
 
+@pytest.fixture(scope="module")
+def found(train_python, tmp_path_factory) -> dict[str, Any]:
+    return Runs(train_python, tmp_path_factory.mktemp("formulas")).script("-c", PROGRAM)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "lars"])
-def test_an_optimizer_follows_its_formula(found: Found, kind: str) -> None:
+def test_an_optimizer_follows_its_formula(found, kind):
     for ours, theirs in zip(found[kind], reference(found, kind), strict=True):
         assert flat(ours) == pytest.approx(flat(theirs), rel=1e-5, abs=1e-6)
 
 
-def test_four_parts_of_eight_are_a_batch_of_32(found: Found) -> None:
+def test_four_parts_of_eight_are_a_batch_of_32(found):
     (loss, weights), (whole_loss, whole) = found["accumulate-4"], found["accumulate-1"]
     assert loss == pytest.approx(whole_loss, rel=1e-5)
     for ours, theirs in zip(weights, whole, strict=True):
         assert flat(ours) == pytest.approx(flat(theirs), rel=1e-4, abs=1e-6)
 
 
-def test_a_step_that_overflows_is_left_out_and_halves_the_loss_scale(found: Found) -> None:
+def test_a_step_that_overflows_is_left_out_and_halves_the_loss_scale(found):
     states, weights = found["scale"]["states"], found["scale"]["weights"]
     assert states == [[32768.0, 1.0], [16384.0, 0.0], [16384.0, 1.0]]
     assert weights[1] == weights[0]
     assert weights[2] != weights[1]
+    assert found["scale"]["doubled"] == [2048.0, 0.0], "after two thousand good steps"
 
 
-def test_two_thousand_good_steps_double_the_loss_scale(found: Found) -> None:
-    assert found["scale"]["doubled"] == [2048.0, 0.0]
-
-
-def test_smoothed_labels_move_towards_ignorance(found: Found) -> None:
+def test_smoothed_labels_move_towards_ignorance(found):
     expected = 0.0
     for row, wanted in zip(found["logits"], found["wanted"], strict=True):
         whole = math.log(sum(map(math.exp, row)))
@@ -150,14 +137,3 @@ def test_smoothed_labels_move_towards_ignorance(found: Found) -> None:
 
 def flat(values: Any) -> list[float]:
     return [x for value in values for x in flat(value)] if isinstance(values, list) else [values]
-
-
-def test_scores_over_uneven_shards_are_those_of_one_rank(runs: Runs, digits: Path) -> None:
-    words = ("--data", str(digits), "--steps=1", "--lr=0", "--global-batch=64")
-    four = runs.train(*words, ranks=4, job="four", timeout=400)
-    one = runs.train(*words, job="one", timeout=400)
-    assert (four.code, one.code) == (0, 0), four.err + one.err
-    ours, theirs = (done.result["summary"]["metrics"] for done in (four, one))
-    assert 357 % 4 != 0
-    assert ours["accuracy"] == theirs["accuracy"]
-    assert ours == pytest.approx(theirs, rel=1e-5)

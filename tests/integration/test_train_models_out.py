@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,66 +41,57 @@ def untested(split):
 """
 
 
-def loaded_by_keras(runs: Runs, folder: Path, images: Any) -> dict[str, Any]:
+@pytest.fixture
+def runs(runs) -> Runs:
+    runs.write("mine.py", NORMALIZED + UNTESTED)
+    return runs
+
+
+def rows_of(runs: Runs, name: str) -> list[list[float]]:
+    """A table of predictions: index, label, and a score for each class."""
+    head, *lines = (runs.folder / name).read_text().splitlines()
+    assert head.split(",") == ["index", "label", *(f"p_{k}" for k in range(10))]
+    return [[float(value) for value in line.split(",")] for line in lines]
+
+
+def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs):
     np = pytest.importorskip("numpy", reason="numpy comes with the stack")
-    np.save(runs.folder / "images.npy", images)
-    done = subprocess.run([str(runs.python), "-c", PLAIN, str(folder), "images.npy"], text=True,
-                          cwd=runs.folder, env=environment() | {"PYTHONHASHSEED": "1"},
-                          capture_output=True, timeout=300, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs: Runs, digits: Path) -> None:
-    (runs.folder / "mine.py").write_text(NORMALIZED)
-    words = ("--data", str(digits), "--model=mine:network", "--lr=0.05")
-    done = runs.train(*words, "--epochs=3", "--export=out", "--predict=table.csv")
-    assert done.code == 0, done.err
-    table = [line.split(",") for line in (runs.folder / "table.csv").read_text().splitlines()]
-    assert table[0] == ["index", "label", *(f"p_{k}" for k in range(10))]
-    rows = [[float(value) for value in row] for row in table[1:]]
-    right = sum(row[1] == row[2:].index(max(row[2:])) for row in rows) / len(rows)
-    assert right == pytest.approx(done.result["summary"]["metrics"]["accuracy"])
-    again = runs.train(*words, "--evaluate", "--weights=out", "--predict=again.csv", ranks=2,
+    words = ("--model=mine:network", "--lr=0.05")
+    done = runs.learn(*words, "--epochs=3", "--export=out", "--predict=table.csv")
+    table = rows_of(runs, "table.csv")
+    right = sum(row[1] == row[2:].index(max(row[2:])) for row in table) / len(table)
+    assert right == pytest.approx(done.metrics["accuracy"])
+    again = runs.learn(*words, "--evaluate", "--weights=out", "--predict=again.csv", ranks=2,
                        job="scored")  # fmt: skip
-    assert again.code == 0, again.err
-    assert again.result["summary"]["metrics"] == pytest.approx(done.result["summary"]["metrics"])
-    two = [line.split(",") for line in (runs.folder / "again.csv").read_text().splitlines()[1:]]
-    assert [row[:2] for row in two] == [row[:2] for row in table[1:]], "in the test set's order"
-    for one, other in zip(two, table[1:], strict=True):
-        assert [float(x) for x in one] == pytest.approx([float(x) for x in other], abs=1e-4)
-    np = pytest.importorskip("numpy", reason="numpy comes with the stack")
-    images = np.random.default_rng(1).random((3, 8, 8, 1), np.float32)
-    by_form = loaded_by_keras(runs, Path("out"), images)
+    assert done.metrics["test_images"] % 2 == 1, "shards of uneven size"
+    assert again.metrics == pytest.approx(done.metrics)
+    for one, other in zip(rows_of(runs, "again.csv"), table, strict=True):
+        assert one[:2] == other[:2], "in the test set's order"
+        assert one == pytest.approx(other, abs=1e-4)
+    np.save(runs.folder / "images.npy", np.random.default_rng(1).random((3, 8, 8, 1), np.float32))
+    exported = runs.script("-c", PLAIN, "out", "images.npy", PYTHONHASHSEED="1")
     for form in ("weights", "saved_model"):
-        for row, wanted in zip(by_form[form], by_form["keras"], strict=True):
+        for row, wanted in zip(exported[form], exported["keras"], strict=True):
             assert row == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     assert json.loads((runs.folder / "out/model.json").read_text())["classes"] == 10
-    refused = runs.train(*words, "--steps=1", "--export=out", job="refused")
-    assert (refused.code, "the directory of --export exists" in refused.err) == (2, True)
-    tuned = runs.train(*words, "--steps=5", "--weights=out", "--freeze=first,batch*",
+    said = "the directory of --export exists"
+    runs.learn(*words, "--steps=1", "--export=out", job="refused", code=2, says=said)
+    tuned = runs.learn(*words, "--steps=5", "--weights=out", "--freeze=first,batch*",
                        "--export=tuned-out", job="tuned")  # fmt: skip
-    assert tuned.code == 0, tuned.err
-    assert tuned.result["samples"]["loss"][0] < 0.5, "it begins with what was learnt"
-    kept, moved = (
-        loaded_by_keras(runs, Path(name), images)["digests"] for name in ("out", "tuned-out")
-    )
-    same = {name for name, data in kept.items() if moved[name] == data}
-    assert len(same) == len(kept) - 2, "all but the kernel and the bias of the last layer"
+    assert tuned.losses[0] < 0.5, "it begins with what was learnt"
+    moved = runs.script("-c", PLAIN, "tuned-out", "images.npy", PYTHONHASHSEED="1")["digests"]
+    same = {name for name, data in exported["digests"].items() if moved[name] == data}
+    assert len(same) == len(moved) - 2, "all but the kernel and the bias of the last layer"
 
 
-def test_the_mlp_is_exported_like_any_other(runs: Runs, digits: Path) -> None:
-    done = runs.train("--data", str(digits), "--epochs=2", "--export=out")
-    assert done.code == 0, done.err
-    again = runs.train("--data", str(digits), "--evaluate", "--weights=out", job="again")
-    ours, theirs = (one.result["summary"]["metrics"] for one in (done, again))
-    assert ours == pytest.approx(theirs)
+def test_the_mlp_is_exported_like_any_other(runs):
+    ours = runs.learn("--epochs=2", "--export=out")
+    theirs = runs.learn("--evaluate", "--weights=out", job="again")
+    assert ours.metrics == pytest.approx(theirs.metrics)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_what_cannot_be_loaded_or_chosen_is_refused_before_a_step(runs):
+    runs.refused(
         (("--weights=none",), "there are no weights at none"),
         (("--weights=mine.py",), "the weights in mine.py cannot be read"),
         (("--evaluate",), "there is no checkpoint to evaluate"),
@@ -113,45 +102,32 @@ def test_the_mlp_is_exported_like_any_other(runs: Runs, digits: Path) -> None:
         (("--data=synthetic", "--predict=a.csv"), "--predict needs a test set"),
         (("--data=synthetic", "--best=accuracy", "--validate-steps=2"), "--best needs a test set"),
         (("--dataset=mine:untested", "--target-accuracy=0.5"), "cannot be evaluated"),
-    ],
-    ids=lambda words: words[0] if isinstance(words, tuple) else "",
-)
-def test_what_cannot_be_loaded_or_chosen_is_refused(
-    runs: Runs, digits: Path, words: tuple[str, ...], said: str
-) -> None:
-    (runs.folder / "mine.py").write_text(NORMALIZED + UNTESTED)
-    done = runs.train("--data", str(digits), "--steps=2", *words)
-    assert (done.code, said in done.err) == (2, True), done.err
-    assert "Traceback" not in done.err
-    assert not done.result.get("steps", {}).get("done"), "before a step is done"
+    )
+    for path in runs.folder.glob("refused-*/result.json"):
+        assert not json.loads(path.read_text()).get("steps", {}).get("done"), path
 
 
-def test_weights_of_another_network_are_refused_by_layer(runs: Runs, digits: Path) -> None:
-    (runs.folder / "mine.py").write_text(NORMALIZED.replace("Conv2D(8", "Conv2D(WIDTH"))
-    (runs.folder / "a.py").write_text("WIDTH = 8\n" + (runs.folder / "mine.py").read_text())
-    (runs.folder / "b.py").write_text("WIDTH = 9\n" + (runs.folder / "mine.py").read_text())
-    words = ("--data", str(digits), "--steps=1")
-    assert runs.train(*words, "--model=a:network", "--export=out").code == 0
-    done = runs.train(*words, "--model=b:network", "--weights=out", job="b")
-    assert done.code == 2
-    assert "first/kernel: (3, 3, 1, 8) there, (3, 3, 1, 9) here" in done.err
+def test_weights_of_another_network_are_refused_by_layer(runs):
+    for name, width in (("a", 8), ("b", 9)):
+        runs.write(f"{name}.py", NORMALIZED.replace("Conv2D(8", f"Conv2D({width}"))
+    runs.learn("--steps=1", "--model=a:network", "--export=out")
+    said = "first/kernel: (3, 3, 1, 8) there, (3, 3, 1, 9) here"
+    runs.learn("--steps=1", "--model=b:network", "--weights=out", job="b", code=2, says=said)
 
 
-def test_validation_keeps_the_best_weights_and_ends_early(runs: Runs, digits: Path) -> None:
-    words = ("--data", str(digits), "--validate-steps=15", "--best=test_loss", "--patience=2",
-             "--global-batch=64", "--lr=0.4")  # fmt: skip
-    whole = runs.train(*words, "--steps=2000")
-    assert whole.code == 0, whole.err
+def test_validation_keeps_the_best_weights_and_ends_early(runs):
+    words = ("--validate-steps=15", "--best=test_loss", "--global-batch=64", "--lr=0.4")
+    whole = runs.learn(*words, "--patience=2", "--steps=2000")
     found = whole.result["validations"]
     steps, losses = [one["step"] for one in found], [one["test_loss"] for one in found]
     assert steps == list(range(15, 15 * len(steps) + 1, 15))
     assert losses.index(min(losses)) == len(losses) - 3, "two in vain end it"
     assert whole.result["steps"]["done"] == steps[-1] < 2000
-    assert whole.result["summary"]["metrics"]["test_loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert whole.metrics["test_loss"] == pytest.approx(min(losses), rel=1e-5)
     assert all(one["test_images"] == found[0]["test_images"] for one in found)
-    parts = ("--steps=40", "--checkpoint-every=7", "--deterministic")
-    runs.train(*words[:3], *words[5:], "--steps=30", *parts[1:], job="parts", ranks=2)
-    rest = runs.train(*words[:3], *words[5:], *parts, job="parts", ranks=2)
+    parts = (words[0], *words[2:], "--checkpoint-every=7", "--deterministic")
+    runs.learn(*parts, "--steps=30", job="parts", ranks=2)
+    rest = runs.learn(*parts, "--steps=40", job="parts", ranks=2)
     assert [one["step"] for one in rest.result["validations"]] == [15, 30], "kept over a resume"
 
 
@@ -160,68 +136,54 @@ def test_validation_keeps_the_best_weights_and_ends_early(runs: Runs, digits: Pa
     [("--export=model.onnx", "tf2onnx", b"\x08"), ("--predict=table.parquet", "pyarrow", b"PAR1")],
     ids=["onnx", "parquet"],
 )
-def test_other_forms_are_written_by_packages_that_a_release_has_not(
-    runs: Runs, digits: Path, option: str, package: str, begins: bytes
-) -> None:
+def test_other_forms_are_written_by_packages_that_a_release_has_not(runs, option, package, begins):
     """Refused before a step is done where the package is missing; else the file is of its form."""
-    (runs.folder / "mine.py").write_text(NORMALIZED)
-    done = runs.train("--data", str(digits), "--model=mine:network", "--steps=2", option)
-    there = subprocess.run([runs.python, "-c", f"import {package}"], capture_output=True,
-                           env=environment(), check=False)  # fmt: skip
+    ask = [runs.python, "-c", f"import {package}"]
+    there = subprocess.run(ask, capture_output=True, env=environment(), check=False)
+    words = ("--model=mine:network", "--steps=2", option)
     if there.returncode:
         said = f"{option.replace('=', ' ')} needs {package}, which is not installed"
-        begun = done.result["steps"]["done"]
-        assert (done.code, said in done.err, begun) == (3, True, 0), done.err
+        assert runs.learn(*words, code=3, says=said).result["steps"]["done"] == 0
     else:
-        written = runs.folder / option.partition("=")[2]
-        assert (done.code, written.read_bytes()[: len(begins)]) == (0, begins), done.err
+        runs.learn(*words)
+        written = (runs.folder / option.partition("=")[2]).read_bytes()
+        assert written[: len(begins)] == begins
 
 
-def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(
-    runs: Runs, digits: Path
-) -> None:
-    words = ("--data", str(digits), "--steps=4", "--export=out")
-    whole = runs.train(*words)
-    again = runs.train(*words)
-    assert (again.code, "this run has ended" in again.out + again.err) == (0, True), again.err
-    assert runs.train("--data", str(digits), "--steps=8", "--lr=0.9").code == 2
-    assert runs.train("--data", str(digits), "--steps=8", "--best=none").code == 2
+def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(runs):
+    words = ("--steps=4", "--export=out")
+    whole = runs.learn(*words)
+    runs.learn(*words, says="this run has ended")
+    runs.learn("--steps=8", "--lr=0.9", code=2)
+    runs.learn("--steps=8", "--best=none", code=2)
     assert whole.result["outcome"]["status"] == "completed"
     assert len(whole.result["samples"]["seconds"]) == 4
 
 
-def test_weights_are_scored_beside_a_checkpoint_and_loaded_by_name(
-    runs: Runs, digits: Path
-) -> None:
-    words = ("--data", str(digits), "--checkpoint-every=2")
-    first = runs.train(*words, "--steps=2")
-    runs.train(*words, "--steps=20", job="more")
+def test_weights_are_scored_beside_a_checkpoint_and_loaded_by_name(runs):
+    first = runs.learn("--checkpoint-every=2", "--steps=2")
+    runs.learn("--checkpoint-every=2", "--steps=20", job="more")
     given = f"--weights={first.folder}/checkpoints/step-000000002.ckpt"
-    scored = runs.train(*words, "--evaluate", given, job="more")
-    assert scored.result["summary"]["metrics"] == first.result["summary"]["metrics"]
-    tuned = runs.train(*words, "--steps=2", "--freeze=hidden0", given, job="tuned")
-    assert (tuned.code, "weights of" in tuned.out + tuned.err) == (0, True), tuned.err
+    scored = runs.learn("--checkpoint-every=2", "--evaluate", given, job="more")
+    assert scored.metrics == first.metrics
+    runs.learn("--steps=2", "--freeze=hidden0", given, job="tuned", says="weights of")
 
 
-def test_a_run_that_is_resumed_before_its_best_step_finds_the_new_best(
-    runs: Runs, digits: Path
-) -> None:
-    words = ("--data", str(digits), "--validate-steps=2", "--checkpoint-every=4",
-             "--best=test_loss", "--keep-checkpoints=3")  # fmt: skip
-    runs.train(*words, "--steps=8")
+def test_a_run_that_is_resumed_before_its_best_step_finds_the_new_best(runs):
+    words = ("--validate-steps=2", "--checkpoint-every=4", "--best=test_loss",
+             "--keep-checkpoints=3")  # fmt: skip
+    runs.learn(*words, "--steps=8")
     for path in (runs.folder / "job/checkpoints").glob("step-*8.ckpt"):
         path.write_bytes(b"")
-    done = runs.train(*words, "--steps=6")
+    done = runs.learn(*words, "--steps=6")
     found = min(done.result["validations"], key=lambda one: one["test_loss"])
     assert [one["step"] for one in done.result["validations"]] == [2, 4, 6]
-    assert done.result["summary"]["metrics"]["test_loss"] == pytest.approx(found["test_loss"])
+    assert done.metrics["test_loss"] == pytest.approx(found["test_loss"])
 
 
-def test_a_network_with_bfloat16_variables_is_resumed(runs: Runs, digits: Path) -> None:
-    (runs.folder / "mine.py").write_text(NORMALIZED.replace(
-        "layers.Dense(", "layers.Dense(16, dtype='bfloat16'), layers.Dense("))  # fmt: skip
-    words = ("--data", str(digits), "--model=mine:network", "--checkpoint-every=2",
-             "--optimizer=adam")  # fmt: skip
-    assert runs.train(*words, "--steps=2").code == 0
-    rest = runs.train(*words, "--steps=4")
-    assert (rest.code, "resumed after step 2" in rest.out + rest.err) == (0, True), rest.err
+def test_a_network_with_bfloat16_variables_is_resumed(runs):
+    more = "layers.Dense(16, dtype='bfloat16'), layers.Dense("
+    runs.write("half.py", NORMALIZED.replace("layers.Dense(", more))
+    words = ("--model=half:network", "--checkpoint-every=2", "--optimizer=adam")
+    runs.learn(*words, "--steps=2")
+    runs.learn(*words, "--steps=4", says="resumed after step 2")

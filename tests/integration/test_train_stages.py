@@ -1,12 +1,8 @@
 """`--model-parallel`: a model's layers on the devices of a node; here two parts of its CPUs."""
 
-import json
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import Runs
 
 pytestmark = pytest.mark.stack
 # Branches, sums between layers, normalisation and dropout: all that a stage must keep together.
@@ -44,37 +40,33 @@ print(json.dumps({
 """
 
 
-def test_a_model_on_two_devices_trains_as_on_one(runs: Runs, digits: Path) -> None:
-    (runs.folder / "mine.py").write_text(NETWORK)
-    words = ("--model=mine:network", "--data", str(digits), "--epochs=2", "--optimizer=adamw",
-             "--lr=0.003", "--accumulate=2")  # fmt: skip
-    one, two = (
-        runs.train(*words, f"--model-parallel={count}", job=f"on-{count}") for count in (1, 2)
-    )
-    assert (one.code, two.code) == (0, 0), one.err + two.err
-    assert two.result["samples"]["loss"] == pytest.approx(one.result["samples"]["loss"], rel=1e-3)
+@pytest.fixture
+def runs(runs) -> Runs:
+    runs.write("mine.py", NETWORK)
+    return runs
+
+
+def test_a_model_on_two_devices_trains_as_on_one(runs):
+    words = ("--model=mine:network", "--epochs=2", "--optimizer=adamw", "--lr=0.003",
+             "--accumulate=2")  # fmt: skip
+    one, two = (runs.learn(*words, f"--model-parallel={n}", job=f"on-{n}") for n in (1, 2))
+    assert two.losses == pytest.approx(one.losses, rel=1e-3)
     held = two.result["parameters_by_device"]
     assert set(held) == {"CPU:0", "CPU:1"}
     assert sum(held.values()) == one.result["parameters"]
     assert max(held.values()) < 0.6 * sum(held.values())
 
 
-def test_what_belongs_to_a_layer_is_where_the_layer_is(runs: Runs, digits: Path) -> None:
-    (runs.folder / "mine.py").write_text(NETWORK)
+def test_what_belongs_to_a_layer_is_where_the_layer_is(runs):
+    words = ("--model=mine:network", "--data", runs.digits, "--model-parallel=2", "--steps=1",
+             "--job-dir=job")  # fmt: skip
     for optimizer, slots in (("adamw", 2), ("sgd", 1)):
-        done = subprocess.run(
-            [str(runs.python), "-c", PLACES, "--model=mine:network", "--data", str(digits),
-             "--model-parallel=2", "--steps=1", "--job-dir=job", f"--optimizer={optimizer}"],
-            cwd=runs.folder, env=environment(), text=True, capture_output=True, timeout=300,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = runs.script("-c", PLACES, *words, f"--optimizer={optimizer}")
         assert set(found["products"]) == {"CPU:0", "CPU:1"}, "forward and backward, placed all"
         for device in ("CPU:0", "CPU:1"):
             assert found["kept"].count(device) == slots * found["weights"].count(device) > 0
 
 
-def test_layers_that_cannot_be_divided_are_refused(runs: Runs) -> None:
-    done = runs.train("--model=mlp", "--model-parallel=4", "--steps=1")
-    assert (done.code, "cannot be divided among 4 devices" in done.err) == (2, True), done.err
+def test_layers_that_cannot_be_divided_are_refused(runs):
+    said = "cannot be divided among 4 devices"
+    runs.train("--model=mlp", "--model-parallel=4", "--steps=1", code=2, says=said)

@@ -1,29 +1,18 @@
 """The main job, whole: site file, published module, script, real Slurm, training, result."""
 
-from __future__ import annotations
-
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcdl.site import Site
-from hpcdl.stack.release import Release
-from tests.integration.test_train_parameter_server import members
+from tests.integration.conftest import Shell, site_file
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
-HPCDL = str(Path(sys.executable).with_name("hpcdl"))
-Shell = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @dataclass
@@ -31,40 +20,32 @@ class Jobs:
     """Submits training jobs of the shared release to the embedded cluster."""
 
     shell: Shell
-    site_file: Path
-    folder: Path
+    site: tuple[str, str]
 
     def submit(self, *words: str, train: list[str]) -> dict[str, Any]:
-        done = self.shell(
-            HPCDL, "job", "submit", "--site", self.site_file, "--json", "--time", "20",
-            "--job-dir", self.folder / f"job-{time.time_ns()}", *words, "--", *train,
-        )  # fmt: skip
-        answer = json.loads(done.stdout)
-        assert isinstance(answer, dict)
+        shared = (*self.site, "--json", "--time", "20", "--job-dir", f"job-{time.time_ns()}")
+        answer: dict[str, Any] = json.loads(
+            self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout
+        )
         return answer
 
     def watch(self, answer: dict[str, Any], timeout: float = 150) -> dict[str, Any]:
-        words = [HPCDL, "job", "watch", "--site", self.site_file, "--json", str(answer["job_id"])]
-        done = self.shell(*words, timeout=timeout, check=False)
-        found = json.loads(done.stdout)
-        assert isinstance(found, dict)
+        found: dict[str, Any] = self.shell.json(
+            "job", "watch", *self.site, str(answer["job_id"]), timeout=timeout
+        )
         return found
 
     def result(self, answer: dict[str, Any]) -> dict[str, Any]:
-        found = json.loads(Path(answer["result"]).read_text())
-        assert isinstance(found, dict)
+        found: dict[str, Any] = json.loads(Path(answer["result"]).read_text())
         return found
 
 
 @pytest.fixture
-def jobs(slurm: Shell, release: Release, stack_site: Site, embedded_site: Site,
-         tmp_path: Path) -> Jobs:  # fmt: skip
+def jobs(slurm, release, stack_site, tmp_path) -> Jobs:
     """The embedded site, its software where the shared release lies, its work in the test's."""
-    text = embedded_site.source.read_text()
-    text = text.replace("$HPCDL_HOME/embedded/prefix", str(stack_site.paths.prefix))
-    text = text.replace("$HPCDL_HOME/embedded/work", str(tmp_path / "work"))
-    (tmp_path / "site.yaml").write_text(text)
-    return Jobs(slurm, tmp_path / "site.yaml", tmp_path)
+    prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
+    site = site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
+    return Jobs(slurm, ("--site", str(site)))
 
 
 def options(digits: Path, epochs: int) -> list[str]:
@@ -72,9 +53,7 @@ def options(digits: Path, epochs: int) -> list[str]:
             "128", "--seed", "3"]  # fmt: skip
 
 
-def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(
-    jobs: Jobs, digits: Path, release: Release
-) -> None:
+def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(jobs, digits, release):
     four = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=options(digits, 20))
     assert jobs.watch(four)["state"] == "COMPLETED"
     one = jobs.submit("--gpus", "1", train=options(digits, 20))
@@ -88,7 +67,7 @@ def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(
     assert many["summary"]["loss"] == pytest.approx(single["summary"]["loss"], rel=1e-3)
 
 
-def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digits: Path) -> None:
+def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     """p100 has two nodes and the job needs both: it waits for the lost one, then goes on.
 
     The node is back before Slurm missed it.
@@ -99,9 +78,9 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
     folder = Path(answer["directory"])
     progress = folder / "progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
-    jobs.shell(HPCDL, "cluster", "node", "kill", "p100-02")
+    jobs.shell.hpcdl("cluster", "node", "kill", "p100-02")
     mend = threading.Timer(
-        3, lambda: jobs.shell(HPCDL, "cluster", "node", "up", "p100-02", check=False)
+        3, lambda: jobs.shell.hpcdl("cluster", "node", "up", "p100-02", check=False)
     )
     mend.start()
     try:
@@ -113,42 +92,7 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs: Jobs, digit
     assert jobs.result(answer)["samples"]["first_step"] > 0, "it went on, not anew"
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_parameter_servers_on_two_nodes_outlive_a_killed_worker_and_server(
-    jobs: Jobs, digits: Path
-) -> None:
-    words = ("--nodes", "2", "--gpus-per-node", "1", "--launcher", "multiworker",
-             "--trusted-network")  # fmt: skip
-    train = ["--strategy", "parameter-server", *options(digits, 60), "--delay-ms", "40",
-             "--checkpoint-every", "40"]  # fmt: skip
-    answer = jobs.submit(*words, train=train)
-    folder = Path(answer["directory"])
-
-    def newest() -> int:
-        steps = [int(path.stem[5:]) for path in (folder / "checkpoints").glob("step-*.ckpt")]
-        return max(steps, default=0)
-
-    wait_for(lambda: newest() > 0)
-    for member in ("worker 1", "ps 0"):
-        before = newest()
-        os.kill(dict(members(folder))[member], signal.SIGKILL)
-        wait_for(lambda: newest() > before)  # noqa: B023 - at once
-    ended = jobs.watch(answer, timeout=400)
-    log = Path(answer["log"]).read_text()
-    assert (ended["state"], ended["restarts"]) == ("COMPLETED", 0), log[-3000:]
-    result = jobs.result(answer)
-    assert result["asynchronous"]["workers"] == 2
-    assert len(set(result["layout"]["hosts"])) == 2
-    assert result["summary"]["metrics"]["accuracy"] > 0.9
-    assert [segment["first_step"] > 0 for segment in result["segments"]] == [False, True]
-    assert "worker 1 was killed by signal 9; it starts again" in log
-    assert "a parameter server was lost, with its weights" in log
-
-
-def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
-    jobs: Jobs, digits: Path
-) -> None:
+def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(jobs, digits):
     first = jobs.submit("--gpus", "1", train=options(digits, 20))
     assert first["expectation"] is None, "nobody has run this network here yet"
     jobs.watch(first)
@@ -163,16 +107,13 @@ def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(
     assert 0 < own <= 1.001
     assert expected["images_per_second"] == pytest.approx(measured["images_per_second"] / own)
     jobs.watch(second)
-    report = json.loads(
-        jobs.shell(HPCDL, "job", "report", "--site", jobs.site_file, "--json",
-                   str(second["job_id"])).stdout
-    )  # fmt: skip
+    report = jobs.shell.json("job", "report", *jobs.site, str(second["job_id"]))
     assert report["expectation"] == expected
     ratio = jobs.result(second)["summary"]["images_per_second"] / expected["images_per_second"]
     assert report["comparison"]["ratio"] == pytest.approx(ratio)
 
 
-def test_a_job_of_another_release_is_stopped_before_it_trains(jobs: Jobs, digits: Path) -> None:
+def test_a_job_of_another_release_is_stopped_before_it_trains(jobs, digits):
     answer = jobs.submit("--gpus", "1", train=options(digits, 1))
     jobs.watch(answer)
     folder = Path(answer["directory"])

@@ -3,8 +3,6 @@
 What needs no TensorFlow is run each time; the whole pages, of minutes, by `make test-long`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
@@ -46,7 +44,7 @@ def follow(shell: Shell, page: str, text: str) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", PAGES)
-def test_the_first_steps_of_a_tutorial(name: str, shell: Shell) -> None:
+def test_the_first_steps_of_a_tutorial(name, shell):
     page = f"tutorial-{name}.md"
     begin, mark, rest = (DOCS / page).read_text().partition("<!-- long -->")
     assert mark
@@ -58,7 +56,7 @@ def test_the_first_steps_of_a_tutorial(name: str, shell: Shell) -> None:
 @pytest.mark.stack
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", PAGES)
-def test_a_tutorial_to_its_end(name: str, shell: Shell) -> None:
+def test_a_tutorial_to_its_end(name, shell):
     page = f"tutorial-{name}.md"
     text = (DOCS / page).read_text()
     if name != "admin":  # what the page asks for before it begins
@@ -75,7 +73,7 @@ def test_a_tutorial_to_its_end(name: str, shell: Shell) -> None:
     follow(shell, page, text)
 
 
-def test_what_a_page_may_leave_open() -> None:
+def test_what_a_page_may_leave_open():
     first = "$ first   # exits with status 3\njob ... is   done\n...\nend\n"
     page = f"```console\n{first}$ a \\\n> b\n```\n"
     one, two = steps(page)

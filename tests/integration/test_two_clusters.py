@@ -1,11 +1,7 @@
 """Two embedded clusters on one machine, of two homes: neither knows of the other."""
 
-from __future__ import annotations
-
-import json
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,7 +29,7 @@ RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
 
 
 @pytest.fixture
-def two(tmp_path: Path, mode: str) -> Iterator[list[ClusterState]]:
+def two(tmp_path, mode) -> Iterator[list[ClusterState]]:
     """Two clusters of one site, and so of one work directory, started at once."""
     try:
         check_packages(accounting=False)
@@ -51,35 +47,24 @@ def shell(state: ClusterState, place: Path) -> Shell:
     return Shell({**environment(state, clean_environment()), **home}, place)
 
 
-def submitted(state: ClusterState, place: Path) -> dict[str, object]:
-    """A job on both nodes, watched to its end."""
-    done = shell(state, place)(
-        sys.executable, "-m", "hpcdl", "job", "submit", "--no-module", "--watch", "--json",
-        "--partition", "cpu", "--nodes", "2", "--", "bash", "-c", RANK,
-        timeout=120,
-    )  # fmt: skip
-    answer: dict[str, object] = json.loads(done.stdout)
-    return answer
+def on_two_nodes(slurm: Shell) -> set[str]:
+    return set(slurm("srun", "-N2", "bash", "-c", RANK).stdout.splitlines())
 
 
-def on_two_nodes(state: ClusterState, place: Path) -> set[str]:
-    return set(shell(state, place)("srun", "-N2", "bash", "-c", RANK).stdout.splitlines())
-
-
-def test_one_goes_down_and_the_other_runs_its_jobs(
-    two: list[ClusterState], tmp_path: Path, mode: str
-) -> None:
+def test_one_goes_down_and_the_other_runs_its_jobs(two, tmp_path, mode):
     first, second = two
     assert first.port_base != second.port_base
     if mode == NAMESPACES:
         assert first.network != second.network
-    begun = submit_all(lambda state: submitted(state, tmp_path), two)
+    shells = [shell(state, tmp_path) for state in two]
+    words = ("--partition", "cpu", "--nodes", "2", "--", "bash", "-c", RANK)
+    with ThreadPoolExecutor() as pool:
+        begun = list(pool.map(lambda slurm: slurm.run(*words), shells))
     assert begun[0]["job_id"] == begun[1]["job_id"] == 1, "each counts from 1"
     assert begun[0]["directory"] != begun[1]["directory"]
-    for state, job in zip(two, begun, strict=True):
-        told = shell(state, tmp_path)(sys.executable, "-m", "hpcdl", "job", "list", "--json").stdout
-        assert [one["folder"] for one in json.loads(told)] == [job["directory"]]
-    said = [on_two_nodes(state, tmp_path) for state in two]
+    for slurm, job in zip(shells, begun, strict=True):
+        assert [one["folder"] for one in slurm.json("job", "list")] == [job["directory"]]
+    said = [on_two_nodes(slurm) for slurm in shells]
     assert [len(lines) for lines in said] == [2, 2]
     assert said[0].isdisjoint(said[1]), "the clusters' names differ"
 
@@ -88,16 +73,9 @@ def test_one_goes_down_and_the_other_runs_its_jobs(
     assert bridges(first) == []
     if mode == NAMESPACES:
         assert bridges(second)
-    assert on_two_nodes(second, tmp_path) == said[1]
+    assert on_two_nodes(shells[1]) == said[1]
     assert not down(first.directory)
-    assert on_two_nodes(second, tmp_path) == said[1]
-
-
-def submit_all(
-    act: Callable[[ClusterState], dict[str, object]], two: list[ClusterState]
-) -> list[dict[str, object]]:
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(act, two))
+    assert on_two_nodes(shells[1]) == said[1]
 
 
 def bridges(state: ClusterState) -> list[str]:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory) -> Path:
     """The `hpcdl` command of a wheel installed without extras."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
@@ -36,7 +36,7 @@ def run(command: Path, *words: str, folder: Path) -> subprocess.CompletedProcess
     )
 
 
-def test_every_group_shows_its_help(installed: Path, tmp_path: Path) -> None:
+def test_every_group_shows_its_help(installed, tmp_path):
     overview = run(installed, "--help", folder=tmp_path)
     assert overview.returncode == 0
     assert overview.stdout.startswith("example: ")
@@ -48,14 +48,14 @@ def test_every_group_shows_its_help(installed: Path, tmp_path: Path) -> None:
         assert "example: " in answer.stdout
 
 
-def test_templates_and_shipped_sites_are_inside(installed: Path, tmp_path: Path) -> None:
+def test_templates_and_shipped_sites_are_inside(installed, tmp_path):
     words = ("job", "render", "--site", "pi", "--partition", "p100", "--gpus", "2", "--no-module")
     answer = run(installed, *words, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith("#!/bin/bash\n")
 
 
-def test_modulefiles_spack_and_checks_are_inside(installed: Path) -> None:
+def test_modulefiles_spack_and_checks_are_inside(installed):
     package = next(installed.parents[1].glob("lib/python3*/site-packages/hpcdl"))
     assert list((package / "modulefiles").rglob("*.lua"))
     assert list((package / "reframe_checks").glob("*.py"))
@@ -63,7 +63,7 @@ def test_modulefiles_spack_and_checks_are_inside(installed: Path) -> None:
     assert (package / "py.typed").exists()
 
 
-def test_the_installation_is_light(installed: Path) -> None:
+def test_the_installation_is_light(installed):
     packages = subprocess.run(
         [installed.parent / "pip", "list", "--format=freeze"],
         capture_output=True, text=True, check=True,
@@ -72,7 +72,7 @@ def test_the_installation_is_light(installed: Path) -> None:
     assert names <= {"hpcdl", "jinja2", "markupsafe", "pyyaml", "shtab", "pip", "setuptools"}
 
 
-def test_the_wheel_is_small_and_has_no_tool_of_developers(installed: Path) -> None:
+def test_the_wheel_is_small_and_has_no_tool_of_developers(installed):
     (wheel,) = installed.parents[2].glob("hpcdl-*.whl")
     assert faults(wheel, f"## {hpcdl.__version__} - now") == []
     with zipfile.ZipFile(wheel) as archive:
@@ -80,7 +80,7 @@ def test_the_wheel_is_small_and_has_no_tool_of_developers(installed: Path) -> No
     assert tops == {"hpcdl", f"hpcdl-{hpcdl.__version__}.dist-info"}
 
 
-def test_an_extra_of_the_wheel_s_file_brings_its_packages(installed: Path) -> None:
+def test_an_extra_of_the_wheel_s_file_brings_its_packages(installed):
     (wheel,) = installed.parents[2].glob("hpcdl-*.whl")
     asked = [installed.parent / "pip", "install", "--dry-run", f"{wheel}[checks]"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
@@ -88,7 +88,7 @@ def test_an_extra_of_the_wheel_s_file_brings_its_packages(installed: Path) -> No
 
 
 @pytest.mark.long
-def test_a_release_is_the_same_bytes_twice(tmp_path: Path) -> None:
+def test_a_release_is_the_same_bytes_twice(tmp_path):
     one, two = (built(tmp_path / name) for name in ("one", "two"))
     assert {path.name: path.read_bytes() for path in one} == {
         path.name: path.read_bytes() for path in two

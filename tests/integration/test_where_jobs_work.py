@@ -1,8 +1,5 @@
 """Programs from where the user stands, and in a container: every form finds its own files."""
 
-from __future__ import annotations
-
-import json
 import os
 import re
 import shutil
@@ -12,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.images import busybox_image
-from tests.integration.conftest import Shell
-from tests.integration.test_launchers import HPCDL, SUBMIT, ends
 
 pytestmark = pytest.mark.cluster
 CPU = ("--partition", "cpu", "--nodes", "2")
@@ -21,7 +16,7 @@ SAYS = "import os, sys; print('ran', os.path.basename(os.getcwd()), *sys.argv[1:
 
 
 @pytest.fixture
-def here(slurm: Shell) -> Path:
+def here(slurm) -> Path:
     """Where the user stands: a script, a package, a program and data."""
     (slurm.directory / "pkg").mkdir()
     for name in ("x.py", "pkg/__init__.py"):
@@ -44,30 +39,18 @@ def here(slurm: Shell) -> Path:
         (["--", "env", "A=b", "python3", "x.py"], "ran job"),
     ],
 )
-def test_a_program_finds_its_files(slurm: Shell, here: Path, words: list[str], said: str) -> None:
-    job = json.loads(slurm(*SUBMIT, *CPU, "--job-dir", here / "job", *words).stdout)["job_id"]
-    ended = ends(slurm, job)
+def test_a_program_finds_its_files(slurm, here, words, said):
+    ended = slurm.run(*CPU, "--job-dir", here / "job", *words)
     assert ended["state"] == "COMPLETED", ended["text"]
-    lines = re.findall("ran.*", str(ended["text"]))
+    lines = re.findall("ran.*", ended["text"])
     assert lines == [said.replace("HERE", here.name)] * 2, ended["text"]
-
-
-@pytest.mark.parametrize("command", ["render", "explain", "submit", "sweep"])
-def test_every_form_refuses_what_is_not_there(slurm: Shell, command: str) -> None:
-    over = ("--over", "lr=1,2", "--name", "nowhere") if command == "sweep" else ()
-    # Scripts that are only printed may be for a machine with other programs.
-    named = [["nosuchprogram"]] if command in {"submit", "sweep"} else []
-    for program in (["python3", "nosuch.py"], ["./nosuch"], *named):
-        done = slurm(HPCDL, "job", command, "--no-module", *over, "--", *program, check=False)
-        assert done.returncode == 2, done.stdout
-        assert re.match("error: there is no (script|program) ", done.stderr)
 
 
 # --- in a container ---
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def image(tmp_path_factory) -> Path:
     """A directory that is an image of a few programs: Debian's static busybox."""
     if shutil.which("ch-run") is None:
         pytest.skip("Charliecloud is not installed (apt-get install charliecloud)")
@@ -80,15 +63,13 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def charliecloud(slurm: Shell) -> None:
+def charliecloud(slurm) -> None:
     """What this container runtime wants to find."""
     slurm.env = {**slurm.env, "USER": "root"}
     Path(slurm.env["HPCDL_HOME"], "embedded/datasets").mkdir(parents=True, exist_ok=True)
 
 
-def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
-    slurm: Shell, here: Path, image: Path, charliecloud: None
-) -> None:
+def test_a_container_sees_the_directories_of_program_data_and_job(slurm, here, image, charliecloud):
     (here / "data").mkdir()
     (here / "data/shard").write_text("shard")
     (here / "run.sh").write_text(
@@ -98,8 +79,8 @@ def test_a_container_sees_the_program_s_directory_its_data_and_the_job_s(
     (here / "image").symlink_to(image)
     words = ("--nodes", "2", "--gpus-per-node", "1", "--container", "image",
              "--data", here / "data", "--job-dir", here / "job", "--", "sh", "run.sh")  # fmt: skip
-    ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
-    text = str(ended["text"])
+    ended = slurm.run(*words)
+    text = ended["text"]
     assert ended["state"] == "COMPLETED", text
     assert text.count("ran in job: shard content") == 2, text
     assert "No such file" in text, "the host's /usr is not in the image"
@@ -122,9 +103,7 @@ print("sum", total[0], total[count - 1])
 """
 
 
-def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
-    slurm: Shell, here: Path, image: Path, charliecloud: None
-) -> None:
+def test_ranks_exchange_long_messages_from_container_to_container(slurm, here, image, charliecloud):
     """Open MPI copies them from the other's memory, which no user namespace lets it do."""
     for name in ("usr", "lib", "lib64"):
         (image / name).mkdir(exist_ok=True)
@@ -137,12 +116,13 @@ def test_ranks_of_a_node_exchange_long_messages_from_container_to_container(
     words = ("--nodes", "2", "--gpus-per-node", "2", "--container", image,
              "--launcher", "mpi", "--env", f"PATH={here}:/usr/bin:/bin",
              "--job-dir", here / "job", "--time", "2", "--", "python3", "sum.py")  # fmt: skip
-    ended = ends(slurm, json.loads(slurm(*SUBMIT, *words).stdout)["job_id"])
+    ended = slurm.run(*words)
     assert ended["state"] == "COMPLETED", ended["text"]
-    assert str(ended["text"]).count("sum 4.0 4.0") == 4, ended["text"]
+    assert ended["text"].count("sum 4.0 4.0") == 4, ended["text"]
 
 
-def test_an_image_that_is_not_there_is_refused(slurm: Shell, charliecloud: None) -> None:
-    done = slurm(*SUBMIT, "--container", "/no/image", "--", "true", check=False)
+def test_an_image_that_is_not_there_is_refused(slurm, charliecloud):
+    submit = ("job", "submit", "--no-module")
+    done = slurm.hpcdl(*submit, "--container", "/no/image", "--", "true", check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no image /no/image\nhelp: ")

@@ -3,8 +3,6 @@
 HPCDL_TEST_PYTHON names an interpreter with TensorFlow and Horovod to use instead of a release.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -17,6 +15,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", "-np")
+INSIDE = ("-m", "tests.integration.train_inside")
+_PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,28 @@ class Done:
     err: str
     folder: Path
 
+    def must(self, code: int, *says: str) -> "Done":
+        """It ended so and said so; a refusal shows no traceback."""
+        assert self.code == code, f"{self.code}\n{self.out[-2000:]}\n{self.err[-3000:]}"
+        for text in says:
+            assert text in self.out + self.err, f"{text}\n{self.out[-2000:]}\n{self.err[-3000:]}"
+        assert code not in {1, 2, 3} or "Traceback" not in self.err, self.err
+        return self
+
     @property
     def result(self) -> dict[str, Any]:
-        """result.json."""
         loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return loaded
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the last segment's steps."""
+        return list(self.result["samples"]["loss"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the test set."""
+        return dict(self.result["summary"]["metrics"])
 
     @property
     def weights(self) -> bytes:
@@ -49,19 +67,16 @@ class Runs:
 
     python: Path
     folder: Path
+    digits: Path = Path("digits")
 
     def start(
         self, *words: str, ranks: int = 1, job: str = "job", env: dict[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Begin a training of `ranks` ranks in the folder `job`."""
         command = [str(self.python), "-m", "hpcdl.train", "--job-dir", str(self.folder / job)]
         if ranks > 1:
-            mpirun = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks)]
-            command = [*mpirun, *command]
-        return subprocess.Popen(
-            [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=self.folder, env=environment() | (env or {}), start_new_session=True,
-        )  # fmt: skip
+            command = [*MPIRUN, str(ranks), *command]
+        return subprocess.Popen([*command, *words], cwd=self.folder, start_new_session=True,
+                                env=environment() | (env or {}), **_PIPES)  # fmt: skip
 
     def end(self, process: subprocess.Popen[str], job: str = "job", timeout: float = 300) -> Done:
         """Wait for a run; a hang is killed and fails the test."""
@@ -73,19 +88,40 @@ class Runs:
             pytest.fail(f"hung for {timeout} s:\n{out[-2000:]}\n{err[-2000:]}")
         return Done(process.returncode, out, err, self.folder / job)
 
-    def train(
-        self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 300, **env: str
-    ) -> Done:
-        """A whole training."""
-        return self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
+    def train(self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 300,
+              code: int = 0, says: str | tuple[str, ...] = (), **env: str) -> Done:  # fmt: skip
+        done = self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
+        return done.must(code, *([says] if isinstance(says, str) else says))
 
-    def data(self, *words: str) -> Done:
-        """A whole data command."""
-        process = subprocess.Popen(
-            [str(self.python), "-m", "hpcdl.train.data", *words], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, cwd=self.folder, env=environment(),
-        )  # fmt: skip
-        return self.end(process)
+    def learn(self, *words: str, **more: Any) -> Done:
+        return self.train("--data", str(self.digits), *words, **more)
+
+    def data(self, *words: str | Path, code: int = 0, says: str | tuple[str, ...] = ()) -> Done:
+        process = subprocess.Popen([self.python, "-m", "hpcdl.train.data", *words],
+                                   cwd=self.folder, env=environment(), **_PIPES)  # fmt: skip
+        return self.end(process).must(code, *([says] if isinstance(says, str) else says))
+
+    def refused(self, *rows: tuple[tuple[str, ...], str]) -> None:
+        """These command lines are refused in these words; one process takes them all."""
+        data = ("--data", str(self.digits))
+        lines = [
+            ("--job-dir", f"refused-{at}", *data, *words) for at, (words, _) in enumerate(rows)
+        ]
+        found = self.script(*INSIDE, "refusals", json.dumps(lines))
+        for (code, err), (_, said) in zip(found, rows, strict=True):
+            Done(code, "", err, self.folder).must(2, said)
+
+    def write(self, name: str, text: str) -> None:
+        """A file where runs find it as a module."""
+        (self.folder / name).write_text(text)
+
+    def script(self, *words: str | Path, timeout: float = 500, **env: str) -> Any:
+        """The JSON that a program prints last, run by the interpreter."""
+        known = environment() | {"PYTHONPATH": str(ROOT)} | env
+        done = subprocess.run([self.python, *words], cwd=self.folder, env=known, timeout=timeout,
+                              check=False, **_PIPES)  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
 
     def wait_for(self, pattern: str, job: str = "job", timeout: float = 240) -> Path:
         """The first file of a job's folder that matches, once there is one."""
@@ -108,25 +144,19 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def train_python(request: pytest.FixtureRequest) -> Path:
+def train_python(request) -> Path:
     """The interpreter that has TensorFlow, Horovod and hpcdl."""
     named = os.environ.get("HPCDL_TEST_PYTHON")
-    if named:
-        return Path(named)
-    release = request.getfixturevalue("release")
-    return Path(release.python)
+    return Path(named or request.getfixturevalue("release").python)
 
 
 @pytest.fixture
-def runs(train_python: Path, tmp_path: Path) -> Runs:
-    """Runs in a folder of this test."""
-    return Runs(train_python, tmp_path)
+def runs(train_python, digits, tmp_path) -> Runs:
+    return Runs(train_python, tmp_path, digits)
 
 
 @pytest.fixture(scope="session")
-def digits(train_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits, made once."""
+def digits(train_python, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "digits"
-    done = Runs(train_python, folder.parent).data("make", "digits", str(folder))
-    assert done.code == 0, done.err
+    Runs(train_python, folder.parent).data("make", "digits", folder)
     return folder

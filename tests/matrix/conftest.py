@@ -3,8 +3,6 @@
 A release whose root cannot be had is a counted skip with the reason.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -58,7 +56,7 @@ def _start(release: str, home: Path) -> Machine | str:
 
 
 @pytest.fixture(params=rootfs.releases())
-def machine(request: pytest.FixtureRequest, machines: dict[str, Machine | str]) -> Machine:
+def machine(request, machines) -> Machine:
     """Each release in turn."""
     found = machines[request.param]
     if isinstance(found, str):
@@ -76,7 +74,7 @@ i=0; while [ $i -lt 3000 ]; do sleep 0.1; i=$((i + 1)); done
 
 
 @pytest.fixture(scope="session")
-def slow_jobs(machines: dict[str, Machine | str]) -> dict[tuple[str, str], Job]:
+def slow_jobs(machines) -> dict[tuple[str, str], Job]:
     """Jobs that take minutes: begun on all releases before any other is waited for."""
     found = {}
     for machine in machines.values():
@@ -92,7 +90,7 @@ def slow_jobs(machines: dict[str, Machine | str]) -> dict[tuple[str, str], Job]:
 
 
 @pytest.fixture(autouse=True)
-def _begin_slow_jobs(slow_jobs: dict[tuple[str, str], Job]) -> None:
+def _begin_slow_jobs(slow_jobs) -> None:
     """Begun by whichever test comes first."""
 
 
@@ -114,7 +112,7 @@ __attribute__((constructor)) static void probe(void) {
 
 
 @pytest.fixture(scope="session")
-def mpi_program(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[str]]:
+def mpi_program(tmp_path_factory) -> Callable[[], list[str]]:
     """The words that run the MPI probe in any release."""
 
     def words() -> list[str]:

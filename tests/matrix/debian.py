@@ -5,8 +5,6 @@ mounts, processes and a host name of its own (and the machine's network, for apt
 kept below the cache with what the demo installed and built: only the first run takes minutes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

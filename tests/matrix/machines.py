@@ -40,29 +40,23 @@ class Ended:
 
     @property
     def exit_code(self) -> int:
-        """The batch script's own."""
         return int(self.field("ExitCode").split(":")[0])
 
     @property
     def restarts(self) -> int:
-        """How often it was requeued."""
         return int(self.field("Restarts"))
 
     @property
     def said(self) -> str:
-        """Everything that anybody said about the job."""
         return f"{self.refusal}\n{self.log}"
 
     def field(self, name: str) -> str:
-        """A field of `scontrol show job`."""
         found = re.search(rf"\b{name}=(\S*)", self.record)
         return found.group(1) if found else ""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A running cluster; `folder` is for jobs' files."""
-
     name: str
     state: ClusterState
     folder: Path
@@ -104,12 +98,10 @@ class Machine:
 
     @cached_property
     def mpi(self) -> tuple[str, ...]:
-        """The plug-ins of `srun --mpi=`."""
         done = self("srun", "--mpi=list")
         return tuple(re.findall(r"\b(?:none|pmi2|pmix\w*)\b", done.stdout + done.stderr))
 
     def submit(self, script: str | bytes, *options: str, **changes: str) -> Job:
-        """Queue a script."""
         data = script if isinstance(script, bytes) else script.encode()
         path = self.folder / f"{time.monotonic_ns()}.sh"
         path.write_bytes(data)
@@ -122,23 +114,18 @@ class Machine:
 
 @dataclass(frozen=True)
 class Job:
-    """A queued job, or one that was refused."""
-
     machine: Machine
     number: int
     log: Path
     refusal: str
 
     def record(self) -> str:
-        """Slurm's own words about it."""
         return self.machine("scontrol", "show", "job", "-o", str(self.number)).stdout
 
     def text(self) -> str:
-        """What it has written so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def end(self, seconds: float = 90) -> Ended:
-        """Wait until it has ended."""
         if self.refusal:
             return Ended(self.refusal, "", "")
         record = self.record()

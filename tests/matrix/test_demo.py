@@ -64,7 +64,7 @@ def run() -> Iterator[Callable[[int, str], str]]:
 
 
 @pytest.mark.timeout(1500)
-def test_the_demo_s_main_path_on_a_bare_debian_13(run: Callable[[int, str], str]) -> None:
+def test_the_demo_s_main_path_on_a_bare_debian_13(run):
     said = run(13, MAIN_PATH)
     assert "7 nodes ready in mode namespaces, Slurm 24.11." in said
     assert re.search(r"ok +p100: import: TensorFlow \S+, Horovod 0\.28\.1", said), said
@@ -76,7 +76,7 @@ def test_the_demo_s_main_path_on_a_bare_debian_13(run: Callable[[int, str], str]
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("script", [WHOLE, BY_SUDO], ids=["root", "sudo"])
 @pytest.mark.parametrize("suite", [12, 13])
-def test_the_whole_demo(run: Callable[[int, str], str], suite: int, script: str) -> None:
+def test_the_whole_demo(run, suite, script):
     said = run(suite, script)
     assert f"ready in mode {'loopback' if script == BY_SUDO else 'namespaces'}" in said
     assert re.search(r"job \d+: it is done", said), said

@@ -4,8 +4,6 @@ A rule's consequence must show where its row in facts/slurm_rules.yaml says that
 nowhere else; lint must find the rule in the script just there.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -56,7 +54,6 @@ class Case:
 
     @property
     def script(self) -> str:
-        """The batch script."""
         partition = "p100" if self.gpus else "cpu"
         lines = "".join(f"#SBATCH {one}\n" for one in self.directives.split("\n") if one)
         return f"#!/bin/bash\n#SBATCH --partition={partition} --time=5\n{lines}{self.body}\n"

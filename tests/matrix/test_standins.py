@@ -43,7 +43,6 @@ class Submission:
 
     @property
     def script(self) -> str:
-        """The batch script."""
         lines = "".join(f"#SBATCH {line}\n" for line in self.job.split("\n"))
         program = f"sh -c '{RANK}'"
         return (
@@ -168,7 +167,6 @@ def real(machines):
 
 
 def standin(release: str, one: Submission, folder: Path) -> Told:
-    """What the stand-in of a release says."""
     script, log = folder / "job.sh", folder / "job.log"
     script.write_text(one.script)
     environment = {

@@ -11,15 +11,12 @@ import sys
 import reframe as rfm
 import reframe.utility.sanity as sn
 from reframe.core.builtins import performance_function, sanity_function
+from reframe.core.meta import make_test
 
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 
-RAN = {
-    "layout": {"ranks": 1},
-    "outcome": {"status": "completed"},
-    "release": "newer",
-}
+RAN = {"layout": {"ranks": 1}, "outcome": {"status": "completed"}, "release": "newer"}
 GOOD = {**RAN, "summary": {"images_per_second": 1000.0}}
 WRITE = """
 import json, os, sys, time
@@ -53,21 +50,6 @@ class Small(HpcdlCheck):
         return [Metric("images_per_second", "images/s", read)]
 
 
-@rfm.simple_test
-class honest(Small):
-    pass
-
-
-@rfm.simple_test
-class on_a_node(Small):
-    tags = {"node"}
-
-
-@rfm.simple_test
-class slower(Small):
-    result = {**RAN, "summary": {"images_per_second": 500.0}}
-
-
 class Says(Small):
     """A check with a fault of its own, in words that sound like one of hpcdl's."""
 
@@ -75,76 +57,6 @@ class Says(Small):
 
     def faults(self, measured):
         return [*super().faults(measured), self.words]
-
-
-@rfm.simple_test
-class says_insufficient(Says):
-    words = "insufficient data quality: accuracy 0.1"
-
-
-@rfm.simple_test
-class says_missing(Says):
-    words = "missing accuracy"
-
-
-@rfm.simple_test
-class no_reference(Small):
-    pass
-
-
-@rfm.simple_test
-class cancelled_after_its_result(Small):
-    then = "scancel $SLURM_JOB_ID; sleep 30"
-
-
-@rfm.simple_test
-class exit_code(Small):
-    then = "exit 3"
-
-
-@rfm.simple_test
-class no_metric(Small):
-    result = {**RAN, "summary": {}}
-
-
-@rfm.simple_test
-class infinite_metric(Small):
-    result = {**RAN, "summary": {"images_per_second": float("inf")}}
-
-
-@rfm.simple_test
-class nonsense(Small):
-    then = "head -c 2000 /dev/urandom > result.json"
-
-
-@rfm.simple_test
-class of_another_job(Small):
-    result = {**GOOD, "job": {"id": "1"}}
-
-
-@rfm.simple_test
-class of_another_node(Small):
-    result = {**GOOD, "layout": {"ranks": 1, "nodes": ["k80-09"]}}
-
-
-@rfm.simple_test
-class of_2020(Small):
-    result = {**GOOD, "ended": 1_580_000_000.0}
-
-
-@rfm.simple_test
-class on_another_gpu(Small):
-    result = {**GOOD, "layout": {"ranks": 1, "gpu": "Tesla K80"}}
-
-
-@rfm.simple_test
-class too_fast(Small):
-    result = {**RAN, "summary": {"images_per_second": 1e6}}
-
-
-@rfm.simple_test
-class no_result(Small):
-    then = "rm result.json"
 
 
 class Plain(rfm.RunOnlyRegressionTest):
@@ -161,31 +73,55 @@ class Plain(rfm.RunOnlyRegressionTest):
         return sn.assert_found("rate", self.stdout)
 
 
-@rfm.simple_test
-class plain_honest(Plain):
-    reference = {"*": {"rate": (40, -0.1, None, "1/s")}}
-
+class Rated(Plain):
     @performance_function("1/s")
     def rate(self):
         return sn.extractsingle(r"rate (\d+)", self.stdout, 1, float)
 
 
-@rfm.simple_test
-class plain_without_reference(Plain):
-    @performance_function("1/s")
-    def rate(self):
-        return sn.extractsingle(r"rate (\d+)", self.stdout, 1, float)
-
-
-@rfm.simple_test
-class plain_metric_not_found(Plain):
-    reference = {"*": {"speed": (40, -0.1, None, "1/s")}}
-
+class Unrated(Plain):
     @performance_function("1/s")
     def speed(self):
         return sn.extractsingle(r"speed (\d+)", self.stdout, 1, float)
 
 
-@rfm.simple_test
-class plain_cancelled_after_its_pattern(Plain):
-    postrun_cmds = ["scancel $SLURM_JOB_ID", "sleep 30"]
+def result(**changes):
+    """What a check leaves, but for some values."""
+    return {"result": {**GOOD, **changes}}
+
+
+REFERENCE = (40, -0.1, None, "1/s")
+CHECKS = {
+    Small: {
+        "honest": {},
+        "on_a_node": {"tags": {"node"}},
+        "slower": result(summary={"images_per_second": 500.0}),
+        "no_reference": {},
+        "cancelled_after_its_result": {"then": "scancel $SLURM_JOB_ID; sleep 30"},
+        "exit_code": {"then": "exit 3"},
+        "no_metric": result(summary={}),
+        "infinite_metric": result(summary={"images_per_second": float("inf")}),
+        "nonsense": {"then": "head -c 2000 /dev/urandom > result.json"},
+        "of_another_job": result(job={"id": "1"}),
+        "of_another_node": result(layout={"ranks": 1, "nodes": ["k80-09"]}),
+        "of_2020": result(ended=1_580_000_000.0),
+        "on_another_gpu": result(layout={"ranks": 1, "gpu": "Tesla K80"}),
+        "too_fast": result(summary={"images_per_second": 1e6}),
+        "no_result": {"then": "rm result.json"},
+    },
+    Says: {
+        "says_insufficient": {"words": "insufficient data quality: accuracy 0.1"},
+        "says_missing": {"words": "missing accuracy"},
+    },
+    Rated: {
+        "plain_honest": {"reference": {"*": {"rate": REFERENCE}}},
+        "plain_without_reference": {},
+    },
+    Unrated: {"plain_metric_not_found": {"reference": {"*": {"speed": REFERENCE}}}},
+    Plain: {
+        "plain_cancelled_after_its_pattern": {"postrun_cmds": ["scancel $SLURM_JOB_ID", "sleep 30"]}
+    },
+}
+for base, checks in CHECKS.items():
+    for name, body in checks.items():
+        rfm.simple_test(make_test(name, (base,), body))

@@ -1,6 +1,7 @@
 """Checks whose job lasts until somebody ends it; their pattern is printed at once."""
 
 import reframe as rfm
+from reframe.core.meta import make_test
 
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.checkbase import HpcdlCheck
@@ -17,21 +18,11 @@ class Waits(HpcdlCheck):
                        program=("bash", "-c", line))  # fmt: skip
 
 
-@rfm.simple_test
-class until_cancelled(Waits):
-    pass
-
-
-@rfm.simple_test
-class lasting(Waits):
-    minutes = 10
-
-
-@rfm.simple_test
-class silent(Waits):
-    silence_seconds = 6.0
-
-
-@rfm.simple_test
-class impatient(Waits):
-    patience_seconds = 3.0
+CHECKS = {
+    "until_cancelled": {},
+    "lasting": {"minutes": 10},
+    "silent": {"silence_seconds": 6.0},
+    "impatient": {"patience_seconds": 3.0},
+}
+for name, body in CHECKS.items():
+    rfm.simple_test(make_test(name, (Waits,), body))

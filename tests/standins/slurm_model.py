@@ -16,7 +16,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -70,7 +70,6 @@ class Slurm:
         )
 
     def holds(self, rule: str) -> bool:
-        """Whether a rule of the data holds."""
         (row,) = [one for one in facts("slurm_rules")["rules"] if one["id"] == rule]
         return self.within(row)
 
@@ -208,91 +207,53 @@ def from_environment(slurm: Slurm, command: str, environment: dict, given: Given
 
 def validate(slurm: Slurm, command: str, given: Given) -> None:
     """Refuse what the release refuses, in its words."""
-    checks = (_gpu_pair, _ntasks_per_gpu, _memory, _sharing, _step_flags, _cpus, _cpus_per_gpu)
-    for check in checks:
-        message = check(slurm, given, command)
-        if message:
-            raise Fatal(f"{command}: {message}")
+    for message in _conflicts(slurm, command, given):
+        raise Fatal(f"{command}: {message}")
+    if slurm.holds("cpus-per-gpu-excludes"):
+        if given.by_cli("cpus-per-task"):
+            given.drop("cpus-per-gpu")
+        elif given.by_cli("cpus-per-gpu"):
+            given.drop("cpus-per-task")
 
 
-def _gpu_pair(slurm: Slurm, given: Given, command: str) -> str:
+def _conflicts(slurm: Slurm, command: str, given: Given) -> Iterator[str]:
     pair = "gpu" in given.values.get("gres", "") and given.has("gpus-per-node")
     if pair and slurm.holds("gpu-flag-pair"):
-        return "fatal: --gpus-per-node and --gres=gpu are mutually exclusive."
-    return ""
-
-
-def _ntasks_per_gpu(slurm: Slurm, given: Given, command: str) -> str:
-    if not given.has("ntasks-per-gpu") or not slurm.holds("ntasks-per-gpu-excludes"):
-        return ""
-    tail = "is mutually exclusive with --ntasks-per-gpu and SLURM_NTASKS_PER_GPU"
-    if given.by_cli("tres-per-task"):
-        return f"fatal: --tres-per-task {tail}"
-    tres = given.values.get("tres-per-task", "")
-    any_tres = slurm.holds("ntasks-per-gpu-with-cpus")
-    if given.by_env("tres-per-task") and (any_tres or "gpu" in tres):
-        return f"fatal: SLURM_TRES_PER_TASK {tail}"
-    for name in ("gpus-per-task", "gpus-per-socket", "ntasks-per-node"):
-        if given.has(name):
-            spelled = f"--{name}" if given.by_cli(name) else "SLURM_" + _variable(name)
-            return f"fatal: {spelled} {tail}"
-    return ""
-
-
-def _memory(slurm: Slurm, given: Given, command: str) -> str:
-    names = ("mem", "mem-per-cpu", "mem-per-gpu")
-    if sum(given.by_cli(name) for name in names) > 1:
-        return "fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive."
-    return ""
-
-
-def _sharing(slurm: Slurm, given: Given, command: str) -> str:
+        yield "fatal: --gpus-per-node and --gres=gpu are mutually exclusive."
+    if given.has("ntasks-per-gpu") and slurm.holds("ntasks-per-gpu-excludes"):
+        tail = "is mutually exclusive with --ntasks-per-gpu and SLURM_NTASKS_PER_GPU"
+        yield from (f"fatal: {option} {tail}" for option in _beside_ntasks_per_gpu(slurm, given))
+    if sum(map(given.by_cli, ("mem", "mem-per-cpu", "mem-per-gpu"))) > 1:
+        yield "fatal: --mem, --mem-per-cpu, and --mem-per-gpu are mutually exclusive."
     both = given.by_cli("exclusive") and given.by_cli("oversubscribe")
     if both and slurm.holds("exclusive-oversubscribe"):
-        return "fatal: --exclusive and --oversubscribe options are mutually exclusive"
-    return ""
-
-
-def _step_flags(slurm: Slurm, given: Given, command: str) -> str:
-    for rule, first, second in (
-        ("exact-whole", "exact", "whole"),
-        ("exclusive-overlap", "exclusive", "overlap"),
-    ):
-        if given.has(first) and given.has(second) and command == "srun" and slurm.holds(rule):
-            return f"error: --{first} and --{second} are mutually exclusive."
-    return ""
-
-
-def _cpus(slurm: Slurm, given: Given, command: str) -> str:
-    """SLURM_CPUS_PER_TASK against SLURM_TRES_PER_TASK."""
-    if not slurm.holds("cpus-per-task-mismatch") or not given.by_env("tres-per-task"):
-        return ""
-    match = re.search(r"cpu[=:](\d+)", given.values["tres-per-task"])
+        yield "fatal: --exclusive and --oversubscribe options are mutually exclusive"
+    for first, second in (("exact", "whole"), ("exclusive", "overlap")):
+        both = command == "srun" and given.has(first) and given.has(second)
+        if both and slurm.holds(f"{first}-{second}"):
+            yield f"error: --{first} and --{second} are mutually exclusive."
     own = given.number("cpus-per-task")
-    if match and given.by_env("cpus-per-task") and own != int(match.group(1)):
-        return (
-            "fatal: cpus-per-task set by two different environment variables "
-            f"SLURM_CPUS_PER_TASK={own} != SLURM_TRES_PER_TASK=cpu={match.group(1)}"
-        )
-    return ""
-
-
-def _cpus_per_gpu(slurm: Slurm, given: Given, command: str) -> str:
-    if not slurm.holds("cpus-per-gpu-excludes"):
-        return ""
+    tres = re.search(r"cpu[=:](\d+)", given.values.get("tres-per-task", ""))
+    by_variables = given.by_env("tres-per-task") and given.by_env("cpus-per-task")
+    if by_variables and tres and own != int(tres[1]) and slurm.holds("cpus-per-task-mismatch"):
+        values = f"SLURM_CPUS_PER_TASK={own} != SLURM_TRES_PER_TASK=cpu={tres[1]}"
+        yield f"fatal: cpus-per-task set by two different environment variables {values}"
     pair = ("cpus-per-task", "cpus-per-gpu")
-    if all(map(given.by_cli, pair)) or all(map(given.by_env, pair)):
+    both = all(map(given.by_cli, pair)) or all(map(given.by_env, pair))
+    if both and slurm.holds("cpus-per-gpu-excludes"):
         names = "--cpus-per-task, --tres-per-task=cpu:#, and --cpus-per-gpu"
-        return f"fatal: {names} are mutually exclusive"
-    if given.by_cli("cpus-per-task"):
-        given.drop("cpus-per-gpu")
-    elif given.by_cli("cpus-per-gpu"):
-        given.drop("cpus-per-task")
-    return ""
+        yield f"fatal: {names} are mutually exclusive"
 
 
-def _variable(option: str) -> str:
-    return option.upper().replace("-", "_")
+def _beside_ntasks_per_gpu(slurm: Slurm, given: Given) -> Iterator[str]:
+    tres = given.values.get("tres-per-task", "")
+    if given.by_cli("tres-per-task"):
+        yield "--tres-per-task"
+    if given.by_env("tres-per-task") and (slurm.holds("ntasks-per-gpu-with-cpus") or "gpu" in tres):
+        yield "SLURM_TRES_PER_TASK"
+    for name in ("gpus-per-task", "gpus-per-socket", "ntasks-per-node"):
+        if given.has(name):
+            yield f"--{name}" if given.by_cli(name) else f"SLURM_{name.upper().replace('-', '_')}"
 
 
 # --- what a job and a step get --------------------------------------------------------------------
@@ -300,8 +261,6 @@ def _variable(option: str) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the modelled cluster."""
-
     cpus: int
     gpus: int
 

@@ -12,61 +12,51 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_model import (
-    Fatal,
-    Given,
-    Node,
-    Slurm,
-    allocation,
-    cpus_of_tres,
-    from_environment,
-    parse,
-    record,
-    validate,
-)
+import slurm_model as model
 
 
-def main(words: list[str], environment: dict[str, str]) -> int:
-    """What the command does."""
-    slurm = Slurm.of(environment)
+def main(words: list[str], environment: dict) -> int:
+    slurm = model.Slurm.of(environment)
     if set(words) & {"--version", "-V"}:
         print(f"slurm {slurm.version}")
         return 0
-    rest = parse(slurm, "sbatch", words, "cli", Given())
+    rest = model.parse(slurm, "sbatch", words, "cli", model.Given())
     data = Path(rest[0]).read_bytes() if rest else sys.stdin.buffer.read()
     given = plan(slurm, words, data, environment)
-    job = allocation(slurm, given, Node.of(environment))
+    job = model.allocation(slurm, given, model.Node.of(environment))
     return submit(slurm, given, job, data, rest, environment)
 
 
-def plan(slurm: Slurm, words: list[str], data: bytes, environment: dict[str, str]) -> Given:
+def plan(slurm: model.Slurm, words: list[str], data: bytes, environment: dict) -> model.Given:
     """The options in force: the script's, below the environment's, below the command line's."""
     check_text(data)
-    given = Given()
+    given = model.Given()
     for line in directives(data.decode("utf-8", "replace")):
-        left = parse(slurm, "sbatch", line, "script", given)
+        left = model.parse(slurm, "sbatch", line, "script", given)
         if left:
-            raise Fatal(f"sbatch: error: Invalid directive found in batch script: {left[0]}", 255)
-    from_environment(slurm, "sbatch", environment, given)
-    parse(slurm, "sbatch", words, "cli", given)
-    validate(slurm, "sbatch", given)
+            raise model.Fatal(
+                f"sbatch: error: Invalid directive found in batch script: {left[0]}", 255
+            )
+    model.from_environment(slurm, "sbatch", environment, given)
+    model.parse(slurm, "sbatch", words, "cli", given)
+    model.validate(slurm, "sbatch", given)
     return given
 
 
 def check_text(data: bytes) -> None:
     """What sbatch refuses before it reads a directive."""
     if not data.strip():
-        raise Fatal("sbatch: error: Batch script is empty!")
+        raise model.Fatal("sbatch: error: Batch script is empty!")
     if not data.startswith(b"#!"):
         first = "sbatch: error: This does not look like a batch script.  The first"
         second = "sbatch: error: line must start with #! followed by the path to an interpreter."
-        raise Fatal(f"{first}\n{second}\nsbatch: error: For instance: #!/bin/sh")
+        raise model.Fatal(f"{first}\n{second}\nsbatch: error: For instance: #!/bin/sh")
     if b"\0" in data:
-        first = "sbatch: error: The Slurm controller does not allow scripts that"
-        raise Fatal(f"{first}\nsbatch: error: contain a NULL character '\\0'.")
+        first = "sbatch: error: The model.Slurm controller does not allow scripts that"
+        raise model.Fatal(f"{first}\nsbatch: error: contain a NULL character '\\0'.")
     if b"\r\n" in data:
         first = "sbatch: error: Batch script contains DOS line breaks (\\r\\n)"
-        raise Fatal(f"{first}\nsbatch: error: instead of expected UNIX line breaks (\\n).")
+        raise model.Fatal(f"{first}\nsbatch: error: instead of expected UNIX line breaks (\\n).")
 
 
 def directives(text: str) -> list[list[str]]:
@@ -85,11 +75,16 @@ def words_of(text: str) -> list[str]:
     try:
         return shlex.split(text.rstrip().removesuffix("\\"), comments=True)
     except ValueError as fault:
-        raise Fatal(f"sbatch: fatal: Unmatched quote in [{text}]") from fault
+        raise model.Fatal(f"sbatch: fatal: Unmatched quote in [{text}]") from fault
 
 
 def submit(
-    slurm: Slurm, given: Given, job: dict, data: bytes, rest: list[str], around: dict[str, str]
+    slurm: model.Slurm,
+    given: model.Given,
+    job: dict,
+    data: bytes,
+    rest: list[str],
+    around: dict,
 ) -> int:
     job_id = around.get("SLURM_STANDIN_JOB_ID", "1")
     if given.has("test-only"):
@@ -105,15 +100,15 @@ def submit(
     }  # fmt: skip
     if around.get("SLURM_STANDIN_RUN", "1") != "0":
         entry["exit_code"] = run(given, data, rest[1:], environment, job_id)
-    record("job", entry)
+    model.record("job", entry)
     print(job_id if given.has("parsable") else f"Submitted batch job {job_id}")
     return 0
 
 
 def job_environment(
-    slurm: Slurm, given: Given, job: dict, job_id: str, around: dict[str, str]
-) -> dict[str, str]:
-    """The batch step's environment: the submitter's by --export, and Slurm's own."""
+    slurm: model.Slurm, given: model.Given, job: dict, job_id: str, around: dict
+) -> dict:
+    """The batch step's environment: the submitter's by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = exported(export, around)
     if export != "ALL":
@@ -132,7 +127,7 @@ def job_environment(
             environment[variable] = given.values[option]
     if slurm.fact("tres-per-task-exported") and given.has("cpus-per-task"):
         environment["SLURM_TRES_PER_TASK"] = f"cpu={given.values['cpus-per-task']}"
-    environment |= cpus_of_tres(given)
+    environment |= model.cpus_of_tres(given)
     environment |= {
         "SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id, "SLURM_JOB_NUM_NODES": str(job["nodes"]),
         "SLURM_NNODES": str(job["nodes"]), "SLURM_RESTART_COUNT": "0", "SLURM_NODEID": "0",
@@ -145,7 +140,7 @@ def job_environment(
     return environment
 
 
-def exported(export: str, around: dict[str, str]) -> dict[str, str]:
+def exported(export: str, around: dict) -> dict:
     """The part of the submitter's environment that --export lets through."""
     kept = {k: v for k, v in around.items() if k.startswith(("SLURM_", "PATH"))}
     parts = [part for part in export.split(",") if part]
@@ -158,7 +153,9 @@ def exported(export: str, around: dict[str, str]) -> dict[str, str]:
     return kept
 
 
-def run(given: Given, data: bytes, arguments: list[str], environment: dict, job_id: str) -> int:
+def run(
+    given: model.Given, data: bytes, arguments: list[str], environment: dict, job_id: str
+) -> int:
     """Run the script; its output goes where --output says."""
     folder = Path(given.values.get("chdir", "."))
     pattern = given.values.get("output", "slurm-%j.out")

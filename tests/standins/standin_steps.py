@@ -11,24 +11,11 @@ import subprocess
 import sys
 import time
 
-from slurm_model import (
-    Fatal,
-    Given,
-    Node,
-    Slurm,
-    allocation,
-    cpus_of_tres,
-    from_environment,
-    parse,
-    record,
-    step,
-    validate,
-)
+import slurm_model as model
 
 
-def main(words: list[str], environment: dict[str, str]) -> int:
-    """What the command does."""
-    slurm = Slurm.of(environment)
+def main(words: list[str], environment: dict) -> int:
+    slurm = model.Slurm.of(environment)
     if "--mpi=list" in words:
         print("MPI plugin types are...", *slurm.plugins(), sep="\n\t", file=sys.stderr)
         return 0
@@ -42,33 +29,33 @@ def main(words: list[str], environment: dict[str, str]) -> int:
     }  # fmt: skip
     if environment.get("SLURM_STANDIN_RUN", "1") != "0" and command:
         entry["exit_codes"] = run_ranks(given, got, command, environment)
-    record("step", entry)
+    model.record("step", entry)
     return max(entry.get("exit_codes", [0]))
 
 
 def plan(
-    slurm: Slurm, words: list[str], environment: dict[str, str]
-) -> tuple[Given, dict, list[str]]:
+    slurm: model.Slurm, words: list[str], environment: dict
+) -> tuple[model.Given, dict, list[str]]:
     """The options in force, what the step gets, and the program."""
-    given = Given()
-    from_environment(slurm, "srun", environment, given)
-    command = parse(slurm, "srun", words, "cli", given)
-    validate(slurm, "srun", given)
+    given = model.Given()
+    model.from_environment(slurm, "srun", environment, given)
+    command = model.parse(slurm, "srun", words, "cli", given)
+    model.validate(slurm, "srun", given)
     check_mpi(slurm, given)
     text = environment.get("SLURM_STANDIN_ALLOCATION")
-    job = json.loads(text) if text else allocation(slurm, given, Node.of(environment))
-    return given, step(slurm, given, job), command
+    job = json.loads(text) if text else model.allocation(slurm, given, model.Node.of(environment))
+    return given, model.step(slurm, given, job), command
 
 
-def check_mpi(slurm: Slurm, given: Given) -> None:
+def check_mpi(slurm: model.Slurm, given: model.Given) -> None:
     name = given.values.get("mpi", "none").partition(",")[0]
     if name not in slurm.plugins():
         first = f"srun: error: Couldn't find the specified plugin name for mpi/{name} looking at "
         last = f"srun: error: Invalid MPI type '{name}', --mpi=list for acceptable types"
-        raise Fatal(f"{first}all files\n{last}")
+        raise model.Fatal(f"{first}all files\n{last}")
 
 
-def run_ranks(given: Given, got: dict, command: list[str], around: dict[str, str]) -> list[int]:
+def run_ranks(given: model.Given, got: dict, command: list[str], around: dict) -> list[int]:
     """Start all ranks, pass signals on, and end the others when one fails, if asked to."""
     ranks = [
         subprocess.Popen(command, env=rank_environment(given, got, rank, around))
@@ -91,8 +78,8 @@ def run_ranks(given: Given, got: dict, command: list[str], around: dict[str, str
     return [code if code >= 0 else 128 - code for code in (rank.wait() for rank in ranks)]
 
 
-def rank_environment(given: Given, got: dict, rank: int, around: dict[str, str]) -> dict[str, str]:
-    """What a rank finds: the step's environment by --export, and Slurm's own."""
+def rank_environment(given: model.Given, got: dict, rank: int, around: dict) -> dict:
+    """What a rank finds: the step's environment by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = dict(around)
     if "ALL" not in export.split(","):
@@ -112,7 +99,7 @@ def rank_environment(given: Given, got: dict, rank: int, around: dict[str, str])
         "SLURMD_NODENAME": f"node{node + 1:02d}",
     }  # fmt: skip
     # Unless srun was told, ranks find what the batch script had, be it the truth or not.
-    environment |= cpus_of_tres(given)
+    environment |= model.cpus_of_tres(given)
     if given.has("cpus-per-task"):
         environment["SLURM_CPUS_PER_TASK"] = given.values["cpus-per-task"]
     environment.pop("CUDA_VISIBLE_DEVICES", None)
