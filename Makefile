@@ -9,7 +9,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `make down` finds the cluster of `make demo` by this.
 down clean: export HPCDL_SITE ?= embedded
 
-.PHONY: help demo down test test-fast test-matrix test-gpu-build test-reframe test-long drill bench lint docs site man pictures golden wheel release venv system clean
+.PHONY: help demo down test test-fast test-matrix test-gpu-build test-lowest test-reframe test-long drill bench lint docs site man pictures golden wheel release venv system clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,11 @@ test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian th
 test-gpu-build: venv  ## GPU stacks with real nvcc 12.4 and 11.8 in Debian rootfs, loaded without a GPU; bazel with nvcc (root; 45 minutes)
 	@bash tools/system.sh matrix
 	$(PYTEST) -m gpu_build tests/integration/test_gpu_build.py tests/integration/test_bazel_cuda.py
+
+test-lowest: venv  ## unit and golden tests with the oldest dependencies that setup.cfg allows
+	@$(PYTHON) -m venv --clear $(VENV)-lowest
+	@$(BIN)/uv pip install --quiet --python $(VENV)-lowest --resolution lowest-direct --editable '.[test]'
+	$(VENV)-lowest/bin/python -m pytest -q $(PARALLEL) -m "not long" tests/unit tests/golden
 
 test-reframe: venv  ## every supported release of ReFrame, each in an environment of its own
 	$(BIN)/python -m tests.reframe_venvs
@@ -95,4 +100,4 @@ system:  ## install system packages with apt; prints which first
 	@bash tools/system.sh
 
 clean: down  ## remove everything that was built in this directory
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lowest build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,7 @@ from hpcdl.system.resources import cache
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _SLURM = {12: "22.05", 13: "24.11"}
-_OTHERS = (".git", ".venv", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
+_OTHERS = (".git", ".venv*", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
 # The host's, where there are any: a site's mirror, proxy and certificates.
 _CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 _ACCESS = {"etc/resolv.conf": "etc/resolv.conf", "etc/pip.conf": "etc/pip.conf",
