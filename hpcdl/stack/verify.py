@@ -150,13 +150,15 @@ def verify_here(site: Site, release: Release) -> Proof:
         out, program = folder / "gate.json", folder / PROBE.name
         # Alone in a directory: Python looks for modules beside the program first.
         shutil.copyfile(PROBE, program)
+        start = time.monotonic()
         try:
             done = in_module(site, release, [*_launcher(), *PYTHON, program, out])
             failed = f"exit code {done.exit_code}: {' | '.join(done.last_lines(6))}"
         except Stopped as stopped:  # the time limit passed
             failed = stopped.message
         seen = read_seen(out)
-    checks, runs = [Check("import", False, failed, 0.0)], []
+        took = round(time.monotonic() - start, 2)
+    checks, runs = [Check("import", False, failed, took)], []
     if seen is not None:
         checks = judge(release, seen, None, RANKS if _launcher() else 1)
         runs = [GateRun("", None, platform.node(), utc_now(), "", samples_of(seen))]
