@@ -85,10 +85,8 @@ def _publish(args: argparse.Namespace) -> ExitCode:
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     _gate_arguments(parser)
-    parser.add_argument(
-        "--integrity", action="store_true",
-        help="only compare every file with the seal of the build; no job, no gate",
-    )  # fmt: skip
+    said = "only compare every file with the seal of the build; no job, no gate"
+    parser.add_argument("--integrity", action="store_true", help=said)
 
 
 def _verify_integrity(args: argparse.Namespace) -> ExitCode:

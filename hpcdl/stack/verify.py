@@ -126,7 +126,7 @@ def read_proof(release: Release) -> Proof | None:
         runs = tuple(GateRun(**one) for one in data["runs"])
         plain = {key: data[key] for key in ("release", "gate", "where", "at", "level")}
         proof = Proof(**plain, checks=checks, runs=runs)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return proof if proof.release == release.id else None
 
@@ -177,7 +177,7 @@ def _launcher() -> list[str]:
 
 def read_seen(path: Path) -> dict[str, Any] | None:
     """What the program of the gate wrote; None where it wrote nothing."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         seen = json.loads(path.read_text(encoding="utf-8"))
         return seen if isinstance(seen, dict) else None
     return None

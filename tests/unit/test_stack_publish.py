@@ -119,12 +119,13 @@ def test_a_proof_is_asked_for_once(site):
         publish(site, "a", failing, say=silent, verify_again=True)
 
 
-def test_a_proof_of_another_release_does_not_count(site):
+def test_a_proof_of_another_release_or_a_damaged_one_does_not_count(site):
     go(site, "a")
     root = site.paths.prefix / "releases"
-    (root / "b" / "proof.json").write_bytes((root / "a" / "proof.json").read_bytes())
-    with pytest.raises(CheckFailed):
-        publish(site, "b", failing, say=silent)
+    for text in ((root / "a" / "proof.json").read_text(), "[" * 100_000):
+        (root / "b" / "proof.json").write_text(text)
+        with pytest.raises(CheckFailed):
+            publish(site, "b", failing, say=silent)
 
 
 def test_planning_a_publish_changes_nothing(site):
