@@ -12,8 +12,6 @@ from hpcdl.stack.toolchain import find_toolchain
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
 
-NVCC = "Cuda compilation tools, release {short}, V{version}"
-
 
 @pytest.fixture(autouse=True)
 def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -44,7 +42,7 @@ def program(path: Path, said: str) -> None:
 
 
 def nvcc(folder: Path, version: str) -> None:
-    program(folder / "nvcc", NVCC.format(short=version[:4], version=version))
+    program(folder / "nvcc", f"Cuda compilation tools, release {version[:4]}, V{version}")
 
 
 def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
