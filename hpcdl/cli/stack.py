@@ -85,19 +85,18 @@ def _publish(args: argparse.Namespace) -> ExitCode:
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     _gate_arguments(parser)
-    parser.add_argument(
-        "--integrity", action="store_true",
-        help="only compare every file with the seal of the build; no job, no gate",
-    )  # fmt: skip
+    said = "only compare every file with the seal of the build; no job, no gate"
+    parser.add_argument("--integrity", action="store_true", help=said)
 
 
-def _verify_integrity(site: Site, args: argparse.Namespace) -> ExitCode:
+def _verify_integrity(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.publish import newest
     from hpcdl.stack.release import read_release
     from hpcdl.stack.seal import check_integrity
 
     if args.local or args.partition:
         raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
+    site = the_site(args)
     found = check_integrity(read_release(site, args.release or newest(site)))
     lines = [f"{found.release}: {found.describe()} ({duration(found.seconds)})",
              *(f"  {line}" for line in found.faults())]  # fmt: skip
@@ -105,13 +104,13 @@ def _verify_integrity(site: Site, args: argparse.Namespace) -> ExitCode:
 
 
 def _verify(args: argparse.Namespace) -> ExitCode:
+    if args.integrity:
+        return _verify_integrity(args)
     from hpcdl.stack.publish import newest, verify
     from hpcdl.stack.release import read_release
     from hpcdl.workflows.gate import choose_gate
 
     site = the_site(args)
-    if args.integrity:
-        return _verify_integrity(site, args)
     release = read_release(site, args.release or newest(site))
     gate, _ = choose_gate(site, release, building.progress_teller(), local=args.local,
                           partitions=args.partition, wait_minutes=args.wait)  # fmt: skip

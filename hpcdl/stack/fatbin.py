@@ -111,8 +111,9 @@ def _read(data: mmap.mmap, path: Path) -> Dynamic:
         return [data[start : data.find(b"\0", start)].decode() for start in starts]
 
     origin = str(path.absolute().parent)  # of a link not what it leads to: so does the loader
-    folders = ":".join(texts(_RPATH, _RUNPATH)).replace("${ORIGIN}", origin)
-    found = (Path(one).resolve() for one in folders.replace("$ORIGIN", origin).split(":") if one)
+    folders = (one for one in ":".join(texts(_RPATH, _RUNPATH)).split(":") if one)
+    found = (Path(one.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)).resolve()
+             for one in folders)  # fmt: skip
     soname = (*texts(_SONAME), "")[0]
     return Dynamic(tuple(texts(_NEEDED)), soname, tuple(dict.fromkeys(found)))
 

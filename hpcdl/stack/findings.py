@@ -183,9 +183,9 @@ def _hits(entry: Mapping[str, Any], known: Mapping[str, Sequence[Component]]) ->
         package = affected.get("package") or {}
         if package.get("ecosystem") != "PyPI":
             continue
-        ranges = [one for one in affected.get("ranges", ()) if one.get("type") != "GIT"]
         for component in known.get(normal_name(str(package["name"])), ()):
             version = component.version
+            ranges = [one for one in affected.get("ranges", ()) if one.get("type") != "GIT"]
             # OSV's rule (schema, "evaluation"): a version that is listed, or lies in a range.
             listed = version in affected.get("versions", ())
             if listed or any(_in_range(one["events"], version) for one in ranges):

@@ -63,12 +63,7 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
     for path in objects:
         faults += _of_object(inside, path, found.get(path, {}), loaded)
-    for name, place in opened.items():
-        if place is None:
-            said = f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
-            faults.append(said)
-        elif not inside.has(place):
-            faults.append(f"TensorFlow takes {name} from {place}, not from the release")
+    faults += _not_opened(inside, opened)
     if "nccl" in release.versions and "horovod" in release.versions:
         faults += _other_nccl(packages, opened.get(_NCCL), found)
     return list(dict.fromkeys(faults)), len(objects)
@@ -182,6 +177,14 @@ def _opened(release: Release, packages: Path) -> Iterator[tuple[str, Path | None
         places = (path for folder in dict.fromkeys([*module, *own])
                   for path in sorted(folder.glob(f"{name}*")))  # fmt: skip
         yield name, next(places, None)
+
+
+def _not_opened(inside: _Inside, opened: Mapping[str, Path | None]) -> Iterator[str]:
+    for name, place in opened.items():
+        if place is None:
+            yield f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
+        elif not inside.has(place):
+            yield f"TensorFlow takes {name} from {place}, not from the release"
 
 
 def _other_nccl(

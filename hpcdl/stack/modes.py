@@ -88,13 +88,15 @@ def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) ->
             found = list(_fault(f"{root}/{name}", status, owner))
             yield from found
             sound |= set() if found else {kind}
-    for where, folders, files in os.walk(root):
+    closed: list[OSError] = []
+    for where, folders, files in os.walk(root, onerror=closed.append):
         if where == str(root):
             folders[:] = [name for name in folders if name not in seen]
         for path in (where, *(f"{where}/{name}" for name in files)):
             status = os.lstat(path)
             if not stat.S_ISLNK(status.st_mode):
                 yield from _fault(path, status, owner)
+    yield from (f"{one.filename}: cannot be read: {one.strerror}" for one in closed)
 
 
 def _fault(path: str, status: os.stat_result, owner: int) -> Iterator[str]:

@@ -146,17 +146,11 @@ def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acc
 
 
 def waive(
-    site: Site,
-    waiver: Waiver,
-    now: datetime.date | None = None,
-    *,
-    known_here: Collection[str] = (),
-    dry_run: bool = False,
+    site: Site, waiver: Waiver, *, known_here: Collection[str] = (), dry_run: bool = False
 ) -> None:
     """Note why a vulnerability cannot be reached at this site.
 
-    `now` is the day from which its last day is counted; `known_here` are names of vulnerabilities
-    beside those of the facts.
+    `known_here` are names of vulnerabilities beside those of the facts.
 
     Raises:
         BadInput: no such vulnerability, no reason, nobody who answers, or no day within two years.
@@ -169,11 +163,10 @@ def waive(
         )
     _require_text("--because", waiver.because, _SHORTEST_REASON)
     _require_text("--owner", waiver.owner, 1)
-    start = now or today()
     if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", waiver.until):
         raise BadInput(f"--until is '{waiver.until}', not a day", hint="write YEAR-MONTH-DAY")
     try:
-        days = (datetime.date.fromisoformat(waiver.until) - start).days
+        days = (datetime.date.fromisoformat(waiver.until) - today()).days
     except ValueError as fault:
         raise BadInput(f"--until is '{waiver.until}': {fault}") from fault
     if not 0 <= days <= _LONGEST_DAYS:

@@ -189,13 +189,10 @@ def _spdx_package(component: Component, found: Sequence[Finding]) -> Any:
         if component.purl in one.purls
     ]
     return model.Package(
-        f"SPDXRef-{safe}",
-        component.name,
-        component.url or unknown,
-        version=component.version,
-        files_analyzed=False,
+        f"SPDXRef-{safe}", component.name, component.url or unknown,
+        version=component.version, files_analyzed=False,
         checksums=[model.Checksum(model.ChecksumAlgorithm.SHA256, text) for text in digests],
         license_declared=declared,
         license_comment=None if component.licence else component.words or None,
         external_references=about,
-    )
+    )  # fmt: skip

@@ -126,7 +126,7 @@ def read_proof(release: Release) -> Proof | None:
         runs = tuple(GateRun(**one) for one in data["runs"])
         plain = {key: data[key] for key in ("release", "gate", "where", "at", "level")}
         proof = Proof(**plain, checks=checks, runs=runs)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return proof if proof.release == release.id else None
 
@@ -150,13 +150,15 @@ def verify_here(site: Site, release: Release) -> Proof:
         out, program = folder / "gate.json", folder / PROBE.name
         # Alone in a directory: Python looks for modules beside the program first.
         shutil.copyfile(PROBE, program)
+        start = time.monotonic()
         try:
             done = in_module(site, release, [*_launcher(), *PYTHON, program, out])
             failed = f"exit code {done.exit_code}: {' | '.join(done.last_lines(6))}"
         except Stopped as stopped:  # the time limit passed
             failed = stopped.message
         seen = read_seen(out)
-    checks, runs = [Check("import", False, failed, 0.0)], []
+        took = round(time.monotonic() - start, 2)
+    checks, runs = [Check("import", False, failed, took)], []
     if seen is not None:
         checks = judge(release, seen, None, RANKS if _launcher() else 1)
         runs = [GateRun("", None, platform.node(), utc_now(), "", samples_of(seen))]
@@ -175,7 +177,7 @@ def _launcher() -> list[str]:
 
 def read_seen(path: Path) -> dict[str, Any] | None:
     """What the program of the gate wrote; None where it wrote nothing."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         seen = json.loads(path.read_text(encoding="utf-8"))
         return seen if isinstance(seen, dict) else None
     return None

@@ -168,14 +168,17 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         # on different days, must not meet in one lock.
         with made_aside(folder, f"{recipe.package}-*") as partial:
             _download(recipe, python, program, partial, say)
-            # Name and version are in the file's name (PEP 427).
-            named = ((path, path.name.split("-")) for path in sorted(partial.glob("*.whl")))
-            wheels = tuple(Wheel(part[0].lower().replace("_", "-"), part[1], path.name,
-                                 sha256(path)) for path, part in named)  # fmt: skip
+            wheels = tuple(map(_locked_wheel, sorted(partial.glob("*.whl"))))
             _require_known(recipe, python, wheels, partial)
             house = Wheelhouse(folder, wheels)
             write_json(partial / "lock.json", {"schema": 1, "wheels": house.lock()})
     return house
+
+
+def _locked_wheel(path: Path) -> Wheel:
+    """A wheel's lock entry; name and version are in the file's name (PEP 427)."""
+    name, version = path.name.split("-")[:2]
+    return Wheel(name.lower().replace("_", "-"), version, path.name, sha256(path))
 
 
 def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, say: Say) -> None:

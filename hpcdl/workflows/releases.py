@@ -120,9 +120,7 @@ def _loaded_by(site: Site) -> Callable[[Use], Iterator[str]]:
         return sorted(given_since(site, events, known, partition, first))
 
     def since(local: str, partition: str) -> list[str]:
-        at = epoch(local)  # Slurm's time, as the history has it; ever, where it says none
-        utc = "" if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-        return given(partition, bisect_left(times, utc))
+        return given(partition, bisect_left(times, _in_utc(local)))
 
     def loaded(use: Use) -> Iterator[str]:
         if use.known and not use.releases and not use.loads:
@@ -136,6 +134,12 @@ def _loaded_by(site: Site) -> Callable[[Use], Iterator[str]]:
                 yield from since(use.job.started, use.job.partition)
 
     return loaded
+
+
+def _in_utc(local: str) -> str:
+    """Slurm's time as the history has it; the beginning of all times where there is none."""
+    at = epoch(local)
+    return "" if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:

@@ -116,14 +116,11 @@ def _next(plan: Plan) -> str:
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values."""
     return {
-        "schema": 1,
-        "site": plan.site_name,
-        "changes": plan.changes,
-        "blocked": plan.blocked,
+        "schema": 1, "site": plan.site_name,
+        "changes": plan.changes, "blocked": plan.blocked,
         "stacks": [_stack_data(one) for one in plan.stacks],
         "modules": {
-            "added": list(plan.modules.added),
-            "moved": list(plan.modules.moved),
+            "added": list(plan.modules.added), "moved": list(plan.modules.moved),
             "rewritten": plan.modules.rewritten,
             "defaults": [
                 {"partition": one.partition, "before": _release_data(one.before),

@@ -72,6 +72,18 @@ def test_what_root_wrote_is_no_fault_and_what_a_stranger_wrote_is(site, monkeypa
     assert "belongs to user 4712, the release to 4711" in next(mode_faults(root))
 
 
+def test_a_directory_that_cannot_be_looked_into_is_a_fault(site, monkeypatch):
+    root, real = site.paths.prefix / "releases/a", os.scandir
+
+    def scandir(path: str) -> object:
+        if path == str(root / "stack/bin"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert list(mode_faults(root)) == [f"{root}/stack/bin: cannot be read: Permission denied"]
+
+
 @pytest.fixture
 def public(site: Site) -> Site:
     """A site for everybody, all of whose directories can be entered but one."""

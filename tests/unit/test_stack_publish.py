@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.cli import main
 from hpcdl.site import Site
 from hpcdl.stack import publish as publish_module
 from hpcdl.stack.dispatch import Event, previous, read_history
@@ -119,12 +120,13 @@ def test_a_proof_is_asked_for_once(site):
         publish(site, "a", failing, say=silent, verify_again=True)
 
 
-def test_a_proof_of_another_release_does_not_count(site):
+def test_a_proof_of_another_release_or_a_damaged_one_does_not_count(site):
     go(site, "a")
     root = site.paths.prefix / "releases"
-    (root / "b" / "proof.json").write_bytes((root / "a" / "proof.json").read_bytes())
-    with pytest.raises(CheckFailed):
-        publish(site, "b", failing, say=silent)
+    for text in ((root / "a" / "proof.json").read_text(), "[" * 100_000):
+        (root / "b" / "proof.json").write_text(text)
+        with pytest.raises(CheckFailed):
+            publish(site, "b", failing, say=silent)
 
 
 def test_planning_a_publish_changes_nothing(site):
@@ -228,6 +230,17 @@ def test_the_list_shows_states_and_the_broken_ones_too(site):
     assert states["b"] == "failed the gate"
     assert states["c"].startswith("broken")
     assert [row["id"] for row in overview(site) if row["current"]] == ["a"]
+
+
+def test_a_rollback_leaves_out_what_cannot_be_read_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
+    site = small_site(tmp_path / "embedded/prefix")
+    broken = [make_release(site, name) for name in "abc"][-1]
+    go(site, "a", "b")
+    (broken.root / "release.json").write_text("{")
+    assert main(["stack", "rollback", "--site", "embedded"]) == 0
+    assert current_id(site) == "a"
+    assert capsys.readouterr().err.startswith("no partition gets c, which is broken: ")
 
 
 NAMES = st.sampled_from("abcd")

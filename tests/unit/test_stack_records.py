@@ -28,7 +28,8 @@ REASON = "elastic jobs are not run at this site"
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr("hpcdl.stack.records.today", lambda: TODAY)
     return small_site(tmp_path)
 
 
@@ -58,7 +59,7 @@ def test_nvidia_s_libraries_need_an_accepted_agreement(site, package, agreement)
 
 
 def test_an_expired_waiver_stops_a_publish(site):
-    waive(site, Waiver(CVE, REASON, "Ada", "2026-11-21"), TODAY)
+    waive(site, Waiver(CVE, REASON, "Ada", "2026-11-21"))
     assert questions(site, "horovod") == []
     (question,) = questions(site, "horovod", "numpy", today=TODAY + datetime.timedelta(1))
     assert "expired on 2026-11-21" in question
@@ -79,7 +80,7 @@ def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site):
     assert datetime.date.fromisoformat(waiver.until)
     assert "horovodrun" in waiver.because
     assert "bin/horovodrun" in facts.load("wheels")["horovod"]["leave_out"]
-    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-31"), TODAY)
+    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-31"))
     assert waiver_of(CVE, read_records(site)).owner == "Ada", "the site's own counts instead"
 
 
@@ -99,7 +100,7 @@ def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site):
 def test_a_poor_waiver_is_refused(site, changes, complaint):
     good = {"weakness": CVE, "because": REASON, "owner": "Ada", "until": "2027-01-31"}
     with pytest.raises(BadInput, match=complaint):
-        waive(site, Waiver(**{**good, **changes}), TODAY)
+        waive(site, Waiver(**{**good, **changes}))
     assert read_records(site) == Records()
 
 
@@ -110,7 +111,7 @@ def test_an_unknown_agreement_gets_the_nearest_name(site):
 
 
 def test_damaged_records_stop_a_publish_rather_than_count_as_none(site):
-    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-01"), TODAY)
+    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-01"))
     path = site.paths.prefix / "records.json"
     make_release(site, "r")
     for text in (path.read_text().replace("2027-01-01", "for ever"), "{}"):
@@ -125,7 +126,7 @@ def test_horovod_is_as_weak_where_spack_built_it(site):
 
 def test_a_dry_run_notes_nothing(site):
     accept(site, "cuda", "Ada", dry_run=True)
-    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-31"), TODAY, dry_run=True)
+    waive(site, Waiver(CVE, REASON, "Ada", "2027-01-31"), dry_run=True)
     assert read_records(site) == Records()
 
 

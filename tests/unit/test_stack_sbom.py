@@ -344,11 +344,11 @@ def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(tmp_path, 
     assert name in said[0]
 
 
-def test_an_expired_waiver_is_no_answer(tmp_path):
+def test_an_expired_waiver_is_no_answer(tmp_path, monkeypatch):
     site = small_site(tmp_path)
     release = make_release(site, "r", lock=LOCK)
-    day = datetime.date(2026, 1, 1)
-    waive(site, Waiver("CVE-2024-10190", "nobody starts elastic jobs", "Ada", "2026-01-02"), day)
+    monkeypatch.setattr("hpcdl.stack.records.today", lambda: datetime.date(2026, 1, 1))
+    waive(site, Waiver("CVE-2024-10190", "nobody starts elastic jobs", "Ada", "2026-01-02"))
     write(site, release)
     row = json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"][0]
     assert row["analysis"]["state"] == "in_triage"

@@ -12,8 +12,6 @@ from hpcdl.stack.toolchain import find_toolchain
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
 
-NVCC = "Cuda compilation tools, release {short}, V{version}"
-
 
 @pytest.fixture(autouse=True)
 def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -43,12 +41,8 @@ def program(path: Path, said: str) -> None:
     path.chmod(0o755)
 
 
-def gcc(folder: Path, name: str, version: str) -> None:
-    program(folder / name, version)
-
-
 def nvcc(folder: Path, version: str) -> None:
-    program(folder / "nvcc", NVCC.format(short=version[:4], version=version))
+    program(folder / "nvcc", f"Cuda compilation tools, release {version[:4]}, V{version}")
 
 
 def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
@@ -62,7 +56,7 @@ def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
 def test_the_first_gcc_that_nvcc_takes_is_used(empty_machine):
     nvcc(empty_machine, "12.4.131")
     for name, version in (("g++", "14.2.0"), ("g++-13", "13.3.0"), ("g++-11", "11.4.0")):
-        gcc(empty_machine, name, version)
+        program(empty_machine / name, version)
     tools = find_toolchain(*wanted("p100", "v100"))
     assert tools.cxx.path.name == "g++-13"
     assert tools.environment()["CUDAHOSTCXX"] == str(tools.cxx.path)
@@ -70,7 +64,7 @@ def test_the_first_gcc_that_nvcc_takes_is_used(empty_machine):
 
 
 def test_a_build_for_cpus_takes_the_default_gcc_up_to_14(empty_machine):
-    gcc(empty_machine, "g++", "14.2.0")
+    program(empty_machine / "g++", "14.2.0")
     tools = find_toolchain(*wanted())
     assert (tools.cxx.version, tools.nvcc) == ("14.2.0", None)
 
@@ -87,7 +81,7 @@ def test_an_nvcc_that_does_not_fit_is_refused_with_the_rule_and_the_way_out(
     empty_machine, version, partition, words
 ):
     nvcc(empty_machine, version)
-    gcc(empty_machine, "g++", "11.4.0")
+    program(empty_machine / "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite) as caught:
         find_toolchain(*wanted(partition))
     assert words in "\n".join(caught.value.details)
@@ -99,7 +93,7 @@ def test_an_nvcc_that_does_not_fit_is_refused_with_the_rule_and_the_way_out(
 @pytest.mark.parametrize(("version", "refused"), [("11.8.89", "12.2.0"), ("12.4.131", "14.2.0")])
 def test_a_gcc_that_is_too_new_for_nvcc_is_refused(empty_machine, version, refused):
     nvcc(empty_machine, version)
-    gcc(empty_machine, "g++", refused)
+    program(empty_machine / "g++", refused)
     with pytest.raises(MissingPrerequisite, match="no gcc here fits") as caught:
         find_toolchain(*wanted("k80" if version.startswith("11") else "p100"))
     assert f"its nvcc refuses gcc {refused[:2]}" in "\n".join(caught.value.details)
@@ -108,21 +102,21 @@ def test_a_gcc_that_is_too_new_for_nvcc_is_refused(empty_machine, version, refus
 def test_a_toolkit_by_its_other_name_is_refused_once(empty_machine, tmp_path):
     nvcc(tmp_path / "local" / "cuda-13.0" / "bin", "13.0.88")
     (tmp_path / "local" / "cuda").symlink_to("cuda-13.0")
-    gcc(empty_machine, "g++", "12.2.0")
+    program(empty_machine / "g++", "12.2.0")
     with pytest.raises(MissingPrerequisite) as caught:
         find_toolchain(*wanted("p100"))
     assert len({line.split(":")[0] for line in caught.value.details}) == 1
 
 
 def test_a_gcc_that_nobody_tried_is_refused(empty_machine):
-    gcc(empty_machine, "g++", "15.1.0")
+    program(empty_machine / "g++", "15.1.0")
     with pytest.raises(MissingPrerequisite) as caught:
         find_toolchain(*wanted())
     assert "gcc <= 14" in "\n".join(caught.value.details)
 
 
 def test_without_nvcc_one_line_says_how_to_get_it(empty_machine):
-    gcc(empty_machine, "g++", "11.4.0")
+    program(empty_machine / "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite) as caught:
         find_toolchain(*wanted("k80"))
     assert caught.value.message == (
@@ -140,7 +134,7 @@ def test_cuda_home_wins_over_path_and_the_next_that_fits_is_found(
     empty_machine, tmp_path, monkeypatch
 ):
     nvcc(empty_machine, "13.0.88")
-    gcc(empty_machine, "g++", "12.2.0")
+    program(empty_machine / "g++", "12.2.0")
     nvcc(tmp_path / "local" / "cuda-12.8" / "bin", "12.8.93")
     assert find_toolchain(*wanted("p100")).nvcc.version == "12.8.93"
     nvcc(tmp_path / "module" / "bin", "12.6.85")
@@ -149,7 +143,7 @@ def test_cuda_home_wins_over_path_and_the_next_that_fits_is_found(
 
 
 def test_an_nvcc_that_does_not_run_is_named(empty_machine, tmp_path):
-    gcc(empty_machine, "g++", "12.2.0")
+    program(empty_machine / "g++", "12.2.0")
     program(tmp_path / "cuda" / "bin" / "nvcc", "cannot load libfoo.so")
     with pytest.raises(MissingPrerequisite, match="none that is here fits") as caught:
         find_toolchain(*wanted("p100", cuda_home=tmp_path / "cuda"))
@@ -158,7 +152,7 @@ def test_an_nvcc_that_does_not_run_is_named(empty_machine, tmp_path):
 
 def test_a_site_s_cuda_home_is_the_only_one_asked(empty_machine, tmp_path):
     nvcc(empty_machine, "12.4.131")
-    gcc(empty_machine, "g++", "12.2.0")
+    program(empty_machine / "g++", "12.2.0")
     with pytest.raises(BadInput, match="there is no"):
         find_toolchain(*wanted("p100", cuda_home=tmp_path / "nowhere"))
     nvcc(tmp_path / "cuda" / "bin", "12.9.86")
@@ -174,21 +168,17 @@ def test_every_missing_command_is_named(empty_machine):
 
 @pytest.mark.parametrize(
     ("distribution", "chosen"),
-    [
-        ("Debian 12", None),
-        ("Debian 13", "13.3.0"),
-        ("Ubuntu 22.04", None),
-        ("Ubuntu 24.04", "12.3.0"),
-    ],
-)
+    [("Debian 12", None), ("Debian 13", "13.3.0"), ("Ubuntu 22.04", None),
+     ("Ubuntu 24.04", "12.3.0")],
+)  # fmt: skip
 def test_what_distributions_offer_for_a_p100(empty_machine, distribution, chosen):
     """It needs CUDA 12, and a gcc that this nvcc takes: perhaps one beside the default."""
     rows = facts.load("distributions")["distributions"]
     row = next(row for row in rows if row["name"] == distribution)
     nvcc(empty_machine, row["cuda"])
-    gcc(empty_machine, "g++", row["gccs"][0])
+    program(empty_machine / "g++", row["gccs"][0])
     for version in row["gccs"]:
-        gcc(empty_machine, f"g++-{version[:2]}", version)
+        program(empty_machine / f"g++-{version[:2]}", version)
     if chosen is None:
         with pytest.raises(MissingPrerequisite):
             find_toolchain(*wanted("p100"))

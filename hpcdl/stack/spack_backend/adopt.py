@@ -139,8 +139,7 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
     the stack of the site that the release is for, the first by default.
 
     Raises:
-        BadInput: it is no environment, has no TensorFlow, or there is no such stack, or none of
-            its partitions can run it.
+        BadInput: no environment, no TensorFlow in it, no such stack, or no partition can run it.
         MissingPrerequisite: it has no lock file, or there is no Spack.
     """
     request = replace(serving(site, find_request(site, name)), backend="spack")

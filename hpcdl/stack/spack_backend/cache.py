@@ -66,8 +66,7 @@ def build_cache(site: Site, *, unsigned: bool) -> BuildCache:
 def ready_key(spack: Spack, cache: BuildCache, site: Site) -> str | None:
     """The fingerprint of the key to sign with, made now where the site has none of its own.
 
-    Raises:
-        BadInput: the site file names a key that Spack's keyring has no secret part of.
+    BadInput where the site file names a key that Spack's keyring has no secret part of.
     """
     if cache.key is None:
         return None

@@ -227,17 +227,10 @@ def solved_text(found: Sequence[Solved]) -> str:
 
 def solved_data(found: Sequence[Solved]) -> dict[str, Any]:
     """The same for machines."""
-    return {
-        "schema": 1,
-        "environments": [
-            {
-                "name": one.environment.name,
-                "lock": str(one.lock),
-                "versions": dict(one.versions),
-                "packages": one.packages,
-                "seconds": round(one.seconds, 1),
-                "differences": list(one.differences),
-            }
-            for one in found
-        ],
-    }
+    rows = [
+        {"name": one.environment.name, "lock": str(one.lock), "versions": dict(one.versions),
+         "packages": one.packages, "seconds": round(one.seconds, 1),
+         "differences": list(one.differences)}
+        for one in found
+    ]  # fmt: skip
+    return {"schema": 1, "environments": rows}

@@ -56,10 +56,7 @@ def gpu_wheels() -> GpuWheels:
 
 
 def choose(site: Site, request: StackRequest, partitions: Sequence[str]) -> Choice:
-    """Whether a stack's GPUs get wheels, and why.
-
-    `partitions` are those of the stack that have GPUs.
-    """
+    """Whether a stack's GPUs, which are in these partitions, get wheels, and why."""
     wheels = gpu_wheels()
     has = wheels.versions
     what = f"TensorFlow {has['tensorflow']} from wheels"

@@ -50,17 +50,11 @@ def remove_unneeded(
     Raises:
         MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.
     """
-    root = shared(site)
     with ExitStack() as held, scratch_directory() as scope:
-        for environments in sorted(root.glob("*/environments")):
+        for environments in sorted(shared(site).glob("*/environments")):
             held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))
         kept = _kept(site, releases)
-        # The recipes of one of its stacks, or ours.
-        roots = [path.parent for path in sorted(root.glob("*/spack_repo"))]
-        padding = site.spack.padded_length
-        tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
-        settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
-        spack = open_spack(roots[0] if roots else shipped_copy(), scope, settings)
+        spack = _open(site, scope)
         unneeded = [one for one in _installed(spack, store(site)) if one.hash not in kept]
         found = tuple(replace(one, size=size_of(one.prefix)) for one in unneeded)
         if found and not dry_run:
@@ -78,6 +72,15 @@ def _kept(site: Site, releases: Collection[str]) -> set[str]:
     for path in shared(site).glob("*/environments/*/spack.lock"):
         kept |= set(read_lock(path.parent).specs)
     return kept
+
+
+def _open(site: Site, scope: Path) -> Spack:
+    """Spack for the install tree, with the recipes of one of the site's stacks, or ours."""
+    padding = site.spack.padded_length
+    tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
+    settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
+    own = min(shared(site).glob("*/spack_repo"), default=None)
+    return open_spack(own.parent if own else shipped_copy(), scope, settings)
 
 
 def _installed(spack: Spack, tree: Path) -> Iterator[Installed]:
