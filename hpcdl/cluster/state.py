@@ -91,7 +91,7 @@ def read_state(directory: Path) -> ClusterState | None:
         paths = {key: Path(data[key]) for key in ("directory", "site_file", "prefix", "lmod_init")}
         data |= {**paths, "nodes": nodes, "processes": running}
         data |= {key: tuple(data[key]) for key in ("killed", "cut")}
-        data["root"] = Path(data["root"]) if data["root"] else None
+        data["root"] = Path(data["root"]) if data.get("root") else None
         return ClusterState(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
