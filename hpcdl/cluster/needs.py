@@ -79,10 +79,7 @@ def check_size(asked: ClusterRequest) -> None:
         MissingPrerequisite: says how many would fit and how to ask for fewer.
     """
     nodes = len(asked.node_names)
-    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = int(found.group(1)) // 1024 if found else 1024
-    free -= _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
-    fits = min(max(0, free) // _NODE_MB[asked.mode], _MAX_NODES)
+    fits = min(_fitting(asked), _MAX_NODES)
     why = f"this machine's memory holds about {fits}"
     if asked.mode == NAMESPACES and fits > _MAX_NETWORK_NODES:
         fits, why = _MAX_NETWORK_NODES, f"mode namespaces holds {_MAX_NETWORK_NODES}"
@@ -97,6 +94,14 @@ def check_size(asked: ClusterRequest) -> None:
         f"the site '{asked.site}' has {nodes} nodes, and {why}",
         hint=f"emulate fewer: --max-nodes-per-partition {most}{more}",
     )
+
+
+def _fitting(asked: ClusterRequest) -> int:
+    """Nodes for which the free memory is enough."""
+    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = int(found.group(1)) // 1024 if found else 1024
+    free -= _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
+    return max(0, free) // _NODE_MB[asked.mode]
 
 
 def check_space(directory: Path, accounting: bool) -> None:

@@ -255,8 +255,9 @@ def _what_fits(site: Site, partition: Partition, gpus: int) -> str:
 
 
 def _holds(partition: Partition, gpus: int) -> bool:
+    """Whether `--gpus` alone fits: a part of a node, or whole ones."""
     there = partition.gpus_per_node
-    return gpus <= there or (there > 0 == gpus % there and gpus <= there * partition.nodes)
+    return gpus <= there or (gpus <= there * partition.nodes and gpus % there == 0)
 
 
 def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
