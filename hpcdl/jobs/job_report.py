@@ -108,7 +108,7 @@ def advise(
 ) -> str:
     """One line about the largest share that is not computing; '' where nothing stands out."""
     losses = [(part, name) for name, part in shares.items() if name in _ADVICE]
-    part, worst = max(losses, default=(0.0, ""))
+    part, worst = max(losses, key=lambda one: one[0], default=(0.0, ""))
     if part < _WORTH_ADVICE:
         return ""
     cpus = _more_cpus(layout, node_cpus) if worst == "input" else ""
