@@ -95,10 +95,8 @@ def read_state(directory: Path) -> ClusterState | None:
         return ClusterState(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
-        raise BadInput(
-            f"{path} is not a cluster's state ({why})",
-            hint="`hpcdl cluster down` stops what is left and removes it",
-        ) from fault
+        hint = "`hpcdl cluster down` stops what is left and removes it"
+        raise BadInput(f"{path} is not a cluster's state ({why})", hint=hint) from fault
 
 
 def all_states() -> list[ClusterState]:

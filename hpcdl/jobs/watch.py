@@ -65,10 +65,8 @@ def watched(submission: Submission) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         number = submission.job_id
-        raise Stopped(
-            f"stopped watching; job {number} continues",
-            hint=f"`hpcdl job watch {number}` looks again, `hpcdl job cancel {number}` ends it",
-        ) from None
+        hint = f"`hpcdl job watch {number}` looks again, `hpcdl job cancel {number}` ends it"
+        raise Stopped(f"stopped watching; job {number} continues", hint=hint) from None
 
 
 def follow(submission: Submission) -> Iterator[Snapshot]:
