@@ -69,7 +69,7 @@ def _submit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from hpcdl.jobs.submission import place, submit
 
@@ -78,13 +78,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     module = request.module_of(args, site, published=True)
     request.checked(site, spec, module)
     if args.dry_run:
-        script, placed = place(site, spec, module)
-        said: dict[str, object] = {"directory": placed.job_dir, "script": script.text,
-                                   "layout": asdict(script.layout)}  # fmt: skip
-        if not args.json:
-            print(f"would submit this script from {placed.job_dir}:\n")
-            _print_script(script)
-        said["expectation"] = _expected(args, site, placed)
+        said = _would_submit(args, site, *place(site, spec, module))
     else:
         submission = submit(site, spec, module, None if args.json else _tell_submitted)
         said = queued.submission_data(submission)
@@ -94,6 +88,18 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json(said)
     return ExitCode.OK
+
+
+def _would_submit(
+    args: argparse.Namespace, site: Site, script: Script, spec: JobSpec
+) -> dict[str, object]:
+    from dataclasses import asdict
+
+    if not args.json:
+        print(f"would submit this script from {spec.job_dir}:\n")
+        _print_script(script)
+    return {"directory": spec.job_dir, "script": script.text, "layout": asdict(script.layout),
+            "expectation": _expected(args, site, spec)}  # fmt: skip
 
 
 def _tell_submitted(submission: Submission) -> None:

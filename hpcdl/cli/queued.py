@@ -58,18 +58,16 @@ def watch_to_the_end(
     snapshot = None
     with watched(submission), StatusLine(quiet=args.json) as status:
         for snapshot in follow(submission):
-            text = as_line(snapshot)
-            if snapshot.state == "RUNNING" and not snapshot.progress:
-                lines = last_text(submission.log, 2000).rstrip().splitlines()
-                text += f" | {lines[-1]}" if lines else ""
+            unknown = snapshot.state == "RUNNING" and not snapshot.progress
+            last = last_text(submission.log, 2000).rstrip().splitlines()[-1:] if unknown else []
+            text = " | ".join([as_line(snapshot), *last])
             status.show(text, key=(snapshot.state, snapshot.restarts))
     assert snapshot is not None
     if args.json:
         print_json({**said, **asdict(snapshot)})
     elif not snapshot.ok:
-        for line in last_text(submission.log).splitlines()[-12:]:
-            print(f"| {line}", file=sys.stderr)
-        print(f"log: {submission.log}", file=sys.stderr)
+        end = [f"| {line}\n" for line in last_text(submission.log).splitlines()[-12:]]
+        print(*end, f"log: {submission.log}", sep="", file=sys.stderr)
     return ExitCode.OK if snapshot.ok else ExitCode.NO
 
 

@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from hpcdl.cli.framework import Command, print_json
@@ -65,8 +66,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    import time
-
     from hpcdl.system.signals import terminable
 
     if args.first > args.last:

@@ -42,10 +42,8 @@ def prepare(
     asked = cluster_plan.request(site, chosen, accounting, max_nodes, slurm)
     cluster_plan.check_directory(where, asked.node_names)
     if not state.is_ours_or_empty(where):
-        raise BadInput(
-            f"{where} holds other files, not an embedded cluster",
-            hint="set HPCDL_CLUSTER_DIR to a directory that is empty or does not exist yet",
-        )
+        hint = "set HPCDL_CLUSTER_DIR to a directory that is empty or does not exist yet"
+        raise BadInput(f"{where} holds other files, not an embedded cluster", hint=hint)
     if current is None or current.root is None or slurm:
         needs.check_packages(accounting, slurm)
     needs.check_size(asked)

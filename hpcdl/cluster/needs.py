@@ -42,10 +42,8 @@ def choose_mode(asked: str, slurm: str = "") -> str:
         return LOOPBACK
     lack = lack_of_namespaces()
     if lack and asked == NAMESPACES:
-        raise MissingPrerequisite(
-            f"mode namespaces does not work here: {lack}",
-            hint="use --mode loopback: all nodes share this machine's network and processes",
-        )
+        hint = "use --mode loopback: all nodes share this machine's network and processes"
+        raise MissingPrerequisite(f"mode namespaces does not work here: {lack}", hint=hint)
     return LOOPBACK if lack else NAMESPACES
 
 
@@ -66,10 +64,8 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
     missing = missing_names(packages)
     if missing:
         count = "a package" if len(missing) == 1 else "packages"
-        raise MissingPrerequisite(
-            f"the embedded cluster needs {count}: {', '.join(missing)}",
-            hint=f"install with: {apt_line(packages)}",
-        )
+        said = f"the embedded cluster needs {count}: {', '.join(missing)}"
+        raise MissingPrerequisite(said, hint=f"install with: {apt_line(packages)}")
 
 
 def check_size(asked: ClusterRequest) -> None:
@@ -79,10 +75,7 @@ def check_size(asked: ClusterRequest) -> None:
         MissingPrerequisite: says how many would fit and how to ask for fewer.
     """
     nodes = len(asked.node_names)
-    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = int(found.group(1)) // 1024 if found else 1024
-    free -= _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
-    fits = min(max(0, free) // _NODE_MB[asked.mode], _MAX_NODES)
+    fits = min(_fitting(asked), _MAX_NODES)
     why = f"this machine's memory holds about {fits}"
     if asked.mode == NAMESPACES and fits > _MAX_NETWORK_NODES:
         fits, why = _MAX_NETWORK_NODES, f"mode namespaces holds {_MAX_NETWORK_NODES}"
@@ -93,10 +86,16 @@ def check_size(asked: ClusterRequest) -> None:
     caps = range(max(sizes), 1, -1)
     most = next((cap for cap in caps if sum(min(size, cap) for size in sizes) <= fits), 1)
     more = ", or use --mode loopback" if asked.mode == NAMESPACES and nodes <= _MAX_NODES else ""
-    raise MissingPrerequisite(
-        f"the site '{asked.site}' has {nodes} nodes, and {why}",
-        hint=f"emulate fewer: --max-nodes-per-partition {most}{more}",
-    )
+    said = f"the site '{asked.site}' has {nodes} nodes, and {why}"
+    raise MissingPrerequisite(said, hint=f"emulate fewer: --max-nodes-per-partition {most}{more}")
+
+
+def _fitting(asked: ClusterRequest) -> int:
+    """Nodes for which the free memory is enough."""
+    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    free = int(found.group(1)) // 1024 if found else 1024
+    free -= _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
+    return max(0, free) // _NODE_MB[asked.mode]
 
 
 def check_space(directory: Path, accounting: bool) -> None:
@@ -107,10 +106,8 @@ def check_space(directory: Path, accounting: bool) -> None:
     """
     parent = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(parent, os.W_OK):
-        raise MissingPrerequisite(
-            f"no permission to write in {parent}",
-            hint="set HPCDL_HOME or HPCDL_CLUSTER_DIR to a directory of yours",
-        )
+        hint = "set HPCDL_HOME or HPCDL_CLUSTER_DIR to a directory of yours"
+        raise MissingPrerequisite(f"no permission to write in {parent}", hint=hint)
     need = _MIN_FREE_MB + (_MIN_FREE_DATABASE_MB if accounting else 0)
     free = shutil.disk_usage(parent).free // 2**20
     if free < need:

@@ -116,10 +116,8 @@ def reserved_ports(mode: str, nodes: int, base: int | None) -> Iterator[Ports]:
         for port in Ports(base).on_host(mode, nodes):
             # After `down` a port has old connections for a minute, which matter to nobody.
             if not (_bind(port, held) or _bind(port, held, reuse=True)):
-                raise MissingPrerequisite(
-                    f"port {port} is taken by another program",
-                    hint="choose another --port-base, or leave it out and a free one is found",
-                )
+                hint = "choose another --port-base, or leave it out and a free one is found"
+                raise MissingPrerequisite(f"port {port} is taken by another program", hint=hint)
         yield Ports(base)
 
 
@@ -133,10 +131,8 @@ def _search(mode: str, nodes: int, held: ExitStack) -> Ports:
             if all(_bind(port, bound) for port in Ports(candidate).on_host(mode, nodes)):
                 held.push(bound.pop_all())
                 return Ports(candidate)
-    raise MissingPrerequisite(
-        f"no range of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}",
-        hint="stop other clusters: `hpcdl cluster down`",
-    )
+    said = f"no range of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}"
+    raise MissingPrerequisite(said, hint="stop other clusters: `hpcdl cluster down`")
 
 
 def _bind(port: int, held: ExitStack, *, reuse: bool = False) -> bool:

@@ -81,10 +81,8 @@ def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
             hint="use `hpcdl cluster node kill`, or a cluster in mode namespaces (needs root)",
         )
     if not network.set_link(link_name(now.directory, node), up):
-        raise HpcdlError(
-            f"{node.name} has no network cable: it is dead",
-            hint=f"`hpcdl cluster node up {node.name}` starts it again",
-        )
+        said = f"{node.name} has no network cable: it is dead"
+        raise HpcdlError(said, hint=f"`hpcdl cluster node up {node.name}` starts it again")
 
 
 _ACTIONS = {"kill": _kill, "cut": _cut, "slow": _slow, "heal": _heal, "up": _up}

@@ -164,10 +164,10 @@ def _holds(entry: Path, start: str) -> bool:
 
 def _with_descendants(pids: Iterable[int]) -> list[ProcessId]:
     """These processes and all that they started, without this one and its ancestors."""
+    own, todo = _ancestry(), list(pids)  # before their children: one that is new is found as theirs
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*"):
         children.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
-    own, todo = _ancestry(), list(pids)
     found: dict[int, ProcessId] = {}
     while todo:
         pid = todo.pop()

@@ -119,16 +119,12 @@ def check(release: str) -> None:
             "this machine's /bin is no link into /usr: no other /usr can replace it"
         )
     if not Path("/etc/hosts").exists():
-        raise MissingPrerequisite(
-            "another release of Slurm needs an /etc/hosts, to see its own in its place",
-            hint="an empty one is enough: touch /etc/hosts",
-        )
+        said = "another release of Slurm needs an /etc/hosts, to see its own in its place"
+        raise MissingPrerequisite(said, hint="an empty one is enough: touch /etc/hosts")
     if find(release) is None:
         if wanted.series not in releases():
-            raise BadInput(
-                f"no suite of Debian is known to have Slurm {release}",
-                hint=f"known are {', '.join(releases())}",
-            )
+            said = f"no suite of Debian is known to have Slurm {release}"
+            raise BadInput(said, hint=f"known are {', '.join(releases())}")
         _check_tools()
 
 
@@ -226,10 +222,8 @@ def program(usr: Path, name: str) -> str:
     for place in ("sbin", "bin"):
         if (usr / place / name).exists():
             return f"/usr/{place}/{name}"
-    raise MissingPrerequisite(
-        f"the rootfs {usr.parent} has no '{name}'",
-        hint=f"remove it, and it is built again: rm -r {usr.parent}",
-    )
+    said = f"the rootfs {usr.parent} has no '{name}'"
+    raise MissingPrerequisite(said, hint=f"remove it, and it is built again: rm -r {usr.parent}")
 
 
 def own_site(directory: Path) -> Path:
@@ -276,10 +270,8 @@ def _check_tools() -> None:
     packages = look(facts.load("packages")["packages"], ["matrix"])
     # Without the keyring debootstrap would check no signature, and what it fetches is run by root.
     if find_program("debootstrap") is None or not KEYRING.exists():
-        raise MissingPrerequisite(
-            f"another release of Slurm needs {' and '.join(missing_names(packages))}",
-            hint=f"install with: {apt_line(packages)}",
-        )
+        said = f"another release of Slurm needs {' and '.join(missing_names(packages))}"
+        raise MissingPrerequisite(said, hint=f"install with: {apt_line(packages)}")
     folder().mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder()).free // 2**20
     if free < _NEED_MB:

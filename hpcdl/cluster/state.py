@@ -91,14 +91,12 @@ def read_state(directory: Path) -> ClusterState | None:
         paths = {key: Path(data[key]) for key in ("directory", "site_file", "prefix", "lmod_init")}
         data |= {**paths, "nodes": nodes, "processes": running}
         data |= {key: tuple(data[key]) for key in ("killed", "cut")}
-        data["root"] = Path(data["root"]) if data["root"] else None
+        data["root"] = Path(data["root"]) if data.get("root") else None
         return ClusterState(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
-        raise BadInput(
-            f"{path} is not a cluster's state ({why})",
-            hint="`hpcdl cluster down` stops what is left and removes it",
-        ) from fault
+        hint = "`hpcdl cluster down` stops what is left and removes it"
+        raise BadInput(f"{path} is not a cluster's state ({why})", hint=hint) from fault
 
 
 def all_states() -> list[ClusterState]:

@@ -108,7 +108,7 @@ def advise(
 ) -> str:
     """One line about the largest share that is not computing; '' where nothing stands out."""
     losses = [(part, name) for name, part in shares.items() if name in _ADVICE]
-    part, worst = max(losses, default=(0.0, ""))
+    part, worst = max(losses, key=lambda one: one[0], default=(0.0, ""))
     if part < _WORTH_ADVICE:
         return ""
     cpus = _more_cpus(layout, node_cpus) if worst == "input" else ""
@@ -140,13 +140,7 @@ def as_text(report: Report) -> str:
         lines.append(f"{report.images_per_second:,.1f} images/s{between}{per_rank}")
     if report.seconds is not None:
         lines.append(f"{duration(report.seconds)} of training")
-    scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
-    scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
-    lines += [", ".join(scores)] if scores else []
-    if len(report.curve) > 1:
-        low, step = min(report.curve), (max(report.curve) - min(report.curve)) / len(_LEVELS[1:])
-        drawn = "".join(_LEVELS[round((loss - low) / (step or 1.0))] for loss in report.curve)
-        lines.append(f"loss {report.curve[0]:.4g} {drawn} {report.curve[-1]:.4g}")
+    lines += _learnt(report)
     lines += _used(report.usage) if report.usage else []
     rows = [(f"  {_NAMES.get(name, name)}", f"{part:6.1%}")
             for name, part in report.shares.items() if part >= 0.0005]  # fmt: skip
@@ -154,6 +148,17 @@ def as_text(report: Report) -> str:
     advice = [f"  {report.advice}"] if report.advice else []
     head = f"job {report.job_id}: {report.description}{again}"
     return "\n".join([head, *(f"  {line}" for line in lines), *shares, *advice])
+
+
+def _learnt(report: Report) -> list[str]:
+    scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
+    scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
+    lines = [", ".join(scores)] if scores else []
+    if len(report.curve) > 1:
+        low, step = min(report.curve), (max(report.curve) - min(report.curve)) / len(_LEVELS[1:])
+        drawn = "".join(_LEVELS[round((loss - low) / (step or 1.0))] for loss in report.curve)
+        lines.append(f"loss {report.curve[0]:.4g} {drawn} {report.curve[-1]:.4g}")
+    return lines
 
 
 def _used(usage: Usage) -> list[str]:

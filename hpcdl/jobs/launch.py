@@ -124,10 +124,8 @@ def check_trust(site: Site, spec: JobSpec) -> None:
 def check_container(site: Site, spec: JobSpec) -> None:
     """Raise BadInput for a container that the site or the launcher cannot start."""
     if spec.container and site.container is None:
-        raise BadInput(
-            f"the site '{site.name}' declares no container runtime",
-            hint="its site file must say `container: apptainer`, `charliecloud` or `pyxis`",
-        )
+        hint = "its site file must say `container: apptainer`, `charliecloud` or `pyxis`"
+        raise BadInput(f"the site '{site.name}' declares no container runtime", hint=hint)
     if spec.container and site.container == "pyxis" and spec.launcher == "horovod-mpirun":
         raise BadInput("Pyxis starts containers under srun, not under mpirun",
                        hint="use --launcher horovod")  # fmt: skip

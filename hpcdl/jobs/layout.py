@@ -157,10 +157,8 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
     if spec.tasks is None:
         return spec
     if partition.gpu and spec.launcher not in _TASKS_BESIDE_GPUS:
-        raise BadInput(
-            f"--tasks on '{partition.name}': a rank has one GPU",
-            hint="use --gpus N; or --launcher plain or mpi, whose processes need no GPU each",
-        )
+        hint = "use --gpus N; or --launcher plain or mpi, whose processes need no GPU each"
+        raise BadInput(f"--tasks on '{partition.name}': a rank has one GPU", hint=hint)
     cpus = spec.cpus_per_task or partition.threads_per_core
     most = spec.tasks_per_node or partition.cpus // cpus
     least = -(-spec.tasks // max(1, most))
@@ -255,8 +253,9 @@ def _what_fits(site: Site, partition: Partition, gpus: int) -> str:
 
 
 def _holds(partition: Partition, gpus: int) -> bool:
+    """Whether `--gpus` alone fits: a part of a node, or whole ones."""
     there = partition.gpus_per_node
-    return gpus <= there or (there > 0 == gpus % there and gpus <= there * partition.nodes)
+    return gpus <= there or (gpus <= there * partition.nodes and gpus % there == 0)
 
 
 def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:

@@ -111,11 +111,12 @@ def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
     known = locate(lost) if lost else {}
     said = (manifest.request or {}).get("partition") or ""
     for key, rows in shared.items():
+        submitted = changed
         with suppress(OSError):  # its script's link is as old as its submission
-            changed = (folder / f"{key}.sh").lstat().st_mtime
+            submitted = (folder / f"{key}.sh").lstat().st_mtime
         partition = str(rows[0].get("values", {}).get("partition") or said)
         job_id = rows[0].get("job_id") or known.get(key)
-        yield Array(job_id, folder, partition, changed, tuple(rows))
+        yield Array(job_id, folder, partition, submitted, tuple(rows))
 
 
 def _array(array: Array, records: Sequence[JobRecord]) -> Listed:

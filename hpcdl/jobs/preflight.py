@@ -124,13 +124,12 @@ def with_links(
     """
     if found.world < 2 or not found.gpus or not _driver_uuids():
         return replace(found, unchecked="no GPU driver here")
-    device = found.local_rank % len(found.gpus)
     late = replace(found, fault=f"GPUs did not exchange a megabyte within {seconds:.0f} s")
     watchdog = threading.Timer(seconds, stuck, (late,))
     watchdog.daemon = True
     watchdog.start()
     try:
-        log = exchange(found.rank, found.world, device, folder)
+        log = exchange(found.rank, found.world, found.local_rank % len(found.gpus), folder)
     except NoLibrary as lack:
         return replace(found, unchecked=lack.message)
     except MissingPrerequisite as lack:

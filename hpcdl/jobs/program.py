@@ -150,19 +150,15 @@ def check_image(folder: Path, image: str | None) -> None:
     """Raise BadInput for an image that is not there; names in a registry are not looked for."""
     path = image and (image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh", ".sqfs")))
     if image and path and not _is_there(folder / image):
-        raise BadInput(
-            f"there is no image {image}",
-            hint="name it by its path, or by its place in a registry, such as docker://NAME",
-        )
+        hint = "name it by its path, or by its place in a registry, such as docker://NAME"
+        raise BadInput(f"there is no image {image}", hint=hint)
 
 
 def check_data(spec: JobSpec) -> None:
     """Raise BadInput for a data set that is not on the file system, which nodes share."""
     if spec.data and not Path(spec.data).exists():
-        raise BadInput(
-            f"there is no data set {spec.data}",
-            hint="`hpcdl data make` writes one; `hpcdl job render` does not ask for it",
-        )
+        hint = "`hpcdl data make` writes one; `hpcdl job render` does not ask for it"
+        raise BadInput(f"there is no data set {spec.data}", hint=hint)
 
 
 def _check_runs(folder: Path, name: str) -> None:

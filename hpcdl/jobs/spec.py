@@ -165,10 +165,8 @@ def check_spec(spec: JobSpec) -> JobSpec:
 def check_name(name: str) -> None:
     """Raise BadInput for names that cannot be a job's or, as directories bear them, a sweep's."""
     if not _NAME.match(name):
-        raise BadInput(
-            f"the job name {_shown(name)} is not possible",
-            hint="use up to 63 letters, digits and . _ + -, a letter or digit first",
-        )
+        hint = "use up to 63 letters, digits and . _ + -, a letter or digit first"
+        raise BadInput(f"the job name {_shown(name)} is not possible", hint=hint)
 
 
 def check_environment(environment: Mapping[str, str]) -> None:
@@ -197,10 +195,8 @@ def _check_folder(text: str) -> None:
     """A directory that sbatch can write a log to; its directives know no escape for some."""
     _check_text(text, "the name of the job's directory")
     if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
-        raise BadInput(
-            f"Slurm cannot write a log below {_shown(text)}",
-            hint="choose a directory without backslashes and control characters in its name",
-        )
+        hint = "choose a directory without backslashes and control characters in its name"
+        raise BadInput(f"Slurm cannot write a log below {_shown(text)}", hint=hint)
 
 
 def minutes_of(text: str) -> int:

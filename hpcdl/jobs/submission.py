@@ -303,10 +303,8 @@ def _read(site: Site, which: str) -> Submission:
         owner = found.folder.stat().st_uid
     except (BadInput, OSError) as fault:
         kind = f"job {which}" if which.isdigit() else f"job in {which}"
-        raise BadInput(
-            f"there is no {kind} submitted by hpcdl",
-            hint=f"`squeue --me` lists your jobs; hpcdl keeps its own under {site.paths.work}/jobs",
-        ) from fault
+        hint = f"`squeue --me` lists your jobs; hpcdl keeps its own under {site.paths.work}/jobs"
+        raise BadInput(f"there is no {kind} submitted by hpcdl", hint=hint) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
         said = f"job {which} was submitted by {user_of(owner)}"
         raise BadInput(said, hint=f"to look at it, name its directory: {found.folder}")

@@ -106,9 +106,7 @@ def by_month(
 def write_usage(found: Sequence[Share], keys: Sequence[str], path: Path) -> None:
     """Write the figure: a bar per month, its parts the groups.
 
-    Raises:
-        BadInput: no figure can have this name.
-        MissingPrerequisite: matplotlib is not installed, or no space left.
+    Raises BadInput for a name that no figure can have, MissingPrerequisite without matplotlib.
     """
     unit, groups = by_month(found, keys)
     months = sorted({month for hours in groups.values() for month in hours})
@@ -118,9 +116,9 @@ def write_usage(found: Sequence[Share], keys: Sequence[str], path: Path) -> None
         base = [0.0] * len(months)
         for name, hours in groups.items():
             size = [hours.get(month, 0.0) for month in months]
-            label = name.replace("$", "\\$")  # no formula, whatever a job is called
-            label = re.sub("^_", " _", label)  # matplotlib's legend leaves `_name` out
-            axes.bar(months, size, bottom=base, label=label if len(keys) > 1 else None)
+            # Matplotlib's legend leaves `_name` out; a job's name is no formula.
+            label = re.sub("^_", " _", name).replace("$", "\\$") if len(keys) > 1 else None
+            axes.bar(months, size, bottom=base, label=label)
             base = [below + own for below, own in zip(base, size, strict=True)]
         axes.set(ylabel=unit)
         axes.tick_params(axis="x", rotation=45)

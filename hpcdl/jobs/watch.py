@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,8 @@ def watched(submission: Submission) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         number = submission.job_id
-        raise Stopped(
-            f"stopped watching; job {number} continues",
-            hint=f"`hpcdl job watch {number}` looks again, `hpcdl job cancel {number}` ends it",
-        ) from None
+        hint = f"`hpcdl job watch {number}` looks again, `hpcdl job cancel {number}` ends it"
+        raise Stopped(f"stopped watching; job {number} continues", hint=hint) from None
 
 
 def follow(submission: Submission) -> Iterator[Snapshot]:
@@ -82,11 +81,11 @@ def follow(submission: Submission) -> Iterator[Snapshot]:
 
 
 def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
-    known = time.monotonic()
+    unknown = inf  # since when; not while nobody answered
     while True:
-        record = _asked(submission.job_id)
-        known = time.monotonic() if record else known
-        if record or time.monotonic() - known > _UNKNOWN_SECONDS:
+        record, now = _asked(submission.job_id), time.monotonic()
+        unknown = inf if record else min(unknown, now)
+        if record or now - unknown > _UNKNOWN_SECONDS:
             snapshot = _snapshot(record, submission)
             yield snapshot
             if snapshot.ended:
@@ -160,18 +159,22 @@ def result_of(submission: Submission) -> dict[str, Any] | None:
     return found_in(submission.folder, RESULT)
 
 
+def _forgotten(submission: Submission) -> Snapshot:
+    """A job that Slurm no longer knows: its files say how it ended, if there are any."""
+    state, description, code = "UNKNOWN", "Slurm does not know it", 1
+    ended = exit_code(submission.folder / "exit_code")
+    if ended is not None:
+        how = f"it ended with exit code {ended}" if ended else "it ended well"
+        state, code = "FAILED" if ended else "COMPLETED", ended
+        description = f"Slurm has forgotten it; {how}"
+    elif at(result_of(submission), "outcome", "status") == "completed":
+        state, description, code = "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
+    return Snapshot(submission.job_id, state, description, code, "", 0, None)
+
+
 def _snapshot(record: JobRecord | None, submission: Submission) -> Snapshot:
-    """A job as Slurm has it; one that it forgot, by its files, which say how it ended."""
     if record is None:
-        state, description, code = "UNKNOWN", "Slurm does not know it", 1
-        ended = exit_code(submission.folder / "exit_code")
-        if ended is not None:
-            how = f"it ended with exit code {ended}" if ended else "it ended well"
-            state, code = "FAILED" if ended else "COMPLETED", ended
-            description = f"Slurm has forgotten it; {how}"
-        elif at(result_of(submission), "outcome", "status") == "completed":
-            state, description, code = "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
-        return Snapshot(submission.job_id, state, description, code, "", 0, None)
+        return _forgotten(submission)
     description = describe(record.state, record.reason, record.nodes, record.exit_code)
     who = "" if record.cancelled_by is None else user_of(record.cancelled_by)
     if record.state == "CANCELLED":

@@ -146,7 +146,7 @@ def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Part
     inherited = {key: value for key, value in values.items() if key not in {"groups", "hostlist"}}
     groups = [_nodes(name, {**inherited, **group}, slurm) for group in values["groups"]]
     with_gpus = [(_rank(group.gpu), group.gpu, group) for group in groups if group.gpu]
-    weakest = min((rank, gpu.memory_gb, gpu) for rank, gpu, _ in with_gpus)[2]
+    weakest = min(with_gpus, key=lambda one: (one[0], one[1].memory_gb))[1]
     common = weakest._replace(
         gres_type=None,
         nvlink=all(gpu.nvlink for _, gpu, _ in with_gpus),

@@ -228,8 +228,6 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
     """The lines of `sacct -n -P -X -D -o ACCOUNTING_FIELDS`: one per run of the job, last last."""
     runs = [sacct_fields(line, ACCOUNTING_FIELDS) for line in lines]
     values = runs[-1]
-    # Ids start anew where a controller's state was lost: another job may have had this one.
-    restarts = sum(run["JobName"] == values["JobName"] for run in runs) - 1
     code, _, signal = values["ExitCode"].partition(":")
     by = re.fullmatch(r"CANCELLED by (\d+)", values["State"])
     return JobRecord(
@@ -241,7 +239,8 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
         signal=int(signal or 0),
         partition=values["Partition"],
         nodes=_known(values["NodeList"].replace("None assigned", "")),
-        restarts=restarts,
+        # Ids start anew where a controller's state was lost: another job may have had this one.
+        restarts=sum(run["JobName"] == values["JobName"] for run in runs) - 1,
         submitted=_known(values["Submit"]),
         started=_known(values["Start"]),
         ended=_known(values["End"]),

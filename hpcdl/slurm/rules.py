@@ -45,10 +45,8 @@ class Release:
         """
         match = _RELEASE.match(text.strip())
         if match is None:
-            raise BadInput(
-                f"'{text[:40]}' is no Slurm release",
-                hint=f"write it like 22.05 or 23.11.4; the newest known is {known_releases()[-1]}",
-            )
+            hint = f"write it like 22.05 or 23.11.4; the newest known is {known_releases()[-1]}"
+            raise BadInput(f"'{text[:40]}' is no Slurm release", hint=hint)
         year, month, point = match.groups()
         if not 1 <= int(month) <= 12:
             raise BadInput(f"'{text[:40]}' is no Slurm release", hint="they are YEAR.MONTH")
@@ -127,10 +125,8 @@ def known_release(version: str) -> Release:
     """
     release, oldest = Release.parse(version), known_releases()[0]
     if release < Release.parse(f"{oldest}.0"):
-        raise BadInput(
-            f"Slurm {release} is older than what scripts are written for",
-            hint=f"releases from {oldest} to {known_releases()[-1]} are known",
-        )
+        said = f"Slurm {release} is older than what scripts are written for"
+        raise BadInput(said, hint=f"releases from {oldest} to {known_releases()[-1]} are known")
     return release
 
 

@@ -73,10 +73,8 @@ def diagnose(role: str = "", site_file: str | None = None) -> Diagnosis:
     modules = [one for one in facts.load("packages")["python"]
                if not role or one["purpose"] in row["optional"]]  # fmt: skip
     with ThreadPoolExecutor(8) as pool:
-        packages = [
-            *pool.map(_finding, needed),
-            *(replace(one, required=False) for one in pool.map(_finding, optional)),
-        ]
+        packages = [*pool.map(_finding, needed)]
+        packages += [replace(one, required=False) for one in pool.map(_finding, optional)]
     python = ".".join(map(str, sys.version_info[:3]))  # one that is too old had not started us
     own = Finding("python", "python", True, sys.executable, python, "")
     return Diagnosis(

@@ -10,7 +10,7 @@ so that nothing waits for it; `compare` compares the job's result with it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -187,25 +187,31 @@ def _own_results(site: Site, spec: JobSpec, layout: Layout, training: Training) 
     A rank of theirs did what a rank of this one will do. The newest is the first; others count
     where they are repeats of it, and its batch is this one's.
     """
-    alike = []
-    for folder in _recent_jobs(site):
-        with suppress(*_UNUSABLE):
-            record = found_in(folder, JOB) or {}
-            shape = record["layout"]
-            ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
-            other = training_of(tuple(record["program"]), ranks)
-            there = (record["partition"], record.get("gpu_model"), int(shape["cpus_per_task"]))
-            here = (spec.partition, spec.gpu_model, layout.cpus_per_task)
-            result = found_in(folder, _RESULT) if there == here and other else None
-            enough = (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS
-            if other and training.like(other) and enough:
-                run = (at(result, "batch_per_rank"), at(result, "layout", "ranks"),
-                       at(result, "precision"))  # fmt: skip
-                alike.append((abs(ranks - layout.world_size), run, folder / RESULT.name))
+    alike = [one for folder in _recent_jobs(site) for one in _alike(folder, spec, layout, training)]
     nearest = min((distance for distance, _, _ in alike), default=0)
     near = [(run, path) for distance, run, path in alike if distance == nearest]
     most = _MOST_REPEATS if near and near[0][0][0] == training.batch else 1
     return tuple(path for run, path in near if run == near[0][0])[:most]
+
+
+def _alike(
+    folder: Path, spec: JobSpec, layout: Layout, training: Training
+) -> Iterator[tuple[int, tuple[object, ...], Path]]:
+    """A job's distance in ranks, what repeats of it have in common, its result; if it is alike."""
+    with suppress(*_UNUSABLE):
+        record = found_in(folder, JOB) or {}
+        shape = record["layout"]
+        ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
+        other = training_of(tuple(record["program"]), ranks)
+        there = (record["partition"], record.get("gpu_model"), int(shape["cpus_per_task"]))
+        here = (spec.partition, spec.gpu_model, layout.cpus_per_task)
+        if there != here or other is None or not training.like(other):
+            return
+        result = found_in(folder, _RESULT)
+        if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
+            run = (at(result, "batch_per_rank"), at(result, "layout", "ranks"),
+                   at(result, "precision"))  # fmt: skip
+            yield abs(ranks - layout.world_size), run, folder / RESULT.name
 
 
 def _recent_jobs(site: Site) -> Sequence[Path]:

@@ -237,6 +237,10 @@ def test_a_job_that_any_model_may_run_expects_nvlink_of_none(tmp_path):
     site = load_site(tmp_path / "site.yaml")
     common = site.partition("typed").gpu
     assert (common.model, common.memory_gb, common.nvlink) == ("A100-SXM4-80GB", 48, False)
+    text = GROUPS.replace("gres_type: v100, per_node: 8", "typed: false, per_node: 8")
+    (tmp_path / "site.yaml").write_text(text)
+    (alike, _) = load_site(tmp_path / "site.yaml").partition("sizes").groups
+    assert alike.gpu.gres_type == "v100", "two groups of one model, by type and by name"
     scripts = [
         render_script(site, JobSpec("typed", gpus=4, gpu_model=model), Module(())).text
         for model in (None, "a100")

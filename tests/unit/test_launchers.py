@@ -30,7 +30,7 @@ def script(site: Site, launcher: str, *program: str) -> str:
 SHOW = 'import os; print(os.environ["TF_CONFIG"])'
 
 
-def run_workers(site: Site, folder: Path) -> str:
+def run_workers(site: Site, folder: Path, sharing: str = "NO") -> str:
     """The script's own lines run in a real bash, with Slurm's commands standing in."""
     text = script(site, "multiworker", "python3", "-c", SHOW)
     start = text.index("[[ $(scontrol show job")
@@ -39,7 +39,7 @@ def run_workers(site: Site, folder: Path) -> str:
     stand_in = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
     (folder / "srun").write_text(stand_in)
     (folder / "scontrol").write_text(
-        "#!/bin/bash\n[[ $2 == job ]] && echo 'JobId=1369 OverSubscribe=NO Comment=x' || "
+        f"#!/bin/bash\n[[ $2 == job ]] && echo 'JobId=1369 OverSubscribe={sharing} Comment=x' || "
         "printf 'p100-01\\np100-02\\n'\n"
     )
     for name in ("srun", "scontrol"):
@@ -71,6 +71,13 @@ def test_ports_that_somebody_has_are_drawn_anew(site: Site, tmp_path: Path) -> N
     assert "ports of attempt 1 are taken" in out
     config = json.loads(out.splitlines()[-1])
     assert config["cluster"]["worker"] == ["p100-01:12003", "p100-02:12003"]
+
+
+@pytest.mark.parametrize("sharing", ["OK", "YES", "USER"])
+def test_tensorflow_s_server_does_not_start_where_others_may_run(
+    site: Site, tmp_path: Path, sharing: str
+) -> None:
+    assert run_workers(site, tmp_path, sharing) == ""
 
 
 def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site: Site) -> None:

@@ -125,6 +125,14 @@ def test_75_puts_the_job_back_into_the_queue_and_requeues_have_a_cap(
     assert (f"requeue {int(restarts) + 1} of at most 5".encode() in out) == requeued
 
 
+def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
+    """The last task to start has the id of the array: by that, Slurm would run all of it again."""
+    (tmp_path / "arguments").write_text(f"{tmp_path}/point bash -c 'exit 75'\n" * 3)
+    job = Job(tmp_path, array=ArrayOf(3, tmp_path / "arguments", tmp_path))
+    assert job.run(SLURM_ARRAY_JOB_ID="4711", SLURM_ARRAY_TASK_ID="2")[0] == 75
+    assert [call for call in job.calls if "requeue" in call] == ["scontrol requeue 4711_2"]
+
+
 def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None:
     job = Job(tmp_path, "bash", "-c", "exit 75")
     start = time.monotonic()

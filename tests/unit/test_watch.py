@@ -1,7 +1,7 @@
 """What is said of a job: also of a chain, of a forgotten one, and while Slurm is away."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -78,10 +78,10 @@ def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(
     assert watch.look(Submission(7, tmp_path)).ok
 
 
-def answers(*given: JobRecord | Exception) -> Callable[[int], JobRecord]:
-    left: Iterator[JobRecord | Exception] = iter(given)
+def answers(*given: JobRecord | Exception | None) -> Callable[[int], JobRecord | None]:
+    left = iter(given)
 
-    def job(_: int) -> JobRecord:
+    def job(_: int) -> JobRecord | None:
         answer = next(left)
         if isinstance(answer, Exception):
             raise answer
@@ -94,9 +94,11 @@ def test_a_controller_that_restarts_does_not_end_the_watching(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = client.SlurmAway("Slurm does not answer")
-    job = answers(away, record(7, "RUNNING"), away, away, record(7, "COMPLETED"))
+    # It is back before it knows the job again: how long it was away does not count.
+    job = answers(away, record(7, "RUNNING"), away, away, None, record(7, "COMPLETED"))
     monkeypatch.setattr(client, "job", job)
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "_UNKNOWN_SECONDS", 0.0)
     states = [one.state for one in watch.follow(Submission(7, tmp_path))]
     assert states == ["RUNNING", "COMPLETED"]
 
