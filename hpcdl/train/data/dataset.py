@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,13 @@ def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:
     """The data set in a directory, where it is whole and what this request made, to its end."""
     if (folder / REQUEST).exists():
         return None
-    try:
-        same = json.loads((folder / MADE).read_text()) == dict(request)
-        return read_dataset(folder) if same else None
-    except (OSError, ValueError, BadInput):
-        return None
+    with suppress(BadInput):
+        return read_dataset(folder) if read_request(folder / MADE) == dict(request) else None
+    return None
+
+
+def read_request(path: Path) -> Any:
+    """What was asked, as JSON values; None where it is not said, or the file is damaged."""
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return None
