@@ -77,7 +77,7 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
 
     noted: list[tuple[float, ...]] = []
 
-    def note(_run: Any, _epoch: int, _results: Any, *times: float) -> None:
+    def note(_run: Any, _results: Any, *times: float) -> None:
         noted.append(times[:2])
 
     result = SimpleNamespace(loss=1.0, signals=SimpleNamespace(stop=0))
@@ -87,6 +87,7 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
     monkeypatch.setattr(loop, "_note", note)
     run = training(5)
     run.callbacks = run.history = None
+    run.reporter = SimpleNamespace(step=lambda *_: None)
     run.ahead = Ahead(slow_storage, lambda: 0)
     assert loop._epoch(run, 1, 0) is None
     ((seconds, waited),) = noted
