@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 import numpy as np
 
+from hpcdl.system.errors import BadInput
 from hpcdl.system.files import LockBusy
 from hpcdl.train.data import dataset, making
 from hpcdl.train.data.__main__ import main
@@ -60,6 +62,21 @@ def test_other_photos_are_made_anew(
 ) -> None:
     photos(tmp_path)
     assert would(tmp_path, capsys, argument) == "write"
+
+
+@pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "seed": 1e999}'])
+def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path: Path, text: str) -> None:
+    photos(tmp_path)
+    (tmp_path / MADE).write_text(text)
+    assert dataset.made_before(tmp_path, {}) is None
+    whole = json.loads((tmp_path / dataset.FILE).read_text())
+    with suppress(ValueError, RecursionError, TypeError):
+        text = json.dumps({**whole, **json.loads(text)})
+    (tmp_path / dataset.FILE).write_text(text)
+    with pytest.raises(BadInput, match=r"dataset\.json"):
+        dataset.read_dataset(tmp_path)
+    with pytest.raises(BadInput, match="would be lost"):
+        dataset.guard(tmp_path, "digits")
 
 
 def test_two_makes_of_one_directory_never_mix(

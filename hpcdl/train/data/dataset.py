@@ -108,14 +108,14 @@ def load_dataset(folder: Path) -> Dataset:
             hint="`hpcdl data make` makes one; `hpcdl data inspect --index DIR` adds the file to "
             "a directory of records in ImageNet's layout",
         ) from fault
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise BadInput(f"cannot read {path}: {fault}", hint=_AGAIN) from fault
     found = values.get("schema") if isinstance(values, dict) else None
     if found != SCHEMA:
         raise BadInput(f"{path} has schema {found}, this hpcdl reads {SCHEMA}", hint=_AGAIN)
     try:
         return _dataset(folder, values)
-    except (KeyError, TypeError, AttributeError, ValueError) as fault:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as fault:
         raise BadInput(f"{path}: missing or invalid key {fault}",
                        hint="make the data set again") from fault  # fmt: skip
 
@@ -186,7 +186,7 @@ def guard(folder: Path, kind: str) -> None:
         return
     try:
         there = json.loads((folder / FILE).read_text())["kind"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         there = "other"
     if there != kind:
         raise BadInput(f"{folder} holds {there} records, which would be lost",
@@ -204,6 +204,6 @@ def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:
 
 def read_request(path: Path) -> Any:
     """What was asked, as JSON values; None where it is not said, or the file is damaged."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         return json.loads(path.read_text())
     return None
