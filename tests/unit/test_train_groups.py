@@ -14,7 +14,7 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
-from hpcdl.train import checkpoint, loop  # noqa: E402
+from hpcdl.train import checkpoint, exporting, loop  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
 from hpcdl.train.data.source import Ahead  # noqa: E402
 from hpcdl.train.history import History  # noqa: E402
@@ -94,8 +94,12 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
     assert seconds >= waited > 0.15
 
 
-def test_a_run_without_tensorboard_needs_none() -> None:
+def test_only_a_run_with_tensorboard_needs_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     Scalars(None).step(10, loss=1.0)
+    monkeypatch.setattr(exporting, "find_spec", lambda _: None)
+    exporting.check_outputs(TrainOptions())
+    with pytest.raises(MissingPrerequisite, match="--tensorboard needs tensorboard"):
+        exporting.check_outputs(TrainOptions(tensorboard=True))
 
 
 def test_training_continues_while_a_checkpoint_is_written(
