@@ -76,8 +76,7 @@ def _between(tf: Any, gpus: int, size: int) -> Iterator[Way]:
 
     def copy(source: str, target: str) -> Callable[[], Any]:
         def act() -> Any:
-            # TensorFlow keeps a tensor's copies, and copies none twice. This one shares the memory
-            # and was copied nowhere yet.
+            # TensorFlow copies no tensor twice; this one shares the memory, copied nowhere yet.
             with tf.device(source):
                 fresh = tf.identity(values[source])
             with tf.device(target):

@@ -31,14 +31,19 @@ _NEEDED = {".onnx": ("tf2onnx", "onnx"), ".parquet": ("pyarrow",)}
 
 
 def check_outputs(options: TrainOptions) -> None:
-    """Refuse, at the start of a run, files that could not be written at its end."""
+    """Refuse, at the start of a run, files that could not be written later."""
     if options.export and Path(options.export).exists():
         raise BadInput(f"the directory of --export exists: {options.export}",
                        hint="remove it, or name another one")  # fmt: skip
-    for option, path in (("--export", options.export), ("--predict", options.predict)):
-        for package in _NEEDED.get(Path(path or "").suffix, ()):
+    needed = [(f"{option} {path}", _NEEDED.get(Path(path or "").suffix, ()))
+              for option, path in (("--export", options.export), ("--predict", options.predict))
+              ]  # fmt: skip
+    if options.tensorboard:
+        needed.append(("--tensorboard", ("tensorboard",)))
+    for option, packages in needed:
+        for package in packages:
             if find_spec(package) is None:
-                why = f"{option} {path} needs {package}, which is not installed"
+                why = f"{option} needs {package}, which is not installed"
                 raise MissingPrerequisite(why, hint=f"`pip install {package}`")
 
 

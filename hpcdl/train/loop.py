@@ -299,9 +299,11 @@ def _epoch(training: Training, epoch: int, first: int) -> str | None:
         due = outcome or (every and training.step_number % every == 0)
         saved = save(training) if due else 0.0
         now = time.perf_counter()
-        _note(training, epoch, results, now - begun, waited, saved)
+        _note(training, results, now - begun, waited, saved)
         if training.history and training.saved_at == training.step_number:
             training.history.append(training.samples)
+        images = training.plan.global_batch * len(results)
+        training.reporter.step(training.step_number, epoch, training.loss, images)
         begun = now
         if outcome:
             return outcome
@@ -354,10 +356,9 @@ def _judge(training: Training, loss: float, number: int) -> None:
 
 
 def _note(
-    training: Training, epoch: int, results: list[StepResult], seconds: float, waited: float,
-    saved: float,
-) -> None:  # fmt: skip
-    """Keep and show a group: what lies between its steps is shared out among them."""
+    training: Training, results: list[StepResult], seconds: float, waited: float, saved: float
+) -> None:
+    """Keep the samples of a group: what lies between its steps is shared out among them."""
     count, batch = len(results), training.plan.global_batch
     between = (seconds - saved - sum(result.seconds for result in results)) / count
     for number, result in enumerate(results, training.step_number - count):
@@ -371,4 +372,3 @@ def _note(
             number + 1, loss=result.loss, learning_rate=training.plan.lr_at(number),
             images_per_second=batch / max(took, 1e-9),
         )  # fmt: skip
-    training.reporter.step(training.step_number, epoch, training.loss, batch * count)

@@ -248,12 +248,10 @@ def _make(model: str, builder: Callable[..., Any], shape: tuple[int, ...], class
         raise
     except Exception as fault:
         size = " x ".join(map(str, shape))
-        raise BadInput(
-            f"the model '{model}' cannot be made for images of {size}",
-            details=origin(fault),
-            hint="the function is called with (shape, classes) and returns a Keras model"
-            if ":" in model else "give another --image-size, or --model",
-        ) from fault  # fmt: skip
+        hint = ("the function is called with (shape, classes) and returns a Keras model"
+                if ":" in model else "give another --image-size, or --model")  # fmt: skip
+        raise BadInput(f"the model '{model}' cannot be made for images of {size}",
+                       details=origin(fault), hint=hint) from fault  # fmt: skip
     # What is no image may have a logit per class at each of several places.
     if logits[-1:] != (classes,) or (len(shape) == 3 and len(logits) != 2):
         raise BadInput(

@@ -33,6 +33,7 @@ WAIT = 600.0
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 _UNFIT = ("compress", "xla", "deterministic", "profile")
 Cluster = dict[str, list[str]]
+Meeting = tuple[str, int]
 
 
 def task_here() -> dict[str, Any] | None:
@@ -97,7 +98,7 @@ def lead(options: TrainOptions, place: RankPlace) -> int:
             process.wait()
 
 
-def with_servers(workers: Sequence[str], servers: int) -> tuple[Cluster, tuple[str, int]]:
+def with_servers(workers: Sequence[str], servers: int) -> tuple[Cluster, Meeting]:
     """The cluster of these workers, and where ranks learn of the end: on ports beside theirs."""
     taken = {int(worker.rpartition(":")[2]) for worker in workers}
 
@@ -154,7 +155,7 @@ def _watch(
     return code
 
 
-def _open(meeting: tuple[str, int]) -> socket.socket:
+def _open(meeting: Meeting) -> socket.socket:
     try:
         door = socket.create_server(("", meeting[1]), backlog=4096)
     except OSError as fault:
@@ -164,9 +165,7 @@ def _open(meeting: tuple[str, int]) -> socket.socket:
     return door
 
 
-def _follow(
-    options: TrainOptions, cluster: Cluster, members: Members, meeting: tuple[str, int]
-) -> int:
+def _follow(options: TrainOptions, cluster: Cluster, members: Members, meeting: Meeting) -> int:
     deadline = time.monotonic() + WAIT
     while True:
         with suppress(OSError):

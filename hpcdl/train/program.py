@@ -38,7 +38,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leave(code: int, place: RankPlace) -> int:
-    """The exit code; if not 0, one of several ranks exits at once, as a launcher expects."""
+    """The exit code; if not 0, one of several ranks exits at once, not as one of the killed.
+
+    The launcher ends the others when one is gone, also while they take TensorFlow apart.
+    """
     if code and place.size > 1:
         sys.stdout.flush()
         sys.stderr.flush()

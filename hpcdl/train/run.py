@@ -308,9 +308,8 @@ class Run:
             status = "missed-target"
             message = f"test accuracy {accuracy:.4f} is below the target {target}"
         if status in ("requeue", "stopped"):
-            message = (
-                f"stopped by a signal; {checkpoint.describe_saved(training.checkpoint_directory)}"
-            )
+            saved = checkpoint.describe_saved(training.checkpoint_directory)
+            message = f"stopped by a signal; {saved}"
         training.reporter.end(training.step_number, epoch, training.loss, status, message)
         if self.options.profile:
             self._write_timeline(training)

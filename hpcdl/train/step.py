@@ -173,15 +173,13 @@ def _call(parts: StepParts, body: Callable[..., Any]) -> Step:
             tf.convert_to_tensor(group.labels), tf.constant(rates, tf.float32),
             tf.constant(signal, tf.float32), tf.constant(number, tf.int32),
         )  # fmt: skip
-        signature = _signature(arguments)
-        if signature not in made:
+        if (signature := _signature(arguments)) not in made:
             made[signature] = compiled(body, signature)
         rows = made[signature](*arguments).numpy().tolist()
         if not parts.clocked:
             each = (time.perf_counter() - begun) / len(rows)
             rows = [[*row[:3], each, 0.0, 0.0] for row in rows]
-        size = parts.ranks.size
-        return [StepResult(loss / size, RankSignal(stop, round(level)),
+        return [StepResult(loss / parts.ranks.size, RankSignal(stop, round(level)),
                            *(max(0.0, seconds) for seconds in phases))
                 for loss, stop, level, *phases in rows]  # fmt: skip
 

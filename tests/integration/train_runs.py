@@ -97,7 +97,7 @@ class Runs:
         return self.train("--data", str(self.digits), *words, **more)
 
     def data(self, *words: str | Path, code: int = 0, says: str | tuple[str, ...] = ()) -> Done:
-        process = subprocess.Popen([self.python, "-m", "hpcdl.train.data", *words],
+        process = subprocess.Popen([self.python, "-m", "hpcdl", "data", *words],
                                    cwd=self.folder, env=environment(), **_PIPES)  # fmt: skip
         return self.end(process).must(code, *([says] if isinstance(says, str) else says))
 

@@ -1,6 +1,8 @@
 """What `data make` keeps, and what it takes for its own; what a finding looks like."""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 import numpy as np
 
-from hpcdl.train.data import dataset
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import LockBusy
+from hpcdl.train.data import dataset, making
 from hpcdl.train.data.__main__ import main
 from hpcdl.train.data.dataset import FINDINGS, MADE, Dataset, PhotoRequest, Shard, write_dataset
 from hpcdl.train.data.photos import plans_of, stream, stripes
@@ -58,6 +62,48 @@ def test_other_photos_are_made_anew(
 ) -> None:
     photos(tmp_path)
     assert would(tmp_path, capsys, argument) == "write"
+
+
+@pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "seed": 1e999}'])
+def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path: Path, text: str) -> None:
+    photos(tmp_path)
+    (tmp_path / MADE).write_text(text)
+    assert dataset.made_before(tmp_path, {}) is None
+    whole = json.loads((tmp_path / dataset.FILE).read_text())
+    with suppress(ValueError, RecursionError, TypeError):
+        text = json.dumps({**whole, **json.loads(text)})
+    (tmp_path / dataset.FILE).write_text(text)
+    with pytest.raises(BadInput, match=r"dataset\.json"):
+        dataset.read_dataset(tmp_path)
+    with pytest.raises(BadInput, match="would be lost"):
+        dataset.guard(tmp_path, "digits")
+
+
+def test_two_makes_of_one_directory_never_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "_write_records", lambda path, records, _: path.write_bytes(
+        b"".join(records)))  # fmt: skip
+    (tmp_path / dataset.REQUEST).write_text("damaged")
+    (tmp_path / "train-00000-of-00002.tfrecord").write_bytes(b"of another")
+
+    def make(seed: int, record: Callable[[int], bytes]) -> Dataset:
+        made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {})
+        return making.make_dataset(made, making.share_out("train", range(4), 2, record),
+                                   {"seed": seed}, threads=1)  # fmt: skip
+
+    def meanwhile(number: int) -> bytes:
+        if number == 2:
+            with pytest.raises(LockBusy, match="another hpcdl is at work here"):
+                make(2, lambda _: b"2")
+        return b"1"
+
+    make(1, meanwhile)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert kept["train-00000-of-00002.tfrecord"] == kept["train-00001-of-00002.tfrecord"] == b"11"
+    assert kept.keys() - {"dataset.json", MADE} == {f"train-0000{n}-of-00002.tfrecord"
+                                                    for n in (0, 1)}  # fmt: skip
+    make(1, lambda _: pytest.fail("made again"))
 
 
 @pytest.mark.parametrize("seed", ["-1", "2147483648", "x"])

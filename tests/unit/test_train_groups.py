@@ -14,7 +14,7 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
-from hpcdl.train import checkpoint, loop  # noqa: E402
+from hpcdl.train import checkpoint, exporting, loop  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
 from hpcdl.train.data.source import Ahead  # noqa: E402
 from hpcdl.train.history import History  # noqa: E402
@@ -77,7 +77,7 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
 
     noted: list[tuple[float, ...]] = []
 
-    def note(_run: Any, _epoch: int, _results: Any, *times: float) -> None:
+    def note(_run: Any, _results: Any, *times: float) -> None:
         noted.append(times[:2])
 
     result = SimpleNamespace(loss=1.0, signals=SimpleNamespace(stop=0))
@@ -87,14 +87,19 @@ def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(
     monkeypatch.setattr(loop, "_note", note)
     run = training(5)
     run.callbacks = run.history = None
+    run.reporter = SimpleNamespace(step=lambda *_: None)
     run.ahead = Ahead(slow_storage, lambda: 0)
     assert loop._epoch(run, 1, 0) is None
     ((seconds, waited),) = noted
     assert seconds >= waited > 0.15
 
 
-def test_a_run_without_tensorboard_needs_none() -> None:
+def test_only_a_run_with_tensorboard_needs_it_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     Scalars(None).step(10, loss=1.0)
+    monkeypatch.setattr(exporting, "find_spec", lambda _: None)
+    exporting.check_outputs(TrainOptions())
+    with pytest.raises(MissingPrerequisite, match="--tensorboard needs tensorboard"):
+        exporting.check_outputs(TrainOptions(tensorboard=True))
 
 
 def test_training_continues_while_a_checkpoint_is_written(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,14 +108,14 @@ def load_dataset(folder: Path) -> Dataset:
             hint="`hpcdl data make` makes one; `hpcdl data inspect --index DIR` adds the file to "
             "a directory of records in ImageNet's layout",
         ) from fault
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise BadInput(f"cannot read {path}: {fault}", hint=_AGAIN) from fault
     found = values.get("schema") if isinstance(values, dict) else None
     if found != SCHEMA:
         raise BadInput(f"{path} has schema {found}, this hpcdl reads {SCHEMA}", hint=_AGAIN)
     try:
         return _dataset(folder, values)
-    except (KeyError, TypeError, AttributeError, ValueError) as fault:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as fault:
         raise BadInput(f"{path}: missing or invalid key {fault}",
                        hint="make the data set again") from fault  # fmt: skip
 
@@ -185,7 +186,7 @@ def guard(folder: Path, kind: str) -> None:
         return
     try:
         there = json.loads((folder / FILE).read_text())["kind"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         there = "other"
     if there != kind:
         raise BadInput(f"{folder} holds {there} records, which would be lost",
@@ -196,8 +197,13 @@ def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:
     """The data set in a directory, where it is whole and what this request made, to its end."""
     if (folder / REQUEST).exists():
         return None
-    try:
-        same = json.loads((folder / MADE).read_text()) == dict(request)
-        return read_dataset(folder) if same else None
-    except (OSError, ValueError, BadInput):
-        return None
+    with suppress(BadInput):
+        return read_dataset(folder) if read_request(folder / MADE) == dict(request) else None
+    return None
+
+
+def read_request(path: Path) -> Any:
+    """What was asked, as JSON values; None where it is not said, or the file is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_text())
+    return None

@@ -7,12 +7,12 @@ missing, another one starts over. dataset.json is written last.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import clear_leftovers, explain_os_errors, write_json
+from hpcdl.system.files import LockBusy, clear_leftovers, explain_os_errors, locked, write_json
 from hpcdl.system.progress import StatusLine
 from hpcdl.system.text import duration
 from hpcdl.train.data.dataset import (
@@ -31,10 +31,13 @@ from hpcdl.train.data.dataset import (
     Dataset,
     Shard,
     describe_shard,
+    guard,
+    made_before,
+    read_request,
     write_dataset,
 )
 
-_PART = ".part"
+_PART, _LOCK = ".part", ".making.lock"
 Item = TypeVar("Item")
 
 
@@ -71,15 +74,39 @@ def make_dataset(
     folder = dataset.folder
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _begin(folder, request)
-        with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
-            progress = _Progress(plans, line)
-            waiting = {pool.submit(_write, folder, plan, progress): plan for plan in plans}
-            try:
-                done = {waiting[one].name: one.result() for one in as_completed(waiting)}
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        with _alone(folder):
+            guard(folder, dataset.kind)  # another one may have ended meanwhile
+            return made_before(folder, request) or _make(dataset, plans, request, threads)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep others from making a data set here: each would take the other's shards for its own."""
+    lock = folder / _LOCK
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(lock, wait_seconds=1.0))
+            held.callback(lock.unlink, missing_ok=True)
+        except LockBusy:
+            raise
+        except MissingPrerequisite as fault:  # a parallel file system may have no locks
+            print(f"{fault.message}: nothing keeps others out of {folder}", file=sys.stderr)
+        yield
+
+
+def _make(
+    dataset: Dataset, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
+) -> Dataset:
+    folder = dataset.folder
+    _begin(folder, request)
+    with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
+        progress = _Progress(plans, line)
+        waiting = {pool.submit(_write, folder, plan, progress): plan for plan in plans}
+        try:
+            done = {waiting[one].name: one.result() for one in as_completed(waiting)}
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
     splits: dict[str, tuple[Shard, ...]] = {}
     for plan in plans:
         splits[plan.split] = (*splits.get(plan.split, ()), done[plan.name])
@@ -109,8 +136,7 @@ def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     path = folder / REQUEST
     clear_leftovers(path, folder / FILE)
     (folder / MADE).unlink(missing_ok=True)
-    before = json.loads(path.read_text()) if path.exists() else None
-    if before != dict(request):
+    if read_request(path) != dict(request):
         for old in (*folder.glob("*.tfrecord"), folder / FILE):
             old.unlink(missing_ok=True)
     for part in folder.glob(f"*{_PART}"):

@@ -48,11 +48,8 @@ def walk(path: Path, *, check_data: bool) -> Iterator[Record]:
                 missing = end - size
                 yield Record(offset, length, f"the file is truncated: {missing} bytes are missing")
                 return
-            fault = ""
-            if check_data:
-                sound = masked_crc32c(file.read(length)).to_bytes(4, "little") == file.read(4)
-                fault = "" if sound else "its checksum is wrong"
-            yield Record(offset, length, fault)
+            sound = not check_data or _is_sound(file.read(length), file.read(4))
+            yield Record(offset, length, "" if sound else "its checksum is wrong")
             offset = end
             file.seek(offset)
 
@@ -71,6 +68,10 @@ def find(files: Sequence[Path], data: bytes) -> tuple[Path, int]:
             if record.length == len(data) and read(path, record.offset, record.length) == data:
                 return path, record.offset
     raise LookupError("no record holds these bytes")
+
+
+def _is_sound(data: bytes, checksum: bytes) -> bool:
+    return masked_crc32c(data).to_bytes(4, "little") == checksum
 
 
 def masked_crc32c(data: bytes) -> int:
