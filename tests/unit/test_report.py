@@ -260,7 +260,8 @@ def hostile_page(tmp_path: Path) -> str:
                    release=HOSTILE, nodes=HOSTILE + str(n), job=n)
             for n in range(1, 4)
         )  # fmt: skip
-        run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict]}
+        lost = {**verdict, "status": "ERROR", "metrics": []}
+        run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict, lost]}
         return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END)
 
 
