@@ -188,8 +188,7 @@ def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
     import yaml
 
     path = accepted_file(site)
-    each = [{**asdict(row), "series": row.series._asdict()} for row in rows]
-    each = [{**one, "series": _said(one["series"])} for one in map(_said, each)]
+    each = [_said({**asdict(row), "series": _said(row.series._asdict())}) for row in rows]
     values = {"schema": SCHEMA, "accepted": each}
     head = (
         "# Findings of the nightly checks that somebody accepted. `hpcdl check accept` writes it,\n"
