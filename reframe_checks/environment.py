@@ -6,13 +6,7 @@ import reframe as rfm
 
 from hpcdl.jobs.preflight import read_probes
 from hpcdl.regress.checkbase import LOG, HpcdlCheck, Metric
-from hpcdl.regress.result import (
-    Measured,
-    binding_faults,
-    promised_versions,
-    reads,
-    version_faults,
-)
+from hpcdl.regress.result import Measured, binding_faults, promised_versions, reads, version_faults
 from hpcdl.regress.training import ALL, job_on
 from hpcdl.results.faults import Fault, FaultKind
 

@@ -112,10 +112,8 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     last = history.last(finding.series)
     value = finding.after or (last.value if last and finding.kind == "FAIL" else None)
     if not given.until and (value is None or last is None):
-        raise BadInput(
-            f"{finding.kind} of {finding.name} has no level that could become the normal one",
-            hint="let it sleep until a day: --until 2026-12-31",
-        )
+        said = f"{finding.kind} of {finding.name} has no level that could become the normal one"
+        raise BadInput(said, hint="let it sleep until a day: --until 2026-12-31")
     since = "" if given.until or last is None else str(finding.began or last.time[:10])
     row = None if given.until else _reference(site, finding.series)
     new = replace(given, id=finding.id, series=finding.series, since=since,
@@ -125,8 +123,7 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     files = [_accepted(site, [*kept, new])]
     if row is not None and value is not None and last is not None:
         level = replace(row, value=float(f"{value:.6g}"), date=given.date,
-                        release=last.release or None,
-                        source=_source(given))  # fmt: skip
+                        release=last.release or None, source=_source(given))  # fmt: skip
         files.append(_set(site, level))
     return Edits(files, f"{finding.id} {finding.name}: {new.describe()}")
 
@@ -188,8 +185,7 @@ def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
     import yaml
 
     path = accepted_file(site)
-    each = [{**asdict(row), "series": row.series._asdict()} for row in rows]
-    each = [{**one, "series": _said(one["series"])} for one in map(_said, each)]
+    each = [_said({**asdict(row), "series": _said(row.series._asdict())}) for row in rows]
     values = {"schema": SCHEMA, "accepted": each}
     head = (
         "# Findings of the nightly checks that somebody accepted. `hpcdl check accept` writes it,\n"

@@ -335,11 +335,10 @@ def _look_for_end(state: _State, night: int) -> None:
         return
     if last.kind is Kind.RISE and night - last.began > MIN_NIGHTS:
         return  # it has become the level: what falls from there is a drop
-    noise = last.noise
-    changed = noise.evidence(values[last.began : last.seen + 1])
+    changed = last.noise.evidence(values[last.began : last.seen + 1])
     shift = sum(changed) / len(changed)
-    since = noise.evidence(values[last.seen + 1 : night + 1])
-    if shift * sum(shift / 2 - value for value in since) > ODDS * noise.variance:
+    since = last.noise.evidence(values[last.seen + 1 : night + 1])
+    if shift * sum(shift / 2 - value for value in since) > ODDS * last.noise.variance:
         state.found[-1] = last._replace(ended=last.seen + 1)
         state.restart(*state.back)
         state.search = night + 1

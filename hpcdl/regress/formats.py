@@ -95,19 +95,16 @@ def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
              "5 INSUFFICIENT-DATA."]  # fmt: skip
     site = str(run.get("site") or "")
     verdicts = {_labels(site, verdict): verdict for verdict in run["verdicts"]}
-    codes = (
+    lines += _gauge("status", (
         (f'{labels},waived="{str(bool(one["waived"])).lower()}"', _STATUS_CODES[one["status"]])
         for labels, one in verdicts.items()
-    )
-    lines += _gauge("status", codes)
+    ))  # fmt: skip
     for what in ("value", "reference", "low", "high"):
         lines += _gauge(what, (
-            (_labels(site, verdict, metric), metric[what])
-            for verdict in verdicts.values()
-            for metric in verdict["metrics"]
-            if metric[what] is not None
+            (_labels(site, one, metric), metric[what])
+            for one in verdicts.values() for metric in one["metrics"] if metric[what] is not None
         ))  # fmt: skip
-    if isinstance(time := run.get("time"), (int, float)):  # the collector takes none of samples
+    if isinstance(time := run.get("time"), (int, float)):  # the collector takes no time of a sample
         lines += ["# HELP hpcdl_check_timestamp_seconds End of the run, since 1970 UTC.",
                   *_gauge("timestamp_seconds", [(_joined({"site": site}), time)])]  # fmt: skip
     lines += _of_gate(site, answer) if answer else []

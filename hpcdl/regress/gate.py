@@ -195,15 +195,15 @@ def first_night(
 
 
 def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:
-    found, history, last = [], question.history, run[-1]
+    history, last = question.history, run[-1]
     lower = better_of(series.unit, last.low, last.high, last.better) == LOWER
     recent, since = _days_before(last.time, NODES_DAYS), question.since(series)
     means = history.means(series, min(recent, since))
+    found = _vanished(history, series, run)
     if any(single_node(result.nodes) for result in run):
         several = [one.day for one in means if one.day >= recent and one.first != one.last]
         nights = history.nights(series, several[-COMPARED:][0]) if several else []
         slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
-        found = _vanished(history, series, run)
         found += [Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
                   for node in slow]  # fmt: skip
     looked_at = [(night.value, night.first if night.first == night.last else "")
@@ -215,7 +215,6 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     mixed = len(places) > 1 and any(first != last for _, first, last in places)
     nights = history.nights(series, since) if look or mixed else []
     if look or (mixed and may_be_worse(means_alike(nights), lower=lower)):
-        analysis = analyse(nights, watched=question.watched, lower=lower)
-        if worse := analysis.worse:
-            found.append(of_change(series, worse))
+        worse = analyse(nights, watched=question.watched, lower=lower).worse
+        found += [of_change(series, worse)] if worse else []
     return found

@@ -32,6 +32,8 @@ _REASONS = {
     "DEADLINE": "its deadline was over",
     "REVOKED": "it was revoked",
 }
+_ENDS = {"NODE_FAIL": (FaultKind.NODE_LOST, "node lost"),
+         "TIMEOUT": (FaultKind.TIMEOUT, "time-out")}  # fmt: skip
 
 
 def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = "") -> Fault | None:
@@ -50,10 +52,7 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = 
         return Fault(FaultKind.NODE_LOST, text, "restarts", allowed_restarts, record.restarts)
     if record.active or record.state in JUDGED:
         return None
-    kind, said = {
-        "NODE_FAIL": (FaultKind.NODE_LOST, "node lost"),
-        "TIMEOUT": (FaultKind.TIMEOUT, "time-out"),
-    }.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
+    kind, said = _ENDS.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
     reason = _REASONS.get(record.state, "Slurm gives no other reason").format(
         limit=record.time_limit, nodes=record.nodes or was_on or "unknown"
     )

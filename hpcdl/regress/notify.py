@@ -44,8 +44,6 @@ SECONDS = 10.0
 _MOST_BYTES = 20_000_000
 _VALUE = re.compile(r" is .*, (which )?", re.DOTALL)
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
 _MOST = 20
 """Findings that a message lists; more are counted."""
 Told = Mapping[str, str]

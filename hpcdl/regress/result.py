@@ -139,12 +139,9 @@ def binding_faults(
     """
     nodes, tasks = int(layout["nodes"]), int(layout["tasks_per_node"])
     expected = Expectation(
-        world=nodes * tasks,
-        tasks_per_node=tasks,
-        cpus_per_task=int(layout["cpus_per_task"]),
-        gpus_per_node=int(layout["gpus_per_node"]),
-        release=release or "",
-    )
+        world=nodes * tasks, tasks_per_node=tasks, cpus_per_task=int(layout["cpus_per_task"]),
+        gpus_per_node=int(layout["gpus_per_node"]), release=release or "",
+    )  # fmt: skip
     found = [problem.sentence for problem in judge(probes, expected)]
     found += [
         f"rank {probe.rank} on {probe.host} may run on {probe.affinity} CPUs, "

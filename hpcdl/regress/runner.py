@@ -18,13 +18,7 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.job_state import JUDGED, exit_fault
 from hpcdl.regress.nodes import name_slow_nodes, node_of
 from hpcdl.regress.references import fingerprint, load_references
-from hpcdl.regress.reframe_adapter.process import (
-    Progress,
-    Session,
-    execute,
-    refuse_ours,
-    to_argv,
-)
+from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, refuse_ours, to_argv
 from hpcdl.regress.reframe_adapter.releases import require_reframe
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on, reframe_name, render_settings
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep

@@ -79,22 +79,20 @@ def expected_efficiency(
 
     `single` is images per second of one rank the same night.
     """
-    gpus = case.nodes * case.ranks
     whole = case.nodes == 1 or case.ranks == partition.gpus_per_node
     if partition.gpu is None or not case.real or not single or not whole:
         return None
     try:
         precision = trained_precision(case.precision, partition.gpu.compute)
-        request = Request(partition, case.model, str(gpus), case.batch, precision,
-                          images_per_second=single)  # fmt: skip
+        request = Request(partition, case.model, str(case.nodes * case.ranks), case.batch,
+                          precision, images_per_second=single)  # fmt: skip
         (point,) = answer(request).points
     except HpcdlError:
         return None
     uncertainty = 1 - point.low / point.images_per_second
+    lower, date = -min(_WIDEST, round(_BANDS * uncertainty, 3)), time.strftime("%Y-%m-%d")
     return Reference(
         check=check, case=str(case), partition=partition.label, metric="efficiency",
-        value=round(point.efficiency, 4), unit="of ideal",
-        lower=-min(_WIDEST, round(_BANDS * uncertainty, 3)), proof="doubtful",
-        source="hpcdl predict, from one GPU's rate of the same night",
-        date=time.strftime("%Y-%m-%d"),
+        value=round(point.efficiency, 4), unit="of ideal", lower=lower, date=date,
+        proof="doubtful", source="hpcdl predict, from one GPU's rate of the same night",
     )  # fmt: skip

@@ -109,9 +109,9 @@ def proposals_text(drafts: Drafts) -> str:
     """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
     diffs = "".join(edit.diff for edit in drafts.edits)
     waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
-    nothing = "no night of the release that is published now was measured yet"
-    nothing = "what was measured has its reference" if drafts.nights else nothing
-    return diffs + waiting or f"# nothing to propose: {nothing}\n"
+    why = ("what was measured has its reference" if drafts.nights
+           else "no night of the release that is published now was measured yet")  # fmt: skip
+    return diffs + waiting or f"# nothing to propose: {why}\n"
 
 
 def history_text(history: History, path: Path) -> str:

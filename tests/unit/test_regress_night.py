@@ -18,7 +18,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
-from hpcdl.regress.reframe_adapter.process import Session
+from hpcdl.regress.reframe_adapter.process import Session, read_session
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import _nodes_without, _partitions_without, _verdicts
 from hpcdl.regress.show import proposals_text
@@ -150,6 +150,13 @@ def test_a_report_is_of_the_newest_run_that_has_verdicts(
 def test_it_is_said_when_nothing_was_measured_that_could_be_proposed() -> None:
     assert "no night of the release" in proposals_text(Drafts((), (), nights=False))
     assert "has its reference" in proposals_text(Drafts((), ()))
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null", '{"runs": null}'])
+def test_a_report_that_reframe_did_not_finish_holds_no_case(tmp_path: Path, text: str) -> None:
+    run = RunDirectory(tmp_path)
+    run.report.write_text(text)
+    assert read_session(run, 1).cases == ()
 
 
 def failed(reason: str, **changes: Any) -> dict[str, Any]:

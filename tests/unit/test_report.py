@@ -71,17 +71,19 @@ def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_ref
 ) -> None:
     work = [(SERIES, [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0)
             for k in range(1, 5)]  # fmt: skip
-    found = []
+    found, tried = [], []
     for much, cpus in ((10**9, {0}), (1, {0, 1})):
         monkeypatch.setattr(series_view, "_MUCH", much)
         monkeypatch.setattr(series_view.os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
         found.append(views(work))
 
     def refused(*_: object) -> None:
+        tried.append("processes")
         raise OSError("no more processes")
 
     monkeypatch.setattr(series_view, "ProcessPoolExecutor", refused)
     assert found[0] == found[1] == views(work)
+    assert tried
 
 
 def test_nodes_are_held_against_the_median_of_their_night() -> None:
@@ -260,7 +262,8 @@ def hostile_page(tmp_path: Path) -> str:
                    release=HOSTILE, nodes=HOSTILE + str(n), job=n)
             for n in range(1, 4)
         )  # fmt: skip
-        run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict]}
+        lost = {**verdict, "status": "ERROR", "metrics": []}
+        run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict, lost]}
         return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END)
 
 

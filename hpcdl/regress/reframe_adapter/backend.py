@@ -280,11 +280,13 @@ def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
 
 
 def _signs(directory: Path) -> object:
+    """Sizes and times of the files of a job that is alive change; a file system may not answer."""
     found = []
-    for path in directory.glob("*"):
-        with suppress(OSError):
-            status = path.stat()
-            found.append((path.name, status.st_size, status.st_mtime_ns))
+    with suppress(OSError):
+        for entry in os.scandir(directory):
+            with suppress(OSError):
+                status = entry.stat()
+                found.append((entry.name, status.st_size, status.st_mtime_ns))
     return sorted(found)
 
 

@@ -190,11 +190,11 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
 def _tries(run: RunDirectory) -> list[list[Mapping[str, Any]]]:
     """Every case of ReFrame's report, as often as it ran: a retry holds only what failed before."""
     try:
-        report = json.loads(run.report.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        runs = json.loads(run.report.read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, KeyError, TypeError):  # none, half of one, or none of ReFrame's
         return []
     cases: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
-    for each in report.get("runs") or ():
+    for each in runs or ():
         for case in each.get("testcases") or ():
             key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
             cases.setdefault(key, []).append(case)

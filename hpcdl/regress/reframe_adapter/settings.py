@@ -57,13 +57,9 @@ def reframe_name(text: str) -> str:
 
 
 def render_settings(
-    site: Site,
-    modules: Modules,
-    *,
-    partitions: Sequence[str] = (),
-    prefix: Path | None = None,
+    site: Site, modules: Modules, *, partitions: Sequence[str] = (), prefix: Path | None = None,
     execution: ExecutionProfile = CLUSTER,
-) -> str:
+) -> str:  # fmt: skip
     """The text of a ReFrame settings file.
 
     `prefix` is where ReFrame keeps its files, WORK/checks/reframe by default; `execution` says how

@@ -191,11 +191,9 @@ def _attention(
 
 
 def _render(
-    title: str,
-    sections: Sequence[Mapping[str, Any]],
-    blocks: Mapping[str, object],
+    title: str, sections: Sequence[Mapping[str, Any]], blocks: Mapping[str, object],
     **values: object,
-) -> str:
+) -> str:  # fmt: skip
     place = folder("templates") / "report"
     environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
                             lstrip_blocks=True, keep_trailing_newline=False)  # fmt: skip
@@ -203,8 +201,7 @@ def _render(
                                named=describe_metric)  # fmt: skip
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    figures = {name: one for section in sections for name, one in section["figures"].items()}
-    data = {name: one.values for name, one in figures.items()}
+    data = {name: one.values for section in sections for name, one in section["figures"].items()}
     return environment.get_template("night.html.j2").render(
         title=title,
         sections=sections,

@@ -137,7 +137,7 @@ def better_of_points(unit: str, points: Sequence[Point]) -> str:
 def views(work: Sequence[tuple[Any, ...]]) -> list[SeriesView]:
     """What `view` gives of each of these arguments: on all CPUs where there is much to do."""
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
-    if workers > 1 and sum(len(one[2]) for one in work) >= _MUCH:
+    if workers > 1 and sum(len(one[1]) for one in work) >= _MUCH:
         # A machine may grant no more processes, or no shared memory: then it takes longer.
         with (
             suppress(OSError, ImportError, BrokenExecutor),
