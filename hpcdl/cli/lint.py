@@ -51,14 +51,10 @@ def run(args: argparse.Namespace) -> ExitCode:
 
         version = client.version()
     return run_lint(
-        files,
-        version or (site.slurm.version if site else None),
-        args.json,
+        files, version or (site.slurm.version if site else None), args.json,
         partition=site.partition(args.partition) if site and args.partition else None,
-        cluster=_cluster(args, site),
-        as_sarif=args.sarif,
-        advice=args.advice,
-    )
+        cluster=_cluster(args, site), as_sarif=args.sarif, advice=args.advice,
+    )  # fmt: skip
 
 
 def _cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:

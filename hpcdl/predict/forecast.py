@@ -240,9 +240,8 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
     for part in text.split(","):
         match = _RANGE.match(part.strip())
         if not match:
-            raise BadInput(
-                f"'{text[:60]}' is not a count of GPUs", hint="write 8, 1,2,4 or a range 1-64"
-            )
+            raise BadInput(f"'{text[:60]}' is not a count of GPUs",
+                           hint="write 8, 1,2,4 or a range 1-64")  # fmt: skip
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= MOST_GPUS:
             raise BadInput(f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order")

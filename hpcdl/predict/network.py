@@ -113,12 +113,10 @@ def network(name: str, size: int | None = None) -> Network:
     if name in others:
         return transformer(name, Transformer(**others[name]), size or _USUAL_TOKENS)
     if name not in known:
-        raise BadInput(
-            f"the layers of model '{name}' are not known", hint=did_you_mean(name, names())
-        )
-    row = known[name]
-    height, width, channels = row["input"]
-    layers = tuple(parse_layer(line) for line in row["layers"].splitlines())
+        raise BadInput(f"the layers of model '{name}' are not known",
+                       hint=did_you_mean(name, names()))  # fmt: skip
+    height, width, channels = known[name]["input"]
+    layers = tuple(map(parse_layer, known[name]["layers"].splitlines()))
     if size and size != height:  # layers that slide over an image work in proportion to it
         area = (size / height) * (size / width)
         height = width = size

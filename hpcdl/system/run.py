@@ -123,6 +123,7 @@ def run(
             out = subprocess.PIPE if log is None else stack.enter_context(_log(log, command))
             ended = _execute(command, stdin, timeout, watch, cwd=where, env=merged, stdout=out,
                              stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+                             # one system call, and no threads here
                              preexec_fn=tie() if tied else None)  # fmt: skip
     except subprocess.TimeoutExpired as fault:
         said = f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}"
@@ -154,10 +155,9 @@ def _log(path: Path, argv: Sequence[str]) -> IO[bytes]:
     """A log for the output of a command, which is its first line."""
     with explain_os_errors(path):
         make_directory(path.parent)
-        log = path.open("ab")
-        log.write(f"$ {shlex.join(argv)}\n".encode(errors="surrogateescape"))
-        log.flush()
-    return log
+        with path.open("ab") as log:
+            log.write(f"$ {shlex.join(argv)}\n".encode(errors="surrogateescape"))
+        return path.open("ab")
 
 
 def _execute(
@@ -200,6 +200,7 @@ def _wait(
             if watch is None or left == 0:
                 raise
             watch()
+            text = b""  # the process keeps what is left of it
 
 
 def tie() -> Callable[[], None]:

@@ -1,6 +1,7 @@
 """Completions: what a real bash offers after a few letters."""
 
 import re
+import shlex
 import shutil
 import subprocess
 
@@ -69,7 +70,7 @@ def every_option():
 
 def test_every_command_and_each_of_its_options_is_in_the_script(script):
     arrays = re.findall(r"^(_shtab_hpcdl_\w+)_option_strings=\((.*)\)$", script.read_text(), re.M)
-    found = {name: set(words.split()) for name, words in arrays}
+    found = {name: set(shlex.split(words)) for name, words in arrays}
     for words, options in every_option():
         assert found["_".join(["_shtab_hpcdl", *words]).replace("-", "_")] == options, words
 

@@ -25,9 +25,11 @@ def test_no_shell_reads_the_arguments(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_standard_input_is_empty_unless_given():
+def test_standard_input_is_empty_unless_given(monkeypatch):
     assert run(["cat"], timeout=5).stdout == ""
     assert run(["cat"], stdin="é\n").stdout == "é\n"
+    monkeypatch.setattr("hpcdl.system.run._WATCH_SECONDS", 0.01)
+    assert run(["sh", "-c", "sleep 0.1; cat"], stdin="é", watch=lambda: None).stdout == "é"
 
 
 def test_the_environment_is_added_to_or_replaced():

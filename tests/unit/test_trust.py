@@ -48,7 +48,9 @@ def test_below_what_is_closed_to_others_their_permissions_mean_nothing(shared):
 
 def test_a_link_at_the_end_or_to_nowhere_is_not_trusted(tmp_path):
     (tmp_path / "real").mkdir()
-    require_private(tmp_path / "real")
+    (tmp_path / "real/file").touch()
+    for name in ("real", "real/file"):
+        require_private(tmp_path / name)
     (tmp_path / "link").symlink_to("real")
     with pytest.raises(MissingPrerequisite, match="it is a link"):
         require_private(tmp_path / "link")

@@ -188,8 +188,7 @@ def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -
     `expands` is whether a shell reads them first, so that a variable may hold options.
     """
     given: list[Option] = []
-    opaque = False
-    index = 0
+    index, opaque = 0, False
     while index < len(words):
         word, value = words[index], words[index].value
         if value == "--":

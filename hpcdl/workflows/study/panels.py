@@ -288,9 +288,8 @@ def _timeline(axes: Any, scene: Scene) -> None:
         for rank, events in sorted(by_rank.items()):
             for part, look in _PARTS.items():
                 spans = [(at, took) for kind, at, took in events if kind == part]
-                axes.broken_barh(
-                    spans, (len(labels) - 0.36, 0.72), color=look["color"], linewidth=0
-                )
+                axes.broken_barh(spans, (len(labels) - 0.36, 0.72), color=look["color"],
+                                 linewidth=0)  # fmt: skip
             labels.append(f"{name}, rank {rank}")
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.invert_yaxis()

@@ -113,10 +113,8 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
     if (folder / "dataset.json").is_file():
         return
     if data.kind == "given":
-        raise BadInput(
-            f"there is no data set {folder} ('{data.name}' of the study)",
-            hint="put it there as TFRecords; `hpcdl data inspect --index DIR` makes it known",
-        )
+        hint = "put it there as TFRecords; `hpcdl data inspect --index DIR` makes it known"
+        raise BadInput(f"there is no data set {folder} ('{data.name}' of the study)", hint=hint)
     say(f"making the data set {data.name}")
     options = [one for key, value in data.options.items() for one in (f"--{key}", value)]
     partition = plan.possible[0].point.spec.partition
