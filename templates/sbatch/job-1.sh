@@ -51,7 +51,8 @@ begin() {
 
 # leave CODE: the end of the job. 75 means: checkpoint written, run me again.
 leave() {
-  trap - TERM
+  # A cancelled job's steps may end before this shell is told: it must not end before it is done.
+  trap '' TERM
   if [[ $hpcdl_staged ]]; then
     #  staging that still runs holds the nodes: the step that cleans them would wait for its end
     # shellcheck disable=SC2046 # numbers
@@ -63,6 +64,7 @@ leave() {
   #  not after scancel; only so many times that a broken job does not run for ever  [requeue-uncapped]
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < hpcdl_requeues )); then
     #  a program that asks for it unasked may do so at once each time
+    trap - TERM
     if [[ ! $asked ]]; then
       pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"

@@ -59,7 +59,8 @@ begin() {
 
 # leave CODE: the end of the job. 75 means: checkpoint written, run me again.
 leave() {
-  trap - TERM
+  # A cancelled job's steps may end before this shell is told: it must not end before it is done.
+  trap '' TERM
   if [[ $hpcdl_staged ]]; then
     # shellcheck disable=SC2046 # numbers
     kill $(jobs -p) 2>/dev/null; wait
@@ -67,6 +68,7 @@ leave() {
   fi
   trap '' USR2
   if [[ ! $stopped ]] && (( $1 == 75 && ${SLURM_RESTART_COUNT:-0} < hpcdl_requeues )); then
+    trap - TERM
     if [[ ! $asked ]]; then
       pause=$(( 10 << ${SLURM_RESTART_COUNT:-0} ))
       echo "hpcdl: nobody asked the program to stop: requeued after $pause s"

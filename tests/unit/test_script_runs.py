@@ -218,6 +218,22 @@ def test_a_signal_while_data_is_staged_ends_the_staging(
     assert not (tmp_path / "staged").exists()
 
 
+@BOTH
+def test_a_signal_while_the_job_ends_leaves_nothing_behind(tmp_path: Path, module: Module) -> None:
+    """scancel ends the steps first: this shell may be told when it cleans up already."""
+    job = Job(tmp_path, "false", data=str(tmp_path), stage=True, module=module)
+    told = '[[ $* != *-4711-* ]] || kill "$PPID"\nexec /bin/rm "$@"'
+    for name, text in {"hpcdl": 'mkdir -p "${@: -1}"', "rm": told}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    scratch = tmp_path / "scratch"
+    text = (tmp_path / "job.sh").read_text().replace('"/tmp/hpcdl-', f'"{scratch}/hpcdl-')
+    (tmp_path / "job.sh").write_text(text)
+    assert job.run()[0] == 1
+    assert (scratch.is_dir(), list(scratch.iterdir())) == (True, [])
+    assert (tmp_path / "job" / "exit_code").read_text() == "1\n"
+
+
 @pytest.mark.parametrize("init", ["exit 1\n", "module() { [[ $1 != load ]]; }\n", None])
 def test_modules_that_do_not_load_end_the_job_with_its_own_code(
     tmp_path: Path, init: str | None
