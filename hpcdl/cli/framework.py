@@ -191,6 +191,6 @@ def show(
 
 def print_json(value: Any) -> None:
     """A value as JSON on standard output; paths and the like become text."""
-    from hpcdl.results.records import as_json
+    from hpcdl.system.json_text import as_json
 
     print(as_json(value, default=str))

@@ -9,16 +9,16 @@ nobody needs stops nobody.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
+from hpcdl.system.json_text import as_json
 from hpcdl.system.safe_read import read_regular
 
 Values = dict[str, Any]
@@ -136,24 +136,6 @@ def _units(schema: Values, value: object, place: str = "") -> Iterator[tuple[str
     elif isinstance(value, list | tuple):
         for one in value:
             yield from _units(schema["items"], one, f"{place}[]")
-
-
-def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """A value as JSON, indented; `default` is what stands for what JSON does not know."""
-    how: Values = {"indent": 2, "ensure_ascii": False, "default": default}
-    try:
-        return json.dumps(value, allow_nan=False, **how)
-    except ValueError:
-        return json.dumps(_finite(value), **how)
-
-
-def _finite(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 RESULT = Format("result.json", 2)
