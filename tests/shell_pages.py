@@ -3,8 +3,9 @@
 In a `console` block, a line after `$ ` is a command and lines after `> ` continue it; the lines
 below are what it prints, on both streams. `...` is any text of a line, and alone on a line any
 lines. Blanks count as one. A comment `# exits with status N` is the exit status, 0 without it.
-`<!-- long -->` begins the part that needs minutes. `python -m tests.shell_pages PAGE` prints a
-page's commands with their real output, in this environment: what to paste after a change.
+A block without any output is a list of commands to take: it says nothing of what they print.
+`<!-- long -->` begins what needs minutes, up to `<!-- short -->`. `python -m tests.shell_pages
+PAGE` prints a page's commands with their real output: what to paste after a change.
 """
 
 from __future__ import annotations
@@ -23,23 +24,28 @@ _END = "--end-of-command--"
 
 @dataclass(frozen=True)
 class Step:
-    """A command of a page, what it has to print, and its exit status."""
+    """A command of a page, what it has to print (None: unsaid), and its exit status."""
 
     line: int
     command: str
-    expected: str
+    expected: str | None
     status: int
+    long: bool
 
 
 def steps(text: str) -> Iterator[Step]:
     """The commands of a page's `console` blocks, in their order."""
     for block in re.finditer(r"^ *```console\n(.*?)^ *```", text, re.M | re.S):
         line = text.count("\n", 0, block.start(1)) + 1
-        for part in re.split(r"^ *\$ ", block[1], flags=re.M):
+        long = re.findall(r"<!-- (long|short) -->", text[: block.start()])[-1:] == ["long"]
+        parts = re.split(r"^ *\$ ", block[1], flags=re.M)
+        said = any(_split(part)[1] for part in parts)
+        for part in parts:
             command, expected = _split(part)
             status = re.search(r"# exits with status (\d+)", command)
             if command:
-                yield Step(line, command, expected, int(status[1]) if status else 0)
+                expected = expected if said else None
+                yield Step(line, command, expected, int(status[1]) if status else 0, long)
             line += part.count("\n")
 
 
@@ -51,8 +57,10 @@ def _split(part: str) -> tuple[str, str]:
     return command, "".join(f"{line}\n" for line in rest[len(more) :])
 
 
-def matches(expected: str, said: str) -> bool:
+def matches(expected: str | None, said: str) -> bool:
     """Whether a text is the expected one, `...` being anything."""
+    if expected is None:
+        return True
     parts = []
     for line in expected.splitlines():
         if line.strip() == "...":

@@ -108,7 +108,8 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     `what` is a finding's id, or the name of its series. Raises BadInput: there is no such finding,
     or it cannot be accepted so.
     """
-    finding = _find(answer, what)
+    known = read_accepted(accepted_file(site))
+    finding = _find(answer, what, known)
     last = history.last(finding.series)
     value = finding.after or (last.value if last and finding.kind == "FAIL" else None)
     if not given.until and (value is None or last is None):
@@ -118,7 +119,6 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     row = None if given.until else _reference(site, finding.series)
     new = replace(given, id=finding.id, series=finding.series, since=since,
                   replaced=references.entry_of(row) if row else None)  # fmt: skip
-    known = read_accepted(accepted_file(site))
     kept = [one for one in known if (one.id, bool(one.since)) != (new.id, bool(since))]
     files = [_accepted(site, [*kept, new])]
     if row is not None and value is not None and last is not None:
@@ -156,12 +156,16 @@ def _source(accepted: Acceptance) -> str:
 _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what can be"
 
 
-def _find(answer: GateAnswer, what: str) -> Finding:
+def _find(answer: GateAnswer, what: str, known: Sequence[Acceptance]) -> Finding:
     there = [*answer.findings, *answer.warnings]
     meant = [one for one in there if what in {one.id, one.name, one.series.name}]
     if len(meant) == 1:
         return meant[0]
     if not meant:
+        for one in known:
+            if what in {one.id, name_of(one.series)}:
+                said = f"{one.id} {name_of(one.series)} is accepted: {one.describe()}"
+                raise BadInput(said, hint=f"take it back first: hpcdl check accept {one.id} --undo")
         names = [name for one in there for name in (one.id, one.name)]
         raise BadInput(f"there is no finding '{what}'", hint=did_you_mean(what, names) or _LIST)
     told = [f"{one.id}  {one.kind}  {one.name}: {one.description}" for one in meant]

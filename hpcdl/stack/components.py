@@ -18,11 +18,11 @@ from urllib.parse import unquote, urlsplit
 from hpcdl import facts
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.resources import to_install
 
 _PYPI = {"files.pythonhosted.org", "pypi.io", "pypi.org", "pypi.python.org"}
 _SUFFIX = re.compile(r"\.(tar\.\w+|tgz|zip|whl)\Z")
 _TAG = re.compile(r"/(?:archive/refs/tags|archive|releases/download)/([^/]+)")
-RECORDS_HINT = "pip install 'hpcdl[records]'"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def spdx_licensing() -> Any:
         from license_expression import get_spdx_licensing
     except ImportError as fault:
         raise MissingPrerequisite(
-            "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
+            "a bill of materials needs libraries that are not installed", hint=to_install("records")
         ) from fault
     return get_spdx_licensing()
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.components import RECORDS_HINT, Component, components, spdx_licensing
+from hpcdl.stack.components import Component, components, spdx_licensing
 from hpcdl.stack.findings import Finding, findings, osv_file
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import to_install
 from hpcdl.system.scratch import scratch_directory
 
 SPDX_FILE = "sbom.spdx.json"
@@ -37,7 +38,7 @@ def write_sboms(release: Release, found: Sequence[Finding]) -> tuple[Path, Path]
         texts = _spdx(release, inside, found), _cyclonedx(release, inside, found)
     except ImportError as fault:
         raise MissingPrerequisite(
-            "a bill of materials needs libraries that are not installed", hint=RECORDS_HINT
+            "a bill of materials needs libraries that are not installed", hint=to_install("records")
         ) from fault
     files = release.root / SPDX_FILE, release.root / CYCLONEDX_FILE
     for path, text in zip(files, texts, strict=True):

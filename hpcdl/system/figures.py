@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import to_install
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _DPI = 150
@@ -35,7 +36,7 @@ def require_matplotlib() -> None:
     if find_spec("matplotlib") is None:
         raise MissingPrerequisite(
             "figures need matplotlib, which is not installed",
-            hint="install it: pip install 'hpcdl[plots]'",
+            hint=to_install("plots"),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,16 @@ def folder(name: str) -> Path:
         f"this installation of hpcdl lacks its directory '{name}'",
         hint="install hpcdl again from its wheel or from a checkout",
     )
+
+
+def to_install(extra: str) -> str:
+    """How an extra gets to the hpcdl that runs: never into a release, which is sealed."""
+    if (Path(sys.prefix).parent / "release.json").exists():
+        return (
+            "this is the hpcdl of a loaded module, made for jobs: `module unload tensorflow`, "
+            f"then run your own hpcdl, installed with hpcdl[{extra}]"
+        )
+    return f"{sys.executable} -m pip install 'hpcdl[{extra}]'"
 
 
 def templates(name: str, **options: Any) -> jinja2.Environment:

@@ -21,6 +21,7 @@ from hpcdl import facts
 from hpcdl.cluster.needs import choose_mode
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.packages import Package, apt_line, look, missing_names, version_in
+from hpcdl.system.resources import to_install
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, table
 from hpcdl.workflows.doctor_roles import Finding, answers
@@ -162,7 +163,7 @@ def _finding(package: Package) -> Finding:
 
 def _module(row: dict[str, Any]) -> Finding:
     required = bool(purposes()[row["purpose"]]["required"])
-    remedy = f"pip install 'hpcdl[{row['extra']}]'"
+    remedy = to_install(row["extra"])
     there: str | None = "in this Python"
     found = ""
     try:

@@ -11,6 +11,7 @@ import pytest
 
 from hpcdl.regress.reframe_adapter.releases import require_reframe, supported
 from hpcdl.system.errors import ExitCode, MissingPrerequisite
+from hpcdl.system.resources import to_install
 
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTER = ROOT / "hpcdl" / "regress" / "reframe_adapter"
@@ -54,8 +55,16 @@ def test_another_release_is_refused_with_the_range(tmp_path: Path, release: str)
     assert done.stderr.splitlines() == [
         f"error: ReFrame {release} is not supported: "
         f"hpcdl works with {supported()[0]} to {supported()[-1]}",
-        "help: pip install 'hpcdl[checks]' into the same environment",
+        f"help: {sys.executable} -m pip install 'hpcdl[checks]'",
     ]
+
+
+def test_nobody_is_told_to_install_into_a_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "release.json").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "stack"))
+    assert "`module unload tensorflow`" in to_install("checks")
 
 
 def test_a_supported_release_is_taken() -> None:

@@ -78,6 +78,8 @@ def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["series"]["check"] == "throughput"
     assert "new driver" in listed["said"]
+    assert main(["check", "accept", finding.id, *WHO]) == 2
+    assert f"first: hpcdl check accept {finding.id} --undo" in capsys.readouterr().err
     answer = gate(site, tmp_path)
     assert answer.open
     (shown,) = answer.accepted

@@ -17,14 +17,14 @@ from hpcdl.jobs.lint.shell import parser
 from hpcdl.slurm.rules import SEVERITIES, Rule, as_release, known_releases
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
 from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.resources import to_install
 from hpcdl.system.text import count_of, paint
 
 if TYPE_CHECKING:
     from hpcdl.jobs.lint.cluster import Cluster
     from hpcdl.site.model import Partition
 
-_NO_PARSER = """note: only directives are checked, not what the scripts run
-  hint: pip install 'hpcdl[lint]'"""
+_NO_PARSER = "note: only directives are checked, not what the scripts run\n  hint: {}"
 _STYLES = {"error": "red", "warning": "yellow", "advice": "cyan"}
 _LEVELS = {"error": "error", "warning": "warning", "advice": "note"}
 """What SARIF calls them."""
@@ -52,7 +52,7 @@ def run_lint(
         BadInput: the rules do not know `version`, or no script could be read.
     """
     if parser() is None:
-        print(_NO_PARSER, file=sys.stderr)
+        print(_NO_PARSER.format(to_install("lint")), file=sys.stderr)
     newest = known_releases()[-1]
     release = as_release(version or newest)
     if release > as_release(newest):

@@ -7,8 +7,7 @@ from importlib.util import find_spec
 
 from hpcdl import facts
 from hpcdl.system.errors import MissingPrerequisite
-
-_HINT = "pip install 'hpcdl[checks]' into the same environment"
+from hpcdl.system.resources import to_install
 
 
 def supported() -> tuple[str, ...]:
@@ -23,7 +22,9 @@ def require_reframe(release: str | None = None) -> None:
     MissingPrerequisite: it is not there, or not in the supported range.
     """
     if find_spec("reframe") is None:
-        raise MissingPrerequisite("ReFrame is not installed for this hpcdl", hint=_HINT)
+        raise MissingPrerequisite(
+            "ReFrame is not installed for this hpcdl", hint=to_install("checks")
+        )
     try:
         found = release or version("reframe-hpc")
     except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
@@ -34,5 +35,5 @@ def require_reframe(release: str | None = None) -> None:
     if found not in known:
         raise MissingPrerequisite(
             f"ReFrame {found} is not supported: hpcdl works with {known[0]} to {known[-1]}",
-            hint=_HINT,
+            hint=to_install("checks"),
         )
