@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -77,13 +77,20 @@ def _plain(line: str) -> str:
 
 
 class Shell:
-    """One bash, which keeps variables and directory from command to command."""
+    """One bash, which keeps variables and directory from command to command.
 
-    def __init__(self, env: Mapping[str, str], directory: Path) -> None:
+    `within` is a command that runs it, as another user or in namespaces of its own.
+    """
+
+    def __init__(self, env: Mapping[str, str], directory: Path, within: Sequence[str] = ()) -> None:
         self._bash = subprocess.Popen(
-            ["bash", "--noprofile", "--norc"], env=dict(env), cwd=directory, text=True,
+            [*within, "bash", "--noprofile", "--norc"], env=dict(env), cwd=directory, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self._bash.pid
 
     def __enter__(self) -> Shell:
         return self

@@ -83,7 +83,8 @@ SCENES = {
     "docs/admins.md": Scene(
         (UP,), first={"hpcdl stack plan": f"{CPUS}; export HPCDL_SITE=$PWD/site.yaml"},
         names={"PREFIX": "~/hpcdl/prefix"},
-        left={"hpcdl stack build --backend spack": "tests/integration/test_spack_build.py"},
+        left={"hpcdl stack build --backend spack": "tests/integration/test_spack_build.py",
+              "hpcdl stack rollback": "docs/tutorial-admin.md, which has a second release"},
     ),
     "docs/checks.md": Scene((UP,), names={"settings.py -r": "settings.py -n modules -r"}),
     "docs/cluster.md": Scene(
@@ -108,7 +109,8 @@ SCENES = {
     "docs/nightly.md": Scene(
         (UP, NIGHTS, "hpcdl site init --output site.yaml"),
         first={"hpcdl check references": SITE_DIGITS, "hpcdl check accept": FINDING},
-        names={"3f2a91c0": "$ID", "WORK": "~/embedded/work", "exit $ran": "(exit $ran)"},
+        names={"3f2a91c0": "$ID", "WORK": "~/embedded/work", "exit $ran": "(exit $ran)",
+               "--tag nightly": "--tag smoke --partition p100"},
     ),
     "docs/predict.md": Scene((UP, DIGITS), first={"hpcdl predict --partition cpu": TRAINED}),
     "docs/studies.md": Scene(
