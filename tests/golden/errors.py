@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.resources import folder
@@ -157,9 +159,8 @@ def make(tmp: Path) -> None:
 
 def cases() -> list[tuple[str, str, str]]:
     """What is kept, in its order: name, command and what it says."""
-    parts = KEPT.read_text().split("\n$ ")[1:]
-    found = [part.rstrip("\n").partition("\n") for part in parts]
-    heads = [(head.rpartition("  # "), text) for head, _, text in found]
+    parts = [part.rstrip("\n").partition("\n") for part in KEPT.read_text().split("\n$ ")[1:]]
+    heads = [(head.rpartition("  # "), text) for head, _, text in parts]
     return [(name, command, text) for (command, _, name), text in heads]
 
 
@@ -196,13 +197,13 @@ def _run(
            "HPCDL_CACHE": str(tmp / "cache"), "HOME": str(tmp / "home"),
            "PATH": str(tmp / "home"), "NO_COLOR": "1"} | variables  # fmt: skip
     with (
-        _in(tmp),
+        pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(os.environ, env, clear=True),
         contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())),
         contextlib.redirect_stderr(io.StringIO()) as error,
     ):
-        tensorflow = sys.modules.get("tensorflow")
-        sys.modules["tensorflow"] = None  # type: ignore[assignment]
+        patch.chdir(tmp)
+        patch.setitem(sys.modules, "tensorflow", None)
         try:
             status = call(words)
         except SystemExit as left:
@@ -210,10 +211,6 @@ def _run(
         except Exception:
             traceback.print_exc()
             status = 1
-        finally:
-            del sys.modules["tensorflow"]
-            if tensorflow is not None:
-                sys.modules["tensorflow"] = tensorflow
     return status, error.getvalue()
 
 
@@ -228,16 +225,6 @@ def _nobody() -> Iterator[None]:
     finally:
         if root:
             os.seteuid(0)
-
-
-@contextlib.contextmanager
-def _in(tmp: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(tmp)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def _with_places(text: str, tmp: Path) -> str:

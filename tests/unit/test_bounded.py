@@ -1,7 +1,5 @@
 """Files that anybody wrote are read in bounded memory, and refused at once where they are none."""
 
-from __future__ import annotations
-
 import csv
 import os
 import resource

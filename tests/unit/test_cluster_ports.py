@@ -24,7 +24,7 @@ with reserved_ports("loopback", 3, None) as ports:
 
 
 @as_root
-def test_many_users_choose_at_once_and_none_gets_anothers_ports() -> None:
+def test_many_users_choose_at_once_and_none_gets_anothers_ports():
     choosers = [
         subprocess.Popen([sys.executable, "-c", CHOOSE], stdin=subprocess.PIPE, text=True,
                          stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
@@ -45,7 +45,7 @@ def test_many_users_choose_at_once_and_none_gets_anothers_ports() -> None:
             one.communicate()
 
 
-def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it() -> None:
+def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it():
     with ExitStack() as held:
         ports = held.enter_context(reserved_ports(LOOPBACK, 2, None))
         with reserved_ports(LOOPBACK, 2, None) as others:
@@ -61,7 +61,7 @@ def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it() -> Non
         assert again == ports, "all is given back"
 
 
-def test_a_wanted_port_that_somebody_listens_on_is_named() -> None:
+def test_a_wanted_port_that_somebody_listens_on_is_named():
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
@@ -74,5 +74,5 @@ def test_a_wanted_port_that_somebody_listens_on_is_named() -> None:
     assert "--port-base" in caught.value.hint
 
 
-def test_ports_have_one_base() -> None:
+def test_ports_have_one_base():
     assert Ports(100).on_host(LOOPBACK, 2) == (100, 101, 108, 109)

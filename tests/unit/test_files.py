@@ -25,7 +25,7 @@ from hpcdl.system.files import (
     write_atomic,
     write_json,
 )
-from tests.strangers import STRANGER, as_root, stranger
+from tests.strangers import as_root, stranger
 
 # Writes in a loop, whole files of one letter each; the parent kills it at any moment.
 WRITER = """
@@ -89,13 +89,13 @@ def test_a_killed_write_leaves_a_whole_file(tmp_path, pause):
     assert len(set(text)) == 1
 
 
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
     file = tmp_path / "f"
     write_atomic(file, "old")
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MissingPrerequisite, match="no space left on the file system"):
         write_atomic(file, "new")
@@ -119,17 +119,16 @@ def test_a_full_file_system_is_one_clear_line(tmp_path):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_what_stands_in_the_way_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("file/x", "a part of the path is a file"), ("folder", "it is a directory"),
+     ("x" * 300, "the name is too long"), ("/proc/nosuch/x", "cannot write")],
+)  # fmt: skip
+def test_what_stands_in_the_way_is_named(tmp_path, path, why):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    for path, why in [
-        (tmp_path / "file" / "x", "a part of the path is a file"),
-        (tmp_path / "folder", "it is a directory"),
-        (tmp_path / ("x" * 300), "the name is too long"),
-        (Path("/proc/nosuch/x"), "cannot write"),
-    ]:
-        with pytest.raises(MissingPrerequisite, match=why):
-            write_atomic(path, "x")
+    with pytest.raises(MissingPrerequisite, match=why):
+        write_atomic(tmp_path / path, "x")
 
 
 def test_json_takes_any_text_that_linux_has(tmp_path):
@@ -140,9 +139,9 @@ def test_json_takes_any_text_that_linux_has(tmp_path):
 
 def test_a_link_is_switched_by_one_rename(tmp_path):
     link = tmp_path / "deep" / "current"
-    switch_link(link, "r1")
-    switch_link(link, "r2")
-    assert link.readlink() == Path("r2")
+    for target in ("r1", "r2"):
+        switch_link(link, target)
+        assert link.readlink() == Path(target)
     assert names(link.parent) == ["current"]
 
 
@@ -167,10 +166,6 @@ def test_a_second_holder_is_told_who_the_first_is_and_a_dead_one_holds_nothing(t
 
 def test_a_full_disk_does_not_keep_a_lock_from_being_taken(tmp_path, monkeypatch):
     """Who frees space takes one first; the holder's name in it is for people only."""
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(os, "pwrite", full)
     with locked(tmp_path / "lock"):
         pass
@@ -185,16 +180,15 @@ def test_nobody_but_its_owner_can_open_a_lock(tmp_path):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
-def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path, kind):
+@pytest.mark.parametrize(
+    "make",
+    [Path.symlink_to, Path.hardlink_to, lambda lock, _: os.mkfifo(lock)],
+    ids=["link", "hard link", "pipe"],
+)
+def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path, make):
     thesis, lock = tmp_path / "thesis", tmp_path / "lock"
     thesis.write_text("work of years")
-    if kind == "link":
-        lock.symlink_to(thesis)
-    elif kind == "hard link":
-        lock.hardlink_to(thesis)
-    else:
-        os.mkfifo(lock)
+    make(lock, thesis)
     with pytest.raises(MissingPrerequisite), locked(lock):
         pass
     assert thesis.read_text() == "work of years"
@@ -228,11 +222,7 @@ def test_a_reader_cannot_keep_an_admin_waiting(shared):
     (shared / "prefix").mkdir(mode=0o755)
     with shared_lock(shared / "prefix/.publish.lock"):
         pass
-    held = subprocess.run(
-        ["flock", "-n", shared / "prefix/.publish.lock", "true"],
-        user=STRANGER, group="nogroup", capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "Permission denied" in held.stderr
+    stranger("flock -n prefix/.publish.lock true 2>&1 | grep 'Permission denied'", shared)
 
 
 @as_root

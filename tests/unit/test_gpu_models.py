@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from hpcdl.regress.references import load_references
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import job_on
-from hpcdl.site import Site, StackRequest, load_site
+from hpcdl.site import StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.site.show import as_data, as_text
 from hpcdl.stack.gpu_needs import models
@@ -42,11 +41,11 @@ GROUPS = MIXED.read_text()
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Site:
+def mixed():
     return load_site(MIXED)
 
 
-def refused(tmp_path: Path, old: str, new: str) -> str:
+def refused(tmp_path, old, new):
     """What a person reads about the mixed site with one thing changed."""
     assert old in GROUPS
     file = tmp_path / "site.yaml"
@@ -178,7 +177,7 @@ def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):
 # ---- partitions of several models ----
 
 
-def selected(site: Site, partition: str, model: str | None, **asked: object) -> list[str]:
+def selected(site, partition, model, **asked):
     """The directives that choose GPUs."""
     spec = JobSpec(partition, gpu_model=model, **asked)
     words = ("--gpus", "--gres", "--constraint", "--exclude", "--nodes")
@@ -305,7 +304,7 @@ def test_gpus_beside_each_other_are_named_by_the_first_and_the_last(mixed):
     assert any("needs GPU sm_50 to sm_121 (" in line for line in chain_lines(answer.chain))
 
 
-def replace_gpu(site: Site, model: str) -> Site:
+def replace_gpu(site, model):
     part = site.partition("sizes").groups[0]
     one = replace(part, name="one", gpu=gpu_named(model), fellows=(), driver="470.256.02")
     return replace(site, partitions={"one": one}, default_partition="one")
@@ -380,7 +379,7 @@ def test_a_check_asks_for_the_nodes_of_its_model(mixed):
         "--nodes=2", "--gpus-per-node=4", "--constraint=t4",
     ]  # fmt: skip
     text = render_settings(mixed, Module(()), partitions=["untyped", "typed:L40S"])
-    values: dict[str, Any] = {}
+    values = {}
     body = "\n".join(line for line in text.splitlines() if "reframe_adapter" not in line)
     exec(compile(body, "settings", "exec"), values)
     parts = values["site_configuration"]["systems"][0]["partitions"]
@@ -418,7 +417,7 @@ def test_a_sweep_goes_over_models(mixed):
 
 
 def test_the_linter_takes_the_largest_node_of_a_type(mixed):
-    def found(request: str) -> list[str]:
+    def found(request):
         text = f"#!/bin/bash\n#SBATCH --partition=typed\n#SBATCH {request}\nsrun true\n"
         rows = lint(text, name="x", version="24.05", partition=mixed.partition("typed"))
         return [row.rule.id for row in rows if row.rule.id == "partition-limit"]

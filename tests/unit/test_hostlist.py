@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,7 +27,7 @@ from hpcdl.system.errors import BadInput
         ("n[1-2].cluster.org", ["n1.cluster.org", "n2.cluster.org"]),
     ],
 )
-def test_ranges_are_written_out_with_their_zeros(hostlist: str, names: list[str]) -> None:
+def test_ranges_are_written_out_with_their_zeros(hostlist, names):
     assert list(expand_hostlist(hostlist)) == names
 
 
@@ -50,13 +49,13 @@ def test_ranges_are_written_out_with_their_zeros(hostlist: str, names: list[str]
         (",a", "no list of nodes"),
     ],
 )
-def test_what_names_no_nodes_is_refused_and_takes_no_memory(hostlist: str, why: str) -> None:
+def test_what_names_no_nodes_is_refused_and_takes_no_memory(hostlist, why):
     with pytest.raises(BadInput, match=why):
         expand_hostlist(hostlist)
 
 
 @given(st.text(alphabet="ab[]-,01 9.", max_size=30))
-def test_any_text_is_expanded_within_bounds_or_refused(text: str) -> None:
+def test_any_text_is_expanded_within_bounds_or_refused(text):
     try:
         assert len(expand_hostlist(text)) <= MOST_NODES
     except BadInput:
@@ -65,7 +64,7 @@ def test_any_text_is_expanded_within_bounds_or_refused(text: str) -> None:
 
 @pytest.mark.skipif(not shutil.which("scontrol"), reason="scontrol is not installed")
 @pytest.mark.parametrize("hostlist", ["p100-[01-02,04],login", "n[9-11]", "r[1-2]n[08-10]"])
-def test_scontrol_gives_the_same_names(hostlist: str, tmp_path: Path) -> None:
+def test_scontrol_gives_the_same_names(hostlist, tmp_path):
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=x\nSlurmctldHost=localhost\n")
     asked = subprocess.run(

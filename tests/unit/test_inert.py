@@ -3,8 +3,6 @@
 Names, reasons and logs of others pass one function on their way out, whatever the format.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

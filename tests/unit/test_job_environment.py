@@ -1,11 +1,8 @@
 """Values of --env: never in a script or a record, in a file for its owner alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, environment, submission, sweep_run
 from hpcdl.jobs.manifest import request_of
 from hpcdl.jobs.sweep import plan
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
 from tests.strangers import STRANGER, as_root
@@ -22,7 +19,7 @@ SECRET = "hunter2 $HOME `id` 'quoted'"
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path, monkeypatch):
     """A site whose Slurm takes every job and never says how it ended."""
     numbers = iter(range(7, 99))
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
@@ -32,7 +29,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return replace(shipped, paths=replace(shipped.paths, work=tmp_path / "work"))
 
 
-def everything_else(folder: Path) -> str:
+def everything_else(folder):
     """The text of all files of a directory but those of values."""
     return "".join(
         path.read_text() for path in folder.rglob("*")
@@ -40,7 +37,7 @@ def everything_else(folder: Path) -> str:
     )  # fmt: skip
 
 
-def test_a_value_is_in_one_file_for_its_owner_alone(site: Site) -> None:
+def test_a_value_is_in_one_file_for_its_owner_alone(site):
     spec = JobSpec("p100", environment={"API_KEY": SECRET}, chain=2)
     job = submission.submit(site, spec, Module(()))
     kept = job.folder / environment.NAME
@@ -52,13 +49,13 @@ def test_a_value_is_in_one_file_for_its_owner_alone(site: Site) -> None:
     assert shown.stdout == SECRET
 
 
-def test_arrays_of_a_sweep_keep_theirs(site: Site) -> None:
+def test_arrays_of_a_sweep_keep_theirs(site):
     base = JobSpec("p100", environment={"API_KEY": SECRET, "LR": "0.5"})
     points = plan(site, base, {"gpus": ["1", "2"]})
     folder = sweep_run.sweep_directory(site, "s")
     modules = {"p100": Module(())}
 
-    def submit(base: JobSpec) -> None:
+    def submit(base):
         again = plan(site, base, {"gpus": ["1", "2", "4"]})
         sweep_run.submit(site, folder, again, modules, None, request=request_of(base))
 
@@ -73,7 +70,7 @@ def test_arrays_of_a_sweep_keep_theirs(site: Site) -> None:
 
 
 @as_root
-def test_another_user_reads_no_value_and_plants_none(site: Site) -> None:
+def test_another_user_reads_no_value_and_plants_none(site):
     job = submission.submit(site, JobSpec("p100", environment={"API_KEY": SECRET}), Module(()))
     kept = job.folder / environment.NAME
     read = subprocess.run(["cat", kept], user=STRANGER, group="nogroup", capture_output=True)
@@ -91,11 +88,11 @@ def test_another_user_reads_no_value_and_plants_none(site: Site) -> None:
     assert "API_KEY has no value" in done.stderr
 
 
-def render(*words: str) -> int:
+def render(*words):
     return main(["job", "render", "--site", "embedded", "--no-module", *words])
 
 
-def test_a_rendered_script_has_names_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rendered_script_has_names_only(capsys):
     assert render("--env", "LR=hunter2") == 0
     out, err = capsys.readouterr()
     assert "hunter2" not in out
@@ -103,9 +100,7 @@ def test_a_rendered_script_has_names_only(capsys: pytest.CaptureFixture[str]) ->
     assert err == ""
 
 
-def test_a_secret_on_the_command_line_is_told_how_to_stay_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_on_the_command_line_is_told_how_to_stay_one(capsys, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     assert render("--env", "WANDB_API_KEY") == 0
     assert capsys.readouterr().err == ""
@@ -123,5 +118,5 @@ def test_a_secret_on_the_command_line_is_told_how_to_stay_one(
      ("LR", False), ("OMP_NUM_THREADS", False), ("KEYBOARD", False), ("MONKEY", False),
      ("PATH", False), ("BYPASS", False)],
 )  # fmt: skip
-def test_names_tell_secrets(name: str, secret: bool) -> None:
+def test_names_tell_secrets(name, secret):
     assert environment.looks_secret(name) == secret

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from hpcdl.train.multiworker import join
@@ -18,11 +18,11 @@ from hpcdl.train.ranks import RankPlace
 
 
 @pytest.fixture(scope="module")
-def site() -> Site:
+def site():
     return load_site(folder("templates") / "sites" / "embedded.yaml")
 
 
-def script(site: Site, launcher: str, *program: str) -> str:
+def script(site, launcher, *program):
     spec = JobSpec("p100", nodes=2, gpus_per_node=2, launcher=launcher, program=program)
     return render_script(site, spec, Module(())).text
 
@@ -30,7 +30,7 @@ def script(site: Site, launcher: str, *program: str) -> str:
 SHOW = 'import os; print(os.environ["TF_CONFIG"])'
 
 
-def run_workers(site: Site, folder: Path, sharing: str = "NO") -> str:
+def run_workers(site, folder, sharing="NO"):
     """The script's own lines run in a real bash, with Slurm's commands standing in."""
     text = script(site, "multiworker", "python3", "-c", SHOW)
     start = text.index("[[ $(scontrol show job")
@@ -59,7 +59,7 @@ def run_workers(site: Site, folder: Path, sharing: str = "NO") -> str:
     return done.stdout
 
 
-def test_ports_that_somebody_has_are_drawn_anew(site: Site, tmp_path: Path) -> None:
+def test_ports_that_somebody_has_are_drawn_anew(site, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "shuf").write_text(
@@ -74,13 +74,11 @@ def test_ports_that_somebody_has_are_drawn_anew(site: Site, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("sharing", ["OK", "YES", "USER"])
-def test_tensorflow_s_server_does_not_start_where_others_may_run(
-    site: Site, tmp_path: Path, sharing: str
-) -> None:
+def test_tensorflow_s_server_does_not_start_where_others_may_run(site, tmp_path, sharing):
     assert run_workers(site, tmp_path, sharing) == ""
 
 
-def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site: Site) -> None:
+def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
     wary = replace(site, trusted_network=False)
     job = JobSpec("p100", nodes=2, gpus_per_node=2, launcher="multiworker")
     with pytest.raises(BadInput, match="asks nobody for a password") as caught:
@@ -90,7 +88,7 @@ def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site: Si
     assert "\n#SBATCH --exclusive\n" in text
 
 
-def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch):
     for name in ("TF_CONFIG", "HPCDL_TRUSTED_NETWORK"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(MissingPrerequisite, match="asks nobody for a password"):
@@ -98,9 +96,7 @@ def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])
-def test_a_node_that_misses_its_first_step_is_asked_once_more(
-    site: Site, tmp_path: Path, missed: int, asked: int
-) -> None:
+def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, missed, asked):
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
     look = text[text.index("\npreflight() {") : text.index("\n# together")]
     look += text[text.index("look() {") : text.index("\nexpect result")]
@@ -120,9 +116,7 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(
 
 @pytest.mark.parametrize("runtime", ["apptainer", "charliecloud", "pyxis"])
 @pytest.mark.parametrize("stage", [False, True])
-def test_a_container_sees_the_data_and_works_in_the_job_s_directory(
-    site: Site, tmp_path: Path, runtime: str, stage: bool
-) -> None:
+def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_path, runtime, stage):
     """The launch line runs in a real bash: the words are those that the runtime gets."""
     spec = JobSpec("p100", gpus=1, program=("true",), container="/image.sif", data="/elsewhere/set",
                    stage=stage, job_dir=tmp_path / "my job", files=(Path("/srv/program"),),

@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.jobs import JobSpec, Layout, plan_layout
-from hpcdl.site import Site
+from hpcdl.jobs import JobSpec, plan_layout
 from hpcdl.system.errors import BadInput
 from tests.unit.conftest import shipped
 
 
-def layout(site: Site, partition: str, **asked: object) -> Layout:
-    return plan_layout(site, JobSpec(partition, **asked))  # type: ignore[arg-type]
+def layout(site, partition, **asked):
+    return plan_layout(site, JobSpec(partition, **asked))
 
 
-def refusal(site: Site, partition: str, **asked: object) -> str:
+def refusal(site, partition, **asked):
     with pytest.raises(BadInput) as caught:
         layout(site, partition, **asked)
     return f"{caught.value.message}; {caught.value.hint}"
@@ -46,12 +45,7 @@ def refusal(site: Site, partition: str, **asked: object) -> str:
         ("p100", {"gpus": 4, "launcher": "single"}, (1, 1, 56, 4, 0, True)),
     ],
 )
-def test_a_rank_per_gpu_with_its_share_of_the_node(
-    three_generations: Site,
-    partition: str,
-    asked: dict[str, object],
-    expected: tuple[int, int, int, int, int, bool],
-) -> None:
+def test_a_rank_per_gpu_with_its_share_of_the_node(three_generations, partition, asked, expected):
     found = layout(three_generations, partition, **asked)
     assert (
         found.nodes, found.tasks_per_node, found.cpus_per_task, found.gpus_per_node,
@@ -72,9 +66,7 @@ def test_a_rank_per_gpu_with_its_share_of_the_node(
         ({"tasks_per_node": 2, "cpus_per_task": 4}, (1, 2, 4, 31000, False)),
     ],
 )
-def test_without_gpus_cpus_decide(
-    pi: Site, asked: dict[str, object], expected: tuple[int, int, int, int, bool]
-) -> None:
+def test_without_gpus_cpus_decide(pi, asked, expected):
     found = layout(pi, "cpu", **asked)
     assert (
         found.nodes, found.tasks_per_node, found.cpus_per_task, found.memory_mb, found.exclusive,
@@ -96,9 +88,7 @@ def test_without_gpus_cpus_decide(
         ("p10", {"gpus": 1}, "no partition 'p10'; did you mean 'p100'?"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_does(
-    three_generations: Site, partition: str, asked: dict[str, object], said: str
-) -> None:
+def test_what_does_not_fit_is_refused_with_what_does(three_generations, partition, asked, said):
     assert said in refusal(three_generations, partition, **asked)
 
 
@@ -110,17 +100,17 @@ def test_what_does_not_fit_is_refused_with_what_does(
         ({"tasks_per_node": 4, "cpus_per_task": 5}, "at most --cpus-per-task 4"),
     ],
 )
-def test_a_cpu_partition_says_its_own_limits(pi: Site, asked: dict[str, object], said: str) -> None:
+def test_a_cpu_partition_says_its_own_limits(pi, asked, said):
     assert said in refusal(pi, "cpu", **asked)
 
 
-def test_one_node_is_no_nodes(pi: Site) -> None:
+def test_one_node_is_no_nodes(pi):
     alone = replace(pi.partition("cpu"), nodes=1)
     site = replace(pi, partitions={"cpu": alone})
     assert "'cpu' has 1 node, not 2" in refusal(site, "cpu", nodes=2)
 
 
-def test_the_default_time_is_an_hour_or_what_the_partition_allows(three_generations: Site) -> None:
+def test_the_default_time_is_an_hour_or_what_the_partition_allows(three_generations):
     assert layout(three_generations, "p100").minutes == 60
     assert layout(three_generations, "p100", minutes=2880).minutes == 2880
 
@@ -134,14 +124,8 @@ COUNT = st.none() | st.integers(1, 40)
     COUNT, COUNT, COUNT, COUNT, COUNT, st.sampled_from(["horovod", "single"]),
 )  # fmt: skip
 def test_whatever_is_asked_the_layout_fits_its_nodes_or_is_refused(
-    place: tuple[Site, str],
-    gpus: int | None,
-    nodes: int | None,
-    per_node: int | None,
-    tasks: int | None,
-    cpus: int | None,
-    launcher: str,
-) -> None:
+    place, gpus, nodes, per_node, tasks, cpus, launcher
+):
     site, name = place
     part = site.partition(name)
     spec = JobSpec(
@@ -177,21 +161,19 @@ def test_whatever_is_asked_the_layout_fits_its_nodes_or_is_refused(
         ({"gpus": 8, "launcher": "single"}, False),
     ],
 )
-def test_ranks_that_fill_whole_nodes_go_socket_by_socket(
-    three_generations: Site, asked: dict[str, object], in_order: bool
-) -> None:
-    spec = JobSpec("v100", **asked)  # type: ignore[arg-type]
+def test_ranks_that_fill_whole_nodes_go_socket_by_socket(three_generations, asked, in_order):
+    spec = JobSpec("v100", **asked)
     assert plan_layout(three_generations, spec).by_socket == in_order
 
 
-def test_ranks_without_gpus_and_on_one_socket_are_left_to_slurm(modern: Site) -> None:
+def test_ranks_without_gpus_and_on_one_socket_are_left_to_slurm(modern):
     assert not plan_layout(modern, JobSpec("cpu", nodes=1, tasks_per_node=2)).by_socket
     one = replace(modern.partition("a100"), sockets=1, cores_per_socket=128)
     site = replace(modern, partitions={"a100": one})
     assert not plan_layout(site, JobSpec("a100", gpus=8)).by_socket
 
 
-def test_three_gpus_have_no_place_on_two_sockets(modern: Site) -> None:
+def test_three_gpus_have_no_place_on_two_sockets(modern):
     partition = modern.partition("a100")
     assert partition.gpu is not None
     odd = replace(partition, gpu=partition.gpu._replace(per_node=3), cores_per_socket=3)
@@ -199,7 +181,7 @@ def test_three_gpus_have_no_place_on_two_sockets(modern: Site) -> None:
     assert not plan_layout(site, JobSpec("a100", gpus=3)).by_socket
 
 
-def test_a_rank_takes_its_share_where_cores_are_fewer_than_gpus(three_generations: Site) -> None:
+def test_a_rank_takes_its_share_where_cores_are_fewer_than_gpus(three_generations):
     """4 cores of 2 threads and 8 GPUs: one GPU has one CPU, not all eight."""
     node = {"sockets": 1, "cores_per_socket": 4, "threads_per_core": 2}
     part = replace(three_generations.partition("p100"), **node)

@@ -2,9 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +10,13 @@ from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, sweep, sweep_run
 from hpcdl.jobs.listing import as_text, own_jobs
 from hpcdl.jobs.submission import index, submit
-from hpcdl.site import Site
 from hpcdl.slurm import client, once
-from hpcdl.slurm.parse import JobRecord
 from tests.strangers import as_root
 from tests.unit import slurm_output as said
 
 
 @pytest.fixture
-def site(three_generations: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(three_generations, tmp_path, monkeypatch):
     numbers = iter(range(7, 99))
     monkeypatch.setattr(client, "would_run", lambda _: None)
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
@@ -29,7 +25,7 @@ def site(three_generations: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return replace(three_generations, paths=replace(three_generations.paths, work=tmp_path))
 
 
-def test_runs_are_listed_by_what_slurm_or_their_files_say(site: Site) -> None:
+def test_runs_are_listed_by_what_slurm_or_their_files_say(site):
     assert own_jobs(site, 5) == ()
     assert as_text(()) == "job  name  partition  state  age  directory"
     ended = submit(site, JobSpec("p100", name="first"), Module(()))
@@ -49,9 +45,7 @@ def test_runs_are_listed_by_what_slurm_or_their_files_say(site: Site) -> None:
     assert "second" in as_text(found)
 
 
-def test_a_cancelled_job_is_listed_with_who_did_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_job_is_listed_with_who_did_it(site, monkeypatch):
     known = [said.job(id=number, state="CANCELLED") for number in (7, 8)]
     monkeypatch.setattr(client, "queue", lambda: known)
     root = said.job(id=7, state="CANCELLED", cancelled_by=0)
@@ -62,7 +56,7 @@ def test_a_cancelled_job_is_listed_with_who_did_it(
     assert sorted(states) == [["CANCELLED", "by", "?"], ["CANCELLED", "by", "root"]]
 
 
-def swept(site: Site, name: str, count: int = 4) -> Path:
+def swept(site, name, count=4):
     """A sweep of one array: jobs 7, 8... in the order of the calls."""
     rates = {"lr": [str(one) for one in range(count)]}
     points = sweep.plan(site, JobSpec("p100", name=name, program=("true",)), rates)
@@ -71,7 +65,7 @@ def swept(site: Site, name: str, count: int = 4) -> Path:
     return folder
 
 
-def ended(folder: Path, **codes: str) -> None:
+def ended(folder, **codes):
     """Tasks of a sweep have ended with these exit codes."""
     for number, code in codes.items():
         place = sweep.point_folder(folder, points_of(folder)[int(number[1:])])
@@ -79,16 +73,16 @@ def ended(folder: Path, **codes: str) -> None:
         (place / "exit_code").write_text(code)
 
 
-def points_of(folder: Path) -> Sequence[sweep.Point]:
+def points_of(folder):
     rows = sweep_run.read_manifest(folder).rows
     return [sweep.Point(row["id"], row["values"], JobSpec("p100")) for row in rows]
 
 
-def test_an_array_is_listed_by_its_tasks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_is_listed_by_its_tasks(site, monkeypatch):
     first, second = swept(site, "first"), swept(site, "second")
     ended(first, t0="0", t1="1", t2="0", t3="0")
     ended(second, t0="0")
-    tasks: tuple[JobRecord, ...] = (
+    tasks = (
         said.job(id=30, array_job=8, array_tasks="1", state="RUNNING"),
         said.job(id=8, array_job=8, array_tasks="2-3%1", state="PENDING"),
     )
@@ -102,10 +96,8 @@ def test_an_array_is_listed_by_its_tasks(site: Site, monkeypatch: pytest.MonkeyP
     assert len(own_jobs(site, 1)) == 1
 
 
-def test_an_array_that_nobody_knows_of_is_unconfirmed(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mute(*_: object, token: str) -> int:
+def test_an_array_that_nobody_knows_of_is_unconfirmed(site, monkeypatch):
+    def mute(*_, token):
         raise once.unconfirmed()
 
     monkeypatch.setattr(once, "submit", mute)
@@ -118,7 +110,7 @@ def test_an_array_that_nobody_knows_of_is_unconfirmed(
 
 
 @as_root
-def test_sweeps_of_others_and_broken_ones_are_left_out(site: Site) -> None:
+def test_sweeps_of_others_and_broken_ones_are_left_out(site):
     """In a group's work directory each is told of his own."""
     for name in ("stranger", "broken", "mine"):
         swept(site, name)
@@ -127,11 +119,9 @@ def test_sweeps_of_others_and_broken_ones_are_left_out(site: Site) -> None:
     assert [one.name for one in own_jobs(site, 5)] == ["mine"]
 
 
-def test_an_array_is_cancelled_by_its_number(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_array_is_cancelled_by_its_number(site, monkeypatch, capsys):
     swept(site, "one")
-    cancelled: list[int] = []
+    cancelled = []
     monkeypatch.setattr(client, "cancel", cancelled.extend)
     monkeypatch.setattr(client, "queue", list)
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)

@@ -3,35 +3,32 @@
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.references import Reference, update_references
-from hpcdl.site import Site, StackRequest, find_site_file, load_site
-from hpcdl.slurm import parse
+from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.release import Release
 from hpcdl.stack.resolve import resolve
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import Plan, Target, targets
+from hpcdl.workflows.site_plan import Target, targets
 from hpcdl.workflows.site_plan_show import as_data, as_text
 from tests.small_release import make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
 
 @pytest.fixture(autouse=True)
-def _space(monkeypatch: pytest.MonkeyPatch) -> None:
+def _space(monkeypatch):
     """Whatever is left on the disk of whoever runs the tests."""
     monkeypatch.setattr("hpcdl.stack.build.require_space", lambda *_, **__: None)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     """`old` is published, `new` is built."""
     site = small_site(tmp_path)
     make_release(site, "old", version="2.19.1")
@@ -40,13 +37,7 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def planned(
-    site: Site,
-    monkeypatch: pytest.MonkeyPatch,
-    release: Release | None,
-    *found: Use,
-    **more: object,
-) -> Plan:
+def planned(site, monkeypatch, release, *found, **more):
     """The plan where the stack is to be this release and these jobs are in the queue."""
     names = tuple(site.partitions)
     target = Target("tensorflow", "venv", names, resolve(site, names[0], "venv")[0], release,
@@ -56,13 +47,13 @@ def planned(
     return site_plan.plan(site)
 
 
-def of(site: Site, name: str) -> Release:
+def of(site, name):
     from hpcdl.stack.release import read_release
 
     return read_release(site, name)
 
 
-def job(number: int, partition: str) -> parse.JobRecord:
+def job(number, partition):
     return said.job(id=number, name="train", partition=partition)
 
 
@@ -193,7 +184,7 @@ def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(site, monk
 
 
 def test_without_slurm_jobs_are_unknown(site, monkeypatch):
-    def away(_: Site) -> tuple[Use, ...]:
+    def away(_):
         raise MissingPrerequisite("Slurm does not answer")
 
     planned(site, monkeypatch, None)
@@ -310,7 +301,7 @@ def test_a_driver_is_no_version_that_a_stack_brings():
 
 
 def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
-    def fails(*_: object) -> None:
+    def fails(*_):
         run(["false"])
 
     monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", fails)

@@ -1,7 +1,5 @@
 """Layer facts come from real networks, and a roofline shares a measured step among them."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpcdl import facts
@@ -23,14 +21,14 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_network_has_its_published_size_and_work(name: str) -> None:
+def test_a_network_has_its_published_size_and_work(name):
     parameters, macs = PUBLISHED[name]
     assert network(name).parameters == parameters
     assert network(name).macs == pytest.approx(macs, rel=0.005)
 
 
 @pytest.mark.parametrize("name", facts.load("layers")["models"])
-def test_every_layer_has_gradients_and_the_totals_are_those_of_the_file(name: str) -> None:
+def test_every_layer_has_gradients_and_the_totals_are_those_of_the_file(name):
     found = network(name)
     row = facts.load("layers")["models"][name]
     assert all(layer.tensors and layer.parameters for layer in found.layers)
@@ -45,15 +43,15 @@ TRANSFORMERS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_a_transformer_has_its_published_size(name: str) -> None:
+def test_a_transformer_has_its_published_size(name):
     assert network(name).parameters == pytest.approx(TRANSFORMERS[name], rel=0.02)
 
 
-def test_a_longer_sequence_costs_more_than_in_proportion() -> None:
+def test_a_longer_sequence_costs_more_than_in_proportion():
     assert network("bert_large", 1024).macs > 2 * network("bert_large", 512).macs
 
 
-def test_a_smaller_image_costs_in_proportion_but_for_the_dense_layer() -> None:
+def test_a_smaller_image_costs_in_proportion_but_for_the_dense_layer():
     usual, small = network("resnet50"), network("resnet50", 112)
     assert small.macs == pytest.approx(usual.macs / 4, rel=0.01)
     assert small.parameters == usual.parameters
@@ -61,19 +59,19 @@ def test_a_smaller_image_costs_in_proportion_but_for_the_dense_layer() -> None:
 
 
 @pytest.mark.parametrize("name", facts.load("models")["models"])
-def test_a_network_that_can_be_trained_can_be_predicted_at_the_same_size(name: str) -> None:
+def test_a_network_that_can_be_trained_can_be_predicted_at_the_same_size(name):
     row = facts.load("models")["models"][name]
     assert network(name).parameters == row["params"]
     assert [network(name).height, network(name).width, network(name).channels] == row["input"]
 
 
-def test_an_unknown_network_names_the_nearest() -> None:
+def test_an_unknown_network_names_the_nearest():
     with pytest.raises(BadInput) as caught:
         network("resnet5O")
     assert "resnet50" in caught.value.hint
 
 
-def test_a_layer_takes_the_longer_of_arithmetic_and_memory() -> None:
+def test_a_layer_takes_the_longer_of_arithmetic_and_memory():
     net = network("vgg16")
     busy = roofline(net, 64, flops=1e12, bandwidth=1e15)
     starved = roofline(net, 64, flops=1e18, bandwidth=1e9)
@@ -82,13 +80,13 @@ def test_a_layer_takes_the_longer_of_arithmetic_and_memory() -> None:
     assert starved.forward[dense] > 4 * net.layers[dense].parameters / 1e9
 
 
-def test_only_the_first_layer_needs_no_gradient_of_its_input() -> None:
+def test_only_the_first_layer_needs_no_gradient_of_its_input():
     times = roofline(network("resnet50"), 32, 1e13, 1e12)
     assert times.backward[0] == pytest.approx(times.forward[0])
     assert times.backward[5] == pytest.approx(2 * times.forward[5])
 
 
-def test_a_measured_step_scales_all_layers_alike() -> None:
+def test_a_measured_step_scales_all_layers_alike():
     times = roofline(network("resnet50"), 32, 1e13, 1e12)
     found = scaled(times, 0.5)
     assert found.total == pytest.approx(0.5)

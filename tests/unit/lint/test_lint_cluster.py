@@ -17,9 +17,8 @@ PI = Cluster(where="'pi'", **{key: frozenset(names.split()) for key, names in NA
 
 def found(directive, cluster=PI, version="26.05"):
     text = f"#!/bin/bash\n#SBATCH {directive}\npython train.py\n"
-    return {
-        one.rule.id: one.detail for one in lint(text, name="x", version=version, cluster=cluster)
-    }
+    rows = lint(text, name="x", version=version, cluster=cluster)
+    return {one.rule.id: one.detail for one in rows}
 
 
 @pytest.mark.parametrize(
@@ -66,8 +65,7 @@ def test_select_linear_refuses_gpus_per_task_where_the_site_says_so():
 def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, capsys):
     script, site = tmp_path / "job.sh", tmp_path / "site.yaml"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1 --image=docker:x\npython a.py\n")
-    lines = MATRIX.read_text().replace("accounting: false", "plugin_options: [image]")
-    site.write_text(lines)
+    site.write_text(MATRIX.read_text().replace("accounting: false", "plugin_options: [image]"))
     run = ["job", "lint", "--slurm-version", "26.05", "--advice", str(script)]
     assert main(run) == 0
     assert "option-foreign" in capsys.readouterr().out

@@ -21,27 +21,22 @@ def rules_of(text, version="26.05", **more):
     return {one.rule.id for one in lint(text, name="job.sh", version=version, **more)}
 
 
-def options_of(line, command="sbatch"):
-    words = [Word(word, 0) for word in line.split()]
-    return [(one.name, one.value) for one in read_options(words, command).given]
-
-
 @pytest.mark.parametrize(
-    "spelling", ["-N2", "-N 2", "--nodes 2", "--nodes=2", '--nodes="2"', "-HN2", "-N'2'"]
-)
-def test_all_spellings_of_an_option_mean_the_same(spelling):
-    assert ("nodes", "2") in options_of(spelling)
-
-
-def test_an_unambiguous_beginning_names_an_option():
-    assert options_of("--parti=gpu") == [("partition", "gpu")]
-    assert options_of("--ntasks-per=2") == [("ntasks-per", "2")]
-
-
-def test_an_optional_value_stands_only_behind_an_equals_sign():
-    assert options_of("--exclusive user", "srun") == [("exclusive", None)]
-    found = options_of("-K1 --overlap python", "srun")
-    assert found == [("kill-on-bad-exit", "1"), ("overlap", None)]
+    ("line", "command", "options"),
+    [
+        *((one, "sbatch", [("nodes", "2")])
+          for one in ("-N2", "-N 2", "--nodes 2", "--nodes=2", '--nodes="2"', "-N'2'")),
+        ("-HN2", "sbatch", [("hold", None), ("nodes", "2")]),
+        ("--parti=gpu", "sbatch", [("partition", "gpu")]),
+        ("--ntasks-per=2", "sbatch", [("ntasks-per", "2")]),
+        ("--exclusive user", "srun", [("exclusive", None)]),
+        ("-K1 --overlap python", "srun", [("kill-on-bad-exit", "1"), ("overlap", None)]),
+    ],
+)  # fmt: skip
+def test_options_are_read_in_all_their_spellings(line, command, options):
+    """An unambiguous beginning names one; an optional value stands only behind an equals sign."""
+    found = read_options([Word(word, 0) for word in line.split()], command).given
+    assert [(one.name, one.value) for one in found] == options
 
 
 def test_reading_stops_at_the_program():
@@ -66,9 +61,7 @@ def test_directives_end_at_the_first_command_not_at_comments_or_blank_lines():
 @pytest.mark.parametrize("separator", ["hetjob", "packjob"])
 def test_components_of_a_heterogeneous_job_have_options_of_their_own(separator):
     text = HEAD + f"#SBATCH -n1\n#SBATCH {separator}\n#SBATCH -n8 --mem=1G\n"
-    first, second = Script(text, "x").components
-    assert first.number("ntasks") == 1
-    assert second.number("ntasks") == 8
+    assert [one.number("ntasks") for one in Script(text, "x").components] == [1, 8]
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
@@ -143,11 +136,6 @@ def test_options_hidden_in_an_unknown_variable_are_not_taken_as_missing():
     assert "kill-on-bad-exit" not in rules_of(head + "srun $MORE python a.py\n")
 
 
-def test_a_script_of_another_language_is_compared_with_the_rules_of_directives_only():
-    text = "#!/usr/bin/env python3\n#SBATCH --mem=1G --mem-per-cpu=1G\nprint('srun a | tee b')\n"
-    assert rules_of(text) == {"memory-flags"}
-
-
 _WORDS = """\
 #SBATCH  --gpus-per-node= --signal=B: srun & wait trap $( ) (( ${ } ' " ` \\ <<E E\n
 case x in esac ;; if then fi do done { | || && # hetjob -N = : @ % , =( A+=( [[ ]] \u00e9
@@ -160,13 +148,9 @@ _PIECES = st.sampled_from(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [
-        ("job.sh", {"directive-variable"}),
-        ("templates/run/job.sh", {"directive-variable"}),
-        ("run/templates/job.txt", set()),
-        ("job.sh.j2", set()),
-    ],
-)
+    [("job.sh", {"directive-variable"}), ("templates/run/job.sh", {"directive-variable"}),
+     ("run/templates/job.txt", set()), ("job.sh.j2", set())],
+)  # fmt: skip
 def test_what_lies_among_templates_is_filled_in(name, said):
     text = "#!/bin/bash\n#SBATCH --output=$HOME/%j.log\n./solver\n"
     assert {one.rule.id for one in lint(text, name=name, version="26.05")} == said

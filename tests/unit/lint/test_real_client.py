@@ -51,14 +51,12 @@ STEPS = {
     "tres bind": ("--tres-bind=gres/gpu:none", {}),
     "gpu pair by the job": ("--gres=gpu:1", {"SLURM_GPUS_PER_NODE": "1"}),
     "cpus twice": ("", {"SLURM_CPUS_PER_TASK": "2", "SLURM_TRES_PER_TASK": "cpu=4"}),
-    "ntasks per gpu": (
-        "-c2",
-        {"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS": "1", "SLURM_TRES_PER_TASK": "cpu=2"},
-    ),
+    "ntasks per gpu": ("-c2", {"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS": "1",
+                               "SLURM_TRES_PER_TASK": "cpu=2"}),
     "cpus per gpu": ("-c2 --cpus-per-gpu=2 --gpus=1", {}),
     "wait for children": ("--wait-for-children", {}),
     "right": ("-n2 -c4 --kill-on-bad-exit=1", {}),
-}
+}  # fmt: skip
 _REFUSALS = re.compile(
     r"mutually exclusive|unrecognized option|invalid option|ambiguous|Invalid|only used with srun|"
     r"two different environment variables|look like a batch script|DOS line breaks|NULL character"
@@ -96,10 +94,6 @@ def slurm(request, tmp_path_factory):
     config.unlink()
 
 
-def says(text):
-    return bool(_REFUSALS.search(text))
-
-
 def refusal(plan, *arguments):
     """What a stand-in says where it refuses."""
     try:
@@ -115,7 +109,7 @@ def test_the_stand_in_refuses_the_scripts_that_the_real_sbatch_refuses(slurm, na
     text = TEXTS.get(name) or f"#!/bin/bash\n{SCRIPTS[name]}\ntrue\n"
     real = run(["sbatch"], stdin=text).stderr
     said = refusal(standin_batch.plan, Slurm(version), [], text.encode(), {})
-    assert says(said) == says(real), (said, real)
+    assert bool(_REFUSALS.search(said)) == bool(_REFUSALS.search(real)), (said, real)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -125,7 +119,7 @@ def test_the_stand_in_refuses_the_steps_that_the_real_srun_refuses(slurm, name):
     words = [*options.split(), "true"]
     real = run(["srun", *words], around).stderr
     said = refusal(standin_steps.plan, Slurm(version), words, around)
-    assert says(said) == says(real), (said, real)
+    assert bool(_REFUSALS.search(said)) == bool(_REFUSALS.search(real)), (said, real)
 
 
 def test_the_real_slurm_has_no_plugin_that_the_facts_lack(slurm):
