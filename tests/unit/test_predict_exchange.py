@@ -25,17 +25,13 @@ def a_check(folder, machine, local, nodes, wait=0.0, **changes):
     """What the check writes where its messages take as long as on `machine`, and `wait` each."""
     ranks = local * nodes
     seconds = {size: wait + took(machine, local, nodes, size) for size in SIZES}
+    rates = {str(size): size / time * 2 * (ranks - 1) / ranks / 1e9
+             for size, time in seconds.items()}  # fmt: skip
     result = {
-        "schema": 2,
-        "kind": "allreduce",
-        "job": {"partition": "p100"},
+        "schema": 2, "kind": "allreduce", "job": {"partition": "p100"},
         "layout": {"ranks": ranks, "hosts": [f"n{rank // local}" for rank in range(ranks)],
                    "gpu_per_rank": 1},
-        "versions": {"strategy": "multiworker"},
-        "summary": {"bus_gbs": {
-            str(size): size / time * 2 * (ranks - 1) / ranks / 1e9
-            for size, time in seconds.items()
-        }},
+        "versions": {"strategy": "multiworker"}, "summary": {"bus_gbs": rates},
     }  # fmt: skip
     path = folder / f"allreduce-{local}-{nodes}.json"
     path.write_text(json.dumps({**result, **changes}))
@@ -66,8 +62,7 @@ def test_what_horovod_waits_for_its_cycle_is_neither_latency_nor_bandwidth(p100,
 
 
 def test_a_check_between_nodes_leaves_the_links_within_as_they_were(p100, tmp_path):
-    found = fitted(p100, read_exchange(a_check(tmp_path, p100, 2, 2)))
-    assert found.inside == p100.inside
+    assert fitted(p100, read_exchange(a_check(tmp_path, p100, 2, 2))).inside == p100.inside
 
 
 def test_a_slow_network_that_was_measured_slows_the_forecast(three_generations, p100, tmp_path):
