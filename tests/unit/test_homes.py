@@ -24,9 +24,8 @@ def test_a_home_is_gone_at_the_end(tmp_path):
 
 
 def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True, check=False
-    )
+    words = [sys.executable, "-c", KILLED, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     left = Path(done.stdout.strip())
     assert left.parent == tmp_path, done.stderr
     assert left.is_dir()
@@ -34,13 +33,8 @@ def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path):
         assert not left.exists()
 
 
-def test_the_home_of_a_run_that_lives_is_left_alone(tmp_path):
+def test_the_home_of_a_run_that_lives_and_one_of_no_owner_are_left_alone(tmp_path):
+    (tmp_path / "hpcdl-t-other").mkdir()
     with short_home(tmp_path) as one, short_home(tmp_path):
         assert json.loads((one / "owner.json").read_text())["pid"]
-
-
-def test_a_folder_that_names_no_owner_is_left_alone(tmp_path):
-    other = tmp_path / "hpcdl-t-other"
-    other.mkdir()
-    with short_home(tmp_path):
-        assert other.is_dir()
+        assert (tmp_path / "hpcdl-t-other").is_dir()

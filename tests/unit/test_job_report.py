@@ -11,19 +11,17 @@ RESULT = {
     "layout": {"ranks": 4},
     "samples": {"seconds": [0.5, 0.5, 0.5]},
     "summary": {
-        "images_per_second": 1234.5,
-        "images_per_second_p05": 1200.0,
+        "images_per_second": 1234.5, "images_per_second_p05": 1200.0,
         "images_per_second_p95": 1250.0,
         "phases": {"input": 0.41, "compute": 0.5, "communication": 0.05, "other": 0.04},
     },
-}
+}  # fmt: skip
 
 
 def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus():
     report = summarize(DONE, RESULT, {"layout": {"cpus_per_task": 4}})
-    assert report.advice == (
-        "input-bound: 41% of each step waits for data; raise --cpus-per-task from 4 to 8"
-    )
+    said = "input-bound: 41% of each step waits for data; raise --cpus-per-task from 4 to 8"
+    assert report.advice == said
     text = as_text(report)
     assert "1,234.5 images/s (1,200 to 1,250), 4 ranks" in text
     assert ", requeued once" in text
@@ -31,12 +29,10 @@ def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus():
 
 @pytest.mark.parametrize(
     ("tasks", "now", "said"),
-    [
-        (2, 14, "its ranks have all CPUs of their nodes"),
-        (1, 14, "raise --cpus-per-task from 14 to 28"),
-        (2, 10, "raise --cpus-per-task from 10 to 14"),
-    ],
-)
+    [(2, 14, "its ranks have all CPUs of their nodes"),
+     (1, 14, "raise --cpus-per-task from 14 to 28"),
+     (2, 10, "raise --cpus-per-task from 10 to 14")],
+)  # fmt: skip
 def test_no_more_cpus_are_advised_than_a_node_has(tasks, now, said):
     layout = {"cpus_per_task": now, "tasks_per_node": tasks}
     assert said in summarize(DONE, RESULT, {"layout": layout}, node_cpus=28).advice
@@ -44,20 +40,17 @@ def test_no_more_cpus_are_advised_than_a_node_has(tasks, now, said):
 
 def test_the_loss_of_the_whole_run_is_drawn_with_what_earlier_starts_reached():
     curve = {"step": list(range(1, 41)), "loss": [None, *[4.0] * 19, *[1.0] * 20]}
-    report = summarize(DONE, {**RESULT, "curve": curve}, {})
-    assert report.curve == (*[4.0] * 19, *[1.0] * 20)
+    assert summarize(DONE, {**RESULT, "curve": curve}, {}).curve == (*[4.0] * 19, *[1.0] * 20)
 
 
-def test_communication_is_named_when_it_is_the_worst():
+def test_communication_is_named_when_it_is_the_worst_and_a_job_that_computes_gets_no_advice():
     assert advise({"input": 0.1, "communication": 0.3}, {}).startswith("communication-bound: 30%")
-
-
-def test_a_job_that_computes_gets_no_advice():
     assert advise({"input": 0.02, "compute": 0.9, "communication": 0.08}, {}) == ""
 
 
-def test_a_job_without_a_result_is_reported_by_its_state():
-    report = summarize(DONE, None, {})
+@pytest.mark.parametrize("usage", [None, Usage({}, 0, 0.0, None, "")])
+def test_a_job_without_a_result_is_reported_by_its_state(usage):
+    report = summarize(DONE, None, {}, usage)
     assert report.images_per_second is None
     assert as_text(report) == "job 7: it is done, requeued once"
 
@@ -94,8 +87,3 @@ def test_what_accounting_knows_is_said_as_text():
     text = as_text(summarize(DONE, None, {}, Usage(had, 100, 400.0, 1536.0, "p100-02")))
     assert "had cpu 8, gpu:p100 2, mem 60000M for 1 min 40 s\n" in text
     assert "used 50% of its CPUs' time, at most 1,536 MB in one task (p100-02)" in text
-
-
-def test_a_job_that_never_ran_had_nothing():
-    text = as_text(summarize(DONE, None, {}, Usage({}, 0, 0.0, None, "")))
-    assert text == "job 7: it is done, requeued once"

@@ -30,43 +30,35 @@ def script(site, launcher, *program):
 SHOW = 'import os; print(os.environ["TF_CONFIG"])'
 
 
+def stand_in(folder, name, body):
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
 def run_workers(site, folder, sharing="NO"):
     """The script's own lines run in a real bash, with Slurm's commands standing in."""
     text = script(site, "multiworker", "python3", "-c", SHOW)
     start = text.index("[[ $(scontrol show job")
     launch = text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  sh -c")
     program = text[launch : text.index(" &\n", launch)]
-    stand_in = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
-    (folder / "srun").write_text(stand_in)
-    (folder / "scontrol").write_text(
-        f"#!/bin/bash\n[[ $2 == job ]] && echo 'JobId=1369 OverSubscribe={sharing} Comment=x' || "
-        "printf 'p100-01\\np100-02\\n'\n"
-    )
-    for name in ("srun", "scontrol"):
-        (folder / name).chmod(0o755)
-    env = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "HPCDL_JOB_DIR": str(folder),
-        "SLURM_PROCID": "3",
-        "SLURM_JOB_ID": "1369",
-        "SLURM_JOB_NODELIST": "p100-[01-02]",
-    }
+    stand_in(folder, "srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"')
+    said = f"echo 'JobId=1369 OverSubscribe={sharing} Comment=x'"
+    names = "printf 'p100-01\\np100-02\\n'"
+    stand_in(folder, "scontrol", f"[[ $2 == job ]] && {said} || {names}")
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "HPCDL_JOB_DIR": str(folder),
+           "SLURM_PROCID": "3", "SLURM_JOB_ID": "1369",
+           "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
     together = text[text.index("\ntogether() {") : text.index("\n# follow")]
     lines = 'leave() { exit "$1"; }\n' + together + text[start:launch] + program
-    done = subprocess.run(
-        ["bash", "-c", lines], env=env, cwd=folder, capture_output=True, text=True
-    )
-    return done.stdout
+    words = ["bash", "-c", lines]
+    return subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True).stdout
 
 
 def test_ports_that_somebody_has_are_drawn_anew(site, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (tmp_path / "shuf").write_text(
-            f"#!/bin/bash\necho x >>{tmp_path}/drawn\n"
-            f"(( $(wc -l <{tmp_path}/drawn) == 1 )) && echo {port} || echo 12003\n"
-        )
-        (tmp_path / "shuf").chmod(0o755)
+        once = f"(( $(wc -l <{tmp_path}/drawn) == 1 )) && echo {port} || echo 12003"
+        stand_in(tmp_path, "shuf", f"echo x >>{tmp_path}/drawn\n{once}")
         out = run_workers(site, tmp_path)
     assert "ports of attempt 1 are taken" in out
     config = json.loads(out.splitlines()[-1])
@@ -100,14 +92,9 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, mi
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
     look = text[text.index("\npreflight() {") : text.index("\n# together")]
     look += text[text.index("look() {") : text.index("\nexpect result")]
-    stand_ins = {
-        "hpcdl": ":",
-        "srun": f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"',
-        "sleep": ":",
-    }
-    for name, body in stand_ins.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+    srun = f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"'
+    for name, body in {"hpcdl": ":", "srun": srun, "sleep": ":"}.items():
+        stand_in(tmp_path, name, body)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["bash", "-c", look], cwd=tmp_path, env=env, check=False)
     assert (tmp_path / "asked").read_text().count("x") == asked
@@ -123,8 +110,7 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_pa
                    preflight=False)  # fmt: skip
     text = render_script(replace(site, container=runtime), spec, Module(())).text
     launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nfollow")]
-    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
+    stand_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPCDL_DATA": "/tmp/hpcdl 7",
            "HPCDL_JOB_DIR": str(tmp_path / "my job")}  # fmt: skip
     done = subprocess.run(["bash", "-c", launch], env=env, capture_output=True, text=True)

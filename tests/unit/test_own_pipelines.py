@@ -26,8 +26,7 @@ def test_its_service_accepts_it(name):
 @pytest.mark.parametrize("name", [GITHUB, GITLAB])
 def test_it_calls_targets_that_there_are(name):
     targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
-    text = (ROOT / name).read_text()
-    called = set(re.findall(r"(?<!git )\bmake ([a-z][a-z-]+)$", text, re.M))
+    called = set(re.findall(r"(?<!git )\bmake ([a-z][a-z-]+)$", (ROOT / name).read_text(), re.M))
     assert called <= targets, called - targets
     assert {"test-fast", "test-matrix", "down"} <= called
 

@@ -11,10 +11,8 @@ SETUP.read(ROOT / "setup.cfg")
 
 def test_every_package_is_listed():
     listed = set(SETUP["options"]["packages"].split())
-    found = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for path in (ROOT / "hpcdl").rglob("__init__.py")
-    }
+    inits = (ROOT / "hpcdl").rglob("__init__.py")
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in inits}
     assert found <= listed, f"add to setup.cfg: {sorted(found - listed)}"
 
 

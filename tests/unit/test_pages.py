@@ -18,9 +18,13 @@ def name(path):
     return str(path.relative_to(ROOT))
 
 
+def links(page):
+    return re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+    for target in links(page):
         assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
@@ -62,11 +66,7 @@ def test_options_in_a_page_s_blocks_exist(page):
 
 
 def test_every_page_is_reached_from_the_readme_or_another_page():
-    linked = {
-        (page.parent / target).resolve()
-        for page in PAGES
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
-    }
+    linked = {(page.parent / target).resolve() for page in PAGES for target in links(page)}
     lost = [name(page) for page in ROOT.glob("docs/*.md") if page.resolve() not in linked]
     assert not lost, f"no page links to {lost}"
 
