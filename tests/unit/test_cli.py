@@ -35,12 +35,13 @@ def call(capsys):
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_help_shows_an_example_first(words, call):
+def test_help_shows_an_example_first_and_a_dry_run_where_something_changes(words, call):
     code, out, err = call(f"{words} --help")
     assert (code, err) == (0, "")
     assert re.match(rf"example: .*\bhpcdl {words.split()[0]}\b", out.splitlines()[0])
     assert f"usage: hpcdl {words}" in " ".join(out.split())
     assert "--json" in out
+    assert ("--dry-run" in out) == COMMANDS[words].changes
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -236,12 +237,6 @@ def test_no_color_is_an_option_and_a_variable(monkeypatch):
 
 def test_every_exit_code_has_a_meaning():
     assert set(MEANINGS) == set(ExitCode)
-
-
-def test_a_dry_run_is_offered_where_something_changes(call):
-    for words, command in COMMANDS.items():
-        _, out, _ = call(f"{words} --help")
-        assert ("--dry-run" in out) == command.changes, words
 
 
 def test_an_existing_site_file_is_replaced_only_when_forced(tmp_path, call):

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.cli import main
 from hpcdl.system.document import MAX_DEPTH, InvalidDocument, Mapping, parse_document, read_document
 from hpcdl.system.errors import BadInput
 
@@ -61,20 +60,6 @@ def test_an_empty_file_is_refused_with_the_hint_of_who_reads_it(text):
     with pytest.raises(BadInput, match="is empty") as caught:
         parse_document(text, "f.yaml", "write something")
     assert caught.value.hint == "write something"
-
-
-@pytest.mark.parametrize(
-    ("line", "next_step"),
-    [("site show --site", "hpcdl site init"), ("job render --site pi --file", "hpcdl job schema"),
-     ("study show", "hpcdl study schema")],
-)  # fmt: skip
-def test_an_empty_file_is_told_what_belongs_in_it(line, next_step, tmp_path, capsys):
-    file = tmp_path / "empty.yaml"
-    file.write_text("# nothing yet\n")
-    assert main([*line.split(), str(file)]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"error: {file} is empty"
-    assert [text for text in said if text.startswith("help:") and next_step in text] == said[1:]
 
 
 def test_a_fault_is_shown_as_a_compiler_shows_it():

@@ -17,7 +17,6 @@ from hpcdl.jobs.sweep import plan
 from hpcdl.jobs.transport import Link, judge_links
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
-from hpcdl.regress.references import load_references
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import job_on
@@ -29,7 +28,6 @@ from hpcdl.stack.resolve import resolve, why_not
 from hpcdl.stack.resolve_facts import serves
 from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.resolve_show import as_text as resolution_text
-from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.workflows.expectation import expect, why_none
@@ -294,12 +292,6 @@ def test_the_other_backend_is_told_once_for_each_model_of_a_partition(mixed):
     assert told == ["typed (A100-PCIe-40GB) by Spack instead", "typed (L40S) by Spack instead"]
 
 
-def test_gpus_beside_each_other_are_named_by_the_first_and_the_last(mixed):
-    old = alone(mixed, "K80", driver="470.256.02")
-    (answer,) = why_not(old, "tensorflow@2.15.0", "x", "venv")
-    assert any("needs GPU sm_50 to sm_121 (" in line for line in chain_lines(answer.chain))
-
-
 def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed):
     site = alone(mixed, "GH200", "gh")
     wheels, spack = resolve(site, "gh", "venv")[0], resolve(site, "gh", "spack")[0]
@@ -368,11 +360,6 @@ def test_a_check_asks_for_the_nodes_of_its_model(mixed):
     assert parts[1]["access"] == ["--partition=untyped", "--constraint=t4"]
     assert parts[1]["extras"]["reference_set"] == "t4"
     assert parts[2]["resources"][0]["options"] == ["--gpus-per-node=l40s:{num_gpus_per_node}"]
-
-
-def test_references_are_of_one_model_each(mixed):
-    keys = load_references(mixed, "v100-pcie")
-    assert {key[2] for key in keys} <= {"sizes:V100-PCIex2", "sizes:V100-PCIex8"}
 
 
 def test_one_build_by_spack_has_code_for_every_model_of_its_partition(mixed):
