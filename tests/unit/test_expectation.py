@@ -103,9 +103,6 @@ def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations):
     assert "ask for a longer --time" in time_line(1_000_000)
 
 
-# ---- from runs of this site ----
-
-
 def earlier_job(site, number, spec=TINY, rate=5000.0, ranks=1, **changes):
     folder = site.paths.work / "jobs" / "by-id" / str(number)
     folder.mkdir(parents=True)
@@ -178,9 +175,6 @@ def test_damaged_files_of_other_jobs_never_stop_a_submit(busy, name, text):
     assert expect(busy, TINY) is None
 
 
-# ---- from the site's all-reduce check ----
-
-
 def allreduce_of(case, rates, **changes):
     """References of a case of the check: bus bandwidth in GB/s by bytes."""
     plain = Reference(
@@ -234,9 +228,6 @@ def test_a_job_of_one_rank_and_references_that_cannot_be_read_cost_the_links_onl
     assert "all-reduce" not in expected(checked, big(1)).source
     site_file(checked, checked.partition("p100").reference_set).write_text("schema: 7")
     assert "all-reduce" not in expected(checked, big(16)).source
-
-
-# ---- afterwards ----
 
 
 @pytest.fixture

@@ -133,9 +133,6 @@ def test_whatever_is_asked_the_layout_fits_its_nodes_or_is_refused(
     assert found.exclusive == (found.memory_mb == 0)
 
 
-# ---- sockets ----
-
-
 @pytest.mark.parametrize(
     ("asked", "in_order"),
     [

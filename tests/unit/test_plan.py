@@ -186,14 +186,6 @@ def test_without_slurm_jobs_are_unknown(site, monkeypatch):
     assert "jobs are unknown: Slurm does not answer" in as_text(site_plan.plan(site))
 
 
-def test_a_stack_that_spack_compiles_is_planned_for_its_partitions():
-    found = {one.stack: one for one in targets(load_site(find_site_file("pi")))}
-    kepler = found["tensorflow-kepler"]
-    assert kepler.partitions == ("k20", "k80")
-    assert kepler.release.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
-    assert any("solve tensorflow-kepler with Spack" in step for step in kepler.steps)
-
-
 def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_do():
     site = load_site(find_site_file("pi"))
     pascal = replace(site.partitions["p100"], name="p100", stack="tensorflow-kepler")
@@ -295,6 +287,8 @@ def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus():
     kepler = found["tensorflow-kepler", ("k20", "k80")]
     gpus, cpus = found["tensorflow", ("p100",)], found["tensorflow", ("cpu", "fat")]
     assert {one.component: one.after for one in kepler.versions}["cuda"] == "11.8.0"
+    assert kepler.target.release.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
+    assert any("solve tensorflow-kepler with Spack" in step for step in kepler.target.steps)
     if gpus.target.release is not None and cpus.target.release is not None:
         assert "cuda12.9-sm60" in gpus.target.release.module
         assert gpus.target.release.partitions == ("p100",)
