@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hpcdl"
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module_of(path):
@@ -36,7 +35,7 @@ def imported(module):
     return found & MODULES.keys()
 
 
-MODULES = {module_of(path): path for path in FILES}
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 # Seconds, so for who runs these tests only: every worker of pytest imports this file.
@@ -70,21 +69,18 @@ def allowed():
 
 def test_imports_go_down():
     layers = allowed()
-    between = {(layer_of(one), layer_of(other), one) for one, other in edges()}
-    wrong = [
-        f"{one} imports {there}"
-        for here, there, one in sorted(between)
-        if here and there and here != there and there not in layers[here] | {"train"}
-    ]
+    wrong = []
+    for one, other in sorted(edges()):
+        here, there = layer_of(one), layer_of(other)
+        if here and there and there not in layers[here] | {here, "train"}:
+            wrong.append(f"{one} imports {other}")
     assert not wrong
 
 
 def test_nobody_imports_the_training_program_but_the_command_line_its_options():
     beside = ("train", "measure")
-    into = {
-        edge for edge in edges() if layer_of(edge[1]) in beside and layer_of(edge[0]) not in beside
-    }
-    assert into == {
+    into = [(one, other) for one, other in edges() if layer_of(other) in beside]
+    assert {edge for edge in into if layer_of(edge[0]) not in beside} == {
         ("hpcdl.cli.train", "hpcdl.train.options"),
         ("hpcdl.cli.check", "hpcdl.train.options"),
         ("hpcdl.cli.data", "hpcdl.train.data.data_options"),
@@ -116,16 +112,17 @@ def test_what_the_login_node_imports_never_imports_tensorflow():
 
 def test_nothing_imports_tensorflow_before_the_process_is_prepared_for_it():
     """Threads, GPUs and Keras are decided first (startup.py); later modules import it on top."""
-    top = {name: {one.module or "" for one in tree.body if isinstance(one, ast.ImportFrom)}
-           | {f"{one.module}.{alias.name}" for one in tree.body
-              if isinstance(one, ast.ImportFrom) for alias in one.names}
-           for name, tree in trees().items()}  # fmt: skip
-    above = {name: found & set(MODULES) for name, found in top.items()}
+    above = {}
+    for name, tree in trees().items():
+        froms = [one for one in tree.body if isinstance(one, ast.ImportFrom)]
+        names = {f"{one.module}.{alias.name}" for one in froms for alias in one.names}
+        above[name] = MODULES.keys() & (names | {one.module for one in froms})
     starts = {name for name in MODULES if name.startswith("hpcdl.measure.")}
     reached = reached_from({"hpcdl.train.__main__", "hpcdl.train.data.__main__", *starts}, above)
     assert {"hpcdl.train.program", "hpcdl.train.parameter_server"} <= reached
-    assert not [name for name in reached if imports_tensorflow(trees()[name].body)]
-    assert len([name for name in MODULES if imports_tensorflow(trees()[name].body)]) > 20
+    early = {name for name in MODULES if imports_tensorflow(trees()[name].body)}
+    assert not early & reached
+    assert len(early) > 20
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -144,12 +141,8 @@ def test_every_layer_has_its_place():
 
 
 def test_names_of_modules_are_unique_within_a_layer():
-    found = defaultdict(list)
-    for name in MODULES:
-        stem = name.rpartition(".")[2]
-        if stem != "__main__":
-            found[layer_of(name), stem].append(name)
-    assert not [names for names in found.values() if len(names) > 1]
+    found = Counter((layer_of(name), name.rpartition(".")[2]) for name in MODULES)
+    assert [one for one, count in found.items() if count > 1 and one[1] != "__main__"] == []
 
 
 def test_no_template_compares_versions():

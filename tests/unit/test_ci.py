@@ -173,10 +173,9 @@ def test_the_command_writes_files_and_a_dry_run_none(tmp_path, capsys):
 def test_a_failure_is_told_by_systemd_slurm_and_the_gate(three_generations):
     request = Request("/s", notify="/etc/hpcdl/notify.yaml", on_failure="tell@%n.service",
                       mail_type="FAIL,TIME_LIMIT", mail_user="ada@example.org")  # fmt: skip
-    units = render("systemd", three_generations, request)
-    assert "OnFailure=tell@%%n.service\n" in units["hpcdl-nightly.service"]
-    told = "check gate --site /s --notify /etc/hpcdl/notify.yaml --page"
-    assert told in units["hpcdl-nightly.service"]
+    unit = render("systemd", three_generations, request)["hpcdl-nightly.service"]
+    assert "OnFailure=tell@%%n.service\n" in unit
+    assert "check gate --site /s --notify /etc/hpcdl/notify.yaml --page" in unit
     crontab = render("scrontab", three_generations, request)["scrontab"]
     assert "#SCRON --mail-type=FAIL,TIME_LIMIT\n#SCRON --mail-user=ada@example.org\n" in crontab
     for kind in KINDS:

@@ -5,6 +5,7 @@ import re
 import socket
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -207,13 +208,8 @@ def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
     embedded, mode, address, parameters, monkeypatch
 ):
     """Debian's /etc/hosts has 127.0.1.1 for the machine's name, a container may have nothing."""
-
-    def resolve(_):
-        if not address:
-            raise OSError("Name or service not known")
-        return address
-
-    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    answer = {"return_value": address} if address else {"side_effect": OSError("not known")}
+    monkeypatch.setattr(socket, "gethostbyname", Mock(**answer))
     laid = Laid(embedded, mode)
     assert render.listening(laid.state) == parameters
     assert settings(laid).get("CommunicationParameters", "") == parameters

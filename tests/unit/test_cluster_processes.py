@@ -66,15 +66,9 @@ def test_a_name_of_any_bytes_hides_no_process_and_stops_no_command(started, tmp_
 
 
 def test_grace_lets_a_process_end_by_itself(tmp_path):
-    code = (
-        "import signal, sys, time, pathlib\n"
-        f"p = pathlib.Path({str(tmp_path)!r})\n"
-        "signal.signal(15, lambda *a: ((p / 'bye').touch(), sys.exit()))\n"
-        "(p / 'ready').touch(); time.sleep(60)"
-    )
-    one = subprocess.Popen([sys.executable, "-c", code])
-    while not (tmp_path / "ready").exists():
-        assert one.poll() is None
+    code = "trap 'sleep 0.2; touch bye; exit' TERM; echo; while :; do sleep 0.1; done"
+    one = subprocess.Popen(["sh", "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert one.stdout.readline() == b"\n"
     processes.end([processes.identify(one.pid)], grace=10)
     one.wait()
     assert (tmp_path / "bye").exists()
@@ -106,13 +100,10 @@ def test_what_a_job_started_with_an_environment_of_its_own_is_found(started, tmp
 
 
 def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path):
-    code = (
-        "from pathlib import Path\nfrom hpcdl.cluster import processes\n"
-        f"print(len(processes.of_cluster(Path({str(tmp_path)!r}))))"
-    )
+    code = "import pathlib, sys; from hpcdl.cluster import processes\n"
+    code += "sys.exit(len(processes.of_cluster(pathlib.Path(sys.argv[1]))))"
     env = {**os.environ, processes.MARK: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "0"
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], env=env).returncode == 0
 
 
 def test_a_throttle_is_shown_by_its_node(started, tmp_path):
@@ -187,10 +178,9 @@ def test_a_process_of_a_stranger_may_have_any_name(started, tmp_path):
 
 def test_munge_keeps_its_own_checks_where_others_reach_it(shared):
     (shared / "run").mkdir()
-    shared.chmod(0o755)
-    assert "--force" not in daemons.munged(replace(STATE, directory=shared)).argv
-    shared.chmod(0o700)
-    assert "--force" in daemons.munged(replace(STATE, directory=shared)).argv
+    for mode, forced in ((0o755, False), (0o700, True)):
+        shared.chmod(mode)
+        assert ("--force" in daemons.munged(replace(STATE, directory=shared)).argv) == forced
 
 
 def test_down_of_a_directory_that_is_no_cluster_ends_nobody_s_steps(tmp_path, started):

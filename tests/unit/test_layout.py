@@ -90,11 +90,6 @@ def test_what_does_not_fit_is_refused_with_what_does(three_generations, pi, part
     assert said in refusal(pi if partition == "cpu" else three_generations, partition, **asked)
 
 
-def test_one_node_is_no_nodes(pi):
-    site = replace(pi, partitions={"cpu": replace(pi.partition("cpu"), nodes=1)})
-    assert "'cpu' has 1 node, not 2" in refusal(site, "cpu", nodes=2)
-
-
 def test_the_default_time_is_an_hour_or_what_the_partition_allows(three_generations):
     assert layout(three_generations, "p100").minutes == 60
     assert layout(three_generations, "p100", minutes=2880).minutes == 2880
@@ -136,7 +131,6 @@ def test_whatever_is_asked_the_layout_fits_its_nodes_or_is_refused(
 @pytest.mark.parametrize(
     ("asked", "in_order"),
     [
-        ({"gpus": 8}, True),
         ({"gpus": 16}, True),
         ({"gpus": 4}, False),  # part of a node: which sockets it gets is not known
         ({"gpus": 8, "cpus_per_task": 4}, False),  # the first socket would hold all ranks
