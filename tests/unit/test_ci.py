@@ -127,11 +127,11 @@ def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
     group = yaml.safe_load(text)["concurrency"]["group"]
 
     def named(ref, schedule, event):
-        said = {"ref": ref, "event.schedule": schedule, "event_name": event}
-        words = (re.split(r" \|\| ", inner) for inner in re.findall(r"\$\{\{ (.*?) \}\}", group))
-        return "-".join(
-            next(filter(None, (said[word.removeprefix("github.")] for word in word_list)))
-            for word_list in words
+        """The group of a run: of `${{ a || b }}` the first that is not empty."""
+        said = {"github.ref": ref, "github.event.schedule": schedule, "github.event_name": event}
+        words = (inner.split(" || ") for inner in re.findall(r"\$\{\{ (.*?) \}\}", group))
+        return tuple(
+            next(said[word] for word in alternatives if said[word]) for alternatives in words
         )
 
     runs = [("main", "5 2 * * *", "schedule"), ("main", "5 8 * * 6", "schedule"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.model import LOOPBACK, Ports
+from hpcdl.cluster.model import LOOPBACK
 from hpcdl.cluster.network import reserved_ports
 from hpcdl.system.errors import MissingPrerequisite
 from tests.strangers import as_root
@@ -31,13 +31,11 @@ def test_many_users_choose_at_once_and_none_gets_anothers_ports():
         for _ in range(8)
     ]  # fmt: skip
     try:
-        said = []
-        for step in ("ready", "base"):
-            for one in choosers if step == "base" else ():
-                assert one.stdin
-                one.stdin.write("\n")
-                one.stdin.flush()
-            said = [one.stdout.readline().strip() for one in choosers if one.stdout]
+        assert [one.stdout.readline() for one in choosers] == ["ready\n"] * 8
+        for one in choosers:
+            one.stdin.write("\n")
+            one.stdin.flush()
+        said = [one.stdout.readline() for one in choosers]
         assert len(set(said)) == 8, said
     finally:
         for one in choosers:
@@ -72,7 +70,3 @@ def test_a_wanted_port_that_somebody_listens_on_is_named():
         ):
             pytest.fail("it was given away")
     assert "--port-base" in caught.value.hint
-
-
-def test_ports_have_one_base():
-    assert Ports(100).on_host(LOOPBACK, 2) == (100, 101, 108, 109)

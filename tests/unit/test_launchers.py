@@ -10,23 +10,18 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.resources import folder
 from hpcdl.train.multiworker import join
 from hpcdl.train.ranks import RankPlace
+from tests.unit.conftest import shipped
 
 
 @pytest.fixture(scope="module")
 def site():
-    return load_site(folder("templates") / "sites" / "embedded.yaml")
+    return shipped("embedded")
 
 
-def script(site, launcher, *program):
-    spec = JobSpec("p100", nodes=2, gpus_per_node=2, launcher=launcher, program=program)
-    return render_script(site, spec, Module(())).text
-
-
+WORKERS = JobSpec("p100", nodes=2, gpus_per_node=2, launcher="multiworker")
 SHOW = 'import os; print(os.environ["TF_CONFIG"])'
 
 
@@ -37,7 +32,8 @@ def stand_in(folder, name, body):
 
 def run_workers(site, folder, sharing="NO"):
     """The script's own lines run in a real bash, with Slurm's commands standing in."""
-    text = script(site, "multiworker", "python3", "-c", SHOW)
+    job = replace(WORKERS, program=("python3", "-c", SHOW))
+    text = render_script(site, job, Module(())).text
     start = text.index("[[ $(scontrol show job")
     launch = text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  sh -c")
     program = text[launch : text.index(" &\n", launch)]
@@ -72,11 +68,10 @@ def test_tensorflow_s_server_does_not_start_where_others_may_run(site, tmp_path,
 
 def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
     wary = replace(site, trusted_network=False)
-    job = JobSpec("p100", nodes=2, gpus_per_node=2, launcher="multiworker")
     with pytest.raises(BadInput, match="asks nobody for a password") as caught:
-        render_script(wary, job, Module(()))
+        render_script(wary, WORKERS, Module(()))
     assert "--trusted-network" in caught.value.hint
-    text = render_script(wary, replace(job, trusted_network=True), Module(())).text
+    text = render_script(wary, replace(WORKERS, trusted_network=True), Module(())).text
     assert "\n#SBATCH --exclusive\n" in text
 
 

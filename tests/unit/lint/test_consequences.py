@@ -83,14 +83,6 @@ def test_a_step_has_what_the_rule_says_where_it_holds(version, row):
 
 
 @every_release
-def test_rules_that_exclude_each_other_do(version):
-    assert not holds("cpus-per-task-lost", version) or not holds(
-        "srun-cpus-per-task-ignored", version
-    )
-    assert holds("steps-whole", version) != holds("steps-exclusive", version)
-
-
-@every_release
 def test_cpus_per_task_makes_a_step_exact(version):
     got = step(version, "--ntasks=1 --exclusive", "-c4")
     exact = ("exact-implied", "exact-implied-once", "steps-exclusive")
@@ -118,8 +110,7 @@ REFUSED = [
     ("gpu-flag-pair", _PAIR, "--gpus-per-node=4 --gres=gpu:4", None, {}),
     ("gpu-flag-pair", _PAIR, "--gres=gpu:4", None, {"SBATCH_GPUS_PER_NODE": "4"}),
     ("gpu-flag-pair", _PAIR, FOUR_RANKS, "--gres=gpu:4", {}),
-    ("ntasks-per-gpu-with-cpus",
-     "SLURM_TRES_PER_TASK is mutually exclusive with --ntasks-per-gpu",
+    ("ntasks-per-gpu-with-cpus", "SLURM_TRES_PER_TASK is mutually exclusive with --ntasks-per-gpu",
      "--gpus-per-node=4 --ntasks-per-gpu=1 --cpus-per-task=4", "-c4", {}),
     ("ntasks-per-gpu-excludes", _TOGETHER, "--gpus=4 --ntasks-per-gpu=1 --ntasks-per-node=4",
      None, {}),
@@ -200,8 +191,7 @@ def test_an_inner_job_inherits_variables_of_the_outer_one():
     outer = job("24.11", "--ntasks-per-node=4 --cpus-per-task=4")
     outer.pop("SLURM_STANDIN_ALLOCATION")
     inner = job("24.11", "--ntasks=1", outer)
-    got = standin_steps.plan(Slurm("24.11"), ["program"], inner)[1]
-    assert got["cpus_per_task"] == 4
+    assert standin_steps.plan(Slurm("24.11"), ["program"], inner)[1]["cpus_per_task"] == 4
 
 
 WHOLE_JOB = """\

@@ -31,17 +31,13 @@ def rules_of(text, version="26.05", **more):
         ("--ntasks-per=2", "sbatch", [("ntasks-per", "2")]),
         ("--exclusive user", "srun", [("exclusive", None)]),
         ("-K1 --overlap python", "srun", [("kill-on-bad-exit", "1"), ("overlap", None)]),
+        ("-n 4 prog --nodes=9", "srun", [("ntasks", "4")]),
     ],
 )  # fmt: skip
 def test_options_are_read_in_all_their_spellings(line, command, options):
-    """An unambiguous beginning names one; an optional value stands only behind an equals sign."""
+    """A beginning names one; an optional value stands behind `=` only; the program ends them."""
     found = read_options([Word(word, 0) for word in line.split()], command).given
     assert [(one.name, one.value) for one in found] == options
-
-
-def test_reading_stops_at_the_program():
-    options = read_options([Word(word, 0) for word in ("-n", "4", "prog", "--nodes=9")], "srun")
-    assert [word.raw for word in options.rest] == ["prog", "--nodes=9"]
 
 
 def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line():
