@@ -75,6 +75,7 @@ def test_imports_go_down():
         if here and there and there not in layers[here] | {here, "train"}:
             wrong.append(f"{one} imports {other}")
     assert not wrong
+    assert not [edge for edge in edges() if edge[1].endswith(".__main__")], "an entry point"
 
 
 def test_nobody_imports_the_training_program_but_the_command_line_its_options():
@@ -130,10 +131,6 @@ def test_no_modules_import_each_other_in_a_circle():
         TopologicalSorter(graph()).prepare()
     except CycleError as fault:
         pytest.fail(" <- ".join(fault.args[1]))
-
-
-def test_nobody_imports_an_entry_point():
-    assert not [edge for edge in edges() if edge[1].endswith(".__main__")]
 
 
 def test_every_layer_has_its_place():

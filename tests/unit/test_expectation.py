@@ -96,15 +96,15 @@ def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations):
     assert "ask for a longer --time" in time_line(1_000_000)
 
 
-def earlier_job(site, number, spec=TINY, rate=5000.0, ranks=1, **changes):
+def earlier_job(site, number, rate=5000.0, tasks=1, **changes):
     folder = site.paths.work / "jobs" / "by-id" / str(number)
     folder.mkdir(parents=True)
-    layout = {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 2}
-    record = {"partition": spec.partition, "program": list(spec.program), "layout": layout}
+    layout = {"nodes": 1, "tasks_per_node": tasks, "cpus_per_task": 2}
+    record = {"partition": "cpu", "program": list(TINY.program), "layout": layout}
     (folder / "job.json").write_text(json.dumps({**record, **changes}))
     result = {
-        "schema": 2, "model": "mlp", "batch_per_rank": 256 // ranks, "precision": "fp32",
-        "layout": {"ranks": ranks},
+        "schema": 2, "model": "mlp", "batch_per_rank": 256 // tasks, "precision": "fp32",
+        "layout": {"ranks": tasks},
         "summary": {"images_per_second": rate, "steps_measured": 50,
                     "phases": {"compute": 0.9, "update": 0.1}},
     }  # fmt: skip
@@ -116,26 +116,21 @@ def busy(modern, tmp_path):
     return replace(modern, paths=replace(modern.paths, work=tmp_path))
 
 
-def test_an_earlier_run_of_the_site_is_what_the_next_starts_from(busy):
-    assert expect(busy, TINY) is None
-    earlier_job(busy, 12)
-    found = expected(busy, TINY)
-    assert (found.images_per_second, found.proof) == (pytest.approx(5000), "run")
-    assert found.source.startswith("job 12, ")
-
-
-def test_repeated_runs_narrow_what_is_expected(busy):
+def test_earlier_runs_of_the_site_are_what_the_next_starts_from_and_narrow_it(busy):
     spec = replace(TINY, tasks_per_node=2)
-    shape = {"layout": {"nodes": 1, "tasks_per_node": 2, "cpus_per_task": 2}}
-    widths = []
+    assert expect(busy, spec) is None
+    found = []
     for number in (12, 13, 14):
-        earlier_job(busy, number, spec, rate=5000.0 + number, ranks=2, **shape)
-        found = expected(busy, spec)
-        assert found.low < found.images_per_second < found.high
-        widths.append(found.high / found.low)
+        earlier_job(busy, number, rate=5000.0 + number, tasks=2)
+        found.append(expected(busy, spec))
+        assert found[-1].low < found[-1].images_per_second < found[-1].high
+    first, _, last = found
+    assert (first.images_per_second, first.proof) == (pytest.approx(5012), "run")
+    assert first.source.startswith("job 12, ")
+    widths = [one.high / one.low for one in found]
     assert widths == sorted(widths, reverse=True)
-    assert found.images_per_second == pytest.approx(5013)
-    assert found.source.startswith("3 runs, the last one job 14, ")
+    assert last.images_per_second == pytest.approx(5013)
+    assert last.source.startswith("3 runs, the last one job 14, ")
 
 
 def test_published_gpus_say_nothing_of_nodes_that_one_machine_emulates(

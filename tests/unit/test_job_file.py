@@ -41,11 +41,9 @@ def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
 
 def test_a_file_says_what_options_would(job_file, capsys):
     from_file = render(capsys, job_file)
-    line = (
-        "job render --site p100-v100-k80 --partition v100 --gpus 16 --time 2:00:00 --name mine "
-        "--no-module --no-preflight --env LR=0.1 --env KEEP=it -- python -c pass --lr 0.1"
-    )
-    assert main([*line.split(), "a b"]) == 0
+    line = "--partition v100 --gpus 16 --time 2:00:00 --name mine --no-module --no-preflight"
+    line += " --env LR=0.1 --env KEEP=it -- python -c pass --lr 0.1"
+    assert main(["job", "render", "--site", "p100-v100-k80", *line.split(), "a b"]) == 0
     assert capsys.readouterr().out.splitlines() == from_file
 
 

@@ -120,16 +120,11 @@ def test_references_of_the_old_release_become_stale(site, monkeypatch):
     assert planned(site, monkeypatch, read_release(site, "old")).references == ()
 
 
-def test_a_driver_that_changed_since_the_last_publish_is_reported(site, monkeypatch):
+def test_a_driver_that_changed_and_a_new_partition_are_reported(site, monkeypatch):
     driven = replace(site.partitions["p100"], driver="580.95.05")
-    site = replace(site, partitions={**site.partitions, "p100": driven})
-    plan = planned(site, monkeypatch, read_release(site, "old"))
-    assert plan.site == ("p100: driver not given -> 580.95.05",)
-
-
-def test_a_new_partition_writes_the_modulefiles_anew(site, monkeypatch):
-    site = replace(site, partitions={**site.partitions, "new": site.partitions["cpu"]})
-    plan = planned(site, monkeypatch, read_release(site, "old"))
+    parts = {**site.partitions, "p100": driven, "new": site.partitions["cpu"]}
+    plan = planned(replace(site, partitions=parts), monkeypatch, read_release(site, "old"))
+    assert "p100: driver not given -> 580.95.05" in plan.site
     assert (plan.changes, plan.modules.rewritten) == (True, True)
 
 

@@ -63,12 +63,17 @@ def test_the_parts_of_a_step_add_up(k80):
 
 
 def test_choices_take_the_fastest_the_cheapest_and_the_last_below_the_loss(k80):
+    """Of counts within the partition: those beyond are marked."""
     found = ask(k80, gpus="1-4096", loss=0.05)
+    size = k80.nodes * k80.gpus_per_node
+    assert all(point.beyond == (point.gpus > size) for point in found.points)
     real = [point for point in found.points if not point.beyond]
     assert found.choices.fastest == max(real, key=lambda p: p.images_per_second)
     assert found.choices.cheapest == min(real, key=lambda p: p.gpu_hours)
     assert found.choices.efficient.efficiency >= 0.95
     assert all(p.efficiency < 0.95 for p in real if p.gpus > found.choices.efficient.gpus)
+    one_node = answer(Request(replace(k80, nodes=1), "vgg16"))
+    assert one_node.points[-1].gpus == k80.gpus_per_node
 
 
 def test_the_cheapest_is_chosen_of_those_in_time(k80):
@@ -77,13 +82,6 @@ def test_the_cheapest_is_chosen_of_those_in_time(k80):
     deadline = (one.epoch_seconds + two.epoch_seconds) / 2 / 3600
     assert choose(free.points, 0.1, deadline).cheapest == two
     assert choose(free.points, 0.1, 1e-9).cheapest is None
-
-
-def test_counts_beyond_the_partition_are_marked_and_not_chosen(k80):
-    found = ask(k80, gpus="1-4096")
-    size = k80.nodes * k80.gpus_per_node
-    assert all(point.beyond == (point.gpus > size) for point in found.points)
-    assert found.choices.fastest.gpus <= size
 
 
 @pytest.mark.parametrize("storage_gbs", [None, 0.02])
@@ -352,10 +350,6 @@ def test_without_matplotlib_the_command_says_what_to_install(k80, tmp_path, monk
     assert "hpcdl[plots]" in caught.value.hint
 
 
-def test_a_partition_of_one_node_is_enough(k80):
-    assert answer(Request(replace(k80, nodes=1), "vgg16")).points[-1].gpus == k80.gpus_per_node
-
-
 def of_several(folder, *rates):
     """Runs of 8 GPUs on 4 nodes of p100 whose ranks work 0.2 s of a step of 64 images."""
     layout = {"ranks": 8, "hosts": [f"n{rank % 4}" for rank in range(8)],
@@ -386,21 +380,18 @@ def test_a_run_that_lost_much_lowers_every_other_count(p100, tmp_path):
     assert slow.points[1].efficiency == pytest.approx(800 / (8 * 320), rel=0.25)
 
 
-def test_repeated_runs_narrow_the_range(p100, tmp_path):
-    runs = of_several(tmp_path, 1600.0, 1604.0, 1598.0, 1601.0)
-    widths = []
-    for count in (1, 2, 4):
-        request = Request(p100, result=runs[0], repeats=tuple(runs[1:count]), gpus="8")
-        (point,) = answer(request).points
-        widths.append(point.high / point.low - 1)
-    assert widths == sorted(widths, reverse=True)
-    assert widths[2] < 0.7 * widths[0]
+def test_repeated_runs_narrow_the_range_and_those_that_differ_much_widen_it(p100, tmp_path):
+    def again(*rates):
+        run, *more = of_several(tmp_path, *rates)
+        (point,) = answer(Request(p100, result=run, repeats=tuple(more), gpus="8")).points
+        return point
 
-
-def test_runs_that_differ_much_widen_it_again(p100, tmp_path):
-    one, other = of_several(tmp_path, 1600.0, 1200.0)
-    (point,) = answer(Request(p100, result=one, repeats=(other,), gpus="8")).points
-    assert point.low < 1250 < 1550 < point.high
+    rates = (1600.0, 1604.0, 1598.0, 1601.0)
+    one, two, four = (again(*rates[:count]) for count in (1, 2, 4))
+    assert one.high / one.low > two.high / two.low > four.high / four.low
+    assert four.high / four.low - 1 < 0.7 * (one.high / one.low - 1)
+    differing = again(1600.0, 1200.0)
+    assert differing.low < 1250 < 1550 < differing.high
 
 
 def test_time_energy_and_money_of_an_epoch_follow_from_the_rate(p100):

@@ -114,13 +114,6 @@ def test_more_than_the_partition_has_is_an_error(directives, column):
     assert lint(other, name="x", version="24.11", partition=V100) == ()
 
 
-def test_the_page_of_rules_is_up_to_date():
-    from tools.lint_rules import as_markdown
-
-    page = Path(__file__).parents[3] / "docs" / "lint.md"
-    assert page.read_text() == as_markdown(), "make docs"
-
-
 def test_an_installed_site_says_the_release_where_none_is_named(script, capsys):
     home = Path(os.environ["HPCDL_HOME"])
     home.mkdir(parents=True)
