@@ -31,16 +31,13 @@ def test_the_error_is_the_one_that_is_kept(command, text, tmp):
 
 
 def test_every_error_has_text_and_a_code_of_the_table_and_is_no_traceback():
+    """And nine of ten tell the next step apart; the others have it in their one line."""
     codes = {*map(int, ExitCode), *range(20, 30)} - {ExitCode.OK}
     for name, _, text in CASES:
         status, _, line = text.partition(" ")
         assert int(status) in codes, name
         assert line, name
         assert TRACEBACK not in text, name
-
-
-def test_nine_of_ten_errors_tell_the_next_step_apart_from_the_cause():
-    """The others are of one line that has both: what is possible."""
     assert sum("(no next step)" in text for _, _, text in CASES) <= len(CASES) / 9.7
 
 

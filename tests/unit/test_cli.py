@@ -117,6 +117,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
     ("line", "said"),
     [
         ("job report", "`hpcdl job list` lists your jobs"),
+        ("site show extra", "unknown argument 'extra'"),
         (f"R --gpus {'9' * 5000}", "error: "),
         ("R --partition x\x1b[31m", r"'x\u001b[31m'"),
         ("R --partition \u202e", r"\u202e"),

@@ -17,7 +17,9 @@ each = pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
 
 
 @each
-def test_its_python_has_a_tensorflow_and_its_compilers_and_mpi_build_horovod(row, monkeypatch):
+def test_its_python_has_a_tensorflow_its_mpi_builds_horovod_and_its_slurm_is_known(
+    row, monkeypatch
+):
     minor = row["python"].rpartition(".")[0]
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: (minor,))
     site = small_site(Path("/nowhere"))
@@ -27,10 +29,6 @@ def test_its_python_has_a_tensorflow_and_its_compilers_and_mpi_build_horovod(row
     base = {"horovod": recipe.horovod.version, "tensorflow": recipe.tensorflow, "backend": "venv"}
     assert broken_rules({**base, "gcc": row["gccs"][0]}, "gcc") == []
     assert broken_rules({**base, "openmpi": row["openmpi"]}, "openmpi") == []
-
-
-@each
-def test_its_slurm_is_between_the_first_and_the_last_that_are_known(row):
     known = [Release.parse(one) for one in known_releases()]
     assert min(known) < known_release(row["slurm"]) < max(known)
 

@@ -26,17 +26,11 @@ def keys(schema):
     return found
 
 
-def test_the_page_of_the_site_file_has_every_key():
+def test_pages_have_every_key_every_exit_code_and_every_group():
     for key in keys(site_schema()):
         assert f"`{key}`" in PAGES["site-file.md"]()
-
-
-def test_the_page_of_exit_codes_has_every_code():
     for code in {*map(str, map(int, set(ExitCode) - {ExitCode.PREFLIGHT})), "20-29"}:
         assert f"| {code} | " in PAGES["exit-codes.md"]()
-
-
-def test_the_page_of_commands_has_every_group():
     for group in GROUPS:
         assert f"## `hpcdl {group}" in PAGES["commands.md"]()
 

@@ -76,14 +76,6 @@ def test_what_is_missing_is_said_with_exit_code_3(monkeypatch, capsys):
     assert "nothing is missing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"), [(["--apt", "clutser"], "cluster"), (["--role", "logn"], "login")]
-)
-def test_an_unknown_purpose_or_role_names_the_nearest(words, meant, capsys):
-    assert main(["doctor", *words]) == 2
-    assert f"did you mean '{meant}'?" in capsys.readouterr().err
-
-
 def test_a_laptop_needs_no_slurm_and_no_site(monkeypatch, capsys):
     for name in ("PATH", "SLURM_CONF", "HPCDL_SITE"):
         monkeypatch.delenv(name, raising=False)

@@ -17,12 +17,6 @@ with short_home(Path(sys.argv[1])) as home:
 """
 
 
-def test_a_home_is_gone_at_the_end(tmp_path):
-    with short_home(tmp_path) as home:
-        (home / "file").touch()
-    assert not home.exists()
-
-
 def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path):
     words = [sys.executable, "-c", KILLED, tmp_path]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -38,3 +32,4 @@ def test_the_home_of_a_run_that_lives_and_one_of_no_owner_are_left_alone(tmp_pat
     with short_home(tmp_path) as one, short_home(tmp_path):
         assert json.loads((one / "owner.json").read_text())["pid"]
         assert (tmp_path / "hpcdl-t-other").is_dir()
+    assert not one.exists(), "at the end"

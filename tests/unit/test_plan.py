@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -102,9 +103,8 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, 
         Use(job(10, "p100"), (), known=False),
     )
     plan = planned(site, monkeypatch, read_release(site, "new"), *found)
-    assert [use.job.id for use in plan.jobs.pinned] == [7]
-    assert [use.job.id for use, _ in plan.jobs.affected] == [8]
-    assert [use.job.id for use in plan.jobs.unknown] == [10]
+    jobs = (plan.jobs.pinned, [use for use, _ in plan.jobs.affected], plan.jobs.unknown)
+    assert [[use.job.id for use in uses] for uses in jobs] == [[7], [8], [10]]
     assert "8 (train, p100, pending) loads by name" in as_text(plan)
 
 
@@ -173,10 +173,8 @@ def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(site, monk
 
 
 def test_without_slurm_jobs_are_unknown(site, monkeypatch):
-    def away(_):
-        raise MissingPrerequisite("Slurm does not answer")
-
     planned(site, monkeypatch, None)
+    away = Mock(side_effect=MissingPrerequisite("Slurm does not answer"))
     monkeypatch.setattr(site_plan, "uses", away)
     assert "jobs are unknown: Slurm does not answer" in as_text(site_plan.plan(site))
 
@@ -268,10 +266,7 @@ def test_a_driver_is_no_version_that_a_stack_brings():
 
 
 def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
-    def fails(*_):
-        run(["false"])
-
-    monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", fails)
+    monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", lambda *_: run(["false"]))
     assert "false failed with exit code 1" in targets(site)[0].blocked
 
 
