@@ -66,11 +66,9 @@ def test_what_is_missing_is_said_with_exit_code_3(monkeypatch, capsys):
     assert "apt-get install --no-install-recommends dragon" in shown
     assert main(["doctor", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["complete"] is False
-    assert main(["doctor", "--apt"]) == 0
-    assert capsys.readouterr().out == "unicorn\n"
-    assert main(["doctor", "--apt", "report"]) == 0
-    assert capsys.readouterr().out == "dragon\n"
-
+    for words, named in ((["--apt"], "unicorn\n"), (["--apt", "report"], "dragon\n")):
+        assert main(["doctor", *words]) == 0
+        assert capsys.readouterr().out == named
     del facts.load("packages")["packages"][0]
     assert main(["doctor"]) == 0, "what is optional may be missing"
     assert "nothing is missing" in capsys.readouterr().out

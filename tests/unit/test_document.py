@@ -94,8 +94,7 @@ def test_the_caret_stands_below_its_place_in_a_long_line():
 @pytest.mark.parametrize("separator", ["\n", "\r\n", "\r", "\u2028", "\x85"])
 def test_every_line_break_of_yaml_counts_as_one_line(separator):
     document = parse_document(separator.join(["a: 1", "b: 2", "b: 3", ""]), "f.yaml")
-    assert document.faults[0].mark.line == 3
-    assert document.lines[2] == "b: 3"
+    assert (document.faults[0].mark.line, document.lines[2]) == (3, "b: 3")
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):

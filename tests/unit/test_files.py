@@ -48,8 +48,7 @@ def test_a_write_makes_folders_and_sets_the_mode_whatever_the_umask(tmp_path):
     file = tmp_path / "a" / "b" / "f.sh"
     with umask(0o077):
         write_atomic(file, b"a\xffb".decode(errors="surrogateescape"), mode=0o755)
-    assert file.read_bytes() == b"a\xffb"
-    assert file.stat().st_mode & 0o777 == 0o755
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"a\xffb", 0o755)
     assert names(file.parent) == ["f.sh"]
 
 
@@ -75,8 +74,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypat
     with pytest.raises(MissingPrerequisite, match="no space left on the file system") as caught:
         write_atomic(file, "new")
     assert "nothing was changed" in caught.value.hint
-    assert file.read_text() == "old"
-    assert names(tmp_path) == ["f"]
+    assert (file.read_text(), names(tmp_path)) == ("old", ["f"])
 
 
 @pytest.mark.parametrize(

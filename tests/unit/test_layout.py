@@ -23,7 +23,8 @@ def refusal(site, partition, **asked):
 
 
 # What is asked: nodes, ranks per node, CPUs per rank, GPUs per node, MB per node, exclusive.
-# K80: 24 cores, 48 CPUs, 8 GPUs, 250 GB. P100: 28, 56, 4, 250. V100: 40, 80, 8, 500.
+# K80: 24 cores, 48 CPUs, 8 GPUs, 250 GB. P100: 28, 56, 4, 250. V100: 40, 80, 8, 500. CPU: 332 nodes
+# of 16 cores and 62 GB.
 @pytest.mark.parametrize(
     ("partition", "asked", "expected"),
     [
@@ -42,30 +43,20 @@ def refusal(site, partition, **asked):
         ("p100", {"gpus": 4, "cpus_per_task": 2}, (1, 4, 2, 4, 0, True)),
         ("p100", {"gpus": 2, "launcher": "single"}, (1, 1, 28, 2, 125000, False)),
         ("p100", {"gpus": 4, "launcher": "single"}, (1, 1, 56, 4, 0, True)),
+        ("cpu", {}, (1, 1, 16, 0, 0, True)),
+        ("cpu", {"nodes": 4}, (4, 1, 16, 0, 0, True)),
+        ("cpu", {"tasks_per_node": 4}, (1, 4, 4, 0, 0, True)),
+        ("cpu", {"tasks_per_node": 16}, (1, 16, 1, 0, 0, True)),
+        ("cpu", {"tasks_per_node": 3}, (1, 3, 5, 0, 58125, False)),
+        ("cpu", {"cpus_per_task": 4}, (1, 1, 4, 0, 15500, False)),
+        ("cpu", {"tasks_per_node": 2, "cpus_per_task": 4}, (1, 2, 4, 0, 31000, False)),
     ],
 )
-def test_a_rank_per_gpu_with_its_share_of_the_node(three_generations, partition, asked, expected):
-    found = layout(three_generations, partition, **asked)
+def test_a_rank_per_gpu_with_its_share_of_the_node(
+    three_generations, pi, partition, asked, expected
+):
+    found = layout(pi if partition == "cpu" else three_generations, partition, **asked)
     names = "nodes tasks_per_node cpus_per_task gpus_per_node memory_mb exclusive"
-    assert attrgetter(*names.split())(found) == expected
-
-
-# The CPU partition of pi has 332 nodes of 16 cores and 62 GB.
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ({}, (1, 1, 16, 0, True)),
-        ({"nodes": 4}, (4, 1, 16, 0, True)),
-        ({"tasks_per_node": 4}, (1, 4, 4, 0, True)),
-        ({"tasks_per_node": 16}, (1, 16, 1, 0, True)),
-        ({"tasks_per_node": 3}, (1, 3, 5, 58125, False)),
-        ({"cpus_per_task": 4}, (1, 1, 4, 15500, False)),
-        ({"tasks_per_node": 2, "cpus_per_task": 4}, (1, 2, 4, 31000, False)),
-    ],
-)
-def test_without_gpus_cpus_decide(pi, asked, expected):
-    found = layout(pi, "cpu", **asked)
-    names = "nodes tasks_per_node cpus_per_task memory_mb exclusive"
     assert attrgetter(*names.split())(found) == expected
 
 

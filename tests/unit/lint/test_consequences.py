@@ -146,6 +146,8 @@ OPTIONS_BY_RELEASE = [
     ("--gpu-bind=per_task:1", lambda release: release >= Release(21, 8, 0)),
     ("--power=level", lambda release: release < Release(24, 5, 0)),
     ("--exact", lambda release: release >= Release(20, 11, 3)),
+    ("--mpi=pmix_v1", lambda release: release < Release(22, 5, 0)),
+    ("--mpi=mvapich", lambda _: False),
 ]
 
 
@@ -154,14 +156,6 @@ OPTIONS_BY_RELEASE = [
 def test_an_option_is_refused_before_its_first_and_after_its_last_release(version, option, known):
     said = refused(version, "--ntasks-per-node=4 --gpus-per-node=4", option)
     assert bool(said) != known(Release.parse(version)), said
-
-
-@every_release
-def test_an_mpi_plugin_of_another_release_is_refused(version):
-    said = refused(version, "-n2", "--mpi=pmix_v1")
-    assert bool(said) == (Release.parse(version) >= Release(22, 5, 0))
-    unknown = refused(version, "-n2", "--mpi=mvapich")
-    assert "specified plugin name for mpi/mvapich" in unknown
 
 
 @every_release

@@ -50,16 +50,18 @@ def test_the_nearest_name_is_suggested_else_some_are_shown():
 
 def test_a_site_file_says_partitions_and_gpu_types():
     cluster = of_site(load_site(MATRIX))
-    assert cluster.partitions == {"p100", "cpu"}
-    assert cluster.gpu_types == {"p100"}
+    assert (cluster.partitions, cluster.gpu_types) == ({"p100", "cpu"}, {"p100"})
     assert (cluster.accounts, cluster.qos, cluster.gres, cluster.features) == (None,) * 4
 
 
 def test_select_linear_refuses_gpus_per_task_where_the_site_says_so():
-    linear = Cluster(settings={"SelectType": "select/linear"})
-    assert "linear-per-task-gres" in found("--ntasks=1 --gpus-per-task=1", linear)
-    assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", linear, "23.11")
-    assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", Cluster())
+    linear, asked = (
+        Cluster(settings={"SelectType": "select/linear"}),
+        "--ntasks=1 --gpus-per-task=1",
+    )
+    assert "linear-per-task-gres" in found(asked, linear)
+    for other in (found(asked, linear, "23.11"), found(asked, Cluster())):
+        assert "linear-per-task-gres" not in other
 
 
 def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, capsys):
