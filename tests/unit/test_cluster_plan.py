@@ -48,12 +48,22 @@ def settings(laid):
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_nodes_have_the_names_of_the_site(name):
-    site, asked = shipped(name), cluster_plan.request(shipped(name), LOOPBACK, False)
-    for partition, queue in zip(site.partitions.values(), asked.queues, strict=True):
+def test_slurm_gets_the_names_and_the_hardware_of_the_site(name):
+    site, laid = shipped(name), Laid(shipped(name))
+    whole = cluster_plan.request(site, LOOPBACK, False)
+    for partition, queue in zip(site.partitions.values(), whole.queues, strict=True):
         assert len(queue.nodes) == partition.nodes
         if partition.hostlist:
             assert queue.nodes == expand_hostlist(partition.hostlist)
+    lines = [one for one in laid.files["etc/slurm.conf"].text.splitlines() if one[:4] == "Node"]
+    for line, group in zip(lines, laid.request.groups, strict=True):
+        words = dict(word.split("=", 1) for word in line.split())
+        partition, gpu = site.partitions[group.partition], site.partitions[group.partition].gpu
+        assert expand_hostlist(words["NodeName"]) == group.names
+        assert len(expand_hostlist(words["NodeAddr"])) == len(group.names)
+        assert int(words["CPUs"]) == partition.cpus
+        assert int(words["RealMemory"]) == int(partition.memory_gb * 1024)
+        assert words.get("Gres") == (f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else None)
 
 
 @pytest.mark.parametrize("mode", [NAMESPACES, LOOPBACK])
@@ -71,21 +81,6 @@ def test_most_nodes_are_cut_down_on_request():
     whole = cluster_plan.fingerprint(cluster_plan.request(shipped("pi"), LOOPBACK, False))
     fewer = cluster_plan.fingerprint(asked)
     assert {key for key in whole if whole[key] != fewer[key]} == {"partitions"}
-
-
-@pytest.mark.parametrize("name", SITES)
-def test_slurm_gets_the_hardware(name):
-    site, laid = shipped(name), Laid(shipped(name))
-    lines = [one for one in laid.files["etc/slurm.conf"].text.splitlines() if one[:4] == "Node"]
-    for line, group in zip(lines, laid.request.groups, strict=True):
-        words = dict(word.split("=", 1) for word in line.split())
-        partition = site.partitions[group.partition]
-        assert expand_hostlist(words["NodeName"]) == group.names
-        assert int(words["CPUs"]) == partition.cpus
-        assert int(words["RealMemory"]) == int(partition.memory_gb * 1024)
-        assert len(expand_hostlist(words["NodeAddr"])) == len(group.names)
-        gpu = partition.gpu
-        assert words.get("Gres") == (f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else None)
 
 
 def test_loopback_nodes_differ_by_port():

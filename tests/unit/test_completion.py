@@ -87,11 +87,9 @@ def test_zsh_takes_its_script(tmp_path):
 def test_fish_offers_them_too(line, expected, tmp_path):
     (tmp_path / "hpcdl.fish").write_text(completion.script("fish"))
     (tmp_path / "site-of-mine.yaml").write_text("")
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", f"source hpcdl.fish; complete -C 'hpcdl {line}'"],
-        cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = ["fish", "--no-config", "-c", f"source hpcdl.fish; complete -C 'hpcdl {line}'"]
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stderr == ""
     assert {one.split("\t")[0] for one in done.stdout.splitlines()} == expected
 

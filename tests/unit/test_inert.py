@@ -46,12 +46,8 @@ def verdict(text):
 
 def result(text, **changes):
     names = "run check_name status case_name partition metric unit reason release nodes log"
-    known = {
-        **dict.fromkeys(names.split(), text),
-        "time": "2026-06-01T00:00:00+00:00",
-        "value": 1.0,
-    }
-    return Result(**{**known, **changes})
+    known = dict.fromkeys(names.split(), text)
+    return Result(**{**known, "time": "2026-06-01T00:00:00+00:00", "value": 1.0, **changes})
 
 
 def printed(show):

@@ -67,7 +67,6 @@ def test_options_go_before_the_file(job_file, capsys, words, line):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("gpus: 16", "gpus: 0", "'gpus' is 0, below its minimum of 1"),
         ("schema: 1\n", "", "the file lacks the key 'schema'"),
         ("name: mine", "name: a b", "'name' is 'a b'"),
         ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),

@@ -155,8 +155,7 @@ def test_what_lies_among_templates_is_filled_in(name, said):
 @settings(max_examples=400, deadline=None)
 def test_no_mixture_of_script_parts_crashes_the_linter(text, version):
     for one in lint(HEAD + text, name="x", version=version):
-        assert one.line >= 1
-        assert one.column >= 1
+        assert min(one.line, one.column) >= 1
 
 
 @given(st.binary(max_size=400))

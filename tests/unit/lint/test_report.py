@@ -31,10 +31,8 @@ def test_a_finding_shows_place_line_caret_consequence_fix_and_source(script, cap
     one = rule("cpus-per-task-lost")
     assert lines[0] == f"{script}:3:1: error: {one.title} [cpus-per-task-lost]"
     assert lines[1:3] == [" 3 | srun --exact ./solver", "   | ^^^^"]
-    text = "\n".join(lines)
-    assert one.consequence in text
-    assert one.fix in text
-    assert one.source in text
+    for part in (one.consequence, one.fix, one.source):
+        assert part in "\n".join(lines)
     assert lines[-1] == f"{script}: 1 error (Slurm 22.05)"
 
 
