@@ -14,10 +14,10 @@ from hpcdl.predict.forecast import choose, expand, forecast, memory_bytes
 from hpcdl.predict.hardware import of_host, of_partition
 from hpcdl.predict.network import kept_bytes, names, network
 from hpcdl.predict.records import read_records
-from hpcdl.predict.request import Request, answer
+from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.results import read_result
 from hpcdl.predict.show import write_plot
-from hpcdl.predict.step import IMAGENET, Training, feed, largest_of
+from hpcdl.predict.step import IMAGENET, Training, feed, largest_of, profile
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 RESULT = {
@@ -114,6 +114,15 @@ def test_latency_is_helped_by_a_shorter_cycle_and_storage_limits_the_rate(k80):
     assert fast < slow
     (point,) = ask(k80, data=IMAGENET, storage_gbs=0.02, gpus="64").points
     assert point.images_per_second <= 0.02e9 / 115129
+
+
+def test_a_larger_buffer_sends_fewer_messages(k80):
+    def messages(fusion_mb):
+        request = Request(k80, "vgg16", fusion_mb=fusion_mb, cycle_ms=50.0)
+        machine, training, base = prepare(request)
+        return len(profile(machine, training, base.seconds, request.constants).packed)
+
+    assert messages(1.0) > messages(1000.0)
 
 
 def test_other_forms_are_slower_than_the_overlapped_all_reduce(k80):
