@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.resources import folder
@@ -51,24 +53,28 @@ _VERDICT: dict[str, Any] = {
 }  # fmt: skip
 _EXCHANGE = {**_RESULT, "kind": "allreduce"}
 
-# What lies in {tmp}: text by name. Sites that differ from {site} in one thing are named for it.
+_SITES = [
+    ("later", "schema: 1", "schema: 99"), ("negative", "nodes: 2", "nodes: -2"),
+    ("default", "default_partition: p100", "default_partition: gpu"),
+    ("stack", "stack: tensorflow", "stack: pytorch"), ("gpu", "model: K80", "model: K8O"),
+    ("amd", "model: K80", "model: MI250"), ("time", 'max_time: "24:00:00"', "max_time: a day"),
+    ("type", "memory_gb: 120", "memory_gb: 120 GB"), ("tab", "  p100:", "\tp100:"),
+    ("anchor", "name: embedded", "name: &n embedded"),
+    ("cluster", "name: embedded", "name: broken"),
+    ("package", "backend: venv", "backend: venv\n    packages: [tensorflow]"),
+]  # fmt: skip
+"""Sites that differ from {site} in one thing, which they are named for."""
+
+# What lies in {tmp}: text by name.
 FILES: dict[str, str] = {
     "site.yaml": _SITE,
-    "site-later.yaml": _SITE.replace("schema: 1", "schema: 99"),
+    **{f"site-{name}.yaml": _SITE.replace(old, new, 1) for name, old, new in _SITES},
     "site-unknown-key.yaml": _SITE + "partition: {}\n",
     "site-duplicate.yaml": _SITE + "name: twice\n",
-    "site-negative.yaml": _SITE.replace("nodes: 2", "nodes: -2", 1),
-    "site-default.yaml": _SITE.replace("default_partition: p100", "default_partition: gpu"),
-    "site-stack.yaml": _SITE.replace("stack: tensorflow", "stack: pytorch", 1),
-    "site-gpu.yaml": _SITE.replace("model: K80", "model: K8O"),
-    "site-amd.yaml": _SITE.replace("model: K80", "model: MI250"),
     "site-new-gpu.yaml": _SITE + "gpus: {X1: {compute: 8.4}}\n",
-    "site-time.yaml": _SITE.replace('max_time: "24:00:00"', "max_time: a day", 1),
-    "site-type.yaml": _SITE.replace("memory_gb: 120", "memory_gb: 120 GB", 1),
-    "site-anchor.yaml": _SITE.replace("name: embedded", "name: &n embedded"),
-    "site-tab.yaml": _SITE.replace("  p100:", "\tp100:"),
     "site-two.yaml": _SITE + "---\nname: second\n",
-    "site-broken.yaml": _SITE.replace("/embedded/", "/broken/"),
+    **{f"site-{name}.yaml": _SITE.replace("/embedded/", f"/{name}/")
+       for name in ("broken", "torn", "deep")},
     "site-text.yaml": "hello\n",
     "site.json": '{"schema": 1, "name": "x"}\n',
     "empty.yaml": "",
@@ -118,7 +124,6 @@ FILES: dict[str, str] = {
     "train.py": "",
     "embedded/work/sweeps/broken/sweep.json": "{",
     "home/cluster/broken/cluster.json": "{}",
-    "site-cluster.yaml": _SITE.replace("name: embedded", "name: broken"),
     "broken/prefix/releases/tensorflow-1/release.json": "{",
     "nonsense/scontrol": "#!/bin/sh\necho nonsense\n",
     **dict.fromkeys(("nonsense/sinfo", "nonsense/srun"), "#!/bin/sh\nexit 1\n"),
@@ -126,15 +131,10 @@ FILES: dict[str, str] = {
     "preflight.jsonl": "hello\n",
     "broken/prefix/records.json": "{",
     "torn/prefix/history.json": '{"schema": 1, "events": [{"act',
-    "site-torn.yaml": _SITE.replace("/embedded/", "/torn/"),
-    "site-package.yaml": _SITE.replace(
-        "backend: venv", "backend: venv\n    packages: [tensorflow]"
-    ),
     "deep/prefix/releases/tensorflow-1/release.json": _DEEP,
-    "site-deep.yaml": _SITE.replace("/embedded/", "/deep/"),
     "home-deep/cluster/embedded/cluster.json": _DEEP,
     "results/deep.jsonl": _DEEP,
-}
+}  # fmt: skip
 
 
 def make(tmp: Path) -> None:
@@ -157,9 +157,8 @@ def make(tmp: Path) -> None:
 
 def cases() -> list[tuple[str, str, str]]:
     """What is kept, in its order: name, command and what it says."""
-    parts = KEPT.read_text().split("\n$ ")[1:]
-    found = [part.rstrip("\n").partition("\n") for part in parts]
-    heads = [(head.rpartition("  # "), text) for head, _, text in found]
+    parts = [part.rstrip("\n").partition("\n") for part in KEPT.read_text().split("\n$ ")[1:]]
+    heads = [(head.rpartition("  # "), text) for head, _, text in parts]
     return [(name, command, text) for (command, _, name), text in heads]
 
 
@@ -196,13 +195,13 @@ def _run(
            "HPCDL_CACHE": str(tmp / "cache"), "HOME": str(tmp / "home"),
            "PATH": str(tmp / "home"), "NO_COLOR": "1"} | variables  # fmt: skip
     with (
-        _in(tmp),
+        pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(os.environ, env, clear=True),
         contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())),
         contextlib.redirect_stderr(io.StringIO()) as error,
     ):
-        tensorflow = sys.modules.get("tensorflow")
-        sys.modules["tensorflow"] = None  # type: ignore[assignment]
+        patch.chdir(tmp)
+        patch.setitem(sys.modules, "tensorflow", None)
         try:
             status = call(words)
         except SystemExit as left:
@@ -210,10 +209,6 @@ def _run(
         except Exception:
             traceback.print_exc()
             status = 1
-        finally:
-            del sys.modules["tensorflow"]
-            if tensorflow is not None:
-                sys.modules["tensorflow"] = tensorflow
     return status, error.getvalue()
 
 
@@ -228,16 +223,6 @@ def _nobody() -> Iterator[None]:
     finally:
         if root:
             os.seteuid(0)
-
-
-@contextlib.contextmanager
-def _in(tmp: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(tmp)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def _with_places(text: str, tmp: Path) -> str:

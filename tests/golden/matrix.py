@@ -58,12 +58,9 @@ def _site(name: str) -> Site:
 
 def cells() -> dict[str, str]:
     """The scripts of one release for each partition and size, and of each form for one."""
-    found = {
-        f"{partition}-{size}-{FORMS[-1]}": script(partition, size, FORMS[-1])
-        for partition in PARTITIONS
-        for size in SIZES
-    }
-    return found | {f"a100-4-nodes-{name}": script("a100", "4-nodes", name) for name in FORMS}
+    asked = [(partition, size, FORMS[-1]) for partition in PARTITIONS for size in SIZES]
+    asked += [("a100", "4-nodes", release) for release in FORMS[:-1]]
+    return {"-".join(one): script(*one) for one in asked}
 
 
 def differences(base: str, text: str) -> list[str]:

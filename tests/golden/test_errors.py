@@ -1,7 +1,6 @@
 """What `hpcdl` says when something is wrong is what it said, command by command."""
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ CASES = cases()
 
 
 @pytest.fixture(scope="module")
-def tmp() -> Iterator[Path]:
+def tmp():
     """The files that commands name, where any user may come: one has no permission."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
@@ -23,7 +22,7 @@ def tmp() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("command", "text"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_the_error_is_the_one_that_is_kept(command: str, text: str, tmp: Path) -> None:
+def test_the_error_is_the_one_that_is_kept(command, text, tmp):
     """When this fails on purpose: `make golden`, then read the diff."""
     found = said(command, tmp)
     if "no wheels fit" in found and "no wheels fit" not in text:
@@ -31,21 +30,18 @@ def test_the_error_is_the_one_that_is_kept(command: str, text: str, tmp: Path) -
     assert found == text
 
 
-def test_every_error_has_text_and_a_code_of_the_table_and_is_no_traceback() -> None:
+def test_every_error_has_text_and_a_code_of_the_table_and_is_no_traceback():
+    """And nine of ten tell the next step apart; the others have it in their one line."""
     codes = {*map(int, ExitCode), *range(20, 30)} - {ExitCode.OK}
     for name, _, text in CASES:
         status, _, line = text.partition(" ")
         assert int(status) in codes, name
         assert line, name
         assert TRACEBACK not in text, name
-
-
-def test_nine_of_ten_errors_tell_the_next_step_apart_from_the_cause() -> None:
-    """The others are of one line that has both: what is possible."""
     assert sum("(no next step)" in text for _, _, text in CASES) <= len(CASES) / 9.7
 
 
-def test_every_group_is_there() -> None:
+def test_every_group_is_there():
     lines = [command for _, command, _ in CASES]
     assert [group for group in GROUPS if not any(f"hpcdl {group} " in line for line in lines)] == []
     assert len({name for name, _, _ in CASES}) == len(CASES)

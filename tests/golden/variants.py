@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.script import ArrayOf
@@ -15,16 +16,14 @@ from tests.golden.matrix import HERE, MODULE, bare, cells
 RELEASE = "24.05"
 _BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
 _STAGED = replace(_BASE, program=(), data="/data/imagenet", stage=True)
+_TRUSTED: dict[str, Any] = {"launcher": "multiworker", "trusted_network": True}
 _IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
 
 # Name -> the job, and the container runtime, or the form of GPU requests, of the site.
 VARIANTS: dict[str, tuple[JobSpec, str]] = {
     "launcher-horovod": (_BASE, ""),
     "launcher-horovod-mpirun": (replace(_BASE, launcher="horovod-mpirun"), "apptainer"),
-    "launcher-multiworker": (
-        replace(_BASE, launcher="multiworker", trusted_network=True),
-        "apptainer",
-    ),
+    "launcher-multiworker": (replace(_BASE, **_TRUSTED), "apptainer"),
     "launcher-single": (replace(_BASE, nodes=1, launcher="single"), "apptainer"),
     "launcher-mpi": (JobSpec("cpu", tasks=64, nodes=2, launcher="mpi", program=("./a.out",)), ""),
     "launcher-torch": (replace(_BASE, launcher="torch", chdir=Path("/home/me/run")), ""),
@@ -37,10 +36,7 @@ VARIANTS: dict[str, tuple[JobSpec, str]] = {
         "charliecloud",
     ),
     "container-apptainer-mpirun": (replace(_IN_IMAGE, launcher="horovod-mpirun"), "apptainer"),
-    "container-apptainer-multiworker": (
-        replace(_IN_IMAGE, launcher="multiworker", trusted_network=True),
-        "apptainer",
-    ),
+    "container-apptainer-multiworker": (replace(_IN_IMAGE, **_TRUSTED), "apptainer"),
     "container-pyxis": (replace(_IN_IMAGE, container="nvcr.io#nvidia/tensorflow:24.03"), "pyxis"),
     "container-apptainer-staged": (replace(_STAGED, container="/images/tf.sif"), "apptainer"),
     "container-pyxis-staged": (replace(_STAGED, container="/images/tf.sqsh"), "pyxis"),

@@ -50,7 +50,7 @@ _PARTITION = {
         "ReqResv=NO OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP "
         "TotalCPUs=112 TotalNodes={count} SelectTypeParameters=NONE JobDefaults=(null) "
         "DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED"
-    ),
+    )
 }
 _PARTITION["22.05"] = _PARTITION["20.11"] + " TRES=cpu=112,mem=500000M,node=2,billing=112"
 _PARTITION["24.11"] = _PARTITION["22.05"].replace(
@@ -84,13 +84,10 @@ def nodes(release: str, *, gres: str = "gpu:p100:4(S:0-1)") -> str:
     gpu = {"features": "p100,nvlink", "gres": gres, "partitions": "p100,all"}
     why = " Reason=bad DIMM, see #17 [root@2024-11-01T09:00:00]"
     cpu = {"features": "(null)", "gres": "(null)", "partitions": "cpu,all"}
-    return "\n".join(
-        [
-            form.format(name="p100-01", state="IDLE", reason="", **gpu),
-            form.format(name="p100-02", state="IDLE+DRAIN", reason=why, **gpu),
-            form.format(name="cpu-01", state="MIXED", reason="", **cpu),
-        ]
-    )
+    rows = (("p100-01", "IDLE", "", gpu), ("p100-02", "IDLE+DRAIN", why, gpu),
+            ("cpu-01", "MIXED", "", cpu))  # fmt: skip
+    return "\n".join(form.format(name=name, state=state, reason=reason, **more)
+                     for name, state, reason, more in rows)  # fmt: skip
 
 
 def partitions(release: str) -> str:
@@ -105,10 +102,8 @@ def config(release: str) -> str:
     """A part of `scontrol show config`."""
     return (
         "Configuration data as of 2024-11-01T10:00:00\n"
-        "AccountingStorageBackupHost = (null)\n"
         "AccountingStorageType   = accounting_storage/slurmdbd\n"
         "ClusterName             = pi\n"
-        "JobRequeue              = 1\n"
         "MpiDefault              = none\n"
         "MpiParams               = (null)\n"
         f"SLURM_VERSION           = {release}.5\n"

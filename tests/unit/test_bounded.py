@@ -1,7 +1,5 @@
 """Files that anybody wrote are read in bounded memory, and refused at once where they are none."""
 
-from __future__ import annotations
-
 import csv
 import os
 import resource
@@ -21,6 +19,16 @@ from hpcdl.system.safe_read import last_text
 
 HUGE = 2_000_000_000
 MEMORY = 100_000_000
+IMPORT = """
+import sys, time; from pathlib import Path
+from hpcdl.regress.exchange import Incoming
+from hpcdl.system.errors import BadInput
+begin = time.process_time()
+try: list(Incoming(Path(sys.argv[1])))
+except BadInput as fault: print(fault.message, *fault.details)
+seconds = time.process_time() - begin
+print(seconds, Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])
+"""
 
 
 def huge(path, begin=b"", fill=b""):
@@ -35,18 +43,7 @@ def huge(path, begin=b"", fill=b""):
 def test_an_import_of_one_line_of_2_gb_is_refused_in_a_moment(tmp_path, begin):
     """A process of its own, whose memory is measured; Python itself takes some of it."""
     file = huge(tmp_path / "results", begin, b"x" * 5_000_000)
-    program = (
-        "import sys, time; from pathlib import Path\n"
-        "from hpcdl.regress.exchange import Incoming\n"
-        "from hpcdl.system.errors import BadInput\n"
-        "begin = time.process_time()\n"
-        "try: list(Incoming(Path(sys.argv[1])))\n"
-        "except BadInput as fault: print(fault.message, *fault.details)\n"
-        "seconds = time.process_time() - begin\n"
-        "memory = Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0]\n"
-        "print(seconds, memory)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", IMPORT, file], capture_output=True, text=True)
     said, figures = done.stdout.strip().splitlines()
     seconds, kilobytes = figures.split()
     assert "longer than" in said or "larger than" in said
@@ -65,7 +62,7 @@ def test_a_row_of_many_short_lines_is_bounded_too(tmp_path):
 
 
 def test_files_of_others_are_asked_for_their_size_first(tmp_path):
-    resource_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     file = huge(tmp_path / "verdicts.json", b'{"schema": 2, "run": "')
     begin = time.monotonic()
     for kind in (RESULT, VERDICTS):
@@ -75,8 +72,7 @@ def test_files_of_others_are_asked_for_their_size_first(tmp_path):
         read_series(file)
     assert len(last_text(file, 1000)) == 1000
     assert time.monotonic() - begin < 5
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resource_before
-    assert grown * 1024 < MEMORY
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MEMORY
 
 
 def test_what_would_block_or_never_end_is_not_read(tmp_path):

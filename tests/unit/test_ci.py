@@ -4,28 +4,24 @@ What is in them is run here in real shells, with an hpcdl that writes down how i
 tests/integration/test_ci.py holds the files against their schemas.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from hpcdl.cli import main
 from hpcdl.regress.ci import IN_REPOSITORY, KINDS, Request, render, site_file
-from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 
 HOSTILE = "/a b'\"$(touch ran)`touch ran`;touch ran;${{ github.token }}%h %% \\n#{{x}}\N{SNOWMAN}"
 
 
 @pytest.fixture
-def recorder(tmp_path: Path) -> Path:
+def recorder(tmp_path):
     """An hpcdl that writes its words down, and fails where a file beside it says so."""
     program = tmp_path / "bin" / "h'p $x cdl"
     program.parent.mkdir()
@@ -37,23 +33,23 @@ def recorder(tmp_path: Path) -> Path:
     return program
 
 
-def calls(recorder: Path) -> list[list[str]]:
+def calls(recorder):
     made = (recorder.parent / "calls").read_text().split("\1")[:-1]
     return [call.split("\0")[:-1] for call in made]
 
 
-def hostile(site: Site, tmp_path: Path) -> Site:
+def hostile(site, tmp_path):
     return replace(site, paths=replace(site.paths, work=Path(str(tmp_path) + HOSTILE)))
 
 
-def lines_of(kind: str, files: dict[str, str]) -> list[str]:
+def lines_of(kind, files):
     """The shell's lines of a pipeline, read back as the program that runs it would read them."""
     if kind == "scrontab":
         rows = [line for line in files["scrontab"].splitlines() if line and line[0] != "#"]
         return [row.split(" ", 5)[5] for row in rows]
     if kind == "systemd":
         texts = [text for name, text in files.items() if name.endswith(".service")]
-        return [systemd_unquoted(re.search(r"^ExecStart=/bin/sh -c (.*)$", t, re.M)[1])  # type: ignore[index]
+        return [systemd_unquoted(re.search(r"^ExecStart=/bin/sh -c (.*)$", t, re.M)[1])
                 for t in texts]  # fmt: skip
     document = yaml.safe_load(next(iter(files.values())))
     if kind == "gitlab":
@@ -64,7 +60,7 @@ def lines_of(kind: str, files: dict[str, str]) -> list[str]:
     return [step["run"].replace("${{ '${{' }}", "${{") for step in steps if "run" in step]
 
 
-def systemd_unquoted(word: str) -> str:
+def systemd_unquoted(word):
     """One double-quoted word of ExecStart as systemd.syntax(7) and systemd.service(5) say."""
     assert word[0] == word[-1] == '"'
     inner = re.sub(r"\\(.)", lambda found: found[1], word[1:-1])
@@ -74,9 +70,7 @@ def systemd_unquoted(word: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_names_are_passed_on_and_run_nothing(
-    kind: str, three_generations: Site, recorder: Path, tmp_path: Path
-) -> None:
+def test_hostile_names_are_passed_on_and_run_nothing(kind, three_generations, recorder, tmp_path):
     site = hostile(three_generations, tmp_path)
     request = Request(HOSTILE, str(recorder), user="hpc")
     env = {"PATH": "/usr/bin:/bin", "GITHUB_STEP_SUMMARY": "summary"}
@@ -97,8 +91,8 @@ def test_hostile_names_are_passed_on_and_run_nothing(
 @pytest.mark.parametrize("kind", ["scrontab", "systemd"])
 @pytest.mark.parametrize("fails", ["run", "gate"])
 def test_a_night_fails_with_its_checks_or_its_gate_and_is_reported_all_the_same(
-    kind: str, fails: str, three_generations: Site, recorder: Path, tmp_path: Path
-) -> None:
+    kind, fails, three_generations, recorder, tmp_path
+):
     (recorder.parent / f"fails-{fails}").touch()
     site = hostile(three_generations, tmp_path)
     night = next(line for line in lines_of(kind, render(kind, site, Request("/s", str(recorder))))
@@ -108,14 +102,13 @@ def test_a_night_fails_with_its_checks_or_its_gate_and_is_reported_all_the_same(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cluster_without_stacks_has_nothing_to_build(kind: str, three_generations: Site) -> None:
-    site = replace(three_generations, stacks={})
-    files = render(kind, site, Request("site.yaml"))
+def test_a_cluster_without_stacks_has_nothing_to_build(kind, three_generations):
+    files = render(kind, replace(three_generations, stacks={}), Request("site.yaml"))
     assert "stack build" not in "".join(files.values())
     assert not any("cache" in name for name in files)
 
 
-def test_a_time_is_the_same_in_every_form(three_generations: Site) -> None:
+def test_a_time_is_the_same_in_every_form(three_generations):
     request = Request("s", at="2:05", day="saturday")
     crontab = render("scrontab", three_generations, request)["scrontab"]
     times = [line.split(" ", 5)[:5] for line in crontab.splitlines() if line and line[0] != "#"]
@@ -123,23 +116,22 @@ def test_a_time_is_the_same_in_every_form(three_generations: Site) -> None:
     units = render("systemd", three_generations, request)
     assert "OnCalendar=*-*-* 02:05:00\n" in units["hpcdl-nightly.timer"]
     assert "OnCalendar=Sat *-*-* 08:05:00\n" in units["hpcdl-weekly.timer"]
-    text = render("github", three_generations, request)["hpcdl.yml"]
-    document: dict[Any, Any] = yaml.safe_load(text)
+    document = yaml.safe_load(render("github", three_generations, request)["hpcdl.yml"])
     crons = [entry["cron"] for entry in document[True]["schedule"]]  # YAML 1.1 reads `on` so
     assert crons == ["5 2 * * *", "5 8 * * 6"]
     assert document["jobs"]["nightly"]["if"].endswith("== '5 2 * * *'")
 
 
-def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations: Site) -> None:
+def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
     text = render("github", three_generations, Request("s", at="2:05", day="saturday"))["hpcdl.yml"]
     group = yaml.safe_load(text)["concurrency"]["group"]
 
-    def named(ref: str, schedule: str, event: str) -> str:
-        said = {"ref": ref, "event.schedule": schedule, "event_name": event}
-        words = (re.split(r" \|\| ", inner) for inner in re.findall(r"\$\{\{ (.*?) \}\}", group))
-        return "-".join(
-            next(filter(None, (said[word.removeprefix("github.")] for word in word_list)))
-            for word_list in words
+    def named(ref, schedule, event):
+        """The group of a run: of `${{ a || b }}` the first that is not empty."""
+        said = {"github.ref": ref, "github.event.schedule": schedule, "github.event_name": event}
+        words = (inner.split(" || ") for inner in re.findall(r"\$\{\{ (.*?) \}\}", group))
+        return tuple(
+            next(said[word] for word in alternatives if said[word]) for alternatives in words
         )
 
     runs = [("main", "5 2 * * *", "schedule"), ("main", "5 8 * * 6", "schedule"),
@@ -148,18 +140,15 @@ def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations: Site)
 
 
 @pytest.mark.parametrize("bad", [
-    {"at": "25:00"}, {"at": "noon"}, {"day": "sonntag"}, {"runner": "a\nb"},
-    {"site_file": "a\x1bb"},
+    {"at": "25:00"}, {"day": "sonntag"}, {"runner": "a\nb"}, {"site_file": "a\x1bb"},
     *({name: "FAIL --wrap=x"} for name in ("on_failure", "mail_type", "mail_user")),
 ])  # fmt: skip
-def test_what_cannot_be_rendered_is_refused(three_generations: Site, bad: dict[str, str]) -> None:
+def test_what_cannot_be_rendered_is_refused(three_generations, bad):
     with pytest.raises(BadInput):
         render("gitlab", three_generations, Request(**{"site_file": "s", **bad}))
 
 
-def test_a_site_file_of_the_repository_stays_relative(
-    three_generations: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_file_of_the_repository_stays_relative(three_generations, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "site.yaml").touch()
     assert site_file("gitlab", three_generations, "site.yaml") == "site.yaml"
@@ -167,29 +156,26 @@ def test_a_site_file_of_the_repository_stays_relative(
     assert Path(site_file("gitlab", three_generations, "pi")).is_absolute()
 
 
-def test_the_command_writes_files_and_a_dry_run_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["check", "ci", "systemd", "--site", "embedded", "--output", str(tmp_path / "units")]
-    assert main([*words, "--dry-run"]) == 0
-    assert not (tmp_path / "units").exists()
+def test_the_command_writes_files_and_a_dry_run_none(tmp_path, capsys):
+    def ci(kind, name, *more):
+        place = tmp_path / name
+        words = ["check", "ci", kind, "--site", "embedded", "--output", str(place), *more]
+        assert main(words) == 0
+        return place
+
+    assert not ci("systemd", "units", "--dry-run").exists()
     assert "[Timer]" in capsys.readouterr().out
-    assert main(words) == 0
-    assert {path.suffix for path in (tmp_path / "units").iterdir()} == {".service", ".timer"}
-    one = tmp_path / "ci.yml"
-    assert main(["check", "ci", "gitlab", "--site", "embedded", "--output", str(one)]) == 0
-    assert one.read_text().startswith("# The pipeline of embedded")
-    assert main(["check", "ci", "grafana", "--site", "embedded", "--output", str(one)]) == 0
-    assert '"uid": "hpcdl-nightly"' in one.read_text()
+    assert {path.suffix for path in ci("systemd", "units").iterdir()} == {".service", ".timer"}
+    assert ci("gitlab", "ci.yml").read_text().startswith("# The pipeline of embedded")
+    assert '"uid": "hpcdl-nightly"' in ci("grafana", "ci.yml").read_text()
 
 
-def test_a_failure_is_told_by_systemd_slurm_and_the_gate(three_generations: Site) -> None:
+def test_a_failure_is_told_by_systemd_slurm_and_the_gate(three_generations):
     request = Request("/s", notify="/etc/hpcdl/notify.yaml", on_failure="tell@%n.service",
                       mail_type="FAIL,TIME_LIMIT", mail_user="ada@example.org")  # fmt: skip
-    units = render("systemd", three_generations, request)
-    assert "OnFailure=tell@%%n.service\n" in units["hpcdl-nightly.service"]
-    told = "check gate --site /s --notify /etc/hpcdl/notify.yaml --page"
-    assert told in units["hpcdl-nightly.service"]
+    unit = render("systemd", three_generations, request)["hpcdl-nightly.service"]
+    assert "OnFailure=tell@%%n.service\n" in unit
+    assert "check gate --site /s --notify /etc/hpcdl/notify.yaml --page" in unit
     crontab = render("scrontab", three_generations, request)["scrontab"]
     assert "#SCRON --mail-type=FAIL,TIME_LIMIT\n#SCRON --mail-user=ada@example.org\n" in crontab
     for kind in KINDS:

@@ -1,17 +1,17 @@
 """`hpcdl clean`: what is old or too much goes, what is needed stays."""
 
-import dataclasses
 import fcntl
 import json
 import os
 import re
 import time
-from pathlib import Path
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.site.schema import cleaned
 from hpcdl.slurm import client
 from hpcdl.stack.wheelhouse import wheels_cache
@@ -19,14 +19,15 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, home
 from hpcdl.workflows import clean as clean_module
-from hpcdl.workflows.clean import KINDS, Item, clean
+from hpcdl.workflows.clean import KINDS, clean
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
+from tests.unit.slurm_output import job
 
 DAY = 86400
 
 
-def made(path: Path, days: float, size: int = 10) -> Path:
+def made(path, days, size=10):
     """A file, or a directory with one in it, that was changed so many days ago."""
     file = path / "file" if not path.suffix else path
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -37,27 +38,27 @@ def made(path: Path, days: float, size: int = 10) -> Path:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path, monkeypatch):
     monkeypatch.setattr(client, "queue", lambda: ())
     site = small_site(tmp_path / "prefix")
-    paths = dataclasses.replace(site.paths, work=tmp_path / "work")
+    paths = replace(site.paths, work=tmp_path / "work")
     (tmp_path / "prefix").mkdir()
-    return dataclasses.replace(site, paths=paths)
+    return replace(site, paths=paths)
 
 
-def gone(items: list[Item]) -> set[Path]:
+def gone(items):
     return {item.path for item in items if not item.kept}
 
 
-def kept(items: list[Item]) -> dict[str, str]:
+def kept(items):
     return {item.path.name: item.kept for item in items if item.kept}
 
 
-def run(site: Site, number: int, days: float) -> Path:
+def run(site, number, days):
     return made(site.paths.work / f"checks/runs/2026010{number}-000000Z-ab1{number}", days)
 
 
-def test_the_old_goes_and_the_young_stays(site: Site) -> None:
+def test_the_old_goes_and_the_young_stays(site):
     old = [run(site, 1, 91), made(home("logs") / "stack/old.log", 31),
            made(home("failures") / "old.sh", 31), made(cache("wheels") / "old", 91),
            made(home("cluster") / "a/log/jobcomp.txt", 366),
@@ -65,24 +66,21 @@ def test_the_old_goes_and_the_young_stays(site: Site) -> None:
     young = [run(site, 2, 89), made(home("logs") / "stack/young.log", 29),
              made(cache("wheels") / "young", 89), made(site.paths.prefix / "history.json", 900),
              made(site.paths.work / "checks/runs/my-own", 900)]  # fmt: skip
-    told = clean(site, dry_run=True)
-    assert gone(told) == set(old)
+    assert gone(clean(site, dry_run=True)) == set(old)
     assert all(path.exists() for path in [*old, *young])
     assert gone(clean(site)) == set(old)
     assert clean(site) == []
     assert [path.exists() for path in [*old, *young]] == [False] * len(old) + [True] * len(young)
 
 
-def test_the_site_file_has_the_figures_and_an_option_comes_before_it(
-    site: Site, tmp_path: Path
-) -> None:
+def test_the_site_file_has_the_figures_and_an_option_comes_before_it(site, tmp_path):
     text, file = site.source.read_text(), tmp_path / "site.yaml"
     file.write_text(text + "clean: {lgos: {days: -1}}\n")
     with pytest.raises(BadInput) as caught:
         load_site(file)
     assert {"lgos", "logs"} <= set(re.findall(r"\w+", caught.value.render()))
     file.write_text(text + "clean: {logs: {days: 5, gb: 0.00000002}, cache: {days: 7}}\n")
-    site = dataclasses.replace(site, clean=load_site(file).clean)
+    site = replace(site, clean=load_site(file).clean)
     logs = [made(home("logs") / f"{days}.log", days) for days in (6, 3, 2, 1)]
     wheels = [made(cache("wheels") / name, days) for name, days in (("old", 8), ("young", 6))]
     failed = made(home("failures") / "a.sh", 29)
@@ -93,7 +91,7 @@ def test_the_site_file_has_the_figures_and_an_option_comes_before_it(
     assert tuple(kind.name for kind in KINDS) == cleaned()
 
 
-def test_a_run_that_is_going_on_the_latest_and_one_with_jobs_left_stay(site: Site) -> None:
+def test_a_run_that_is_going_on_the_latest_and_one_with_jobs_left_stay(site):
     running, left, latest, over = (run(site, number, 200) for number in (1, 2, 3, 4))
     (latest.parent.parent / "latest").symlink_to(f"runs/{latest.name}")
     event = {"job": 7, "name": "c", "directory": str(left), "state": "RUNNING"}
@@ -108,34 +106,25 @@ def test_a_run_that_is_going_on_the_latest_and_one_with_jobs_left_stay(site: Sit
     assert gone(told) == {over}
     assert kept(told) == {running.name: "it runs", latest.name: "it is the latest run",
                           left.name: "job 7 may still run"}  # fmt: skip
-    assert not over.exists()
-    assert running.exists()
+    assert (over.exists(), running.exists()) == (False, True)
 
 
-def test_links_to_queued_jobs_stay_and_all_of_them_where_slurm_is_away(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_to_queued_jobs_stay_and_all_of_them_where_slurm_is_away(site, monkeypatch):
     index = site.paths.work / "jobs/by-id"
     index.mkdir(parents=True)
     for number in ("1", "2"):
         (index / number).symlink_to("../gone")
         os.utime(index / number, (0, 0), follow_symlinks=False)
 
-    def away() -> tuple[()]:
-        raise MissingPrerequisite("Slurm does not answer")
-
+    away = Mock(side_effect=MissingPrerequisite("Slurm does not answer"))
     monkeypatch.setattr(client, "queue", away)
     assert gone(clean(site, ["job-index"])) == set()
-
-    class Job:
-        id, active = 2, True
-
-    monkeypatch.setattr(client, "queue", lambda: (Job(),))
+    monkeypatch.setattr(client, "queue", lambda: (job(id=2, state="PENDING"),))
     told = clean(site, ["job-index"])
     assert (gone(told), kept(told)) == ({index / "1"}, {"2": "the job has not ended"})
 
 
-def test_nothing_is_taken_from_a_build(site: Site) -> None:
+def test_nothing_is_taken_from_a_build(site):
     old = made(wheels_cache() / "old", 400)
     (site.paths.prefix / "releases").mkdir()
     for lock in (wheels_cache() / ".lock", site.paths.prefix / "releases/.build.lock"):
@@ -149,9 +138,7 @@ def test_nothing_is_taken_from_a_build(site: Site) -> None:
 
 
 @as_root
-def test_a_link_in_a_shared_work_directory_leads_to_no_files_of_root(
-    site: Site, tmp_path: Path
-) -> None:
+def test_a_link_in_a_shared_work_directory_leads_to_no_files_of_root(site, tmp_path):
     thesis = made(tmp_path / "root/thesis", 900)
     (site.paths.work / "checks").mkdir(parents=True)
     (site.paths.work / "checks/runs").symlink_to(tmp_path / "root")
@@ -165,39 +152,34 @@ def test_a_link_in_a_shared_work_directory_leads_to_no_files_of_root(
 
 
 @as_root
-def test_no_link_of_a_stranger_stops_it(site: Site, shared: Path) -> None:
+def test_no_link_of_a_stranger_stops_it(site, shared):
     """In a group's work directory anybody may have made these."""
-    paths = dataclasses.replace(site.paths, work=shared / "work")
+    paths = replace(site.paths, work=shared / "work")
     stranger("mkdir -pm 777 work/checks work/jobs/by-id; chmod 777 work/checks; mkdir -m 777 "
              "work/checks/runs; ln -s latest work/checks/latest; ln -s x work/jobs/by-id/²",
              shared)  # fmt: skip
     old = made(shared / "work/checks/runs/20260101-000000Z-ab12", 91)
-    assert gone(clean(dataclasses.replace(site, paths=paths))) == {old}
+    assert gone(clean(replace(site, paths=paths))) == {old}
 
 
-def test_the_command_names_what_would_go(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_what_would_go(site, capsys):
     made(home("logs") / "old.log", 31, 2_000_000)
     assert main(["clean", "--dry-run", "--site", "embedded", "logs"]) == 0
     said = capsys.readouterr().out
     assert "old.log" in said
     assert "1 would go, 2.0 MB" in said
-    with pytest.raises(BadInput, match="nothing called 'chache'") as caught:
-        clean(site, ["chache"])
-    assert "cache" in str(caught.value.hint)
 
 
 @as_root
-def test_what_was_put_in_the_place_of_an_old_run_stays(
-    site: Site, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_put_in_the_place_of_an_old_run_stays(site, shared, monkeypatch):
     """The owner of a group's work directory turns `runs` to another one while root cleans."""
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    site = replace(site, paths=replace(site.paths, work=shared / "work"))
     stranger("mkdir -pm 0777 work/checks/runs; chmod 0777 work/checks", shared)
     old = run(site, 1, 91)
     precious = made(shared / "precious" / old.name, 1)
     remove = clean_module._remove
 
-    def later(item: Item) -> None:
+    def later(item):
         stranger(f"cd work/checks && mv runs away && ln -s {shared}/precious runs", shared)
         remove(item)
 

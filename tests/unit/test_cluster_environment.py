@@ -1,7 +1,5 @@
 """`hpcdl cluster env` works in sh and bash, twice, and with any path."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,57 +12,41 @@ from hpcdl.cluster.state import read_state, write_state
 from hpcdl.system.errors import BadInput
 
 STATE = ClusterState(
-    directory=Path("/var/tmp/c"),
-    site="it's here",
-    site_file=Path("/home/some one/it's $HOME/site.yaml"),
-    prefix=Path("/apps/my apps/$x"),
-    lmod_init=Path("/nowhere/init/bash"),
-    mode=LOOPBACK,
-    accounting=False,
-    fingerprint={},
-    slurm_version="22.05.8",
-    network="127.0.0",
-    port_base=21000,
-    nodes=(),
-)
+    directory=Path("/var/tmp/c"), site="it's here", prefix=Path("/apps/my apps/$x"),
+    site_file=Path("/home/some one/it's $HOME/site.yaml"), lmod_init=Path("/nowhere/init/bash"),
+    mode=LOOPBACK, accounting=False, fingerprint={}, slurm_version="22.05.8", network="127.0.0",
+    port_base=21000, nodes=(),
+)  # fmt: skip
 MODULES = "/apps/my apps/$x/current/modules"
 
 
 @pytest.fixture(autouse=True)
-def no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_directory(monkeypatch):
     monkeypatch.delenv("HPCDL_CLUSTER_DIR", raising=False)
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
 @pytest.mark.parametrize("before", [None, "/opt/a b:/opt/c"])
-def test_values_reach_the_shell_as_they_are(shell: str, before: str | None) -> None:
-    lines = shell_exports(STATE)
+def test_values_reach_the_shell_as_they_are(shell, before):
     show = 'printf "%s\\n" "$SLURM_CONF" "$HPCDL_SITE" "$MODULEPATH"'
+    lines = f"{shell_exports(STATE)}\n{shell_exports(STATE)}\n{show}"
     env = {"PATH": "/usr/bin:/bin", **({"MODULEPATH": before} if before else {})}
-    done = subprocess.run(
-        [shell, "-euc", f"{lines}\n{lines}\n{show}"], env=env, capture_output=True, text=True
-    )
-    assert done.stderr == ""
+    done = subprocess.run([shell, "-euc", lines], env=env, capture_output=True, text=True)
     path = MODULES if before is None else f"{MODULES}:{before}"
-    assert done.stdout.split("\n")[:3] == [
-        "/var/tmp/c/etc/slurm.conf", str(STATE.site_file), path,
-    ]  # fmt: skip
+    shown = ["/var/tmp/c/etc/slurm.conf", str(STATE.site_file), path]
+    assert (done.stderr, done.stdout.splitlines()) == ("", shown)
 
 
-def test_lmod_is_started_once_in_a_strict_shell_too_and_may_read_what_is_not_set(
-    tmp_path: Path,
-) -> None:
+def test_lmod_is_started_once_in_a_strict_shell_too_and_may_read_what_is_not_set(tmp_path):
     (tmp_path / "bash").write_text('echo "started $FPATH"; module() { :; }\n')
     lines = shell_exports(replace(STATE, lmod_init=tmp_path / "bash"))
     for options, expected in (("-euc", "started \nuB"), ("-c", "started \nB")):
-        done = subprocess.run(
-            ["bash", options, f'{lines}\n{lines}\necho "${{-//[^uB]/}}"'],
-            capture_output=True, text=True, env={"PATH": "/bin"},
-        )  # fmt: skip
+        words = ["bash", options, f'{lines}\n{lines}\necho "${{-//[^uB]/}}"']
+        done = subprocess.run(words, capture_output=True, text=True, env={"PATH": "/bin"})
         assert (done.stdout, done.stderr) == (f"{expected}\n", "")
 
 
-def test_programs_get_the_modules_in_front_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_get_the_modules_in_front_once(monkeypatch):
     one = environment(STATE, {"MODULEPATH": "/opt/a b:/opt/c", "KEEP": "me"})
     assert one["MODULEPATH"] == f"{MODULES}:/opt/a b:/opt/c"
     assert environment(STATE, one) == one
@@ -73,7 +55,7 @@ def test_programs_get_the_modules_in_front_once(monkeypatch: pytest.MonkeyPatch)
     assert "export HPCDL_CLUSTER_DIR=/var/tmp/c" in shell_exports(STATE), "it is passed on"
 
 
-def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_state_is_read_as_it_was_written(tmp_path):
     assert read_state(tmp_path) is None
     assert read_state(tmp_path / "none") is None
     state = replace(STATE, directory=tmp_path, killed=("a",), boot="b")
@@ -83,7 +65,7 @@ def test_state_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "null", '{"schema": 2}', '{"schema": 1, "nodes": 3}', "\x00"]
 )
-def test_damaged_state_is_one_clear_error(tmp_path: Path, text: str) -> None:
+def test_damaged_state_is_one_clear_error(tmp_path, text):
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(BadInput, match="not a cluster's state"):
         read_state(tmp_path)

@@ -1,12 +1,11 @@
 """A site laid out on one machine: names, addresses, ports and configuration, all pure."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 import socket
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from hpcdl.cluster import cluster_plan, network, render
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Ports, bridge_name, link_name
 from hpcdl.cluster.state import MARK, claim, is_ours_or_empty
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import Release
 from hpcdl.system.errors import BadInput
@@ -27,14 +26,14 @@ SITES = ("embedded", "pi", "p100-v100-k80", "a100-h100")
 
 
 @pytest.fixture
-def embedded() -> Site:
+def embedded():
     return shipped("embedded")
 
 
 class Laid:
     """A site laid out: what was asked for, its state, and its files by path."""
 
-    def __init__(self, site: Site, mode: str = NAMESPACES, *, accounting: bool = False) -> None:
+    def __init__(self, site, mode=NAMESPACES, *, accounting=False):
         self.request = cluster_plan.request(site, mode, accounting, 3)
         nodes = cluster_plan.lay_out(self.request, "10.77.5", Ports(21000))
         self.state = replace(STATE, directory=HERE, site=site.name, mode=mode, nodes=nodes,
@@ -43,23 +42,32 @@ class Laid:
         self.files = {file.path: file for file in own}
 
 
-def settings(laid: Laid) -> dict[str, str]:
+def settings(laid):
     lines = laid.files["etc/slurm.conf"].text.splitlines()
     return dict(line.split("=", 1) for line in lines if re.match(r"^(?!Node|Part)\w+=", line))
 
 
 @pytest.mark.parametrize("name", SITES)
-def test_nodes_have_the_names_of_the_site(name: str) -> None:
-    site = shipped(name)
-    asked = cluster_plan.request(site, LOOPBACK, False)
-    for partition, queue in zip(site.partitions.values(), asked.queues, strict=True):
+def test_slurm_gets_the_names_and_the_hardware_of_the_site(name):
+    site, laid = shipped(name), Laid(shipped(name))
+    whole = cluster_plan.request(site, LOOPBACK, False)
+    for partition, queue in zip(site.partitions.values(), whole.queues, strict=True):
         assert len(queue.nodes) == partition.nodes
         if partition.hostlist:
             assert queue.nodes == expand_hostlist(partition.hostlist)
+    lines = [one for one in laid.files["etc/slurm.conf"].text.splitlines() if one[:4] == "Node"]
+    for line, group in zip(lines, laid.request.groups, strict=True):
+        words = dict(word.split("=", 1) for word in line.split())
+        partition, gpu = site.partitions[group.partition], site.partitions[group.partition].gpu
+        assert expand_hostlist(words["NodeName"]) == group.names
+        assert len(expand_hostlist(words["NodeAddr"])) == len(group.names)
+        assert int(words["CPUs"]) == partition.cpus
+        assert int(words["RealMemory"]) == int(partition.memory_gb * 1024)
+        assert words.get("Gres") == (f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else None)
 
 
 @pytest.mark.parametrize("mode", [NAMESPACES, LOOPBACK])
-def test_no_two_nodes_share_address_and_port(mode: str) -> None:
+def test_no_two_nodes_share_address_and_port(mode):
     state = Laid(shipped("p100-v100-k80"), mode).state
     places = {(node.address, node.port) for node in state.nodes}
     assert len(places) == len(state.nodes)
@@ -67,42 +75,22 @@ def test_no_two_nodes_share_address_and_port(mode: str) -> None:
     assert state.ports.database not in {port for _, port in places}
 
 
-def test_most_nodes_are_cut_down_on_request() -> None:
+def test_most_nodes_are_cut_down_on_request():
     asked = cluster_plan.request(shipped("pi"), LOOPBACK, False, 2)
     assert all(len(queue.nodes) <= 2 for queue in asked.queues)
-    whole, fewer = (
-        cluster_plan.fingerprint(cluster_plan.request(shipped("pi"), LOOPBACK, False, most))
-        for most in (None, 2)
-    )
+    whole = cluster_plan.fingerprint(cluster_plan.request(shipped("pi"), LOOPBACK, False))
+    fewer = cluster_plan.fingerprint(asked)
     assert {key for key in whole if whole[key] != fewer[key]} == {"partitions"}
-    with pytest.raises(BadInput, match="at least one node"):
-        cluster_plan.request(shipped("pi"), LOOPBACK, False, 0)
 
 
-@pytest.mark.parametrize("name", SITES)
-def test_slurm_gets_the_hardware(name: str) -> None:
-    site = shipped(name)
-    laid = Laid(site)
-    lines = [one for one in laid.files["etc/slurm.conf"].text.splitlines() if one[:4] == "Node"]
-    for line, group in zip(lines, laid.request.groups, strict=True):
-        words = dict(word.split("=", 1) for word in line.split())
-        partition = site.partitions[group.partition]
-        assert expand_hostlist(words["NodeName"]) == group.names
-        assert int(words["CPUs"]) == partition.cpus
-        assert int(words["RealMemory"]) == int(partition.memory_gb * 1024)
-        assert len(expand_hostlist(words["NodeAddr"])) == len(group.names)
-        gpu = partition.gpu
-        assert words.get("Gres") == (f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else None)
-
-
-def test_loopback_nodes_differ_by_port() -> None:
+def test_loopback_nodes_differ_by_port():
     laid = Laid(shipped("embedded"), LOOPBACK)
-    lines = render.node_lines(laid.request, laid.state)
-    ports = [port for line in lines for port in expand_hostlist(re.findall(r"Port=(\S+)", line)[0])]
+    lines = "\n".join(render.node_lines(laid.request, laid.state))
+    ports = [port for one in re.findall(r"Port=(\S+)", lines) for port in expand_hostlist(one)]
     assert [int(port) for port in ports] == [node.port for node in laid.state.nodes]
 
 
-def test_partitions_share_nodes_that_they_describe_alike(embedded: Site) -> None:
+def test_partitions_share_nodes_that_they_describe_alike(embedded):
     p100 = embedded.partitions["p100"]
     debug = replace(p100, name="debug", hostlist="p100-[01-02]")
     site = replace(embedded, partitions={"p100": p100, "debug": debug})
@@ -115,48 +103,44 @@ def test_partitions_share_nodes_that_they_describe_alike(embedded: Site) -> None
 
 
 @pytest.mark.parametrize("hostlist", ["p100-[01-03]", "p100", "p[1-", "p[a-b]"])
-def test_host_lists_that_do_not_fit_are_refused(embedded: Site, hostlist: str) -> None:
+def test_host_lists_that_do_not_fit_are_refused(embedded, hostlist):
     wrong = replace(embedded.partitions["p100"], hostlist=hostlist)
     with pytest.raises(BadInput, match=r"host list|list of nodes"):
         cluster_plan.request(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
 
 
-def test_gpus_get_device_files_with_their_numbers(embedded: Site) -> None:
+def test_gpus_get_device_files_with_their_numbers(embedded):
     lines = Laid(embedded).files["etc/gres.conf"].text.splitlines()
     assert "NodeName=p100-[01-02] Name=gpu Type=p100 File=/var/tmp/hpcdl/dev/p100.[0-3]" in lines
     assert not any("cpu-" in line for line in lines)
 
 
-def test_times_are_within_the_limit_of_the_partition(embedded: Site) -> None:
+def test_times_are_within_the_limit_of_the_partition(embedded):
     short = replace(embedded.partitions["cpu"], max_time="00:30:00", max_minutes=30)
     laid = Laid(replace(embedded, partitions={"cpu": short}, default_partition="cpu"))
     line = laid.files["etc/slurm.conf"].text.split("PartitionName=cpu")[1]
     assert "MaxTime=00:30:00 DefaultTime=00:30:00" in line
 
 
-def test_accounting_is_on_the_private_database_only(embedded: Site) -> None:
-    without = settings(Laid(embedded))
-    assert without["AccountingStorageType"] == "accounting_storage/none"
-    assert "AccountingStorageTRES" not in without
+def test_accounting_is_on_the_private_database_only(embedded):
+    assert settings(Laid(embedded))["AccountingStorageType"] == "accounting_storage/none"
     laid = Laid(embedded, accounting=True)
-    assert settings(laid)["AccountingStorageTRES"] == (
-        "gres/gpu,gres/gpu:k80,gres/gpu:p100,gres/gpu:v100"
-    )
+    tres = "gres/gpu,gres/gpu:k80,gres/gpu:p100,gres/gpu:v100"
+    assert settings(laid)["AccountingStorageTRES"] == tres
     secret = laid.files["etc/slurmdbd.conf"]
     assert secret.mode == 0o600
     assert "StorageHost=localhost" in secret.text
 
 
-def test_everything_lies_below_the_state_directory(embedded: Site) -> None:
+def test_everything_lies_below_the_state_directory(embedded):
     for key, value in settings(Laid(embedded, accounting=True)).items():
         if value.startswith("/") and key != "MailProg":
             assert value.startswith(f"{HERE}/"), key
 
 
-def test_paths_that_slurm_cannot_hold_are_refused() -> None:
-    cluster_plan.check_directory(
-        Path("/home/someone/.local/share/hpcdl/cluster/embedded"), ["p100-01"]
-    )
+def test_paths_that_slurm_cannot_hold_are_refused():
+    usual = Path("/home/someone/.local/share/hpcdl/cluster/embedded")
+    cluster_plan.check_directory(usual, ["p100-01"])
     with pytest.raises(BadInput, match="too long for unix sockets") as caught:
         cluster_plan.check_directory(Path("/home/someone") / ("x" * 60), ["p100-01"])
     assert "HPCDL_CLUSTER_DIR" in caught.value.hint
@@ -166,18 +150,18 @@ def test_paths_that_slurm_cannot_hold_are_refused() -> None:
 
 
 @given(st.lists(st.from_regex(r"[a-z]{1,3}-?[0-9]{0,3}", fullmatch=True), max_size=20))
-def test_host_ranges_expand_to_what_they_were_made_of(names: list[str]) -> None:
+def test_host_ranges_expand_to_what_they_were_made_of(names):
     assert list(expand_hostlist(fold_hostlist(names))) == names
 
 
 @given(st.text(min_size=1, max_size=200), st.integers(0, 249))
-def test_names_of_links_fit_into_linux(folder: str, index: int) -> None:
+def test_names_of_links_fit_into_linux(folder, index):
     node = replace(Laid(shipped("embedded")).state.nodes[0], index=index)
     assert len(link_name(Path(folder), node)) <= 15
     assert link_name(Path(folder), node).startswith(bridge_name(Path(folder)))
 
 
-def test_networks_that_are_routed_are_not_taken() -> None:
+def test_networks_that_are_routed_are_not_taken():
     table = (
         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
         "eth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
@@ -186,8 +170,7 @@ def test_networks_that_are_routed_are_not_taken() -> None:
     routed = network._routed(table)
     assert routed == [ipaddress.IPv4Network("10.77.0.0/24")]
     assert next(network._free_networks(routed)) == "10.77.1"
-    vpn = [ipaddress.IPv4Network("10.0.0.0/8")]
-    assert next(network._free_networks(vpn)) == "172.29.0"
+    assert next(network._free_networks([ipaddress.IPv4Network("10.0.0.0/8")])) == "172.29.0"
 
 
 @pytest.mark.parametrize(
@@ -195,52 +178,38 @@ def test_networks_that_are_routed_are_not_taken() -> None:
     [("21.08.5", []), ("22.05.8", ["cgroup/v1"]), ("24.05.2", ["cgroup/v1"]),
      ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"])],
 )  # fmt: skip
-def test_options_follow_the_release_that_runs(version: str, plugins: list[str]) -> None:
-    options = render.release_options(Release.parse(version))
-    assert [row["value"] for row in options] == plugins
+def test_options_follow_the_release_that_runs(version, plugins):
+    assert [row["value"] for row in render.release_options(Release.parse(version))] == plugins
 
 
-def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path: Path) -> None:
+def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path):
     said = (Path(__file__).parents[1] / "golden" / "mixed.yaml").read_text()
     (tmp_path / "site.yaml").write_text(said.replace('hostlist: "g[05-06]", ', ""))
     asked = cluster_plan.request(load_site(tmp_path / "site.yaml"), LOOPBACK, accounting=False)
     shapes = {group.names: (group.gpu_type, group.gpus) for group in asked.groups}
-    assert shapes["g01", "g02", "g03", "g04"] == ("a100", 4)
-    assert shapes["g05", "g06"] == ("l40s", 8)
+    typed = ("g01", "g02", "g03", "g04", "g05", "g06")
+    assert (shapes[typed[:4]], shapes[typed[4:]]) == (("a100", 4), ("l40s", 8))
     assert shapes["u3", "u4"] == (None, 4)
-    assert [queue.nodes for queue in asked.queues if queue.name == "typed"] == [
-        ("g01", "g02", "g03", "g04", "g05", "g06")
-    ]
+    assert [queue.nodes for queue in asked.queues if queue.name == "typed"] == [typed]
 
 
 @pytest.mark.parametrize(
     ("mode", "address", "parameters"),
-    [
-        ("namespaces", "", "NoCtldInAddrAny"),
-        ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny"),
-        ("loopback", "127.0.1.1", ""),
-        ("loopback", "", ""),
-    ],
-)
+    [("namespaces", "", "NoCtldInAddrAny"), ("loopback", "127.0.1.1", ""), ("loopback", "", ""),
+     ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny")],
+)  # fmt: skip
 def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
-    embedded: Site, mode: str, address: str, parameters: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    embedded, mode, address, parameters, monkeypatch
+):
     """Debian's /etc/hosts has 127.0.1.1 for the machine's name, a container may have nothing."""
-
-    def resolve(_: str) -> str:
-        if not address:
-            raise OSError("Name or service not known")
-        return address
-
-    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    answer = {"return_value": address} if address else {"side_effect": OSError("not known")}
+    monkeypatch.setattr(socket, "gethostbyname", Mock(**answer))
     laid = Laid(embedded, mode)
     assert render.listening(laid.state) == parameters
     assert settings(laid).get("CommunicationParameters", "") == parameters
 
 
-def test_what_another_up_has_begun_or_left_unfinished_is_no_other_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_up_has_begun_or_left_unfinished_is_no_other_file(tmp_path, monkeypatch):
     (tmp_path / "lock").touch()
     with monkeypatch.context() as killed:
         killed.setattr(Path, "replace", lambda *_: None)  # its mark has a temporary name still

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.model import LOOPBACK, Ports
+from hpcdl.cluster.model import LOOPBACK
 from hpcdl.cluster.network import reserved_ports
 from hpcdl.system.errors import MissingPrerequisite
 from tests.strangers import as_root
@@ -24,20 +24,18 @@ with reserved_ports("loopback", 3, None) as ports:
 
 
 @as_root
-def test_many_users_choose_at_once_and_none_gets_anothers_ports() -> None:
+def test_many_users_choose_at_once_and_none_gets_anothers_ports():
     choosers = [
         subprocess.Popen([sys.executable, "-c", CHOOSE], stdin=subprocess.PIPE, text=True,
                          stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
         for _ in range(8)
     ]  # fmt: skip
     try:
-        said = []
-        for step in ("ready", "base"):
-            for one in choosers if step == "base" else ():
-                assert one.stdin
-                one.stdin.write("\n")
-                one.stdin.flush()
-            said = [one.stdout.readline().strip() for one in choosers if one.stdout]
+        assert [one.stdout.readline() for one in choosers] == ["ready\n"] * 8
+        for one in choosers:
+            one.stdin.write("\n")
+            one.stdin.flush()
+        said = [one.stdout.readline() for one in choosers]
         assert len(set(said)) == 8, said
     finally:
         for one in choosers:
@@ -45,7 +43,7 @@ def test_many_users_choose_at_once_and_none_gets_anothers_ports() -> None:
             one.communicate()
 
 
-def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it() -> None:
+def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it():
     with ExitStack() as held:
         ports = held.enter_context(reserved_ports(LOOPBACK, 2, None))
         with reserved_ports(LOOPBACK, 2, None) as others:
@@ -61,7 +59,7 @@ def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it() -> Non
         assert again == ports, "all is given back"
 
 
-def test_a_wanted_port_that_somebody_listens_on_is_named() -> None:
+def test_a_wanted_port_that_somebody_listens_on_is_named():
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
@@ -72,7 +70,3 @@ def test_a_wanted_port_that_somebody_listens_on_is_named() -> None:
         ):
             pytest.fail("it was given away")
     assert "--port-base" in caught.value.hint
-
-
-def test_ports_have_one_base() -> None:
-    assert Ports(100).on_host(LOOPBACK, 2) == (100, 101, 108, 109)

@@ -1,14 +1,11 @@
 """Processes are found by what they are, not by a number that may be another's tomorrow."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,32 +19,31 @@ from tests.strangers import STRANGER, as_root
 from tests.unit.test_cluster_environment import STATE
 from tests.waiting import wait_for
 
+NODE = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
 
-def sleeper(**env: str) -> subprocess.Popen[bytes]:
+
+def sleeper(**env):
     return shown(subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"], **env}))
 
 
-def shown(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+def shown(process):
     """Wait: Popen returns a moment before the kernel shows arguments and environment."""
     wait_for(Path(f"/proc/{process.pid}/environ").read_bytes)
     return process
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    found: list[subprocess.Popen[bytes]] = []
+def started():
+    found = []
     yield found
     for one in found:
         one.kill()
         one.wait()
 
 
-def test_a_process_is_its_number_and_its_start_and_dead_as_a_zombie(
-    started: list[subprocess.Popen[bytes]],
-) -> None:
+def test_a_process_is_its_number_and_its_start_and_dead_as_a_zombie(started):
     started.append(sleeper())
     found = processes.identify(started[0].pid)
-    assert found is not None
     later = ProcessId(found.pid, found.start - 1)  # who got the number later is spared
     assert not processes.alive(later)
     processes.send(later, signal.SIGKILL)
@@ -57,87 +53,60 @@ def test_a_process_is_its_number_and_its_start_and_dead_as_a_zombie(
     assert processes.identify(found.pid) is None
 
 
-def test_a_name_of_any_bytes_hides_no_process_and_stops_no_command(
-    started: list[subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_a_name_of_any_bytes_hides_no_process_and_stops_no_command(started, tmp_path):
     """Any user of the machine may name a process so (PR_SET_NAME of prctl(2))."""
     program = os.fsencode(tmp_path) + b"/\xff\xfe) Z 0"
     Path(os.fsdecode(program)).symlink_to("/bin/sleep")
     started.append(shown(subprocess.Popen([program, "60"])))
-    found = processes.identify(started[0].pid)
-    assert found is not None
-    assert not processes.is_slurm(found)
+    assert not processes.is_slurm(processes.identify(started[0].pid))
     assert processes.of_cluster(tmp_path) == []
     mine = {processes.MARK: str(tmp_path), "PATH": "/bin"}
     started.append(shown(subprocess.Popen([program, "60"], env=mine)))
     assert [one.pid for one in processes.of_cluster(tmp_path)] == [started[1].pid]
 
 
-def test_grace_lets_a_process_end_by_itself(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time, pathlib\n"
-        f"p = pathlib.Path({str(tmp_path)!r})\n"
-        "signal.signal(15, lambda *a: ((p / 'bye').touch(), sys.exit()))\n"
-        "(p / 'ready').touch(); time.sleep(60)"
-    )
-    one = subprocess.Popen([sys.executable, "-c", code])
-    while not (tmp_path / "ready").exists():
-        assert one.poll() is None
-    found = processes.identify(one.pid)
-    assert found is not None
-    processes.end([found], grace=10)
+def test_grace_lets_a_process_end_by_itself(tmp_path):
+    code = "trap 'sleep 0.2; touch bye; exit' TERM; echo; while :; do sleep 0.1; done"
+    one = subprocess.Popen(["sh", "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
+    assert one.stdout.readline() == b"\n"
+    processes.end([processes.identify(one.pid)], grace=10)
     one.wait()
     assert (tmp_path / "bye").exists()
 
 
-def test_what_a_cluster_left_is_found_and_nothing_else(
-    started: list[subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_what_a_cluster_left_is_found_and_nothing_else(started, tmp_path):
     conf = f"{tmp_path}/etc/slurm.conf"
     daemon = sleeper(**{processes.MARK: str(tmp_path)})
     job = sleeper(SLURM_CONF=conf, SLURMD_NODENAME="p100-01")
     person = sleeper(SLURM_CONF=conf, SLURM_JOB_ID="7")
-    other = sleeper(**{processes.MARK: f"{tmp_path}2"})
-    started += [daemon, job, person, other]
-    found = {process.pid for process in processes.of_cluster(tmp_path)}
-    assert found == {daemon.pid, job.pid}
+    started += [daemon, job, person, sleeper(**{processes.MARK: f"{tmp_path}2"})]
+    assert {one.pid for one in processes.of_cluster(tmp_path)} == {daemon.pid, job.pid}
 
 
-def test_what_a_job_started_with_an_environment_of_its_own_is_found(
-    started: list[subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_what_a_job_started_with_an_environment_of_its_own_is_found(started, tmp_path):
     """`env -i program`, and programs that write over their environment."""
     env = {"PATH": os.environ["PATH"], "SLURM_CONF": f"{tmp_path}/etc/slurm.conf",
            "SLURMD_NODENAME": "p100-01"}  # fmt: skip
     script = "env -i sh -c 'sleep 60 & echo $!; wait' & wait"
     job = subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE)
     started.append(job)
-    assert job.stdout is not None
     inner = int(job.stdout.readline())
-    current = replace(STATE, directory=tmp_path)
-    node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
-    found = (processes.of_cluster(tmp_path), processes.of_node(current, node))
-    try:
-        for each in found:
-            assert {job.pid, inner} <= {process.pid for process in each}
-    finally:
-        processes.end(found[0])
+    of_cluster = processes.of_cluster(tmp_path)
+    of_node = processes.of_node(replace(STATE, directory=tmp_path), NODE)
+    processes.end(of_cluster)
+    for each in (of_cluster, of_node):
+        assert {job.pid, inner} <= {process.pid for process in each}
     assert processes.identify(inner) is None
 
 
-def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path: Path) -> None:
-    code = (
-        "from pathlib import Path\nfrom hpcdl.cluster import processes\n"
-        f"print(len(processes.of_cluster(Path({str(tmp_path)!r}))))"
-    )
+def test_a_job_that_stops_its_own_cluster_is_spared(tmp_path):
+    code = "import pathlib, sys; from hpcdl.cluster import processes\n"
+    code += "sys.exit(len(processes.of_cluster(pathlib.Path(sys.argv[1]))))"
     env = {**os.environ, processes.MARK: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "0"
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], env=env).returncode == 0
 
 
-def test_a_throttle_is_shown_by_its_node(
-    started: list[subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_a_throttle_is_shown_by_its_node(started, tmp_path):
     env = {**os.environ, processes.MARK: str(tmp_path)}
     for words in ([str(tmp_path), "p100-01", "4"], ["/elsewhere", "p100-02", "4"]):
         # Its command line is what counts: this one only sleeps.
@@ -145,25 +114,21 @@ def test_a_throttle_is_shown_by_its_node(
         started.append(shown(subprocess.Popen(program, env=env, start_new_session=True)))
     started.append(shown(subprocess.Popen(["sleep", "60"], env=env)))
     assert cpu_throttle.throttled(tmp_path) == {"p100-01"}
-    assert status.as_data(replace(STATE, directory=tmp_path))["nodes"] == []
-    node = Node("p100-01", "p100", 0, "127.0.0.1", 21000)
-    current = replace(STATE, directory=tmp_path, nodes=(node,), killed=("p100-01",))
+    current = replace(STATE, directory=tmp_path, nodes=(NODE,), killed=("p100-01",))
     data = status.as_data(current)
     assert data["nodes"][0]["slow"] is True
     assert "killed, slow" in status.as_text(data)
     processes.end(processes.of_cluster(tmp_path))
 
 
-def test_a_purge_takes_nothing_from_who_waited_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_purge_takes_nothing_from_who_waited_for_it(tmp_path, monkeypatch):
     """`up` waits for the lock while `down --purge` works: what it then makes stays."""
     cluster = tmp_path / "cluster"
     (cluster / "log").mkdir(parents=True)
     state.claim(cluster)
     waiting = threading.Event()
 
-    def begin() -> None:
+    def begin():
         waiting.set()
         with locked(cluster / "lock"):
             (cluster / "log").mkdir()
@@ -171,7 +136,7 @@ def test_a_purge_takes_nothing_from_who_waited_for_it(
 
     other = threading.Thread(target=begin)
 
-    def clear(directory: Path, say: object) -> bool:
+    def clear(directory, say):
         other.start()
         waiting.wait()
         time.sleep(0.3)
@@ -184,9 +149,7 @@ def test_a_purge_takes_nothing_from_who_waited_for_it(
     assert not state.is_ours(cluster)
 
 
-def test_a_purge_that_leaves_something_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_purge_that_leaves_something_can_be_repeated(tmp_path, monkeypatch):
     """Without the mark, `up` refused what was left, and `down` did not look at it."""
     state.claim(tmp_path)
     (tmp_path / "log").mkdir()
@@ -199,15 +162,12 @@ def test_a_purge_that_leaves_something_can_be_repeated(
 
 
 @as_root
-def test_a_process_of_a_stranger_may_have_any_name(
-    started: list[subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_a_process_of_a_stranger_may_have_any_name(started, tmp_path):
     """One that is no UTF-8 text ended root's `cluster down` with a traceback."""
     code = "printf '\\377' >/proc/self/comm; echo; read -r _"
     for user, env in ((STRANGER, {}), ("root", {processes.MARK: str(tmp_path)})):
         one = subprocess.Popen(["bash", "-c", code], user=user, env={"PATH": "/bin", **env},
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
-        assert one.stdout is not None
         assert one.stdout.readline() == b"\n"
         assert Path(f"/proc/{one.pid}/comm").read_bytes() == b"\xff\n"
         started.append(one)
@@ -216,17 +176,14 @@ def test_a_process_of_a_stranger_may_have_any_name(
     assert started[0].poll() is None
 
 
-def test_munge_keeps_its_own_checks_where_others_reach_it(shared: Path) -> None:
+def test_munge_keeps_its_own_checks_where_others_reach_it(shared):
     (shared / "run").mkdir()
-    shared.chmod(0o755)
-    assert "--force" not in daemons.munged(replace(STATE, directory=shared)).argv
-    shared.chmod(0o700)
-    assert "--force" in daemons.munged(replace(STATE, directory=shared)).argv
+    for mode, forced in ((0o755, False), (0o700, True)):
+        shared.chmod(mode)
+        assert ("--force" in daemons.munged(replace(STATE, directory=shared)).argv) == forced
 
 
-def test_down_of_a_directory_that_is_no_cluster_ends_nobody_s_steps(
-    tmp_path: Path, started: list[subprocess.Popen[bytes]]
-) -> None:
+def test_down_of_a_directory_that_is_no_cluster_ends_nobody_s_steps(tmp_path, started):
     """Slurm's own steps have files open below /var, and /var is no cluster."""
     step = tmp_path / "slurmstepd"
     step.write_bytes(Path("/bin/sleep").read_bytes())
@@ -239,7 +196,7 @@ def test_down_of_a_directory_that_is_no_cluster_ends_nobody_s_steps(
     assert started[0].poll() is None
 
 
-def test_a_node_of_a_cluster_that_was_stopped_meanwhile_is_none(tmp_path: Path) -> None:
+def test_a_node_of_a_cluster_that_was_stopped_meanwhile_is_none(tmp_path):
     gone = replace(STATE, directory=tmp_path / "gone")
     (tmp_path / "gone").mkdir()
     with pytest.raises(CheckFailed, match="was stopped meanwhile"):
@@ -247,6 +204,6 @@ def test_a_node_of_a_cluster_that_was_stopped_meanwhile_is_none(tmp_path: Path) 
     assert not (tmp_path / "gone/cluster.json").exists()
 
 
-def test_a_node_that_a_job_is_planned_for_is_well() -> None:
+def test_a_node_that_a_job_is_planned_for_is_well():
     assert all(map(query.takes_jobs, ("idle", "planned", "mixed-")))
     assert not query.takes_jobs("down")

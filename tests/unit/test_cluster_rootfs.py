@@ -9,7 +9,7 @@ import pytest
 from hpcdl import facts
 from hpcdl.cluster import rootfs, teardown
 from hpcdl.cluster.find import site_of
-from hpcdl.cluster.needs import check_packages, choose_mode
+from hpcdl.cluster.needs import choose_mode
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -30,13 +30,8 @@ def make(cache, suite, version, folder=None):
 
 def test_the_release_that_a_root_really_has_decides(cache):
     make(cache, "sid", "26.11.5")
-    for wanted, there in (
-        ("26.05", False),
-        ("26.11", True),
-        ("26.11.5", True),
-        ("26.11.50", False),
-    ):
-        assert (rootfs.find(wanted) is not None) == there, wanted
+    found = [one for one in ("26.05", "26.11", "26.11.5", "26.11.50") if rootfs.find(one)]
+    assert found == ["26.11", "26.11.5"]
     with pytest.raises(BadInput):
         rootfs.find("26.1")
 
@@ -58,6 +53,7 @@ def test_every_suite_s_release_is_one_that_rules_know():
 
 
 def test_what_cannot_be_had_is_told_before_anything_is_made(cache, monkeypatch, tmp_path):
+    assert choose_mode("auto", "24.11") == "loopback"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(MissingPrerequisite, match="needs root"):
         rootfs.check("24.11")
@@ -71,14 +67,6 @@ def test_what_cannot_be_had_is_told_before_anything_is_made(cache, monkeypatch, 
         with pytest.raises(MissingPrerequisite, match="needs") as refused:
             rootfs.check("24.11")
         assert "install" in refused.value.hint
-
-
-def test_another_release_runs_in_loopback_mode_without_accounting():
-    assert choose_mode("auto", "24.11") == "loopback"
-    with pytest.raises(BadInput, match="loopback"):
-        choose_mode("namespaces", "24.11")
-    with pytest.raises(BadInput, match="accounting"):
-        check_packages(accounting=True, slurm="24.11")
 
 
 def test_a_cluster_s_own_site_outlives_it_and_leads_back_to_its_source(tmp_path):

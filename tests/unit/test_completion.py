@@ -4,6 +4,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from itertools import chain
 
 import pytest
 
@@ -29,10 +30,8 @@ def script(tmp_path_factory):
 
 
 def offered(script, *words):
-    done = subprocess.run(
-        ["bash", "-c", ASK, "ask", str(script), "hpcdl", *words],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    line = ["bash", "-c", ASK, "ask", str(script), "hpcdl", *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     return [word.strip() for word in done.stdout.split("\n") if word.strip()]
 
 
@@ -42,14 +41,10 @@ def test_bash_takes_the_script_without_a_message(script):
 
 
 LINES = {
-    "jo": {"job"},
-    "site ": {"init", "check", "show", "schema"},
-    "job ren": {"render"},
-    "job render --gpus": {"--gpus", "--gpus-per-node"},
-    "job submit --dry": {"--dry-run"},
-    "completion ": {"bash", "zsh", "fish"},
-    "cluster sta": {"status"},
-}
+    "jo": {"job"}, "site ": {"init", "check", "show", "schema"}, "job ren": {"render"},
+    "job render --gpus": {"--gpus", "--gpus-per-node"}, "job submit --dry": {"--dry-run"},
+    "completion ": {"bash", "zsh", "fish"}, "cluster sta": {"status"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -92,11 +87,9 @@ def test_zsh_takes_its_script(tmp_path):
 def test_fish_offers_them_too(line, expected, tmp_path):
     (tmp_path / "hpcdl.fish").write_text(completion.script("fish"))
     (tmp_path / "site-of-mine.yaml").write_text("")
-    done = subprocess.run(
-        ["fish", "--no-config", "-c", f"source hpcdl.fish; complete -C 'hpcdl {line}'"],
-        cwd=tmp_path, env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = ["fish", "--no-config", "-c", f"source hpcdl.fish; complete -C 'hpcdl {line}'"]
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.stderr == ""
     assert {one.split("\t")[0] for one in done.stdout.splitlines()} == expected
 
@@ -105,7 +98,5 @@ def test_fish_knows_every_option():
     lines = completion.script("fish").splitlines()
     for words, names in every_option():
         at = f"complete -c hpcdl -n '{' '.join(['__hpcdl_at hpcdl', *words])}' -"
-        told = {
-            word for line in lines if line.startswith(at) for word in line.split(" -d ")[0].split()
-        }
-        assert {name.lstrip("-") for name in names} <= told, words
+        told = [line.split(" -d ")[0].split() for line in lines if line.startswith(at)]
+        assert {name.lstrip("-") for name in names} <= set(chain(*told)), words

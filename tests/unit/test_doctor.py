@@ -1,7 +1,5 @@
 """`hpcdl doctor` names what is missing, and how to install it, and nothing else."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -21,7 +19,7 @@ ROWS = [
 ]
 
 
-def test_packages_are_found_by_program_or_file() -> None:
+def test_packages_are_found_by_program_or_file():
     found = packages.look(ROWS, ["a", "b"])
     assert [one.name for one in found if not one.missing] == ["shell", "passwords"]
     assert packages.missing_names(found) == ["unicorn", "dragon"]
@@ -31,44 +29,33 @@ def test_packages_are_found_by_program_or_file() -> None:
 
 
 @pytest.mark.skipif(not Path("/etc/debian_version").exists(), reason="Debian's packages only")
-def test_debian_s_program_of_another_package_does_not_count_without_the_file() -> None:
-    headers = {"purpose": "a", "package": "headers", "program": "env", "file": "/no/such/*.h"}
-    assert packages.missing_names(packages.look([headers], ["a"])) == ["headers"]
-    there = {**headers, "file": "/etc/pass*d"}
-    assert packages.missing_names(packages.look([there], ["a"])) == []
+def test_debian_s_program_of_another_package_does_not_count_without_the_file():
+    for file, missing in (("/no/such/*.h", ["headers"]), ("/etc/pass*d", [])):
+        row = {"purpose": "a", "package": "headers", "program": "env", "file": file}
+        assert packages.missing_names(packages.look([row], ["a"])) == missing
 
 
 @pytest.mark.parametrize(
     ("said", "version"),
-    [
-        ("slurm-wlm 22.05.8", "22.05.8"),
-        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0-14+deb12u1"),
-        ("mpicc: Open MPI 4.1.4 (Language: C)", "4.1.4"),
-        ("no digits", ""),
-    ],
-)
-def test_versions_are_read_off_what_programs_say(said: str, version: str) -> None:
+    [("slurm-wlm 22.05.8", "22.05.8"), ("mpicc: Open MPI 4.1.4 (Language: C)", "4.1.4"),
+     ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0-14+deb12u1"), ("no digits", "")],
+)  # fmt: skip
+def test_versions_are_read_off_what_programs_say(said, version):
     assert packages.version_in(said) == version
 
 
-def test_every_row_is_one_line_with_a_purpose_and_a_way_to_see_it() -> None:
+def test_every_row_has_a_purpose_and_a_way_to_see_it():
     known = facts.load("packages")
     for row in known["packages"]:
         assert row["purpose"] in known["purposes"]
         assert "program" in row or "file" in row, row
-    path = Path(facts.__file__).parent / "packages.yaml"
-    rows = [line for line in path.read_text().splitlines() if "package:" in line]
-    assert all(line.startswith("  - {purpose: ") and line.endswith("}") for line in rows)
-    assert len(rows) == len(known["packages"]) + len(known["python"])
     for role in known["roles"].values():
         assert {*role["needs"], *role["optional"]} <= set(known["purposes"])
         assert set(role["asks"]) <= set(doctor_roles.QUESTIONS)
     assert {one.purpose for one in doctor.diagnose().findings} == set(known["purposes"])
 
 
-def test_what_is_missing_is_said_with_exit_code_3(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_is_said_with_exit_code_3(monkeypatch, capsys):
     monkeypatch.setitem(facts.load("packages"), "packages", [
         {"purpose": "cluster", "package": "unicorn", "program": "no-such-program"},
         {"purpose": "report", "package": "dragon", "program": "no-such-program"},
@@ -78,31 +65,16 @@ def test_what_is_missing_is_said_with_exit_code_3(
     assert "apt-get install --no-install-recommends unicorn\n" in shown
     assert "apt-get install --no-install-recommends dragon" in shown
     assert main(["doctor", "--json"]) == 3
-    data = json.loads(capsys.readouterr().out)
-    assert data["complete"] is False
-    assert main(["doctor", "--apt"]) == 0
-    assert capsys.readouterr().out == "unicorn\n"
-    assert main(["doctor", "--apt", "report"]) == 0
-    assert capsys.readouterr().out == "dragon\n"
-
+    assert json.loads(capsys.readouterr().out)["complete"] is False
+    for words, named in ((["--apt"], "unicorn\n"), (["--apt", "report"], "dragon\n")):
+        assert main(["doctor", *words]) == 0
+        assert capsys.readouterr().out == named
     del facts.load("packages")["packages"][0]
     assert main(["doctor"]) == 0, "what is optional may be missing"
     assert "nothing is missing" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"), [(["--apt", "clutser"], "cluster"), (["--role", "logn"], "login")]
-)
-def test_an_unknown_purpose_or_role_names_the_nearest(
-    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", *words]) == 2
-    assert f"did you mean '{meant}'?" in capsys.readouterr().err
-
-
-def test_a_laptop_needs_no_slurm_and_no_site(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_laptop_needs_no_slurm_and_no_site(monkeypatch, capsys):
     for name in ("PATH", "SLURM_CONF", "HPCDL_SITE"):
         monkeypatch.delenv(name, raising=False)
     assert main(["doctor", "--role", "laptop"]) == 0
@@ -110,9 +82,7 @@ def test_a_laptop_needs_no_slurm_and_no_site(
 
 
 @pytest.mark.parametrize("role", ["login", "compute", "admin"])
-def test_a_cluster_s_machine_without_slurm_is_told_what_lacks(
-    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cluster_s_machine_without_slurm_is_told_what_lacks(role, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
     monkeypatch.delenv("HPCDL_SITE", raising=False)

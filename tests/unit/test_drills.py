@@ -1,12 +1,10 @@
 """The table of the drills is what ran; what the drills rely on holds."""
 
-from __future__ import annotations
-
 import errno
+import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,18 +22,17 @@ WRITE = (
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
 
-def test_the_table_in_the_page_is_the_one_of_the_results() -> None:
-    text = PAGE.read_text()
-    assert text.partition(BEGIN + "\n")[2].partition(END)[0] == table()
+def test_the_table_in_the_page_is_the_one_of_the_results():
+    assert PAGE.read_text().partition(BEGIN + "\n")[2].partition(END)[0] == table()
 
 
-def test_every_drill_has_a_name_of_its_own_and_an_end() -> None:
+def test_every_drill_has_a_name_of_its_own_and_an_end():
     assert len({drill.name for drill in DRILLS}) == len(DRILLS)
     assert all(drill.goal > 0 and 0 < drill.seconds <= 7200 for drill in DRILLS)
 
 
 @needs_gcc
-def test_each_change_is_the_moment_of_one_round_before_any_comes_again(tmp_path: Path) -> None:
+def test_each_change_is_the_moment_of_one_round_before_any_comes_again(tmp_path):
     """Also where a drill is taken up later: the order is the seed's."""
     write = [sys.executable, "-c", WRITE, str(tmp_path / "file")]
     benches = [Bench(tmp_path, range(first, 9), 0, "seed") for first in (0, 5)]
@@ -46,39 +43,34 @@ def test_each_change_is_the_moment_of_one_round_before_any_comes_again(tmp_path:
     assert first == later
 
 
+def made(folder):
+    (folder / "place").mkdir()
+    return folder / "place/file"
+
+
 @needs_gcc
-def test_a_file_is_old_or_new_at_every_moment_of_a_kill(tmp_path: Path) -> None:
+def test_a_file_is_old_or_new_at_every_moment_of_a_kill(tmp_path):
     """All moments, one after the other; and the last one kills nothing any more."""
-    place = tmp_path / "place"
-    place.mkdir()
-    file, codes = place / "file", []
+    file, codes = made(tmp_path), []
     for at in range(1, 12):
         file.write_text("old")
-        done = _write(file, Fault(place, at), tmp_path)
-        codes.append(done.returncode)
+        codes.append(_write(file, Fault(file.parent, at), tmp_path).returncode)
         assert file.read_text() in {"old", "new"}
-    assert codes[0] == -9
-    assert codes[-1] == 0
+    assert (codes[0], codes[-1]) == (-9, 0)
 
 
 @needs_gcc
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
-def test_a_write_that_fails_leaves_the_old_file_and_says_why(tmp_path: Path, error: int) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    file = place / "file"
+def test_a_write_that_fails_leaves_the_old_file_and_says_why(tmp_path, error):
+    file = made(tmp_path)
     for at in range(1, 4):
         file.write_text("old")
-        done = _write(file, Fault(place, at, error), tmp_path)
+        done = _write(file, Fault(file.parent, at, error), tmp_path)
         assert done.returncode == 1
         assert f"cannot write {file}" in done.stderr
         assert file.read_text() == "old"
 
 
-def _write(file: Path, fault: Fault, home: Path) -> subprocess.CompletedProcess[str]:
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-c", WRITE, str(file)], env={**os.environ, **fault.env(home)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def _write(file, fault, home):
+    words, env = [sys.executable, "-c", WRITE, str(file)], {**os.environ, **fault.env(home)}
+    return subprocess.run(words, env=env, capture_output=True, text=True, check=False)

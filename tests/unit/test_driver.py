@@ -12,12 +12,9 @@ OPEN = (
 
 
 @pytest.mark.parametrize(
-    ("text", "version"), [(CLOSED, "470.256.02"), (OPEN, "550.54.15"), ("else", None)]
+    ("text", "version"), [(CLOSED, "470.256.02"), (OPEN, "550.54.15"), ("else", None), (None, None)]
 )
-def test_the_version_is_read(tmp_path, text, version):
-    (tmp_path / "version").write_text(text)
+def test_the_version_is_read_where_there_is_a_driver(tmp_path, text, version):
+    if text is not None:
+        (tmp_path / "version").write_text(text)
     assert nvidia_driver(tmp_path / "version") == version
-
-
-def test_a_node_without_a_driver_has_none(tmp_path):
-    assert nvidia_driver(tmp_path / "version") is None

@@ -13,15 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = [*(ROOT / "hpcdl").rglob("*.py"), *(ROOT / "reframe_checks").glob("*.py")]
 
 
-def test_nothing_else_asks_which_kind_of_machine_it_is() -> None:
+def test_nothing_else_asks_which_kind_of_machine_it_is():
     asks = re.compile(r"one_machine|shares_cores|is_emulated|config_overrides\" in")
     found = [str(path.relative_to(ROOT)) for path in FILES if asks.search(path.read_text())]
     assert found == ["hpcdl/slurm/execution.py"]
 
 
-def test_a_slurm_says_itself_which_profile_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slurm_says_itself_which_profile_it_has(tmp_path, monkeypatch):
     scontrol = tmp_path / "scontrol"
     scontrol.write_text('#!/bin/sh\necho "ClusterName = x"; echo "SlurmdParameters = $SAID"\n')
     scontrol.chmod(0o755)
@@ -35,8 +33,7 @@ def test_a_slurm_says_itself_which_profile_it_has(
     assert current_or_cluster() is CLUSTER
 
 
-def test_chance_is_as_wide_as_the_widest_bound_of_a_reference() -> None:
-    assert (CLUSTER.margin, SINGLE_NODE.margin) == (0.0, WIDEST)
-    assert not CLUSTER.serial
-    assert SINGLE_NODE.serial
+def test_chance_is_as_wide_as_the_widest_bound_of_a_reference():
+    assert (CLUSTER.margin, CLUSTER.serial) == (0.0, False)
+    assert (SINGLE_NODE.margin, SINGLE_NODE.serial) == (WIDEST, True)
     assert list(PROFILES) == ["cluster", "single-node"]

@@ -2,45 +2,35 @@
 
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcdl.jobs import JobSpec
 from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.references import Reference, site_file, update_references
-from hpcdl.site import Site
 from hpcdl.slurm.execution import SINGLE_NODE
-from hpcdl.workflows.expectation import (
-    Expectation,
-    as_lines,
-    compare,
-    comparison_line,
-    expect,
-    keep,
-    kept,
-)  # fmt: skip
+from hpcdl.workflows.expectation import as_lines, compare, comparison_line, expect, keep, kept
 from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import training_of
 
-RESNET = ("hpcdl", "train", "--model", "resnet50", "--batch-per-rank", "64")
-TINY = ("hpcdl", "train", "--model", "mlp", "--global-batch", "256")
+TRAIN = ("hpcdl", "train", "--model")
+RESNET = (*TRAIN, "resnet50", "--batch-per-rank", "64")
+TINY = JobSpec(
+    "cpu", nodes=1, tasks_per_node=1, cpus_per_task=2,
+    program=(*TRAIN, "mlp", "--global-batch", "256"),
+)  # fmt: skip
 
 
-def expected(site: Site, spec: JobSpec) -> Expectation:
+def expected(site, spec):
     found = expect(site, spec)
     assert found is not None
     return found
 
 
-def test_a_job_of_a_known_network_is_expected_to_reach_what_predict_says(
-    three_generations: Site,
-) -> None:
-    one = expected(three_generations, JobSpec("p100", gpus=1, program=RESNET))
-    many = expected(three_generations, JobSpec("p100", gpus=16, program=RESNET))
+def test_a_job_of_a_known_network_is_expected_to_reach_what_predict_says(three_generations):
+    one, many = (expected(three_generations, JobSpec("p100", gpus=gpus, program=RESNET))
+                 for gpus in (1, 16))  # fmt: skip
     assert one.images_per_second == pytest.approx(219)
     assert 14 < many.images_per_second / one.images_per_second < 16
     assert many.low < many.images_per_second < many.high
@@ -48,8 +38,8 @@ def test_a_job_of_a_known_network_is_expected_to_reach_what_predict_says(
     assert "219 images/s" in one.source
 
 
-def test_the_layout_of_the_job_counts_not_the_number_of_gpus_alone(modern: Site) -> None:
-    program = ("hpcdl", "train", "--model", "vgg16", "--batch-per-rank", "8")
+def test_the_layout_of_the_job_counts_not_the_number_of_gpus_alone(modern):
+    program = (*TRAIN, "vgg16", "--batch-per-rank", "8")
     near = expected(modern, JobSpec("a100", gpus=4, program=program))
     far = expected(modern, JobSpec("a100", nodes=4, gpus_per_node=1, program=program))
     assert near.ranks == far.ranks == 4
@@ -59,40 +49,25 @@ def test_the_layout_of_the_job_counts_not_the_number_of_gpus_alone(modern: Site)
 @pytest.mark.parametrize(
     "program",
     [
-        ("python", "my_train.py"),
-        ("hpcdl", "train", "--model", "my.package:network"),
-        ("hpcdl", "train", "--model", "resnet50", "--batch-per-rank", "many"),
-        ("hpcdl", "train", "--model", "resnet50", "--delay-ms", "20"),
-        ("hpcdl", "train", "--model", "resnet50", "--data", "/no/such/data"),
-        ("hpcdl", "train", "--model", "resnet50", "--global-batch", "0"),
-        ("hpcdl", "train", "--model"),
-        ("hpcdl", "train", "--model", "mlp"),
-        ("hpcdl",),
+        ("python", "my_train.py"), ("hpcdl",), TRAIN, (*TRAIN, "mlp"),
+        (*TRAIN, "my.package:network"), (*TRAIN, "resnet50", "--batch-per-rank", "many"),
+        (*TRAIN, "resnet50", "--data", "/no/such/data"), (*TRAIN, "resnet50", "--delay-ms", "20"),
+        (*TRAIN, "resnet50", "--global-batch", "0"),
     ],
-)
-def test_where_nothing_is_known_nothing_is_said(
-    three_generations: Site, program: tuple[str, ...]
-) -> None:
+)  # fmt: skip
+def test_where_nothing_is_known_nothing_is_said(three_generations, program):
     assert expect(three_generations, JobSpec("p100", gpus=4, program=program)) is None
 
 
-def test_the_last_of_an_option_counts_however_it_is_written() -> None:
-    program = ("hpcdl", "train", "--model", "vgg16", "--model=resnet50", "--global-batch=100")
-    training = training_of(program, ranks=8)
-    assert training is not None
+def test_the_last_of_an_option_counts_however_it_is_written():
+    training = training_of((*TRAIN, "vgg16", "--model=resnet50", "--global-batch=100"), ranks=8)
     assert (training.model, training.batch) == ("resnet50", 13)
 
 
-def dataset(folder: Path, images: int) -> str:
-    folder.mkdir()
-    described = {"encoding": "jpeg", "splits": {"train": {"examples": images}}}
-    (folder / "dataset.json").write_text(json.dumps(described))
-    return str(folder)
-
-
-def test_epochs_are_those_of_the_data_set(three_generations: Site, tmp_path: Path) -> None:
-    program = (*RESNET, "--epochs", "10")
-    spec = JobSpec("p100", gpus=4, program=program, data=dataset(tmp_path / "d", 128_000))
+def test_epochs_are_those_of_the_data_set(three_generations, tmp_path):
+    described = {"encoding": "jpeg", "splits": {"train": {"examples": 128_000}}}
+    (tmp_path / "dataset.json").write_text(json.dumps(described))
+    spec = JobSpec("p100", gpus=4, program=(*RESNET, "--epochs", "10"), data=str(tmp_path))
     found = expected(three_generations, spec)
     assert found.epoch_images == 128_000
     assert found.epoch_seconds == pytest.approx(128_000 / found.images_per_second)
@@ -101,9 +76,7 @@ def test_epochs_are_those_of_the_data_set(three_generations: Site, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", [None, "[" * 100_000, '{"splits": 5}'])
-def test_a_data_set_of_others_never_stops_a_submit(
-    three_generations: Site, tmp_path: Path, text: str | None
-) -> None:
+def test_a_data_set_of_others_never_stops_a_submit(three_generations, tmp_path, text):
     """A pipe in the place of its description held the command up after the job was queued."""
     if text is None:
         os.mkfifo(tmp_path / "dataset.json")
@@ -113,8 +86,8 @@ def test_a_data_set_of_others_never_stops_a_submit(
     assert expect(three_generations, spec) is None
 
 
-def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations: Site) -> None:
-    def time_line(steps: int) -> str:
+def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations):
+    def time_line(steps):
         program = (*RESNET, "--steps", str(steps))
         return as_lines(expected(three_generations, JobSpec("p100", gpus=4, program=program)))[1]
 
@@ -123,20 +96,15 @@ def test_a_run_longer_than_its_time_is_said_before_it_waits(three_generations: S
     assert "ask for a longer --time" in time_line(1_000_000)
 
 
-# ---- from runs of this site ----
-
-
-def earlier_job(
-    site: Site, number: int, spec: JobSpec, rate: float, ranks: int = 1, **changes: Any
-) -> None:
+def earlier_job(site, number, rate=5000.0, tasks=1, **changes):
     folder = site.paths.work / "jobs" / "by-id" / str(number)
     folder.mkdir(parents=True)
-    layout = {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 2}
-    record = {"partition": spec.partition, "program": list(spec.program), "layout": layout}
+    layout = {"nodes": 1, "tasks_per_node": tasks, "cpus_per_task": 2}
+    record = {"partition": "cpu", "program": list(TINY.program), "layout": layout}
     (folder / "job.json").write_text(json.dumps({**record, **changes}))
     result = {
-        "schema": 2, "model": "mlp", "batch_per_rank": 256 // ranks, "precision": "fp32",
-        "layout": {"ranks": ranks},
+        "schema": 2, "model": "mlp", "batch_per_rank": 256 // tasks, "precision": "fp32",
+        "layout": {"ranks": tasks},
         "summary": {"images_per_second": rate, "steps_measured": 50,
                     "phases": {"compute": 0.9, "update": 0.1}},
     }  # fmt: skip
@@ -144,37 +112,30 @@ def earlier_job(
 
 
 @pytest.fixture
-def busy(modern: Site, tmp_path: Path) -> Site:
+def busy(modern, tmp_path):
     return replace(modern, paths=replace(modern.paths, work=tmp_path))
 
 
-def test_an_earlier_run_of_the_site_is_what_the_next_starts_from(busy: Site) -> None:
-    spec = JobSpec("cpu", nodes=1, tasks_per_node=1, cpus_per_task=2, program=TINY)
+def test_earlier_runs_of_the_site_are_what_the_next_starts_from_and_narrow_it(busy):
+    spec = replace(TINY, tasks_per_node=2)
     assert expect(busy, spec) is None
-    earlier_job(busy, 12, spec, rate=5000.0)
-    found = expected(busy, spec)
-    assert found.images_per_second == pytest.approx(5000)
-    assert found.proof == "run"
-    assert found.source.startswith("job 12, ")
-
-
-def test_repeated_runs_narrow_what_is_expected(busy: Site) -> None:
-    spec = JobSpec("cpu", nodes=1, tasks_per_node=2, cpus_per_task=2, program=TINY)
-    shape = {"layout": {"nodes": 1, "tasks_per_node": 2, "cpus_per_task": 2}}
-    widths = []
+    found = []
     for number in (12, 13, 14):
-        earlier_job(busy, number, spec, rate=5000.0 + number, ranks=2, **shape)
-        found = expected(busy, spec)
-        assert found.low < found.images_per_second < found.high
-        widths.append(found.high / found.low)
+        earlier_job(busy, number, rate=5000.0 + number, tasks=2)
+        found.append(expected(busy, spec))
+        assert found[-1].low < found[-1].images_per_second < found[-1].high
+    first, _, last = found
+    assert (first.images_per_second, first.proof) == (pytest.approx(5012), "run")
+    assert first.source.startswith("job 12, ")
+    widths = [one.high / one.low for one in found]
     assert widths == sorted(widths, reverse=True)
-    assert found.images_per_second == pytest.approx(5013)
-    assert found.source.startswith("3 runs, the last one job 14, ")
+    assert last.images_per_second == pytest.approx(5013)
+    assert last.source.startswith("3 runs, the last one job 14, ")
 
 
 def test_published_gpus_say_nothing_of_nodes_that_one_machine_emulates(
-    three_generations: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    three_generations, monkeypatch
+):
     spec = JobSpec("p100", gpus=4, program=RESNET)
     assert expect(three_generations, spec) is not None
     monkeypatch.setattr("hpcdl.workflows.expectation.current_or_cluster", lambda: SINGLE_NODE)
@@ -184,50 +145,39 @@ def test_published_gpus_say_nothing_of_nodes_that_one_machine_emulates(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"partition": "h100"},
-        {"program": [*TINY, "--delay-ms", "50"]},
-        {"program": ["hpcdl", "train", "--model", "alexnet"]},
+        {"partition": "h100"}, {"program": 7}, {"program": [*TINY.program, "--delay-ms", "50"]},
+        {"program": [*TRAIN, "alexnet"]}, {"layout": None},
         {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
-        {"layout": None},
-        {"program": 7},
     ],
-)
-def test_a_run_of_another_kind_says_nothing(busy: Site, changes: dict[str, Any]) -> None:
-    spec = JobSpec("cpu", nodes=1, tasks_per_node=1, cpus_per_task=2, program=TINY)
-    earlier_job(busy, 12, spec, rate=5000.0, **changes)
-    assert expect(busy, spec) is None
+)  # fmt: skip
+def test_a_run_of_another_kind_says_nothing(busy, changes):
+    earlier_job(busy, 12, **changes)
+    assert expect(busy, TINY) is None
 
 
 @pytest.mark.parametrize("name", ["job.json", "result.json"])
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 1, "summary": 3}', "\x00"])
-def test_damaged_files_of_other_jobs_never_stop_a_submit(busy: Site, name: str, text: str) -> None:
-    spec = JobSpec("cpu", nodes=1, tasks_per_node=1, cpus_per_task=2, program=TINY)
-    earlier_job(busy, 12, spec, rate=5000.0)
+def test_damaged_files_of_other_jobs_never_stop_a_submit(busy, name, text):
+    earlier_job(busy, 12)
     (busy.paths.work / "jobs" / "by-id" / "12" / name).write_text(text)
-    assert expect(busy, spec) is None
+    assert expect(busy, TINY) is None
 
 
-# ---- from the site's all-reduce check ----
-
-
-def allreduce_of(case: str, rates: Mapping[int, float], **changes: Any) -> list[Reference]:
+def allreduce_of(case, rates, **changes):
     """References of a case of the check: bus bandwidth in GB/s by bytes."""
     plain = Reference(
         check="allreduce", case=case, partition="p100", metric="", value=0.0, unit="GB/s",
         lower=-0.1, upper=None, runs=5, spread=0.01, source="measured", proof="run",
         date="2026-05-01",
     )  # fmt: skip
-    return [
-        replace(plain, metric=metric_name(size), value=rate, **changes)
-        for size, rate in rates.items()
-    ]
+    return [replace(plain, metric=metric_name(size), value=rate, **changes)
+            for size, rate in rates.items()]  # fmt: skip
 
 
 @pytest.fixture
-def checked(three_generations: Site, tmp_path: Path) -> Site:
-    site = replace(
-        three_generations, paths=replace(three_generations.paths, prefix=tmp_path, work=tmp_path)
-    )
+def checked(three_generations, tmp_path):
+    paths = replace(three_generations.paths, prefix=tmp_path, work=tmp_path)
+    site = replace(three_generations, paths=paths)
     slow = {1 << 24: 0.2, 1 << 26: 0.25}
     rows = [
         *allreduce_of("horovod-2x1", slow, partition="v100"),
@@ -240,20 +190,19 @@ def checked(three_generations: Site, tmp_path: Path) -> Site:
     return site
 
 
-def big(gpus: int, *options: str) -> JobSpec:
-    program = ("hpcdl", "train", "--model", "vgg16", "--batch-per-rank", "32", *options)
-    return JobSpec("p100", gpus=gpus, program=program)
+def big(gpus):
+    return JobSpec("p100", gpus=gpus, program=(*TRAIN, "vgg16", "--batch-per-rank", "32"))
 
 
 def test_a_job_of_several_nodes_is_priced_by_what_the_site_measured_between_them(
-    checked: Site, three_generations: Site
-) -> None:
+    checked, three_generations
+):
     published, measured = expected(three_generations, big(16)), expected(checked, big(16))
     assert measured.images_per_second < 0.7 * published.images_per_second
     assert measured.source == f"{published.source}, links by the site's all-reduce check"
 
 
-def test_the_check_nearest_in_ranks_and_of_the_same_strategy_counts(checked: Site) -> None:
+def test_the_check_nearest_in_ranks_and_of_the_same_strategy_counts(checked):
     partition = checked.partition("p100")
     for strategy, local, nodes, of_check in [
         ("horovod", 4, 2, 4), ("horovod", 1, 4, 1), ("multiworker", 1, 2, 4),
@@ -263,47 +212,32 @@ def test_the_check_nearest_in_ranks_and_of_the_same_strategy_counts(checked: Sit
     assert measured_links(checked, checked.partition("k80"), "horovod", 4) == ()
 
 
-def test_a_job_of_one_rank_exchanges_nothing(checked: Site) -> None:
+def test_a_job_of_one_rank_and_references_that_cannot_be_read_cost_the_links_only(checked):
     assert "all-reduce" not in expected(checked, big(1)).source
-
-
-def test_references_that_cannot_be_read_cost_the_links_not_the_expectation(checked: Site) -> None:
     site_file(checked, checked.partition("p100").reference_set).write_text("schema: 7")
     assert "all-reduce" not in expected(checked, big(16)).source
 
 
-# ---- afterwards ----
-
-
 @pytest.fixture
-def hoped(three_generations: Site) -> Expectation:
+def hoped(three_generations):
     return expected(three_generations, JobSpec("p100", gpus=4, program=RESNET))
 
 
-def test_an_expectation_is_kept_with_its_job(hoped: Expectation, tmp_path: Path) -> None:
+def test_an_expectation_is_kept_with_its_job_and_one_of_another_format_left_alone(hoped, tmp_path):
     assert kept(tmp_path) is None
     keep(hoped, tmp_path)
     assert kept(tmp_path) == hoped
-
-
-def test_a_kept_expectation_of_another_format_is_left_alone(tmp_path: Path) -> None:
     for text in ("{}", '{"schema": 2}', '{"schema": 1, "model": "x"}', "nonsense"):
         (tmp_path / "expectation.json").write_text(text)
         assert kept(tmp_path) is None
 
 
-def test_the_verdict_says_whether_it_was_as_expected(hoped: Expectation) -> None:
+def test_the_verdict_says_whether_it_was_as_expected(hoped):
     rates = {"slower": hoped.low * 0.9, "as expected": hoped.low * 0.97,
              "faster": hoped.high * 1.1}  # fmt: skip
     for verdict, rate in rates.items():
         found = compare(hoped, rate, ranks=4)
-        assert found is not None
-        assert found.verdict == verdict
+        assert (found.verdict, found.ratio) == (verdict, rate / hoped.images_per_second)
         assert verdict in comparison_line(hoped, found)
-        assert found.ratio == pytest.approx(rate / hoped.images_per_second)
-
-
-def test_a_run_that_measured_nothing_or_ran_otherwise_is_not_compared(hoped: Expectation) -> None:
-    assert compare(hoped, None, ranks=4) is None
-    assert compare(hoped, 0.0, ranks=4) is None
-    assert compare(hoped, 100.0, ranks=2) is None
+    for rate, ranks in ((None, 4), (0.0, 4), (100.0, 2)):
+        assert compare(hoped, rate, ranks) is None, "nothing was measured, or otherwise"

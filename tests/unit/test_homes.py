@@ -17,16 +17,9 @@ with short_home(Path(sys.argv[1])) as home:
 """
 
 
-def test_a_home_is_gone_at_the_end(tmp_path: Path) -> None:
-    with short_home(tmp_path) as home:
-        (home / "file").touch()
-    assert not home.exists()
-
-
-def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, tmp_path], capture_output=True, text=True, check=False
-    )
+def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path):
+    words = [sys.executable, "-c", KILLED, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     left = Path(done.stdout.strip())
     assert left.parent == tmp_path, done.stderr
     assert left.is_dir()
@@ -34,13 +27,9 @@ def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path: Path) -> None
         assert not left.exists()
 
 
-def test_the_home_of_a_run_that_lives_is_left_alone(tmp_path: Path) -> None:
+def test_the_home_of_a_run_that_lives_and_one_of_no_owner_are_left_alone(tmp_path):
+    (tmp_path / "hpcdl-t-other").mkdir()
     with short_home(tmp_path) as one, short_home(tmp_path):
         assert json.loads((one / "owner.json").read_text())["pid"]
-
-
-def test_a_folder_that_names_no_owner_is_left_alone(tmp_path: Path) -> None:
-    other = tmp_path / "hpcdl-t-other"
-    other.mkdir()
-    with short_home(tmp_path):
-        assert other.is_dir()
+        assert (tmp_path / "hpcdl-t-other").is_dir()
+    assert not one.exists(), "at the end"

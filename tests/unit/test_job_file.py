@@ -1,7 +1,5 @@
 """job.yaml: the options of `job submit` as a file; options on the command line go before it."""
 
-from pathlib import Path
-
 import jsonschema
 import pytest
 
@@ -24,30 +22,28 @@ program: [python, -c, pass, --lr, 0.1, "a b"]
 
 
 @pytest.fixture
-def job_file(tmp_path: Path) -> Path:
+def job_file(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(JOB_FILE)
     return file
 
 
-def render(capsys: pytest.CaptureFixture[str], file: Path, *words: str) -> list[str]:
+def render(capsys, file, *words):
     line = ["job", "render", "--site", "p100-v100-k80", "--file", str(file), *words]
     assert main(line) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_schema_is_valid_json_schema_and_knows_every_launcher() -> None:
+def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
     jsonschema.Draft202012Validator.check_schema(job_schema())
     assert job_schema()["properties"]["launcher"]["enum"] == list(LAUNCHERS)
 
 
-def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_says_what_options_would(job_file, capsys):
     from_file = render(capsys, job_file)
-    line = (
-        "job render --site p100-v100-k80 --partition v100 --gpus 16 --time 2:00:00 --name mine "
-        "--no-module --no-preflight --env LR=0.1 --env KEEP=it -- python -c pass --lr 0.1"
-    )
-    assert main([*line.split(), "a b"]) == 0
+    line = "--partition v100 --gpus 16 --time 2:00:00 --name mine --no-module --no-preflight"
+    line += " --env LR=0.1 --env KEEP=it -- python -c pass --lr 0.1"
+    assert main(["job", "render", "--site", "p100-v100-k80", *line.split(), "a b"]) == 0
     assert capsys.readouterr().out.splitlines() == from_file
 
 
@@ -64,16 +60,13 @@ def test_a_file_says_what_options_would(job_file: Path, capsys: pytest.CaptureFi
         (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
     ],
 )
-def test_options_go_before_the_file(
-    job_file: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
-) -> None:
+def test_options_go_before_the_file(job_file, capsys, words, line):
     assert line in render(capsys, job_file, *words)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("gpus: 16", "gpus: 0", "'gpus' is 0, below its minimum of 1"),
         ("schema: 1\n", "", "the file lacks the key 'schema'"),
         ("name: mine", "name: a b", "'name' is 'a b'"),
         ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
@@ -82,7 +75,7 @@ def test_options_go_before_the_file(
         ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
     ],
 )
-def test_faults_are_shown_with_their_place(job_file: Path, old: str, new: str, said: str) -> None:
+def test_faults_are_shown_with_their_place(job_file, old, new, said):
     assert old in JOB_FILE
     job_file.write_text(JOB_FILE.replace(old, new))
     with pytest.raises(BadInput) as caught:
@@ -90,9 +83,7 @@ def test_faults_are_shown_with_their_place(job_file: Path, old: str, new: str, s
     assert said in caught.value.render()
 
 
-def test_a_path_may_begin_with_the_home(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_may_begin_with_the_home(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     file = tmp_path / "job.yaml"
     file.write_text("schema: 1\ndata: ~/set\njob_dir: ~/runs/a\nmodules: []\n")
@@ -100,5 +91,3 @@ def test_a_path_may_begin_with_the_home(
     assert "export HPCDL_DATA=/home/me/set" in lines
     assert 'begin /home/me/runs/a "$@"' in lines
     assert "export HPCDL_DATA=/home/me/other" in render(capsys, file, "--data=~/other")
-    assert main(["job", "render", "--site", "p100-v100-k80", "--data=~no-such-user/x"]) == 2
-    assert "no such user" in capsys.readouterr().err

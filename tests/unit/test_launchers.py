@@ -10,63 +10,51 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.site import Site, load_site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.resources import folder
 from hpcdl.train.multiworker import join
 from hpcdl.train.ranks import RankPlace
+from tests.unit.conftest import shipped
 
 
 @pytest.fixture(scope="module")
-def site() -> Site:
-    return load_site(folder("templates") / "sites" / "embedded.yaml")
+def site():
+    return shipped("embedded")
 
 
-def script(site: Site, launcher: str, *program: str) -> str:
-    spec = JobSpec("p100", nodes=2, gpus_per_node=2, launcher=launcher, program=program)
-    return render_script(site, spec, Module(())).text
-
-
+WORKERS = JobSpec("p100", nodes=2, gpus_per_node=2, launcher="multiworker")
 SHOW = 'import os; print(os.environ["TF_CONFIG"])'
 
 
-def run_workers(site: Site, folder: Path, sharing: str = "NO") -> str:
+def stand_in(folder, name, body):
+    (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def run_workers(site, folder, sharing="NO"):
     """The script's own lines run in a real bash, with Slurm's commands standing in."""
-    text = script(site, "multiworker", "python3", "-c", SHOW)
+    job = replace(WORKERS, program=("python3", "-c", SHOW))
+    text = render_script(site, job, Module(())).text
     start = text.index("[[ $(scontrol show job")
     launch = text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  sh -c")
     program = text[launch : text.index(" &\n", launch)]
-    stand_in = '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n'
-    (folder / "srun").write_text(stand_in)
-    (folder / "scontrol").write_text(
-        f"#!/bin/bash\n[[ $2 == job ]] && echo 'JobId=1369 OverSubscribe={sharing} Comment=x' || "
-        "printf 'p100-01\\np100-02\\n'\n"
-    )
-    for name in ("srun", "scontrol"):
-        (folder / name).chmod(0o755)
-    env = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "HPCDL_JOB_DIR": str(folder),
-        "SLURM_PROCID": "3",
-        "SLURM_JOB_ID": "1369",
-        "SLURM_JOB_NODELIST": "p100-[01-02]",
-    }
+    stand_in(folder, "srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"')
+    said = f"echo 'JobId=1369 OverSubscribe={sharing} Comment=x'"
+    names = "printf 'p100-01\\np100-02\\n'"
+    stand_in(folder, "scontrol", f"[[ $2 == job ]] && {said} || {names}")
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "HPCDL_JOB_DIR": str(folder),
+           "SLURM_PROCID": "3", "SLURM_JOB_ID": "1369",
+           "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
     together = text[text.index("\ntogether() {") : text.index("\n# follow")]
     lines = 'leave() { exit "$1"; }\n' + together + text[start:launch] + program
-    done = subprocess.run(
-        ["bash", "-c", lines], env=env, cwd=folder, capture_output=True, text=True
-    )
-    return done.stdout
+    words = ["bash", "-c", lines]
+    return subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True).stdout
 
 
-def test_ports_that_somebody_has_are_drawn_anew(site: Site, tmp_path: Path) -> None:
+def test_ports_that_somebody_has_are_drawn_anew(site, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (tmp_path / "shuf").write_text(
-            f"#!/bin/bash\necho x >>{tmp_path}/drawn\n"
-            f"(( $(wc -l <{tmp_path}/drawn) == 1 )) && echo {port} || echo 12003\n"
-        )
-        (tmp_path / "shuf").chmod(0o755)
+        once = f"(( $(wc -l <{tmp_path}/drawn) == 1 )) && echo {port} || echo 12003"
+        stand_in(tmp_path, "shuf", f"echo x >>{tmp_path}/drawn\n{once}")
         out = run_workers(site, tmp_path)
     assert "ports of attempt 1 are taken" in out
     config = json.loads(out.splitlines()[-1])
@@ -74,23 +62,20 @@ def test_ports_that_somebody_has_are_drawn_anew(site: Site, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("sharing", ["OK", "YES", "USER"])
-def test_tensorflow_s_server_does_not_start_where_others_may_run(
-    site: Site, tmp_path: Path, sharing: str
-) -> None:
+def test_tensorflow_s_server_does_not_start_where_others_may_run(site, tmp_path, sharing):
     assert run_workers(site, tmp_path, sharing) == ""
 
 
-def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site: Site) -> None:
+def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
     wary = replace(site, trusted_network=False)
-    job = JobSpec("p100", nodes=2, gpus_per_node=2, launcher="multiworker")
     with pytest.raises(BadInput, match="asks nobody for a password") as caught:
-        render_script(wary, job, Module(()))
+        render_script(wary, WORKERS, Module(()))
     assert "--trusted-network" in caught.value.hint
-    text = render_script(wary, replace(job, trusted_network=True), Module(())).text
+    text = render_script(wary, replace(WORKERS, trusted_network=True), Module(())).text
     assert "\n#SBATCH --exclusive\n" in text
 
 
-def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch):
     for name in ("TF_CONFIG", "HPCDL_TRUSTED_NETWORK"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(MissingPrerequisite, match="asks nobody for a password"):
@@ -98,20 +83,13 @@ def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])
-def test_a_node_that_misses_its_first_step_is_asked_once_more(
-    site: Site, tmp_path: Path, missed: int, asked: int
-) -> None:
+def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, missed, asked):
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
     look = text[text.index("\npreflight() {") : text.index("\n# together")]
     look += text[text.index("look() {") : text.index("\nexpect result")]
-    stand_ins = {
-        "hpcdl": ":",
-        "srun": f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"',
-        "sleep": ":",
-    }
-    for name, body in stand_ins.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+    srun = f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"'
+    for name, body in {"hpcdl": ":", "srun": srun, "sleep": ":"}.items():
+        stand_in(tmp_path, name, body)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["bash", "-c", look], cwd=tmp_path, env=env, check=False)
     assert (tmp_path / "asked").read_text().count("x") == asked
@@ -120,17 +98,14 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(
 
 @pytest.mark.parametrize("runtime", ["apptainer", "charliecloud", "pyxis"])
 @pytest.mark.parametrize("stage", [False, True])
-def test_a_container_sees_the_data_and_works_in_the_job_s_directory(
-    site: Site, tmp_path: Path, runtime: str, stage: bool
-) -> None:
+def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_path, runtime, stage):
     """The launch line runs in a real bash: the words are those that the runtime gets."""
     spec = JobSpec("p100", gpus=1, program=("true",), container="/image.sif", data="/elsewhere/set",
                    stage=stage, job_dir=tmp_path / "my job", files=(Path("/srv/program"),),
                    preflight=False)  # fmt: skip
     text = render_script(replace(site, container=runtime), spec, Module(())).text
     launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nfollow")]
-    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
+    stand_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPCDL_DATA": "/tmp/hpcdl 7",
            "HPCDL_JOB_DIR": str(tmp_path / "my job")}  # fmt: skip
     done = subprocess.run(["bash", "-c", launch], env=env, capture_output=True, text=True)

@@ -15,13 +15,10 @@ from hpcdl.system.text import table
 from tests.unit.conftest import commands
 
 REPORTS = [
-    "predict scale --site pi --partition p100 --model resnet50",
-    "site show --site embedded",
-    "stack resolve --site pi",
-    "job lint --site embedded job.sh",
-    "check references show --site embedded",
-    "doctor --role laptop",
-]
+    "predict scale --site pi --partition p100 --model resnet50", "site show --site embedded",
+    "stack resolve --site pi", "job lint --site embedded job.sh",
+    "check references show --site embedded", "doctor --role laptop",
+]  # fmt: skip
 COLOUR = "\x1b["
 
 

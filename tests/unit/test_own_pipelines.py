@@ -17,22 +17,21 @@ FILES = {GITHUB: "vendor.github-workflows", GITLAB: "vendor.gitlab-ci"} | {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_its_service_accepts_it(name: str) -> None:
+def test_its_service_accepts_it(name):
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", FILES[name]]
     done = subprocess.run([*check, ROOT / name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", [GITHUB, GITLAB])
-def test_it_calls_targets_that_there_are(name: str) -> None:
+def test_it_calls_targets_that_there_are(name):
     targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
-    text = (ROOT / name).read_text()
-    called = set(re.findall(r"(?<!git )\bmake ([a-z][a-z-]+)$", text, re.M))
+    called = set(re.findall(r"(?<!git )\bmake ([a-z][a-z-]+)$", (ROOT / name).read_text(), re.M))
     assert called <= targets, called - targets
     assert {"test-fast", "test-matrix", "down"} <= called
 
 
-def test_every_python_that_is_supported_is_tried() -> None:
+def test_every_python_that_is_supported_is_tried():
     setup = (ROOT / "setup.cfg").read_text()
     tried = yaml.safe_load((ROOT / GITHUB).read_text())["jobs"]["fast"]["strategy"]["matrix"]
     assert re.findall(r"Python :: (3\.\d+)", setup) == tried["python"]

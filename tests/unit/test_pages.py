@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,18 +14,22 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 
-def name(path: Path) -> str:
+def name(path):
     return str(path.relative_to(ROOT))
 
 
+def links(page):
+    return re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+def test_links_lead_somewhere(page):
+    for target in links(page):
         assert (page.parent / target).exists(), f"{name(page)} links to {target}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_on_a_page_exist(page: Path) -> None:
+def test_commands_on_a_page_exist(page):
     for group, command in re.findall(r"`(?:\$ )?hpcdl ([a-z]+) ?([a-z-]*)", page.read_text()):
         assert group in GROUPS, f"{name(page)}: hpcdl {group}"
         found = load_group(group)
@@ -35,7 +38,7 @@ def test_commands_on_a_page_exist(page: Path) -> None:
             assert command in known or found.default, f"{name(page)}: hpcdl {group} {command}"
 
 
-def typed(text: str) -> Iterator[list[str]]:
+def typed(text):
     """The arguments of each `hpcdl` line in a page's blocks, continued lines joined."""
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S):
         if language not in ("", "bash", "console"):
@@ -48,7 +51,7 @@ def typed(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_options_in_a_page_s_blocks_exist(page: Path) -> None:
+def test_options_in_a_page_s_blocks_exist(page):
     for words in typed(page.read_text()):
         group = load_group(words.pop(0))
         if isinstance(group, Group):
@@ -62,19 +65,13 @@ def test_options_in_a_page_s_blocks_exist(page: Path) -> None:
         assert parser.parse_args([word for word in asked if word != "--help"]), name(page)
 
 
-def test_every_page_is_reached_from_the_readme_or_another_page() -> None:
-    linked = {
-        (page.parent / target).resolve()
-        for page in PAGES
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
-    }
+def test_every_page_is_reached_from_the_readme_or_another_page():
+    linked = {(page.parent / target).resolve() for page in PAGES for target in links(page)}
     lost = [name(page) for page in ROOT.glob("docs/*.md") if page.resolve() not in linked]
     assert not lost, f"no page links to {lost}"
 
 
-def test_the_page_s_slices_of_a_gpu_make_a_site_and_a_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_s_slices_of_a_gpu_make_a_site_and_a_script(tmp_path, capsys):
     (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/howto-sites.md").read_text(), re.S)
     head = "schema: 1\nname: here\nslurm: {version: '24.11'}\n"
     head += "paths: {prefix: /p, work: /w, datasets: /d}\n"
@@ -85,6 +82,6 @@ def test_the_page_s_slices_of_a_gpu_make_a_site_and_a_script(
 
 
 @pytest.mark.parametrize("page", wrap.pages(), ids=name)
-def test_prose_is_at_most_100_wide(page: Path) -> None:
+def test_prose_is_at_most_100_wide(page):
     """When this fails: `python -m tools.wrap`."""
     assert wrap.wrapped(page.read_text()) == page.read_text()

@@ -1,37 +1,36 @@
 """`hpcdl stack plan`: what would change is told before anything does."""
 
-import dataclasses
 import json
 import shutil
-from pathlib import Path
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.references import Reference, update_references
-from hpcdl.site import Site, StackRequest, find_site_file, load_site
-from hpcdl.slurm import parse
+from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.release import Release
+from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve import resolve
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import Plan, Target, targets
+from hpcdl.workflows.site_plan import Target, targets
 from hpcdl.workflows.site_plan_show import as_data, as_text
 from tests.small_release import make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
 
 @pytest.fixture(autouse=True)
-def _space(monkeypatch: pytest.MonkeyPatch) -> None:
+def _space(monkeypatch):
     """Whatever is left on the disk of whoever runs the tests."""
     monkeypatch.setattr("hpcdl.stack.build.require_space", lambda *_, **__: None)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     """`old` is published, `new` is built."""
     site = small_site(tmp_path)
     make_release(site, "old", version="2.19.1")
@@ -40,13 +39,7 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def planned(
-    site: Site,
-    monkeypatch: pytest.MonkeyPatch,
-    release: Release | None,
-    *found: Use,
-    **more: object,
-) -> Plan:
+def planned(site, monkeypatch, release, *found, **more):
     """The plan where the stack is to be this release and these jobs are in the queue."""
     names = tuple(site.partitions)
     target = Target("tensorflow", "venv", names, resolve(site, names[0], "venv")[0], release,
@@ -56,24 +49,25 @@ def planned(
     return site_plan.plan(site)
 
 
-def of(site: Site, name: str) -> Release:
-    from hpcdl.stack.release import read_release
+def with_parts(site, stacks, **partitions):
+    """The site with these partitions and stacks alone; the first is the default."""
+    named = {stack.name: stack for stack in stacks}
+    return replace(site, partitions=partitions, default_partition=next(iter(partitions)),
+                   stacks=named)  # fmt: skip
 
-    return read_release(site, name)
 
-
-def job(number: int, partition: str) -> parse.JobRecord:
+def job(number, partition):
     return said.job(id=number, name="train", partition=partition)
 
 
 def test_what_is_published_already_is_no_change(site, monkeypatch):
-    plan = planned(site, monkeypatch, of(site, "old"))
+    plan = planned(site, monkeypatch, read_release(site, "old"))
     assert not plan.changes
     assert "nothing would change" in as_text(plan)
 
 
 def test_another_release_is_reported_with_versions_and_modules(site, monkeypatch):
-    plan = planned(site, monkeypatch, of(site, "new"))
+    plan = planned(site, monkeypatch, read_release(site, "new"))
     assert plan.changes
     assert plan.modules.added == ("tensorflow/2.21.0-cpu",)
     change = plan.stacks[0].versions[0]
@@ -85,14 +79,11 @@ def test_another_release_is_reported_with_versions_and_modules(site, monkeypatch
 
 def test_a_step_back_says_what_rules_the_old_version_out(site, monkeypatch):
     publish(site, "new", passing, say=silent)
-    gpu = site.partitions["p100"].gpu
-    kepler = dataclasses.replace(
-        site.partitions["p100"], gpu=gpu._replace(model="K80", compute="3.7")
-    )
-    meant = {"tensorflow": dataclasses.replace(site.stacks["tensorflow"], variant=None)}
-    site = dataclasses.replace(site, partitions={"p100": kepler}, default_partition="p100",
-                               stacks=meant)  # fmt: skip
-    plan = planned(site, monkeypatch, of(site, "old"))
+    p100 = site.partitions["p100"]
+    kepler = replace(p100, gpu=p100.gpu._replace(model="K80", compute="3.7"))
+    meant = replace(site.stacks["tensorflow"], variant=None)
+    site = with_parts(site, [meant], p100=kepler)
+    plan = planned(site, monkeypatch, read_release(site, "old"))
     assert "needs GPU sm_60" in plan.stacks[0].versions[0].reason
 
 
@@ -100,9 +91,8 @@ def test_another_build_of_one_version_is_reported_too(site, monkeypatch):
     again = make_release(site, "again", version="2.19.1", hpcdl="0.1.0+11111111")
     plan = planned(site, monkeypatch, again)
     assert plan.modules.moved == ("tensorflow/2.19.1-cpu",)
-    assert [(c.component, c.reason) for c in plan.stacks[0].versions] == [
-        ("hpcdl", "hpcdl's own sources")
-    ]
+    (change,) = plan.stacks[0].versions
+    assert (change.component, change.reason) == ("hpcdl", "hpcdl's own sources")
 
 
 def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, monkeypatch):
@@ -112,10 +102,9 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, 
         Use(job(9, "p100"), (), ("tensorflow/2.19.1-cpu",)),
         Use(job(10, "p100"), (), known=False),
     )
-    plan = planned(site, monkeypatch, of(site, "new"), *found)
-    assert [use.job.id for use in plan.jobs.pinned] == [7]
-    assert [use.job.id for use, _ in plan.jobs.affected] == [8]
-    assert [use.job.id for use in plan.jobs.unknown] == [10]
+    plan = planned(site, monkeypatch, read_release(site, "new"), *found)
+    jobs = (plan.jobs.pinned, [use for use, _ in plan.jobs.affected], plan.jobs.unknown)
+    assert [[use.job.id for use in uses] for uses in jobs] == [[7], [8], [10]]
     assert "8 (train, p100, pending) loads by name" in as_text(plan)
 
 
@@ -123,33 +112,25 @@ def test_references_of_the_old_release_become_stale(site, monkeypatch):
     row = Reference(check="allreduce", case="2x2", partition="p100", metric="bandwidth", value=1.0,
                     unit="GB/s", lower=-0.1, runs=5, spread=0.01, source="measured", proof="run",
                     date="2026-01-01", release="old")  # fmt: skip
-    other = dataclasses.replace(row, metric="latency", release=None)
+    other = replace(row, metric="latency", release=None)
     update_references(site, "embedded", [row, other])
-    plan = planned(site, monkeypatch, of(site, "new"))
-    assert [(one.partition, one.count, one.measured_with) for one in plan.references] == [
-        ("p100", 1, "old")
-    ]
-    assert planned(site, monkeypatch, of(site, "old")).references == ()
+    plan = planned(site, monkeypatch, read_release(site, "new"))
+    (stale,) = plan.references
+    assert (stale.partition, stale.count, stale.measured_with) == ("p100", 1, "old")
+    assert planned(site, monkeypatch, read_release(site, "old")).references == ()
 
 
-def test_a_driver_that_changed_since_the_last_publish_is_reported(site, monkeypatch):
-    driven = dataclasses.replace(site.partitions["p100"], driver="580.95.05")
-    site = dataclasses.replace(site, partitions={**site.partitions, "p100": driven})
-    plan = planned(site, monkeypatch, of(site, "old"))
-    assert plan.site == ("p100: driver not given -> 580.95.05",)
-
-
-def test_a_new_partition_writes_the_modulefiles_anew(site, monkeypatch):
-    partitions = {**site.partitions, "new": site.partitions["cpu"]}
-    site = dataclasses.replace(site, partitions=partitions)
-    plan = planned(site, monkeypatch, of(site, "old"))
-    assert plan.changes
-    assert plan.modules.rewritten
+def test_a_driver_that_changed_and_a_new_partition_are_reported(site, monkeypatch):
+    driven = replace(site.partitions["p100"], driver="580.95.05")
+    parts = {**site.partitions, "p100": driven, "new": site.partitions["cpu"]}
+    plan = planned(replace(site, partitions=parts), monkeypatch, read_release(site, "old"))
+    assert "p100: driver not given -> 580.95.05" in plan.site
+    assert (plan.changes, plan.modules.rewritten) == (True, True)
 
 
 @pytest.mark.parametrize("file", ["releases/old/release.json", "etc/site.yaml", "current"])
 def test_what_is_damaged_is_no_reason_to_break(site, monkeypatch, file):
-    new = of(site, "new")
+    new = read_release(site, "new")
     if file == "current":
         (site.paths.prefix / file).unlink()
         (site.paths.prefix / file).symlink_to("releases/nowhere")
@@ -161,21 +142,20 @@ def test_what_is_damaged_is_no_reason_to_break(site, monkeypatch, file):
 
 
 def test_a_damaged_history_is_refused_as_a_publish_would_be(site, monkeypatch):
-    new = of(site, "new")
     (site.paths.prefix / "history.json").write_text("{")
     with pytest.raises(CheckFailed, match=r"history\.json is damaged"):
-        planned(site, monkeypatch, new)
+        planned(site, monkeypatch, read_release(site, "new"))
 
 
 def test_a_partition_that_another_release_serves_changes_too(site, monkeypatch):
     """Only k80, not the first partition of the stack, has something else now."""
     make_release(site, "kepler", version="2.14.1", stack="kepler", partitions=("k80",))
-    kepler = dataclasses.replace(site.partitions["k80"], stack="kepler")
-    meant = dataclasses.replace(site.stacks["tensorflow"], name="kepler", partitions=("k80",))
-    mixed = dataclasses.replace(site, partitions={**site.partitions, "k80": kepler},
+    kepler = replace(site.partitions["k80"], stack="kepler")
+    meant = replace(site.stacks["tensorflow"], name="kepler", partitions=("k80",))
+    mixed = replace(site, partitions={**site.partitions, "k80": kepler},
                                 stacks={**site.stacks, "kepler": meant})  # fmt: skip
     publish(mixed, "kepler", passing, say=silent)
-    plan = planned(site, monkeypatch, of(site, "old"))
+    plan = planned(site, monkeypatch, read_release(site, "old"))
     assert plan.stacks[0].publishes
     assert [d.partition for d in plan.modules.defaults if d.changes] == ["k80"]
 
@@ -183,7 +163,7 @@ def test_a_partition_that_another_release_serves_changes_too(site, monkeypatch):
 def test_after_a_rollback_the_newer_one_is_wanted_again(site, monkeypatch):
     publish(site, "new", passing, say=silent)
     rollback(site)
-    assert planned(site, monkeypatch, of(site, "new")).changes
+    assert planned(site, monkeypatch, read_release(site, "new")).changes
 
 
 def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(site, monkeypatch):
@@ -193,44 +173,25 @@ def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(site, monk
 
 
 def test_without_slurm_jobs_are_unknown(site, monkeypatch):
-    def away(_: Site) -> tuple[Use, ...]:
-        raise MissingPrerequisite("Slurm does not answer")
-
     planned(site, monkeypatch, None)
+    away = Mock(side_effect=MissingPrerequisite("Slurm does not answer"))
     monkeypatch.setattr(site_plan, "uses", away)
     assert "jobs are unknown: Slurm does not answer" in as_text(site_plan.plan(site))
 
 
-def test_a_stack_that_spack_compiles_is_planned_for_its_partitions():
-    found = {one.stack: one for one in targets(load_site(find_site_file("pi")))}
-    kepler = found["tensorflow-kepler"]
-    assert kepler.partitions == ("k20", "k80")
-    assert kepler.release.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
-    assert any("solve tensorflow-kepler with Spack" in step for step in kepler.steps)
-
-
 def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_do():
     site = load_site(find_site_file("pi"))
-    pascal = dataclasses.replace(site.partitions["p100"], name="p100", stack="tensorflow-kepler")
-    stack = dataclasses.replace(site.stacks["tensorflow-kepler"], partitions=("k80", "p100"))
-    site = dataclasses.replace(
-        site,
-        partitions={"k80": site.partitions["k80"], "p100": pascal},
-        stacks={stack.name: stack},
-        default_partition="p100",
-    )
-    (one,) = targets(site)
+    pascal = replace(site.partitions["p100"], name="p100", stack="tensorflow-kepler")
+    stack = replace(site.stacks["tensorflow-kepler"], partitions=("k80", "p100"))
+    (one,) = targets(with_parts(site, [stack], k80=site.partitions["k80"], p100=pascal))
     assert one.release is None
     assert "need different ones" in one.blocked
     assert "per GPU generation" in one.blocked
 
 
 def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypatch):
-    login = dataclasses.replace(site.partitions["cpu"], stack=None)
-    stacks = {"kepler": StackRequest("kepler", "venv", ("k80",), {})}
-    site = dataclasses.replace(
-        site, partitions={"cpu": login}, stacks=stacks, default_partition="cpu"
-    )
+    kepler = StackRequest("kepler", "venv", ("k80",), {})
+    site = with_parts(site, [kepler], cpu=replace(site.partitions["cpu"], stack=None))
     publish(site, "new", passing, say=silent)
     monkeypatch.setattr(site_plan, "uses", lambda _: ())
     (one,) = targets(site)
@@ -244,14 +205,9 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypa
 def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included():
     site = load_site(find_site_file("p100-v100-k80"))
     stack = StackRequest("tensorflow", "venv", (), {}, horovod=False)  # no compiler is needed
-    parts = {
-        name: dataclasses.replace(site.partitions[name], stack=stack.name, driver=driver)
-        for name, driver in (("p100", None), ("k80", "440.33"))
-    }
-    site = dataclasses.replace(
-        site, partitions=parts, stacks={stack.name: stack}, default_partition="p100"
-    )
-    found = site_plan.plan(site)
+    parts = {name: replace(site.partitions[name], stack=stack.name, driver=driver)
+             for name, driver in (("p100", None), ("k80", "440.33"))}  # fmt: skip
+    found = site_plan.plan(with_parts(site, [stack], **parts))
     (why,) = [one.target.blocked for one in found.stacks if one.target.partitions == ("k80",)]
     assert "CUDA 11 needs driver >= 450.80.02" in why
     assert "hpcdl stack build --name tensorflow --partition p100" in as_text(found)
@@ -304,35 +260,26 @@ def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_pat
 
 def test_a_driver_is_no_version_that_a_stack_brings():
     site = load_site(find_site_file("pi"))
-    parts = {name: dataclasses.replace(p, driver=None) for name, p in site.partitions.items()}
-    for stack in site_plan.plan(dataclasses.replace(site, partitions=parts)).stacks:
+    parts = {name: replace(p, driver=None) for name, p in site.partitions.items()}
+    for stack in site_plan.plan(replace(site, partitions=parts)).stacks:
         assert "driver" not in {one.component for one in stack.versions}
 
 
 def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
-    def fails(*_: object) -> None:
-        run(["false"])
-
-    monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", fails)
+    monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", lambda *_: run(["false"]))
     assert "false failed with exit code 1" in targets(site)[0].blocked
 
 
 def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus():
     """Nothing is there to compare with; the wheels' stack is two builds."""
-    site = load_site(find_site_file("pi"))
-    plans = site_plan.plan(site).stacks
+    plans = site_plan.plan(load_site(find_site_file("pi"))).stacks
     found = {(one.target.stack, one.target.partitions): one for one in plans}
     kepler = found["tensorflow-kepler", ("k20", "k80")]
     gpus, cpus = found["tensorflow", ("p100",)], found["tensorflow", ("cpu", "fat")]
     assert {one.component: one.after for one in kepler.versions}["cuda"] == "11.8.0"
+    assert kepler.target.release.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
+    assert any("solve tensorflow-kepler with Spack" in step for step in kepler.target.steps)
     if gpus.target.release is not None and cpus.target.release is not None:
         assert "cuda12.9-sm60" in gpus.target.release.module
-        assert gpus.target.release.partitions == ("p100",)
         assert cpus.target.release.module.endswith("-cpu")
         assert (gpus.target.notes, cpus.target.notes) == ((), ())
-
-
-def test_a_build_for_cpus_that_is_meant_says_which_gpus_stay_idle():
-    (one,) = targets(load_site(find_site_file("embedded")))
-    if one.release is not None:
-        assert "it leaves the GPUs of p100, v100, k80 idle" in one.notes[0]

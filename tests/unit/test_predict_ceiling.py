@@ -1,7 +1,5 @@
 """What no GPU can compute, beside everything that was published."""
 
-from __future__ import annotations
-
 import pytest
 
 from hpcdl.predict.hardware import of_host, of_partition
@@ -9,12 +7,11 @@ from hpcdl.predict.network import names, network
 from hpcdl.predict.records import read_records
 from hpcdl.regress.scaling import most, most_images_per_second
 from hpcdl.regress.training import TrainingCase
-from hpcdl.site import Site
 
 RESNET = TrainingCase("resnet50", 2, 4, steps=100, batch=64, data="synthetic", real=True)
 
 
-def test_nothing_that_was_published_is_too_fast_and_some_of_it_is_near() -> None:
+def test_nothing_that_was_published_is_too_fast_and_some_of_it_is_near():
     parts = []
     for row in read_records():
         machine = of_host(row.gpu, row.hardware, 1)
@@ -27,22 +24,16 @@ def test_nothing_that_was_published_is_too_fast_and_some_of_it_is_near() -> None
     assert max(parts) > 0.1, "a bound that far away would find nothing"
 
 
-def test_the_bound_is_that_of_all_gpus_of_a_case(three_generations: Site) -> None:
+def test_the_bound_is_that_of_all_gpus_of_a_case(three_generations):
     partition = three_generations.partition("p100")
-    bound = most(RESNET, partition)
-    machine = of_partition(partition)
-    assert bound == pytest.approx(
-        8 * most_images_per_second(machine, network("resnet50"), "fp32", 1)
-    )
-    assert bound > 8 * 219, "what 8 of them really do"
-    assert bound < 8 * 219 * 15
+    one = most_images_per_second(of_partition(partition), network("resnet50"), "fp32", 1)
+    assert most(RESNET, partition) == pytest.approx(8 * one)
+    assert 219 < one < 219 * 15, "219 is what one of them really does"
 
 
 @pytest.mark.parametrize("case", [
     TrainingCase("mlp", 1, 1, steps=10, batch=8),
     TrainingCase("resnet50", 1, 1, steps=10, batch=8, data="imagenet", real=True),
 ])  # fmt: skip
-def test_nothing_is_said_of_images_whose_size_is_not_known(
-    three_generations: Site, case: TrainingCase
-) -> None:
+def test_nothing_is_said_of_images_whose_size_is_not_known(three_generations, case):
     assert most(case, three_generations.partition("p100")) is None

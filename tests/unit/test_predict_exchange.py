@@ -1,48 +1,37 @@
 """A site's own all-reduce check as the links of the model."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.predict.hardware import Link, Machine, of_partition
+from hpcdl.predict.hardware import Link, of_partition
 from hpcdl.predict.overlap import lines
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.results import fitted, read_exchange
-from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 SLOW = Link("slow", 40e-6, 0.5e9)
 
 
-def took(machine: Machine, local: int, nodes: int, size: int) -> float:
+def took(machine, local, nodes, size):
     """Seconds of a message by the model."""
     return min(line.seconds(size) for line in lines(machine, local, nodes))
 
 
-def a_check(
-    folder: Path, machine: Machine, local: int, nodes: int, wait: float = 0.0, **changes: Any
-) -> Path:
+def a_check(folder, machine, local, nodes, wait=0.0, **changes):
     """What the check writes where its messages take as long as on `machine`, and `wait` each."""
     ranks = local * nodes
     seconds = {size: wait + took(machine, local, nodes, size) for size in SIZES}
-    result: dict[str, Any] = {
-        "schema": 2,
-        "kind": "allreduce",
-        "job": {"partition": "p100"},
+    rates = {str(size): size / time * 2 * (ranks - 1) / ranks / 1e9
+             for size, time in seconds.items()}  # fmt: skip
+    result = {
+        "schema": 2, "kind": "allreduce", "job": {"partition": "p100"},
         "layout": {"ranks": ranks, "hosts": [f"n{rank // local}" for rank in range(ranks)],
                    "gpu_per_rank": 1},
-        "versions": {"strategy": "multiworker"},
-        "summary": {"bus_gbs": {
-            str(size): size / time * 2 * (ranks - 1) / ranks / 1e9
-            for size, time in seconds.items()
-        }},
+        "versions": {"strategy": "multiworker"}, "summary": {"bus_gbs": rates},
     }  # fmt: skip
     path = folder / f"allreduce-{local}-{nodes}.json"
     path.write_text(json.dumps({**result, **changes}))
@@ -50,14 +39,12 @@ def a_check(
 
 
 @pytest.fixture
-def p100(three_generations: Site) -> Machine:
+def p100(three_generations):
     return of_partition(three_generations.partition("p100"))
 
 
 @pytest.mark.parametrize(("local", "nodes"), [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (4, 8)])
-def test_the_model_says_of_the_messages_what_was_measured(
-    p100: Machine, tmp_path: Path, local: int, nodes: int
-) -> None:
+def test_the_model_says_of_the_messages_what_was_measured(p100, tmp_path, local, nodes):
     truth = replace(p100, network=SLOW, inside=replace(SLOW, bandwidth=2e9))
     start = p100 if nodes == 1 else replace(truth, network=p100.network)
     found = fitted(start, read_exchange(a_check(tmp_path, truth, local, nodes)))
@@ -66,26 +53,16 @@ def test_the_model_says_of_the_messages_what_was_measured(
         assert told == pytest.approx(measured, rel=0.01)
 
 
-def test_what_horovod_waits_for_its_cycle_is_neither_latency_nor_bandwidth(
-    p100: Machine, tmp_path: Path
-) -> None:
+def test_what_horovod_waits_for_its_cycle_is_neither_latency_nor_bandwidth(p100, tmp_path):
     truth = replace(p100, network=replace(p100.network, bandwidth=2e9))
     check = a_check(tmp_path, truth, 4, 2, wait=1e-3, versions={"strategy": "horovod"})
     found = fitted(p100, read_exchange(check))
+    assert found.inside == p100.inside, "of a check between nodes"
     assert found.network.latency == p100.network.latency
     assert found.network.bandwidth == pytest.approx(2e9, rel=0.01)
 
 
-def test_a_check_between_nodes_leaves_the_links_within_as_they_were(
-    p100: Machine, tmp_path: Path
-) -> None:
-    found = fitted(p100, read_exchange(a_check(tmp_path, p100, 2, 2)))
-    assert found.inside == p100.inside
-
-
-def test_a_slow_network_that_was_measured_slows_the_forecast(
-    three_generations: Site, p100: Machine, tmp_path: Path
-) -> None:
+def test_a_slow_network_that_was_measured_slows_the_forecast(three_generations, p100, tmp_path):
     check = a_check(tmp_path, replace(p100, network=SLOW), 4, 2)
     request = Request(three_generations.partition("p100"), "vgg16", gpus="16")
     plain, slow = answer(request), answer(replace(request, exchanges=(check,)))
@@ -94,9 +71,7 @@ def test_a_slow_network_that_was_measured_slows_the_forecast(
     assert "measured" in slow.machine.network.name
 
 
-def test_both_kinds_of_links_may_be_measured_but_each_once(
-    three_generations: Site, p100: Machine, tmp_path: Path
-) -> None:
+def test_both_kinds_of_links_may_be_measured_but_each_once(three_generations, p100, tmp_path):
     near, far = a_check(tmp_path, p100, 4, 1), a_check(tmp_path, p100, 4, 2)
     request = Request(three_generations.partition("p100"), "vgg16", exchanges=(far, near))
     assert prepare(request)[0].network.name.endswith("GB/s")
@@ -105,9 +80,7 @@ def test_both_kinds_of_links_may_be_measured_but_each_once(
             answer(twice)
 
 
-def test_a_check_of_another_partition_is_refused(
-    three_generations: Site, p100: Machine, tmp_path: Path
-) -> None:
+def test_a_check_of_another_partition_is_refused(three_generations, p100, tmp_path):
     check = a_check(tmp_path, p100, 4, 2)
     with pytest.raises(BadInput, match="measured the partition 'p100', not 'v100'"):
         answer(Request(three_generations.partition("v100"), "vgg16", exchanges=(check,)))
@@ -124,16 +97,12 @@ def test_a_check_of_another_partition_is_refused(
         {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},
     ],
 )  # fmt: skip
-def test_a_check_that_measured_nothing_is_refused(
-    p100: Machine, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_a_check_that_measured_nothing_is_refused(p100, tmp_path, changes):
     with pytest.raises(BadInput, match=r"allreduce-4-2\.json"):
         read_exchange(a_check(tmp_path, p100, 4, 2, **changes))
 
 
-def test_the_command_tells_a_check_from_a_run(
-    capsys: pytest.CaptureFixture[str], p100: Machine, tmp_path: Path
-) -> None:
+def test_the_command_tells_a_check_from_a_run(capsys, p100, tmp_path):
     check = str(a_check(tmp_path, p100, 4, 2))
     words = ["predict", "--site", "p100-v100-k80", "--model", "resnet50", "--calibrate", check]
     assert main(words) == 0

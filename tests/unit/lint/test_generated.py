@@ -15,7 +15,9 @@ PLACES = [
     ("pi", "k80"), ("pi", "cpu"), ("p100-v100-k80", "p100"), ("p100-v100-k80", "v100"),
     ("a100-h100", "h100"), ("embedded", "v100"),
 ]  # fmt: skip
-ASKED = [{"nodes": 1}, {"nodes": 2}, {"nodes": 2, "program": ("python", "a b", "$x", ";", "\n")}]
+ASKED = [
+    {}, {"nodes": 1}, {"nodes": 2}, {"nodes": 2, "program": ("python", "a b", "$x", ";", "\n")},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("version", known_releases())

@@ -17,9 +17,8 @@ PI = Cluster(where="'pi'", **{key: frozenset(names.split()) for key, names in NA
 
 def found(directive, cluster=PI, version="26.05"):
     text = f"#!/bin/bash\n#SBATCH {directive}\npython train.py\n"
-    return {
-        one.rule.id: one.detail for one in lint(text, name="x", version=version, cluster=cluster)
-    }
+    rows = lint(text, name="x", version=version, cluster=cluster)
+    return {one.rule.id: one.detail for one in rows}
 
 
 @pytest.mark.parametrize(
@@ -51,23 +50,24 @@ def test_the_nearest_name_is_suggested_else_some_are_shown():
 
 def test_a_site_file_says_partitions_and_gpu_types():
     cluster = of_site(load_site(MATRIX))
-    assert cluster.partitions == {"p100", "cpu"}
-    assert cluster.gpu_types == {"p100"}
+    assert (cluster.partitions, cluster.gpu_types) == ({"p100", "cpu"}, {"p100"})
     assert (cluster.accounts, cluster.qos, cluster.gres, cluster.features) == (None,) * 4
 
 
 def test_select_linear_refuses_gpus_per_task_where_the_site_says_so():
-    linear = Cluster(settings={"SelectType": "select/linear"})
-    assert "linear-per-task-gres" in found("--ntasks=1 --gpus-per-task=1", linear)
-    assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", linear, "23.11")
-    assert "linear-per-task-gres" not in found("--ntasks=1 --gpus-per-task=1", Cluster())
+    linear, asked = (
+        Cluster(settings={"SelectType": "select/linear"}),
+        "--ntasks=1 --gpus-per-task=1",
+    )
+    assert "linear-per-task-gres" in found(asked, linear)
+    for other in (found(asked, linear, "23.11"), found(asked, Cluster())):
+        assert "linear-per-task-gres" not in other
 
 
 def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, capsys):
     script, site = tmp_path / "job.sh", tmp_path / "site.yaml"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1 --image=docker:x\npython a.py\n")
-    lines = MATRIX.read_text().replace("accounting: false", "plugin_options: [image]")
-    site.write_text(lines)
+    site.write_text(MATRIX.read_text().replace("accounting: false", "plugin_options: [image]"))
     run = ["job", "lint", "--slurm-version", "26.05", "--advice", str(script)]
     assert main(run) == 0
     assert "option-foreign" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from hpcdl.cli import main
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.lint_report import run_lint
 from hpcdl.slurm.rules import rule
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import ExitCode
 from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped
 
@@ -31,10 +31,8 @@ def test_a_finding_shows_place_line_caret_consequence_fix_and_source(script, cap
     one = rule("cpus-per-task-lost")
     assert lines[0] == f"{script}:3:1: error: {one.title} [cpus-per-task-lost]"
     assert lines[1:3] == [" 3 | srun --exact ./solver", "   | ^^^^"]
-    text = "\n".join(lines)
-    assert one.consequence in text
-    assert one.fix in text
-    assert one.source in text
+    for part in (one.consequence, one.fix, one.source):
+        assert part in "\n".join(lines)
     assert lines[-1] == f"{script}: 1 error (Slurm 22.05)"
 
 
@@ -81,21 +79,9 @@ def test_advice_is_counted_in_json_and_a_note_of_sarif(script, capsys):
         run_lint([script], "24.11", as_sarif=True, advice=advice)
         (run,) = json.loads(capsys.readouterr().out)["runs"]
         assert [one["level"] for one in run["results"]] == ["note"] * advice + ["warning"]
-
-
-def test_sarif_names_rule_level_and_region(script, capsys):
-    run_lint([script], "22.05", as_sarif=True)
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    result = run["results"][0]
-    assert result["ruleId"] in {one["id"] for one in run["tool"]["driver"]["rules"]}
-    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 3
-
-
-def test_a_file_that_cannot_be_read_is_bad_input(tmp_path):
-    with pytest.raises(BadInput, match="No such file"):
-        run_lint([tmp_path / "absent.sh"], "22.05")
-    with pytest.raises(BadInput, match="no batch script below"):
-        run_lint([tmp_path], "22.05")
+        *_, warning = run["results"]
+        assert warning["ruleId"] in {one["id"] for one in run["tool"]["driver"]["rules"]}
+        assert warning["locations"][0]["physicalLocation"]["region"]["startLine"] == 3
 
 
 def test_the_other_files_are_linted_when_one_cannot_be_read(script, tmp_path, capsys):
@@ -112,12 +98,6 @@ def test_bytes_that_are_no_utf8_are_read_all_the_same(script, capsys):
     assert "job.sh:3:18: error" in capsys.readouterr().out
 
 
-def test_a_script_cannot_drive_the_terminal(script, capsys):
-    script.write_text("#!/bin/bash\n#SBATCH --wrong=\x1b[31m\x07\n")
-    run_lint([script], "22.05")
-    assert not {"\x1b", "\x07"} & set(capsys.readouterr().out)
-
-
 @pytest.mark.parametrize(
     ("directives", "column"),
     [("--partition=v100 --gpus-per-node=9", 26), ("-p v100 --gres=gpu:v100:16", 17), ("-N7", 9),
@@ -132,18 +112,10 @@ def test_more_than_the_partition_has_is_an_error(directives, column):
     assert lint(other, name="x", version="24.11", partition=V100) == ()
 
 
-def test_the_page_of_rules_is_up_to_date():
-    from tools.lint_rules import as_markdown
-
-    page = Path(__file__).parents[3] / "docs" / "lint.md"
-    assert page.read_text() == as_markdown(), "make docs"
-
-
 def test_an_installed_site_says_the_release_where_none_is_named(script, capsys):
     home = Path(os.environ["HPCDL_HOME"])
     home.mkdir(parents=True)
-    text = (folder("templates") / "sites" / "pi.yaml").read_text()
-    (home / "site.yaml").write_text(text)
+    (home / "site.yaml").write_text((folder("templates") / "sites" / "pi.yaml").read_text())
     main(["job", "lint", str(script)])
     assert "(Slurm 20.11.9)" in capsys.readouterr().out
     main(["job", "lint", "--slurm-version", "24.11", str(script)])

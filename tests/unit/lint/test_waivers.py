@@ -12,10 +12,6 @@ def found(text, version="26.05"):
     return [(one.line, one.rule.id) for one in lint(text, name="job.sh", version=version)]
 
 
-def test_without_a_waiver_the_step_is_reported():
-    assert found(HEAD + STEP) == [(3, "kill-on-bad-exit")]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -36,18 +32,21 @@ def test_a_waiver_covers_the_next_line_its_own_line_or_the_file(text):
     assert found(HEAD + text) == []
 
 
-def test_a_waiver_does_not_reach_the_line_after_the_next():
-    text = HEAD + "# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP
-    assert found(text) == [(3, "waiver-unused"), (5, "kill-on-bad-exit")]
-
-
-def test_a_waiver_of_an_unknown_rule_is_an_error():
-    text = HEAD + "# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP
-    assert found(text) == [(3, "waiver-unknown"), (4, "kill-on-bad-exit")]
-
-
-def test_a_waiver_without_a_reason_waives_but_is_reported():
-    assert found(HEAD + "# hpcdl-lint: allow kill-on-bad-exit\n" + STEP) == [(3, "waiver-reason")]
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        (STEP, [(3, "kill-on-bad-exit")]),
+        # It does not reach the line after the next.
+        ("# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP,
+         [(3, "waiver-unused"), (5, "kill-on-bad-exit")]),
+        ("# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP,
+         [(3, "waiver-unknown"), (4, "kill-on-bad-exit")]),
+        # Without a reason it waives, but is reported.
+        ("# hpcdl-lint: allow kill-on-bad-exit\n" + STEP, [(3, "waiver-reason")]),
+    ],
+)  # fmt: skip
+def test_where_a_waiver_does_not_silence_the_rule_or_is_wrong_that_is_reported(text, rules):
+    assert found(HEAD + text) == rules
 
 
 def test_a_waiver_for_other_releases_is_not_unused_on_this_one():
