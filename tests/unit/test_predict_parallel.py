@@ -55,11 +55,11 @@ def step(machine: Machine, plan: Plan, gpus: int, **how: float) -> tuple[float, 
     (replace(PLAIN, tensor=8, checkpointing="full"), 2),
     (Plan(tensor=8, sequence=True), 34 / 8),
 ])  # fmt: skip
-def test_a_block_keeps_what_the_papers_table_2_says(plan: Plan, factor: float) -> None:
+def test_a_block_keeps_what_the_papers_table_2_says(plan, factor):
     assert kept(GPT3, plan, 1, HALF_BYTES) == pytest.approx(S * H * factor)
 
 
-def test_the_first_stage_keeps_a_micro_batch_per_stage_so_the_pipeline_saves_none() -> None:
+def test_the_first_stage_keeps_a_micro_batch_per_stage_so_the_pipeline_saves_none():
     whole = activation_bytes(GPT3, PLAIN, 1, HALF_BYTES)
     pipeline = activation_bytes(GPT3, replace(PLAIN, stages=8, micro_batches=64), 1, HALF_BYTES)
     assert pipeline == pytest.approx(whole, rel=0.01)
@@ -67,7 +67,7 @@ def test_the_first_stage_keeps_a_micro_batch_per_stage_so_the_pipeline_saves_non
     assert short == pytest.approx(pipeline / 4, rel=0.01)
 
 
-def test_interleaving_keeps_more_by_the_papers_factor() -> None:
+def test_interleaving_keeps_more_by_the_papers_factor():
     plan = replace(PLAIN, stages=8, micro_batches=64)
     pieces = activation_bytes(GPT3, replace(plan, interleave=3), 1, HALF_BYTES)
     assert pieces / activation_bytes(GPT3, plan, 1, HALF_BYTES) == pytest.approx(1 + 7 / (8 * 3))
@@ -76,12 +76,12 @@ def test_interleaving_keeps_more_by_the_papers_factor() -> None:
 @pytest.mark.parametrize(("zero", "of_each"), [
     (0, 2 + 4 + 12), (1, 2 + 4 + 12 / 64), (2, 2 + 4 / 64 + 12 / 64),
 ])  # fmt: skip
-def test_zero_shards_the_optimizer_then_gradients(zero: int, of_each: float) -> None:
+def test_zero_shards_the_optimizer_then_gradients(zero, of_each):
     found = state_bytes(GPT3, Plan(zero=zero), 64, HALF_BYTES)
     assert found == pytest.approx(GPT3.parameters * of_each)
 
 
-def test_fsdp_shards_weights_too_but_gathers_a_block() -> None:
+def test_fsdp_shards_weights_too_but_gathers_a_block():
     found = state_bytes(GPT3, Plan(zero=3), 64, HALF_BYTES)
     block = 12 * H * H
     assert found == pytest.approx(GPT3.parameters * 18 / 64 + 2 * HALF_BYTES * block, rel=0.01)
@@ -90,7 +90,7 @@ def test_fsdp_shards_weights_too_but_gathers_a_block() -> None:
 # ---- time ----
 
 
-def test_the_bubble_of_equal_stages_is_the_papers(a100: Partition) -> None:
+def test_the_bubble_of_equal_stages_is_the_papers(a100):
     machine = replace(of_partition(a100), network=Link("none", 0.0, 1e30))
     for micro, stages, pieces in ((64, 8, 1), (64, 16, 1), (64, 8, 3)):
         plan = Plan(8, stages, pieces, micro)
@@ -103,7 +103,7 @@ def test_the_bubble_of_equal_stages_is_the_papers(a100: Partition) -> None:
         assert losses["bubble"] / useful == pytest.approx((stages - 1) / pieces / micro, rel=0.02)
 
 
-def test_a_recomputed_block_costs_a_forward_pass_and_two_all_reduces(a100: Partition) -> None:
+def test_a_recomputed_block_costs_a_forward_pass_and_two_all_reduces(a100):
     machine = of_partition(a100)
     plain = replace(PLAIN, tensor=8, micro_batches=100)  # of which one update is little
     _, none = step(machine, plain, 8)
@@ -114,7 +114,7 @@ def test_a_recomputed_block_costs_a_forward_pass_and_two_all_reduces(a100: Parti
     assert 0 < some["recomputing"] < full["recomputing"] / 3
 
 
-def test_tensor_parallelism_across_nodes_is_worse_than_in_one(a100: Partition) -> None:
+def test_tensor_parallelism_across_nodes_is_worse_than_in_one(a100):
     machine = of_partition(a100)
     _, inside = step(machine, Plan(tensor=8), 8)
     _, across = step(machine, Plan(tensor=16), 16)
@@ -122,7 +122,7 @@ def test_tensor_parallelism_across_nodes_is_worse_than_in_one(a100: Partition) -
     assert across["compute"] < 0.55 * inside["compute"]
 
 
-def test_more_micro_batches_hide_the_bubble_and_the_exchange(a100: Partition) -> None:
+def test_more_micro_batches_hide_the_bubble_and_the_exchange(a100):
     machine = of_partition(a100)
     parts = []
     for micro in (12, 96, 768):
@@ -133,7 +133,7 @@ def test_more_micro_batches_hide_the_bubble_and_the_exchange(a100: Partition) ->
     assert parts[-1] < 0.1
 
 
-def test_a_measured_step_stretches_computing_and_nothing_else(a100: Partition) -> None:
+def test_a_measured_step_stretches_computing_and_nothing_else(a100):
     def of(rate: float) -> dict[str, float]:
         plan = Plan(tensor=8, checkpointing="full")
         asked = Request(a100, "gpt_18b", gpus="8", batch=1, images_per_second=rate, size=2048,
@@ -150,9 +150,7 @@ def test_a_measured_step_stretches_computing_and_nothing_else(a100: Partition) -
 # ---- what a person asks ----
 
 
-def test_counts_are_whole_replicas_and_efficiency_is_the_part_that_computes(
-    a100: Partition,
-) -> None:
+def test_counts_are_whole_replicas_and_efficiency_is_the_part_that_computes(a100):
     found = answer(Request(a100, "gpt_76b", gpus="32-128", size=2048, plan=Plan(8, 4, 1, 32)))
     assert [point.gpus for point in found.points] == [32, 64, 128]
     for point in found.points:
@@ -161,7 +159,7 @@ def test_counts_are_whole_replicas_and_efficiency_is_the_part_that_computes(
     assert found.points[1].images_per_second < 2 * found.points[0].images_per_second
 
 
-def test_a_plan_that_does_not_fit_is_told_with_a_batch_that_does(a100: Partition) -> None:
+def test_a_plan_that_does_not_fit_is_told_with_a_batch_that_does(a100):
     asked = Request(a100, "gpt_18b", gpus="8", size=2048, batch=16, plan=Plan(tensor=8))
     (note,) = answer(asked).notes
     assert "batch 16 is not likely to fit" in note
@@ -171,12 +169,12 @@ def test_a_plan_that_does_not_fit_is_told_with_a_batch_that_does(a100: Partition
     assert memory_bytes(replace(training, batch=fits + 1), 8) > 80e9
 
 
-def test_what_holds_no_batch_is_told_what_to_do(a100: Partition) -> None:
+def test_what_holds_no_batch_is_told_what_to_do(a100):
     (note,) = answer(Request(a100, "gpt_145b", gpus="8", size=2048, plan=Plan(tensor=8))).notes
     assert "enough for no batch: split it (--tensor" in note
 
 
-def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100: Partition) -> None:
+def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100):
     asked = Request(a100, "gpt_39b", gpus="8-16", size=2048, loss=0.9, network_gbs=0.5,
                     plan=Plan(zero=3, checkpointing="full"))  # fmt: skip
     found = answer(asked)
@@ -189,21 +187,19 @@ def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100: Parti
 
 @pytest.mark.parametrize(("wide", "odd"), [(2, False), (3, True), (8, False), (12, True),
                                            (16, False)])  # fmt: skip
-def test_tensor_parallelism_that_fills_no_nodes_is_noted(
-    a100: Partition, wide: int, *, odd: bool
-) -> None:
+def test_tensor_parallelism_that_fills_no_nodes_is_noted(a100, wide, *, odd):
     notes = answer(Request(a100, "gpt_18b", gpus="48", plan=Plan(tensor=wide))).notes
     assert any("do not divide the 8 of a node" in note for note in notes) == odd
 
 
-def test_a_stated_rate_beyond_the_peak_is_told(a100: Partition) -> None:
+def test_a_stated_rate_beyond_the_peak_is_told(a100):
     asked = Request(a100, "gpt_1_7b", gpus="8", size=2048, plan=Plan(), images_per_second=1.0)
     assert answer(asked).calibration.source == "1 images/s as given"
     fast = answer(replace(asked, images_per_second=100.0)).calibration.source
     assert "times what the GPU can compute at its peak" in fast
 
 
-def test_few_sequences_per_second_are_no_zero(a100: Partition) -> None:
+def test_few_sequences_per_second_are_no_zero(a100):
     found = answer(Request(a100, "gpt_18b", gpus="8", size=8192, plan=Plan(tensor=8)))
     assert 0.3 < found.points[0].images_per_second < 1.4
     shown = forecast_text(found).splitlines()[3].split()
@@ -225,12 +221,10 @@ def test_few_sequences_per_second_are_no_zero(a100: Partition) -> None:
     ({"form": "ddp"}, "in its own form"),
     ({"data": "imagenet"}, "reads no images"),
 ])  # fmt: skip
-def test_what_cannot_be_split_is_refused(
-    a100: Partition, changes: dict[str, object], said: str
-) -> None:
+def test_what_cannot_be_split_is_refused(a100, changes, said):
     asked = Request(a100, "gpt_18b", gpus="8", plan=Plan(tensor=8))
     with pytest.raises(BadInput, match=said) as raised:
-        answer(replace(asked, **changes))  # type: ignore[arg-type]
+        answer(replace(asked, **changes))
     assert raised.value.hint
 
 
@@ -245,7 +239,7 @@ def of_kind(known: list[Row], family: str, kind: str) -> list[Row]:
     return [row for row in known if row.kind == (family, kind == "fused")]
 
 
-def test_the_shipped_efficiencies_are_those_of_the_fit(known: list[Row]) -> None:
+def test_the_shipped_efficiencies_are_those_of_the_fit(known):
     shipped = facts.load("parallel")["families"]
     for family, kind in SHIPPED:
         own = fit(of_kind(known, family, kind))
@@ -255,7 +249,7 @@ def test_the_shipped_efficiencies_are_those_of_the_fit(known: list[Row]) -> None
         assert families["other"]["efficiency"] == pytest.approx(whole, abs=0.005)
 
 
-def test_published_steps_of_left_out_sources_are_as_near_as_the_docs_say(known: list[Row]) -> None:
+def test_published_steps_of_left_out_sources_are_as_near_as_the_docs_say(known):
     off = grouped(left_out(known))
     limits = {"all": (294, 0.09, 0.23), "A100": (127, 0.065, 0.18), "H100": (167, 0.11, 0.285)}
     for name, (count, median, ninetieth) in limits.items():
@@ -267,9 +261,7 @@ def test_published_steps_of_left_out_sources_are_as_near_as_the_docs_say(known: 
 
 
 @pytest.mark.parametrize(("family", "kind"), SHIPPED)
-def test_eight_of_ten_left_out_rows_lie_in_the_range_each_source_as_one(
-    known: list[Row], family: str, kind: str
-) -> None:
+def test_eight_of_ten_left_out_rows_lie_in_the_range_each_source_as_one(known, family, kind):
     shipped = facts.load("parallel")["families"][kind][family]
     own = of_kind(known, family, kind)
     found = [one for one in left_out(known) if one[0] in own and not one[0].late]
@@ -282,7 +274,7 @@ def test_eight_of_ten_left_out_rows_lie_in_the_range_each_source_as_one(
     assert 0.75 <= statistics.fmean(inside) <= 0.88
 
 
-def test_memory_is_that_of_published_runs(known: list[Row]) -> None:
+def test_memory_is_that_of_published_runs(known):
     off = memory_errors(known)
     assert errors(off["activations"]).ninetieth < 0.05
     assert errors(off["state"]).ninetieth < 0.09

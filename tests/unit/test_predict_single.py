@@ -49,7 +49,7 @@ def pair(trait: Trait) -> tuple[str, str, str]:
     return trait.family, trait.precision, trait.model
 
 
-def test_a_hidden_pair_is_met_within_a_seventh_at_the_median(rows: tuple[Trait, ...]) -> None:
+def test_a_hidden_pair_is_met_within_a_seventh_at_the_median(rows):
     sizes = sorted(abs(math.expm1(error)) for error in left_out(rows, pair))
     assert len(sizes) > 300
     assert statistics.median(sizes) < 0.14
@@ -57,16 +57,14 @@ def test_a_hidden_pair_is_met_within_a_seventh_at_the_median(rows: tuple[Trait, 
 
 
 @pytest.mark.parametrize(("name", "key"), [("borrowed", pair), ("unseen", lambda row: row.model)])
-def test_the_stated_factors_are_those_of_hidden_rows(
-    rows: tuple[Trait, ...], name: str, key: Callable[[Trait], object]
-) -> None:
+def test_the_stated_factors_are_those_of_hidden_rows(rows, name, key):
     errors = sorted(-error for error in left_out(rows, key))
     tenth, ninetieth = (math.exp(errors[i]) for i in (len(errors) // 10, -1 - len(errors) // 10))
     known = facts.load("links")["uncertainty"][name]
     assert (known["low"], known["high"]) == pytest.approx((tenth, ninetieth), abs=0.02)
 
 
-def test_rows_of_another_source_lie_in_the_range_of_a_foreign_row(rows: tuple[Trait, ...]) -> None:
+def test_rows_of_another_source_lie_in_the_range_of_a_foreign_row(rows):
     known = facts.load("links")["uncertainty"]["foreign"]
     inside = []
     for row in rows:
@@ -82,18 +80,18 @@ def test_rows_of_another_source_lie_in_the_range_of_a_foreign_row(rows: tuple[Tr
     assert 0.75 <= statistics.fmean(inside) <= 0.85
 
 
-def test_without_rows_the_roofline_is_all() -> None:
+def test_without_rows_the_roofline_is_all():
     assert Effects([]).expected(Trait("X", "X", "fp32", "m", "images", "F", "S")) == 0
 
 
-def test_sibling_cards_are_told_of_each_other() -> None:
+def test_sibling_cards_are_told_of_each_other():
     training = Training(network("resnet50"), 64, "amp")
     big, small = (seconds(machine(f"A100-SXM4-{size}GB"), training) for size in (80, 40))
     assert 0.6 < big / small < 1.05
 
 
 @pytest.mark.parametrize("size", [64, 448])
-def test_a_size_of_images_scales_a_published_row(p100: Partition, size: int) -> None:
+def test_a_size_of_images_scales_a_published_row(p100, size):
     usual, other = (
         answer(Request(p100, "resnet50", size=s, gpus="1")).points[0] for s in (None, size)
     )
@@ -102,7 +100,7 @@ def test_a_size_of_images_scales_a_published_row(p100: Partition, size: int) -> 
     assert other.low < other.images_per_second < other.high
 
 
-def test_a_transformer_is_predicted_by_the_length_of_its_sequence(p100: Partition) -> None:
+def test_a_transformer_is_predicted_by_the_length_of_its_sequence(p100):
     short, long = (
         answer(Request(p100, "bert_base", size=size, gpus="1-4")).points for size in (128, 512)
     )
@@ -110,6 +108,6 @@ def test_a_transformer_is_predicted_by_the_length_of_its_sequence(p100: Partitio
     assert all(point.efficiency <= 1 for point in short)
 
 
-def test_a_size_out_of_bounds_is_refused(p100: Partition) -> None:
+def test_a_size_out_of_bounds_is_refused(p100):
     with pytest.raises(BadInput, match="pixels"):
         answer(Request(p100, "resnet50", size=3))

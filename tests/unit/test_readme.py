@@ -20,10 +20,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[2])
-def test_a_command_of_its_first_minute(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_a_command_of_its_first_minute(words, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_job.sh").write_text("#!/bin/bash\n#SBATCH --ntaks=4\nsrun hostname\n")
     monkeypatch.chdir(tmp_path)
     assert words[0] == "hpcdl"

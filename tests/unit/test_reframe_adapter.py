@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ADAPTER = ROOT / "hpcdl" / "regress" / "reframe_adapter"
 
 
-def test_only_the_adapter_knows_more_of_reframe_than_its_public_names() -> None:
+def test_only_the_adapter_knows_more_of_reframe_than_its_public_names():
     imports = re.compile(r"^\s*(import reframe|from reframe)", re.MULTILINE)
     inner = r"RFM_|_rfm_|\bjob\._|reframe\.frontend|reframe\.core\.(schedulers|meta|launchers)"
     private = re.compile(inner)
@@ -29,7 +29,7 @@ def test_only_the_adapter_knows_more_of_reframe_than_its_public_names() -> None:
     }
 
 
-def test_the_packages_bounds_are_the_first_and_the_last_release_that_was_run() -> None:
+def test_the_packages_bounds_are_the_first_and_the_last_release_that_was_run():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     first, last = supported()[0], supported()[-1]
@@ -38,7 +38,7 @@ def test_the_packages_bounds_are_the_first_and_the_last_release_that_was_run() -
 
 
 @pytest.mark.parametrize("release", ["4.9.3", "4.11.0", "5.0"])
-def test_another_release_is_refused_with_the_range(tmp_path: Path, release: str) -> None:
+def test_another_release_is_refused_with_the_range(tmp_path, release):
     """By a real package of that release, first on Python's path."""
     (tmp_path / "reframe").mkdir()
     (tmp_path / "reframe" / "__init__.py").write_text(f"VERSION = {release!r}\n")
@@ -58,7 +58,7 @@ def test_another_release_is_refused_with_the_range(tmp_path: Path, release: str)
     ]
 
 
-def test_a_supported_release_is_taken() -> None:
+def test_a_supported_release_is_taken():
     for release in supported():
         require_reframe(release)
     with pytest.raises(MissingPrerequisite):

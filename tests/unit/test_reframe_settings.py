@@ -43,7 +43,7 @@ def configuration(site: Any) -> dict[str, Any]:
     return configuration
 
 
-def test_environments_have_features_and_compilers() -> None:
+def test_environments_have_features_and_compilers():
     site = load_site(find_site_file("p100-v100-k80"))
     known = {one["name"]: one for one in configuration(site)["environments"]}
     assert known["gnu"]["features"] == ["openmp"]
@@ -52,7 +52,7 @@ def test_environments_have_features_and_compilers() -> None:
     assert "cuda" not in known, "the site does not say where it is"
 
 
-def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it() -> None:
+def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it():
     site = load_site(find_site_file("p100-v100-k80"))
     name, stack = next(iter(site.stacks.items()))
     with_cuda = replace(site, stacks={name: replace(stack, cuda_home=Path("/opt/cuda-12"))})
@@ -64,7 +64,7 @@ def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it() 
     assert {label: "cuda" in offered[label] for label in gpus} == gpus
 
 
-def test_a_check_gets_the_environments_that_have_its_feature(tmp_path: Path) -> None:
+def test_a_check_gets_the_environments_that_have_its_feature(tmp_path):
     pytest.importorskip("reframe")
     site = load_site(find_site_file("embedded"))
     (tmp_path / "settings.py").write_text(render_settings(site, Module(())))
@@ -79,9 +79,7 @@ def test_a_check_gets_the_environments_that_have_its_feature(tmp_path: Path) -> 
     assert "Found 2 check(s)" in done.stdout
 
 
-def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(tmp_path, monkeypatch):
     pytest.importorskip("reframe")
     (tmp_path / "here").mkdir()
     (tmp_path / "else").mkdir()
@@ -96,7 +94,7 @@ def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(
     assert "Found 2 check(s)" in done.stdout
 
 
-def test_arguments_of_reframe_are_passed_on(tmp_path: Path) -> None:
+def test_arguments_of_reframe_are_passed_on(tmp_path):
     request = CheckRequest(passed=("-J", "reservation=tests", "-x", "slow", "--skip-sanity-check"))
     refuse_ours(request.passed)
     argv = to_argv(RunDirectory(tmp_path), request, 0, serial=True)
@@ -105,16 +103,13 @@ def test_arguments_of_reframe_are_passed_on(tmp_path: Path) -> None:
     assert CheckRequest(passed=("-S", "size=4")).changed == ("-S",), "it is no night"
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("-C", "--config FILE"), ("-Cother.py", "--config FILE"),
-        ("--config-file=x", "--config FILE"), ("--tag=smoke", "--tag"),
-        ("-l", "not for a run"), ("--dry-run", "not for a run"), ("--dry", "not for a run"),
-        ("--report-file=x", "not for a run"), ("--max-ret=3", "--retries"),
-    ],
-)  # fmt: skip
-def test_arguments_by_which_hpcdl_runs_reframe_are_refused(word: str, hint: str) -> None:
+@pytest.mark.parametrize(("word", "hint"), [
+    ("-C", "--config FILE"), ("-Cother.py", "--config FILE"),
+    ("--config-file=x", "--config FILE"), ("--tag=smoke", "--tag"),
+    ("-l", "not for a run"), ("--dry-run", "not for a run"), ("--dry", "not for a run"),
+    ("--report-file=x", "not for a run"), ("--max-ret=3", "--retries"),
+])  # fmt: skip
+def test_arguments_by_which_hpcdl_runs_reframe_are_refused(word, hint):
     with pytest.raises(BadInput) as refused:
         refuse_ours(["-J", "reservation=tests", word])
     assert hint in (refused.value.hint or "")

@@ -66,9 +66,7 @@ def gate(site: Site, tmp_path: Path) -> Any:
         return ask(history, now=datetime.now(timezone.utc), rulings=rulings_of(site))
 
 
-def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(site, tmp_path, capsys):
     fill(site, tmp_path)
     update_references(site, "embedded", [reference()])
     (finding,) = gate(site, tmp_path).findings
@@ -91,7 +89,7 @@ def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(
     assert finding.change == pytest.approx(-0.26, abs=0.03)
 
 
-def test_undone_by_one_command_all_is_as_before(site: Site, tmp_path: Path) -> None:
+def test_undone_by_one_command_all_is_as_before(site, tmp_path):
     fill(site, tmp_path)
     update_references(site, "embedded", [reference()])
     before = load_references(site, "embedded")
@@ -103,9 +101,7 @@ def test_undone_by_one_command_all_is_as_before(site: Site, tmp_path: Path) -> N
     assert yaml.safe_load(accepted_file(site).read_text())["accepted"] == []
 
 
-def test_it_is_a_diff_that_git_takes(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_a_diff_that_git_takes(site, tmp_path, capsys):
     fill(site, tmp_path)
     update_references(site, "embedded", [reference()])
     capsys.readouterr()
@@ -117,7 +113,7 @@ def test_it_is_a_diff_that_git_takes(
     assert gate(site, tmp_path).open
 
 
-def test_of_two_at_once_none_is_lost(site: Site, tmp_path: Path) -> None:
+def test_of_two_at_once_none_is_lost(site, tmp_path):
     fill(site, tmp_path)
     answer = gate(site, tmp_path)
     given = Acceptance("", answer.findings[0].series, "Ada", "why", str(date.today()))
@@ -130,7 +126,7 @@ def test_of_two_at_once_none_is_lost(site: Site, tmp_path: Path) -> None:
     assert row["until"] == "2999-01-01"
 
 
-def test_a_finding_sleeps_until_its_day(site: Site, tmp_path: Path) -> None:
+def test_a_finding_sleeps_until_its_day(site, tmp_path):
     fill(site, tmp_path)
     tomorrow = date.today() + timedelta(days=1)
     assert main(["check", "accept", NAME, *WHO, "--until", str(tomorrow)]) == 0
@@ -140,7 +136,7 @@ def test_a_finding_sleeps_until_its_day(site: Site, tmp_path: Path) -> None:
         assert not ask(history, now=later, rulings=rulings_of(site)).open
 
 
-def test_a_reference_of_the_new_level_answers_the_alarm(site: Site, tmp_path: Path) -> None:
+def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path):
     fill(site, tmp_path)
     today = date.today().isoformat()
     update_references(site, "embedded", [reference(today, value=1000.0)])
@@ -153,29 +149,22 @@ def test_a_reference_of_the_new_level_answers_the_alarm(site: Site, tmp_path: Pa
     assert answer.accepted[0].accepted.startswith(f"answered by the reference of {today}")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["nobody", *WHO], "there is no finding 'nobody'"),
-        ([NAME.replace("rate", "rat"), *WHO], NAME),
-        ([NAME, "--by", "Ada"], "--because is missing"),
-        ([NAME, "--because", "x"], "--by is missing"),
-        ([NAME, *WHO, "--until", "2020-01-01"], "--until 2020-01-01 has passed"),
-        ([NAME, "--undo"], "is not accepted"),
-    ],
-)
-def test_what_cannot_be_accepted_is_said_in_a_line(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
-) -> None:
+@pytest.mark.parametrize(("words", "said"), [
+    (["nobody", *WHO], "there is no finding 'nobody'"),
+    ([NAME.replace("rate", "rat"), *WHO], NAME),
+    ([NAME, "--by", "Ada"], "--because is missing"),
+    ([NAME, "--because", "x"], "--by is missing"),
+    ([NAME, *WHO, "--until", "2020-01-01"], "--until 2020-01-01 has passed"),
+    ([NAME, "--undo"], "is not accepted"),
+])  # fmt: skip
+def test_what_cannot_be_accepted_is_said_in_a_line(site, tmp_path, capsys, words, said):
     fill(site, tmp_path)
     assert main(["check", "accept", *words]) == 2
     assert said in capsys.readouterr().err
     assert not accepted_file(site).exists()
 
 
-def test_of_a_thousand_findings_some_are_named(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_thousand_findings_some_are_named(site, tmp_path, capsys):
     at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with open_history(tmp_path / "h", site.name) as history:
         history.add(Result("r", at, "throughput", f"x{n}", "p100", "rate", 1.0, "images/s", "FAIL")
@@ -186,9 +175,7 @@ def test_of_a_thousand_findings_some_are_named(
     assert len(told) < 3000
 
 
-def test_a_silent_series_has_no_level_to_accept(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_series_has_no_level_to_accept(site, tmp_path, capsys):
     now = datetime.now(timezone.utc) - timedelta(days=10)
     with open_history(tmp_path / "h", site.name) as history:
         history.add([Result("r", now.isoformat(timespec="seconds"), "throughput", "resnet50",
@@ -200,16 +187,14 @@ def test_a_silent_series_has_no_level_to_accept(
     assert gate(site, tmp_path).open
 
 
-def test_a_broken_file_is_refused_with_its_place(site: Site) -> None:
+def test_a_broken_file_is_refused_with_its_place(site):
     accepted_file(site).parent.mkdir(parents=True)
     accepted_file(site).write_text("schema: 1\naccepted:\n- {id: x, by: y}\n")
     with pytest.raises(BadInput, match="fault"):
         rulings_of(site)
 
 
-def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(
-    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(site, tmp_path, capsys):
     fill(site, tmp_path)
     update_references(site, "embedded", [reference()])
     assert main(["check", "accept", NAME, *WHO]) == 0

@@ -64,9 +64,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {**found, "page": (tmp_path / "page").read_text()}
 
 
-def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(
-    told: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(told, capsys):
     capsys.readouterr()
     assert main(["check", "gate", "--json"]) == main(["check", "gate"]) == 1
     found = capsys.readouterr().out
@@ -86,13 +84,13 @@ def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(
     assert finding["id"] in page
 
 
-def test_junit_fails_for_what_closes_the_gate(told: dict[str, str]) -> None:
+def test_junit_fails_for_what_closes_the_gate(told):
     suite = ET.fromstring(told["junit"])
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "0"]
-    assert suite.find(".//failure").get("type") == "drop"  # type: ignore[union-attr]
+    assert suite.find(".//failure").get("type") == "drop"
 
 
-def test_prometheus_has_gate_findings_time_and_what_was_waived(told: dict[str, str]) -> None:
+def test_prometheus_has_gate_findings_time_and_what_was_waived(told):
     lines = told["prometheus"].splitlines()
     assert 'hpcdl_check_gate_open{site="embedded"} 0' in lines
     assert 'hpcdl_check_timestamp_seconds{site="embedded"} 1790000000.5' in lines
@@ -101,13 +99,13 @@ def test_prometheus_has_gate_findings_time_and_what_was_waived(told: dict[str, s
     assert sum('waived="false"' in line for line in lines) == 2
 
 
-def test_a_change_before_the_gates_window_alarms_nowhere(told: dict[str, str]) -> None:
+def test_a_change_before_the_gates_window_alarms_nowhere(told):
     attention = told["page"].partition('class="attention"')[2].partition("</section>")[0]
     assert "throughput/recent on p100" in attention
     assert "throughput/old" not in attention
 
 
-def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path: Path) -> None:
+def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path):
     now = datetime.now(timezone.utc)
     error = Result("r", "", "throughput", "recent", "p100", "", None, "", "ERROR", reason="lost")
     whole = replace(error, check_name=WHOLE_RUN, case_name="")
@@ -117,13 +115,10 @@ def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path: Path
         assert ask(history, now=now).ended == ()
 
 
-@pytest.mark.parametrize(
-    ("answer", "headline"),
-    [
-        (GateAnswer(0, (), 0), "Gate closed: there is no history"),
-        (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
-        (GateAnswer(4, (), 4), "Gate open: 4 series"),
-    ],
-)
-def test_the_answer_in_a_few_words(answer: GateAnswer, headline: str) -> None:
+@pytest.mark.parametrize(("answer", "headline"), [
+    (GateAnswer(0, (), 0), "Gate closed: there is no history"),
+    (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
+    (GateAnswer(4, (), 4), "Gate open: 4 series"),
+])  # fmt: skip
+def test_the_answer_in_a_few_words(answer, headline):
     assert answer.headline == headline

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from datetime import date, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -34,19 +33,19 @@ def drops(values: list[float]) -> list[Found]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_drop_of_20_percent_is_seen_the_same_night(seed: int) -> None:
+def test_a_drop_of_20_percent_is_seen_the_same_night(seed):
     values = [*noisy(60, seed), 800.0]
     assert (Kind.BREAKAGE, 60, 60) in [(one.kind, one.began, one.seen) for one in drops(values)]
 
 
 @pytest.mark.parametrize("size", [0.88, 0.92, 1.1, 1.5])
-def test_a_single_spike_is_no_change(size: float) -> None:
+def test_a_single_spike_is_no_change(size):
     values = noisy(90)
     values[60] *= size
     assert detect(values) == []
 
 
-def test_a_single_deep_spike_fails_its_night_and_is_no_lasting_change() -> None:
+def test_a_single_deep_spike_fails_its_night_and_is_no_lasting_change():
     values = noisy(90)
     values[60] *= 0.6
     assert [(c.kind, c.began, c.seen, c.ended) for c in detect(values)] == [
@@ -54,7 +53,7 @@ def test_a_single_deep_spike_fails_its_night_and_is_no_lasting_change() -> None:
     assert analyse(nights(values)).alarm is None
 
 
-def test_with_one_noisy_run_a_night_most_drops_of_5_percent_are_seen_within_3_nights() -> None:
+def test_with_one_noisy_run_a_night_most_drops_of_5_percent_are_seen_within_3_nights():
     seen = 0
     for seed in range(100):
         values = [v * (0.95 if n >= 60 else 1) for n, v in enumerate(noisy(63, seed, 0.02))]
@@ -62,7 +61,7 @@ def test_with_one_noisy_run_a_night_most_drops_of_5_percent_are_seen_within_3_ni
     assert seen >= 60
 
 
-def test_false_alarms_are_rare_and_end_by_themselves() -> None:
+def test_false_alarms_are_rare_and_end_by_themselves():
     series, nights_each = 100, 200
     raised = held = 0
     for seed in range(series):
@@ -74,7 +73,7 @@ def test_false_alarms_are_rare_and_end_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("size", [0.7, 0.75, 0.8, 0.85, 1.2, 1.3])
-def test_a_night_far_off_is_no_lasting_change_in_noise(size: float) -> None:
+def test_a_night_far_off_is_no_lasting_change_in_noise(size):
     """Noise alone brings a false alarm now and then; the spike must not bring more of them."""
     without = beside = 0
     for seed in range(60):
@@ -85,9 +84,7 @@ def test_a_night_far_off_is_no_lasting_change_in_noise(size: float) -> None:
     assert beside <= without + 1
 
 
-def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm(tmp_path, capsys):
     values = [v * (0.93 if 60 <= n < 63 else 1) for n, v in enumerate(noisy(75))]
     (drop,) = analyse(nights(values)).changes
     assert drop.ended is not None
@@ -103,7 +100,7 @@ def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm(
     assert told["ended"] in capsys.readouterr().out
 
 
-def test_an_older_drop_that_holds_outlives_a_later_one_that_ended() -> None:
+def test_an_older_drop_that_holds_outlives_a_later_one_that_ended():
     values = [v * (0.9 if n >= 60 else 1) * (0.93 if 90 <= n < 93 else 1)
               for n, v in enumerate(noisy(110))]  # fmt: skip
     analysis = analyse(nights(values))
@@ -112,14 +109,14 @@ def test_an_older_drop_that_holds_outlives_a_later_one_that_ended() -> None:
 
 
 @pytest.mark.parametrize("count", [6, 10, 14, 20])
-def test_a_breakage_is_seen_in_a_history_of_a_few_nights(count: int) -> None:
+def test_a_breakage_is_seen_in_a_history_of_a_few_nights(count):
     for seed in range(20):
         values = noisy(count, seed, 0.02)
         assert detect(values) == []
         assert [one.seen for one in drops([*values[:-1], values[-1] * 0.6])] == [count - 1]
 
 
-def test_the_runs_of_a_night_are_averaged_but_for_one_gone_astray() -> None:
+def test_the_runs_of_a_night_are_averaged_but_for_one_gone_astray():
     runs = [[99.0, 100.0, 104.0], [98.0, 101.0, 102.0], [100.0, 101.0, 10.0], [7.0], [1.0, 3.0]]
     means = nightly(runs).values
     assert means[0] == pytest.approx(101.0, abs=0.7)
@@ -128,17 +125,17 @@ def test_the_runs_of_a_night_are_averaged_but_for_one_gone_astray() -> None:
 
 
 @pytest.mark.parametrize("values", [[5.0] * 200, [0.0] * 50, []])
-def test_constants_have_no_change(values: list[float]) -> None:
+def test_constants_have_no_change(values):
     assert detect(values) == []
     assert not analyse(nights(values[:10])).enough
 
 
-def test_weekends_that_are_slower_every_week_are_no_change() -> None:
+def test_weekends_that_are_slower_every_week_are_no_change():
     values = [v * (0.96 if night % 7 >= 5 else 1) for night, v in enumerate(noisy(140))]
     assert detect(values, [night % 7 for night in range(140)]) == []
 
 
-def test_a_rise_is_told_but_is_no_alarm_and_falling_back_is() -> None:
+def test_a_rise_is_told_but_is_no_alarm_and_falling_back_is():
     values = [v * (1.1 if 40 <= n < 80 else 1) for n, v in enumerate(noisy(100))]
     kinds = [change[0] for change in detect(values)]
     assert kinds == [Kind.RISE, Kind.DROP]
@@ -146,7 +143,7 @@ def test_a_rise_is_told_but_is_no_alarm_and_falling_back_is() -> None:
     assert analyse(nights(values)).alarm is not None
 
 
-def test_nothing_looks_ahead() -> None:
+def test_nothing_looks_ahead():
     values = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(90))]
     whole = detect(values)
     for end in range(len(values)):
@@ -160,7 +157,7 @@ def nights(values: list[float], **columns: object) -> list[Night]:
 
 
 @pytest.mark.parametrize("what", ["release", "driver", "node"])
-def test_what_changed_with_it_is_named_and_dates_it_though_noise_hides_the_night(what: str) -> None:
+def test_what_changed_with_it_is_named_and_dates_it_though_noise_hides_the_night(what):
     named = 0
     for seed in range(20):
         values = [v * (0.93 if n >= 60 else 1) for n, v in enumerate(noisy(70, seed, 0.02))]
@@ -171,7 +168,7 @@ def test_what_changed_with_it_is_named_and_dates_it_though_noise_hides_the_night
     assert named >= 12
 
 
-def test_nodes_that_differ_every_night_are_no_suspects() -> None:
+def test_nodes_that_differ_every_night_are_no_suspects():
     values = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(70))]
     series = [night._replace(node=f"n{n % 7}") for n, night in enumerate(nights(values))]
     assert analyse(series).changes[-1].suspects == ()
@@ -184,8 +181,8 @@ def test_nodes_that_differ_every_night_are_no_suspects() -> None:
     ids=["one of many", "one of three", "on one night only", "none"],
 )  # fmt: skip
 def test_a_node_that_is_slower_than_the_others_on_each_night_is_named(
-    count: int, spread: float, factor: float, only: int | None, slow: tuple[str, ...]
-) -> None:
+    count, spread, factor, only, slow
+):
     for seed in range(20):
         rng = random.Random(seed)
         series = [
@@ -196,9 +193,7 @@ def test_a_node_that_is_slower_than_the_others_on_each_night_is_named(
         assert analyse(series).slow_nodes == slow
 
 
-def test_the_command_reads_csv_and_answers_no(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_reads_csv_and_answers_no(tmp_path, capsys):
     values = [v * (0.9 if n >= 60 else 1) for n, v in enumerate(noisy(70))]
     lines = ["date,value,release"]
     lines += [f"{START + timedelta(days=n)},{v},{'b' if n >= 60 else 'a'}"
@@ -211,29 +206,24 @@ def test_the_command_reads_csv_and_answers_no(
     assert answer["changes"][-1]["suspects"] == ["release a -> b"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "no column date and value"),
-        ("day,value\n2026-01-01,1", "no column date"),
-        ("date,value\n2026-01-01,fast\n2026-13-01,2", "line 2: value 'fast'"),
-        ("date;value\n2026-01-01;1,5", "value '1,5' is no number: it has a comma for a point"),
-        ("date,value\n2026-01-01,nan", "not finite"),
-        ("date,value\n2026-02-30,1", "date '2026-02-30'"),
-        ("date,value\n2026-01-01,-5", "is negative"),
-        ("date,value\n2026-01-01,1e308", "larger or smaller than any"),
-        (f"date,value\n2026-01-01,{'9' * 200_000}", "line 2: field larger"),
-        ("x" * 200_000, "line 1: field larger"),
-        ("date,value\n2026-01-01,", "line 2: no value"),
-        ("date,value\n2026-01-01,1,2", "more fields than columns"),
-        ("date,value,value\n2026-01-01,1,2", "more than one column value"),
-        ("date,value\n", "no nights"),
-        ("2026-01-01,1\n2026-01-02,1", "no column date and value"),
-    ],
-)
-def test_a_bad_csv_is_refused_line_by_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
-) -> None:
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "no column date and value"),
+    ("day,value\n2026-01-01,1", "no column date"),
+    ("date,value\n2026-01-01,fast\n2026-13-01,2", "line 2: value 'fast'"),
+    ("date;value\n2026-01-01;1,5", "value '1,5' is no number: it has a comma for a point"),
+    ("date,value\n2026-01-01,nan", "not finite"),
+    ("date,value\n2026-02-30,1", "date '2026-02-30'"),
+    ("date,value\n2026-01-01,-5", "is negative"),
+    ("date,value\n2026-01-01,1e308", "larger or smaller than any"),
+    (f"date,value\n2026-01-01,{'9' * 200_000}", "line 2: field larger"),
+    ("x" * 200_000, "line 1: field larger"),
+    ("date,value\n2026-01-01,", "line 2: no value"),
+    ("date,value\n2026-01-01,1,2", "more fields than columns"),
+    ("date,value,value\n2026-01-01,1,2", "more than one column value"),
+    ("date,value\n", "no nights"),
+    ("2026-01-01,1\n2026-01-02,1", "no column date and value"),
+])  # fmt: skip
+def test_a_bad_csv_is_refused_line_by_line(tmp_path, capsys, text, message):
     file = tmp_path / "nights.csv"
     file.write_text(text)
     assert main(["check", "drift", str(file)]) == 2
@@ -242,7 +232,7 @@ def test_a_bad_csv_is_refused_line_by_line(
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_what_spreadsheets_write_is_read(tmp_path: Path, mark: str, encoding: str) -> None:
+def test_what_spreadsheets_write_is_read(tmp_path, mark, encoding):
     file = tmp_path / "nights.csv"
     lines = [f"2026-01-02{mark}2.5{mark}r2", f"2026-01-01{mark}1.5{mark}r1"]
     text = "\r\n".join([f"Date{mark} Value{mark}release", *lines])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,21 +30,21 @@ RUN: dict[str, Any] = {"schema": 2, "seconds": 12.0, "verdicts": [
 ]}  # fmt: skip
 
 
-def test_junit_counts_failures_and_errors_apart() -> None:
+def test_junit_counts_failures_and_errors_apart():
     suite = ET.fromstring(as_junit(RUN))
     assert [suite.get(key) for key in ("tests", "failures", "errors")] == ["5", "2", "1"]
     assert len(suite.findall(".//failure")) == 2
     assert len(suite.findall(".//error")) == 1
-    assert 'loss "nan" <b>' in str(suite.find(".//failure").get("message"))  # type: ignore[union-attr]
+    assert 'loss "nan" <b>' in str(suite.find(".//failure").get("message"))
 
 
-def test_a_markdown_table_has_one_line_per_verdict_and_six_cells() -> None:
+def test_a_markdown_table_has_one_line_per_verdict_and_six_cells():
     lines = as_markdown(RUN).splitlines()
     assert len(lines) == 2 + 5
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in lines)
 
 
-def test_prometheus_lines_have_the_form_of_its_text_format() -> None:
+def test_prometheus_lines_have_the_form_of_its_text_format():
     sample = re.compile(r'[a-z_]+\{([a-z]+="(?:[^"\\\n]|\\.)*",?)+\} -?[0-9.e+-]+\Z')
     each = [{**verdict, "case": f"mlp-{n}"} for n, verdict in enumerate(RUN["verdicts"])]
     text = as_prometheus({"verdicts": each})
@@ -62,7 +61,7 @@ def series(run: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def test_series_of_several_nodes_stay_apart_in_prometheus_file() -> None:
+def test_series_of_several_nodes_stay_apart_in_prometheus_file():
     each = [verdict("PASS", job={"nodes": f"p100-0{node}"}) for node in (1, 2)]
     found = series({"verdicts": [*each, verdict("ERROR", job=None), verdict("ERROR", job={})]})
     labels = 'site="",check="throughput",case="mlp",partition="p100",environment="",node="{}"'
@@ -70,7 +69,7 @@ def test_series_of_several_nodes_stay_apart_in_prometheus_file() -> None:
             for node in ("p100-01", "p100-02", "")] == ["0", "0", "2"]  # fmt: skip
 
 
-def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured() -> None:
+def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured():
     slow, lost = verdict("FAIL"), verdict("ERROR", metrics=[])
     slow["metrics"][0] |= {"value": 50.0}
     told = series({"verdicts": [verdict("PASS"), slow]})
@@ -79,7 +78,7 @@ def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured() -> None:
 
 
 @pytest.mark.parametrize("name", ["junit", "markdown", "prometheus", "json"])
-def test_the_command_writes_the_file(tmp_path: Path, name: str) -> None:
+def test_the_command_writes_the_file(tmp_path, name):
     (tmp_path / "verdicts.json").write_text(json.dumps(RUN))
     file = tmp_path / "out"
     words = ["check", "report", str(tmp_path), "--format", name, "--output", str(file)]
@@ -89,9 +88,7 @@ def test_the_command_writes_the_file(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2", '{"verdicts": 3}', '{"verdicts": {}}',
                                   "[" * 100_000, '{"verdicts": ' * 100_000])  # fmt: skip
-def test_a_run_without_verdicts_is_said_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
+def test_a_run_without_verdicts_is_said_so(tmp_path, capsys, text):
     (tmp_path / "verdicts.json").write_text(text)
     assert main(["check", "report", str(tmp_path)]) == 2
     assert "no verdicts" in capsys.readouterr().err
@@ -100,29 +97,24 @@ def test_a_run_without_verdicts_is_said_so(
 METRIC = verdict("PASS")["metrics"][0]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"metrics": 5}, ".metrics must be a list, not '5'"),
-        ({"metrics": [{}]}, ".metrics[0] lacks the key 'name'"),
-        ({"metrics": [3]}, ".metrics[0] must be a mapping, not '3'"),
-        ({"metrics": [METRIC | {"value": True}]}, ".metrics[0].value must be a number, not 'True'"),
-        ({"metrics": [METRIC | {"low": 10**400}]},
-         ".metrics[0].low must be a number, not 'a number too large'"),
-        ({"seconds": None}, ".seconds has no value"),
-        ({"seconds": float("nan")}, ".seconds must be a number, not 'nan'"),
-        ({"reason": None}, ".reason has no value"),
-        *(({key: "lacks"}, f" lacks the key '{key}'")
-          for key in ("seconds", "metrics", "partition", "waived")),
-        ({"ok": "no"}, ".ok must be true or false, not 'no'"),
-        ({"status": "SLOW"}, ".status is 'SLOW', not PASS, FAIL, NO-REFERENCE"),
-        ({"job": [7]}, ".job must be a mapping, not a list"),
-        ({"job": {"nodes": ["a"]}}, ".job.nodes must be text, not a list"),
-    ],
-)  # fmt: skip
-def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"metrics": 5}, ".metrics must be a list, not '5'"),
+    ({"metrics": [{}]}, ".metrics[0] lacks the key 'name'"),
+    ({"metrics": [3]}, ".metrics[0] must be a mapping, not '3'"),
+    ({"metrics": [METRIC | {"value": True}]}, ".metrics[0].value must be a number, not 'True'"),
+    ({"metrics": [METRIC | {"low": 10**400}]},
+     ".metrics[0].low must be a number, not 'a number too large'"),
+    ({"seconds": None}, ".seconds has no value"),
+    ({"seconds": float("nan")}, ".seconds must be a number, not 'nan'"),
+    ({"reason": None}, ".reason has no value"),
+    *(({key: "lacks"}, f" lacks the key '{key}'")
+      for key in ("seconds", "metrics", "partition", "waived")),
+    ({"ok": "no"}, ".ok must be true or false, not 'no'"),
+    ({"status": "SLOW"}, ".status is 'SLOW', not PASS, FAIL, NO-REFERENCE"),
+    ({"job": [7]}, ".job must be a mapping, not a list"),
+    ({"job": {"nodes": ["a"]}}, ".job.nodes must be text, not a list"),
+])  # fmt: skip
+def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(tmp_path, changes, message):
     odd = {key: value for key, value in (verdict("PASS") | changes).items() if value != "lacks"}
     run = {"verdicts": [verdict("PASS"), odd]}
     (tmp_path / "verdicts.json").write_text(json.dumps(run))
@@ -130,22 +122,20 @@ def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(
         read_run(tmp_path)
 
 
-def test_a_check_that_measured_no_number_is_told_all_the_same(tmp_path: Path) -> None:
+def test_a_check_that_measured_no_number_is_told_all_the_same(tmp_path):
     odd = verdict("ERROR", metrics=[METRIC | {"value": float("nan"), "high": float("inf")}])
     (tmp_path / "verdicts.json").write_text(json.dumps({"verdicts": [odd]}))
     assert all(write(read_run(tmp_path)) for write in FORMATS.values())
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_half_a_character_in_a_text_can_be_written(tmp_path: Path, name: str) -> None:
+def test_half_a_character_in_a_text_can_be_written(tmp_path, name):
     run = {"verdicts": [verdict("FAIL", "why", check="half \ud800 of it")]}
     (tmp_path / "verdicts.json").write_text(json.dumps(run))
     assert b"half ? of it" in FORMATS[name](read_run(tmp_path), None).encode()
 
 
-def test_without_a_folder_the_newest_run_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_folder_the_newest_run_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
     latest = tmp_path / "embedded" / "work" / "checks" / "latest"
     latest.mkdir(parents=True)
@@ -154,6 +144,6 @@ def test_without_a_folder_the_newest_run_is_told(
     assert "| throughput/mlp | p100 | PASS |" in capsys.readouterr().out
 
 
-def test_an_unknown_format_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_format_names_the_nearest(capsys):
     assert main(["check", "report", "--format", "junti"]) == 2
     assert "did you mean 'junit'?" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
@@ -62,7 +62,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "history.sqlite"
 
 
-def test_the_same_run_is_added_once_with_a_job_and_without(file: Path) -> None:
+def test_the_same_run_is_added_once_with_a_job_and_without(file):
     lost = [result(3, job=None, metric="", value=None, status="ERROR")]
     with open_history(file) as history:
         assert [history.add([*nights(), *lost]) for _ in range(2)] == [101, 0]
@@ -70,8 +70,8 @@ def test_the_same_run_is_added_once_with_a_job_and_without(file: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("--csv",)])
 def test_what_the_command_exports_is_all_that_it_prints_and_can_be_imported(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
+    file, tmp_path, capsys, words
+):
     with open_history(file) as history:
         history.add(nights())
     command = ["check", "history", "--site", "embedded", "--history"]
@@ -85,7 +85,7 @@ def test_what_the_command_exports_is_all_that_it_prints_and_can_be_imported(
 
 
 @pytest.mark.parametrize("schema", [99, None, "x", float("nan"), []])
-def test_results_of_another_schema_are_not_taken_for_ours(tmp_path: Path, schema: object) -> None:
+def test_results_of_another_schema_are_not_taken_for_ours(tmp_path, schema):
     (tmp_path / "nights").write_text(json.dumps({**asdict(result(3)), "schema": schema}) + "\n")
     with pytest.raises(BadInput, match="its schema is '"):
         list(Incoming(tmp_path / "nights"))
@@ -98,7 +98,7 @@ def test_results_of_another_schema_are_not_taken_for_ours(tmp_path: Path, schema
     value=st.none() | st.floats(1e-100, 1e100) | st.floats(-1e100, -1e-100) | st.just(0.0),
     low=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 ))  # fmt: skip
-def test_any_result_comes_back_as_it_was(one: Result) -> None:
+def test_any_result_comes_back_as_it_was(one):
     with tempfile.TemporaryDirectory() as folder:
         for name, write in FORMATS.items():
             file = Path(folder, name)
@@ -111,9 +111,7 @@ def test_any_result_comes_back_as_it_was(one: Result) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_cut_in_the_middle_gives_what_is_whole_and_says_so(
-    file: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_cut_in_the_middle_gives_what_is_whole_and_says_so(file, tmp_path, name, capsys):
     whole = "\n".join([*FORMATS[name](nights()), ""])
     cut = tmp_path / "cut"
     cut.write_text(whole[: len(whole) * 2 // 3])
@@ -130,9 +128,7 @@ def test_a_file_cut_in_the_middle_gives_what_is_whole_and_says_so(
 
 
 @pytest.mark.parametrize(("name", "bad"), [("jsonl", "{broken"), ("jsonl", "[1]"), ("csv", "a,b")])
-def test_a_line_that_is_no_result_adds_nothing_and_is_named(
-    file: Path, tmp_path: Path, name: str, bad: str
-) -> None:
+def test_a_line_that_is_no_result_adds_nothing_and_is_named(file, tmp_path, name, bad):
     lines = [*FORMATS[name](nights())]
     lines[51] = bad
     broken = tmp_path / "broken"
@@ -143,7 +139,7 @@ def test_a_line_that_is_no_result_adds_nothing_and_is_named(
         assert list(history.results()) == []
 
 
-def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path: Path, file: Path) -> None:
+def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path, file):
     folder = tmp_path / "20260601-031000Z-ab12"
     folder.mkdir()
     verdict = {"check": "throughput", "case": "mlp", "partition": "p100", "status": "PASS",
@@ -169,32 +165,27 @@ def line(**changes: object) -> str:
     return json.dumps(asdict(result()) | changes)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (line(time="2026-06-01T02:00:00"), "lacks its offset from UTC"),
-        (line(time="tonight"), "time 'tonight' is not like 2026-"),
-        (line(time="0001-01-01T00:00:00+00:00"), "is no time of a run"),
-        (line(job=99999999999999999999), "job does not fit into 64 bits"),
-        (line(restarts=-(2**63) - 1), "restarts does not fit into 64 bits"),
-        (line(value=float("inf")), "passes with a value that is not finite"),
-        (line(reference=float("nan")), "reference is not finite"),
-        (line(low=float("inf")), "low is not finite"),
-        (line(high=float("nan")), "high is not finite"),
-        (line(reason=["a", "list"]), "reason is no text"),
-        ("[" * 100_000, "nested too deep"),
-    ],
-)
-def test_a_line_that_no_history_may_hold_is_refused_with_its_reason(
-    tmp_path: Path, text: str, message: str
-) -> None:
+@pytest.mark.parametrize(("text", "message"), [
+    (line(time="2026-06-01T02:00:00"), "lacks its offset from UTC"),
+    (line(time="tonight"), "time 'tonight' is not like 2026-"),
+    (line(time="0001-01-01T00:00:00+00:00"), "is no time of a run"),
+    (line(job=99999999999999999999), "job does not fit into 64 bits"),
+    (line(restarts=-(2**63) - 1), "restarts does not fit into 64 bits"),
+    (line(value=float("inf")), "passes with a value that is not finite"),
+    (line(reference=float("nan")), "reference is not finite"),
+    (line(low=float("inf")), "low is not finite"),
+    (line(high=float("nan")), "high is not finite"),
+    (line(reason=["a", "list"]), "reason is no text"),
+    ("[" * 100_000, "nested too deep"),
+])  # fmt: skip
+def test_a_line_that_no_history_may_hold_is_refused_with_its_reason(tmp_path, text, message):
     file = tmp_path / "lines"
     file.write_text(f"{line()}\n{text}\n")
     with pytest.raises(BadInput, match=f"line 2: .*{message}"):
         list(Incoming(file))
 
 
-def test_every_time_of_an_import_is_told_in_utc_and_in_one_form(tmp_path: Path) -> None:
+def test_every_time_of_an_import_is_told_in_utc_and_in_one_form(tmp_path):
     times = ["20260601T020000+00:00", "2026-06-01T02:00:00Z", "2026-06-01T04:00:00.500+02:00"]
     lines = tmp_path / "lines"
     if sys.version_info < (3, 11):
@@ -203,7 +194,7 @@ def test_every_time_of_an_import_is_told_in_utc_and_in_one_form(tmp_path: Path) 
     assert {one.time for one in Incoming(lines)} == {"2026-06-01T02:00:00+00:00"}
 
 
-def test_a_failed_measurement_and_an_open_bound_are_none(tmp_path: Path) -> None:
+def test_a_failed_measurement_and_an_open_bound_are_none(tmp_path):
     file = tmp_path / "lines"
     file.write_text(line(status="ERROR", value=float("nan"), high=float("inf")) + "\n")
     (one,) = Incoming(file)
@@ -211,7 +202,7 @@ def test_a_failed_measurement_and_an_open_bound_are_none(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_first_line_too_long_for_csv_is_not_passed_over(tmp_path: Path, end: str) -> None:
+def test_a_first_line_too_long_for_csv_is_not_passed_over(tmp_path, end):
     file = tmp_path / "lines"
     file.write_text(f"run,{'x' * 200_000}{end}")
     with pytest.raises(BadInput if end else PartlyDone, match="line 1" if end else "was cut"):
@@ -231,9 +222,7 @@ def run_folder(tmp_path: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     "job", [{"id": 99999999999999999999}, {"id": "seven"}, {"id": 1, "restarts": 2**64}]
 )
-def test_a_verdict_that_no_history_may_hold_is_named(
-    tmp_path: Path, job: dict[str, object]
-) -> None:
+def test_a_verdict_that_no_history_may_hold_is_named(tmp_path, job):
     with pytest.raises(BadInput, match="verdict 1: no result"):
         list(Incoming(run_folder(tmp_path, job=job)))
 
@@ -245,9 +234,7 @@ def scrambled(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "damage", [scrambled, lambda data: data[: len(data) // 2], lambda _: b"date,value\n" * 1000]
 )
-def test_a_damaged_history_is_said_to_be_damaged(
-    file: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_history_is_said_to_be_damaged(file, damage):
     with open_history(file) as history:
         history.add(nights())
     file.write_bytes(damage(file.read_bytes()))
@@ -256,9 +243,7 @@ def test_a_damaged_history_is_said_to_be_damaged(
         list(history.results())
 
 
-def test_half_a_character_in_a_reason_stops_no_import_and_keeps_no_run_out(
-    tmp_path: Path, file: Path
-) -> None:
+def test_half_a_character_in_a_reason_stops_no_import_and_keeps_no_run_out(tmp_path, file):
     odd = Verdict("c", "", "p100", Status.ERROR, "half \udc80 of it", job={"id": "7"})
     outcome = CheckOutcome(RunDirectory(tmp_path), (odd,), 1.0)
     with open_history(file) as history:
@@ -285,7 +270,7 @@ def add_until_killed(file: Path, ready: Connection) -> None:
         history.add(half())
 
 
-def test_a_process_killed_in_the_middle_leaves_whole_runs_and_a_sound_file(file: Path) -> None:
+def test_a_process_killed_in_the_middle_leaves_whole_runs_and_a_sound_file(file):
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     worker = context.Process(target=add_until_killed, args=(file, there))
@@ -306,7 +291,7 @@ def add_many(file: Path, part: int) -> None:
             history.add([result(night, run=f"{part}-{night}")])
 
 
-def test_several_nights_at_once_lose_nothing(file: Path) -> None:
+def test_several_nights_at_once_lose_nothing(file):
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=add_many, args=(file, part)) for part in range(4)]
     for worker in workers:
@@ -318,7 +303,7 @@ def test_several_nights_at_once_lose_nothing(file: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "beegfs"])
-def test_a_file_system_without_dependable_locks_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_file_system_without_dependable_locks_is_refused(tmp_path, kind):
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
     with pytest.raises(MissingPrerequisite, match=kind):
@@ -327,9 +312,7 @@ def test_a_file_system_without_dependable_locks_is_refused(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("answer", [0, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_locks_that_do_not_hold_are_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
-) -> None:
+def test_locks_that_do_not_hold_are_found_out(tmp_path, monkeypatch, answer):
     assert locks_hold(tmp_path)
 
     def careless(*_: object) -> None:
@@ -342,7 +325,7 @@ def test_locks_that_do_not_hold_are_found_out(
 
 
 @pytest.mark.parametrize("version", [3, 99])
-def test_a_history_of_another_schema_is_not_touched(file: Path, version: int) -> None:
+def test_a_history_of_another_schema_is_not_touched(file, version):
     with sqlite3.connect(file) as connection:
         connection.execute(f"PRAGMA user_version={version}")
     before = file.read_bytes()
@@ -364,39 +347,36 @@ WRONG: dict[str, Any] = {"check_name": WHOLE_RUN, "case_name": "", "metric": "",
 WEEKLY = [replace(one, check_name="weekly") for one in nights()]
 
 
-@pytest.mark.parametrize(
-    ("results", "said"),
-    [
-        pytest.param(nights(), "", id="healthy"),
-        pytest.param(nights(0.5, start=99), "breakage: .*release r1 -> r2", id="half-the-speed"),
-        pytest.param(nights(0.94, start=96), "drop: -", id="within-the-bounds"),
-        *(pytest.param([*LAST, result(99, status=status, reason="why")], f"{status}: why")
-          for status in ("FAIL", "ERROR", "NO-REFERENCE", "STALE")),
-        pytest.param([*LAST, result(99, status="STALE", waived=True)], "", id="waived"),
-        pytest.param(nights()[:90], "old", id="stopped"),
-        pytest.param([*nights(), result(50, metric="", value=None, status="ERROR")], "", id="was"),
-        *(pytest.param([*nights(), result(98, partition=on, **WRONG)], "", id=f"next-run-{on}")
-          for on in ("", "p100")),
-        *(pytest.param([result(99, partition=on, **WRONG)], "ERROR", id=f"whole-run-{on}")
-          for on in ("", "p100")),
-        pytest.param([*nights(), *WEEKLY[:93:7]], "", id="weekly"),
-        pytest.param(WEEKLY[:78:7], "old", id="three-weeks"),
-        pytest.param([replace(one, metric="startup_seconds", unit="s")
-                      for one in nights(0.5, start=80)], "", id="faster-start"),
-        # A change before the months that the gate looks at is the level now.
-        pytest.param([*(replace(one, run=f"old-{one.run}", time=one.time.replace("2026", "2025"))
-                        for one in nights()), *nights(0.9, start=0)], "", id="long-ago"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("results", "said"), [
+    pytest.param(nights(), "", id="healthy"),
+    pytest.param(nights(0.5, start=99), "breakage: .*release r1 -> r2", id="half-the-speed"),
+    pytest.param(nights(0.94, start=96), "drop: -", id="within-the-bounds"),
+    *(pytest.param([*LAST, result(99, status=status, reason="why")], f"{status}: why")
+      for status in ("FAIL", "ERROR", "NO-REFERENCE", "STALE")),
+    pytest.param([*LAST, result(99, status="STALE", waived=True)], "", id="waived"),
+    pytest.param(nights()[:90], "old", id="stopped"),
+    pytest.param([*nights(), result(50, metric="", value=None, status="ERROR")], "", id="was"),
+    *(pytest.param([*nights(), result(98, partition=on, **WRONG)], "", id=f"next-run-{on}")
+      for on in ("", "p100")),
+    *(pytest.param([result(99, partition=on, **WRONG)], "ERROR", id=f"whole-run-{on}")
+      for on in ("", "p100")),
+    pytest.param([*nights(), *WEEKLY[:93:7]], "", id="weekly"),
+    pytest.param(WEEKLY[:78:7], "old", id="three-weeks"),
+    pytest.param([replace(one, metric="startup_seconds", unit="s")
+                  for one in nights(0.5, start=80)], "", id="faster-start"),
+    # A change before the months that the gate looks at is the level now.
+    pytest.param([*(replace(one, run=f"old-{one.run}", time=one.time.replace("2026", "2025"))
+                    for one in nights()), *nights(0.9, start=0)], "", id="long-ago"),
+])  # fmt: skip
 def test_the_gate_is_closed_by_what_speaks_against_the_cluster_and_by_nothing_else(
-    file: Path, results: list[Result], said: str
-) -> None:
+    file, results, said
+):
     is_open, found = gate(file, results)
     assert is_open == (not said)
     assert [bool(re.match(said, one)) for one in found] == ([True] if said else [])
 
 
-def test_the_series_of_a_site_are_found_without_going_through_its_results(file: Path) -> None:
+def test_the_series_of_a_site_are_found_without_going_through_its_results(file):
     steps = []
     with open_history(file, "here") as history:
         for site, case in product(("here", "there"), range(40)):
@@ -406,7 +386,7 @@ def test_the_series_of_a_site_are_found_without_going_through_its_results(file: 
     assert len(steps) < 10, "thousands of steps of SQLite; 683 where each looks at all before"
 
 
-def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file: Path) -> None:
+def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file):
     """Three runs a night on any of eight nodes, which differ by up to 15 %; -5 % since 6 nights."""
     rng = random.Random(7)
     with open_history(file) as history:
@@ -420,7 +400,7 @@ def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file: Path) -> None:
     assert finding.kind == "drop"
 
 
-def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file: Path) -> None:
+def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file):
     """Of 1,000 series at once; alone, the same nights are an alarm."""
     noise = random.Random(2)
     each = [replace(one, value=(one.value or 0) * (1 + 0.01 * noise.gauss(0, 1)))
@@ -436,7 +416,7 @@ def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file
     assert "not sure yet" in gate_text(among)
 
 
-def test_a_series_that_gave_nothing_for_a_month_has_ended_and_is_named(file: Path) -> None:
+def test_a_series_that_gave_nothing_for_a_month_has_ended_and_is_named(file):
     renamed = [replace(one, check_name="renamed", status="FAIL") for one in nights()[:60]]
     with open_history(file) as history:
         history.add([*nights(), *renamed])
@@ -449,7 +429,7 @@ def test_a_series_that_gave_nothing_for_a_month_has_ended_and_is_named(file: Pat
         assert not ask(history, now=NOW).open
 
 
-def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file: Path) -> None:
+def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file):
     with open_history(file) as history:
         history.add(nights())
         known = history.series()[0][0]
@@ -459,7 +439,7 @@ def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file: Pat
     ]  # fmt: skip
 
 
-def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:
+def test_one_slow_node_closes_the_gate_and_is_named(file):
     rng = random.Random(2)
     each = [
         result(95 + n, 1000 * (1 + 0.01 * rng.gauss(0, 1)) * (0.85 if node == 4 else 1),
@@ -473,9 +453,7 @@ def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:
         assert ask(history, now=NOW, execution=SINGLE_NODE).open, "emulated nodes differ by chance"
 
 
-def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(file, capsys):
     with open_history(file, "embedded") as history:
         history.add(nights())
     words = ["check", "gate", "--site", "embedded", "--history", str(file)]

@@ -6,7 +6,6 @@ import json
 import random
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,7 +43,7 @@ def plain(job: int = 7, **changes: Any) -> dict[str, Any]:
             **changes}  # fmt: skip
 
 
-def test_a_plain_check_has_name_parameters_environment_node_and_release() -> None:
+def test_a_plain_check_has_name_parameters_environment_node_and_release():
     verdict = judge(with_evidence(plain(), KNOWN))
     assert verdict.status is Status.PASS
     assert (verdict.check, verdict.case) == ("bw", "size=1,mode=read")
@@ -53,19 +52,19 @@ def test_a_plain_check_has_name_parameters_environment_node_and_release() -> Non
     assert verdict.metrics[0].better == "higher"
 
 
-def test_the_exit_code_of_a_plain_checks_job_counts() -> None:
+def test_the_exit_code_of_a_plain_checks_job_counts():
     verdict = judge(with_evidence(plain(8), KNOWN))
     assert verdict.status is Status.ERROR
     assert [fault.kind for fault in verdict.faults] == [FaultKind.EXIT_CODE]
     assert "exit code 3" in verdict.reason
 
 
-def test_what_reframe_adds_to_repeat_or_distribute_a_check_is_no_parameter() -> None:
+def test_what_reframe_adds_to_repeat_or_distribute_a_check_is_no_parameter():
     case = plain(display_name="bw %size=1 %.repeat=2 %$nid=p100-01 ~s:p100+tensorflow")
     assert judge(with_evidence(case, KNOWN)).case == "size=1"
 
 
-def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_path: Path) -> None:
+def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_path):
     rows = [result(), result(environment="gnu", job=1), result(case_name="size=2", job=2),
             result(unit="MB/s", run="other"), result(site="elsewhere", run="third")]  # fmt: skip
     with open_history(tmp_path / "h", "here") as history:
@@ -82,22 +81,17 @@ def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_pat
         assert len(history.series()) == 5
 
 
-@pytest.mark.parametrize(
-    ("unit", "low", "high", "said", "expected"),
-    [
-        ("images/s", None, None, "", "higher"),
-        ("GFLOPS", 10.0, None, "", "higher"),
-        ("us", None, 12.0, "", "lower"),
-        ("percent", None, 12.0, "", "lower"),
-        ("s", 1.0, 12.0, "", "lower"),
-        ("s", None, None, "", ""),
-        ("errors", None, None, "lower", "lower"),
-        ("images/s", None, 12.0, "", "lower"),
-    ],
-)
-def test_which_values_are_better(
-    unit: str, low: float | None, high: float | None, said: str, expected: str
-) -> None:
+@pytest.mark.parametrize(("unit", "low", "high", "said", "expected"), [
+    ("images/s", None, None, "", "higher"),
+    ("GFLOPS", 10.0, None, "", "higher"),
+    ("us", None, 12.0, "", "lower"),
+    ("percent", None, 12.0, "", "lower"),
+    ("s", 1.0, 12.0, "", "lower"),
+    ("s", None, None, "", ""),
+    ("errors", None, None, "lower", "lower"),
+    ("images/s", None, 12.0, "", "lower"),
+])  # fmt: skip
+def test_which_values_are_better(unit, low, high, said, expected):
     assert better_of(unit, low, high, said) == expected
 
 
@@ -108,16 +102,14 @@ def latency(night: int, factor: float = 1.0, **changes: Any) -> Result:
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.5, "rise: +49.5% since"), (0.7, "")])
-def test_a_latency_that_grows_inside_its_bound_closes_the_gate(
-    tmp_path: Path, factor: float, said: str
-) -> None:
+def test_a_latency_that_grows_inside_its_bound_closes_the_gate(tmp_path, factor, said):
     with open_history(tmp_path / "h", "here") as history:
         history.add(latency(night, factor if night >= 90 else 1.0) for night in range(100))
         found = [f"{one.kind}: {one.description}" for one in ask(history, now=NOW).findings]
     assert [one[: len(said)] for one in found] == [said][: len(said)]
 
 
-def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_path: Path) -> None:
+def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_path):
     rows = [result(99, environment="foss", status="FAIL", reason="slow", job=1),
             result(99, environment="intel", job=2)]  # fmt: skip
     with open_history(tmp_path / "h", "here") as history:
@@ -132,7 +124,7 @@ def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_pat
     assert [line[-1] for line in lines] == ["1", "0"]
 
 
-def test_a_change_of_times_is_told_in_times() -> None:
+def test_a_change_of_times_is_told_in_times():
     start = (NOW - timedelta(days=100)).date()
     nights = [
         Night(start + timedelta(days=n), 10.0 * (1.5 if n >= 60 else 1.0) + 0.1 * (n % 3))
@@ -146,7 +138,7 @@ def test_a_change_of_times_is_told_in_times() -> None:
     )
 
 
-def test_the_node_with_the_highest_latency_is_the_slow_one() -> None:
+def test_the_node_with_the_highest_latency_is_the_slow_one():
     metric = MetricVerdict("half_round_trip", 10.0, "us", high=30.0, better="lower")
     verdicts = [
         Verdict("latency", "", "p100", Status.PASS, job={"nodes": f"p100-0{node}"},
@@ -157,9 +149,7 @@ def test_the_node_with_the_highest_latency_is_the_slow_one() -> None:
     assert [one.job["nodes"] for one in slow] == ["p100-03"]
 
 
-def test_the_history_tells_the_whole_identity(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_history_tells_the_whole_identity(tmp_path, capsys):
     file = tmp_path / "h"
     with open_history(file, "embedded") as history:
         history.add([result(environment="foss")])

@@ -77,7 +77,7 @@ def to(*targets: dict[str, Any], when: str = "change") -> Addressees:
     return Addressees(found, when, "https://x/night.html")
 
 
-def test_only_what_changed_is_told_and_once(server: Server) -> None:
+def test_only_what_changed_is_told_and_once(server):
     hook = to({"kind": "webhook", "url": server.url, "headers": {"X-Key": "k"}})
     both = GateAnswer(9, (DROP, SLOW), 9)
     for answer in (CLOSED, CLOSED, both, both, GateAnswer(9, (SLOW,), 9), OPEN, OPEN):
@@ -90,7 +90,7 @@ def test_only_what_changed_is_told_and_once(server: Server) -> None:
     assert len(server.got) == 5
 
 
-def test_who_could_not_be_told_is_told_the_next_time(server: Server) -> None:
+def test_who_could_not_be_told_is_told_the_next_time(server):
     broken = Server(code=500)
     good, bad = ({"kind": "webhook", "url": one.url} for one in (server, broken))
     (line,) = tell("here", CLOSED, to(good, bad))
@@ -99,7 +99,7 @@ def test_who_could_not_be_told_is_told_the_next_time(server: Server) -> None:
     assert (len(server.got), len(broken.got)) == (1, 2)
 
 
-def test_a_secret_goes_to_nobody_else(server: Server) -> None:
+def test_a_secret_goes_to_nobody_else(server):
     elsewhere = Server(code=302, headers={"Location": server.url})
     target = {"kind": "webhook", "url": elsewhere.url, "headers": {"Authorization": "secret"}}
     (line,) = tell("here", CLOSED, to(target))
@@ -108,9 +108,7 @@ def test_a_secret_goes_to_nobody_else(server: Server) -> None:
     assert server.got == []
 
 
-def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(server, monkeypatch):
     assert notify.SECONDS == 10
     monkeypatch.setattr(notify, "SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -125,7 +123,7 @@ def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_what_others_chose_is_neither_formatted_nor_a_mention(kind: str) -> None:
+def test_what_others_chose_is_neither_formatted_nor_a_mention(kind):
     odd = replace(DROP, series=SERIES._replace(check=HOSTILE), description=HOSTILE)
     body = BODIES[kind](notice_of("here", GateAnswer(1, (odd,), 1), {}))
     assert "\\x1b" not in repr(body)
@@ -169,7 +167,7 @@ class Smtp:
                 say(b"221 bye" if word == b"QUIT" else b"250 ok")
 
 
-def test_a_mail_has_what_changed_and_the_page(server: Server, tmp_path: Path) -> None:
+def test_a_mail_has_what_changed_and_the_page(server, tmp_path):
     smtp = Smtp()
     (tmp_path / "night.html").write_text("<html>the page</html>")
     target = {"kind": "mail", "to": ["ada@example.org"], "smtp": f"127.0.0.1:{smtp.port}"}
@@ -185,9 +183,7 @@ def test_a_mail_has_what_changed_and_the_page(server: Server, tmp_path: Path) ->
     assert [part.get_filename() for part in mail.iter_attachments()] == ["night.html"]
 
 
-def test_no_password_goes_to_a_server_that_nobody_vouches_for(
-    server: Server, tmp_path: Path
-) -> None:
+def test_no_password_goes_to_a_server_that_nobody_vouches_for(server, tmp_path):
     """Whoever is in between answers with a certificate of his own."""
     key, said = tmp_path / "key", list[bytes]()
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=evil",
@@ -218,9 +214,7 @@ def test_no_password_goes_to_a_server_that_nobody_vouches_for(
     assert said == []
 
 
-def test_a_mail_goes_by_sendmail(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mail_goes_by_sendmail(server, tmp_path, monkeypatch):
     program = tmp_path / "bin" / "sendmail"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\n[ "$*" = "-t -i" ] && cat >{tmp_path}/sent\n')
@@ -230,9 +224,7 @@ def test_a_mail_goes_by_sendmail(
     assert "To: ada@example.org" in (tmp_path / "sent").read_text()
 
 
-def test_a_missing_mailer_is_one_line(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_mailer_is_one_line(server, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     if Path("/usr/sbin/sendmail").exists():
         pytest.skip("this machine has a sendmail")
@@ -246,22 +238,17 @@ def addressees(path: Path, mode: int = 0o600, **target: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("mode", "target", "said"),
-    [
-        (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
-        (0o600, {"kind": "slack"}, "1 fault"),
-        (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
-        (0o600, {"kind": "mail"}, "1 fault"),
-        (0o600, {"kind": "pigeon"}, "fault"),
-        (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
-        (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
-        (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
-    ],
-)
-def test_a_file_that_others_read_or_that_tells_nobody_is_refused(
-    tmp_path: Path, mode: int, target: dict[str, Any], said: str
-) -> None:
+@pytest.mark.parametrize(("mode", "target", "said"), [
+    (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
+    (0o600, {"kind": "slack"}, "1 fault"),
+    (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
+    (0o600, {"kind": "mail"}, "1 fault"),
+    (0o600, {"kind": "pigeon"}, "fault"),
+    (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
+    (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
+    (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
+])  # fmt: skip
+def test_a_file_that_others_read_or_that_tells_nobody_is_refused(tmp_path, mode, target, said):
     with pytest.raises(BadInput, match=said):
         read_addressees(addressees(tmp_path / "n.yaml", mode, **target))
 
@@ -272,7 +259,7 @@ def test_a_file_that_others_read_or_that_tells_nobody_is_refused(
     "schema: 1\ntargets:\n- {kind: mail, to: [a@b.c], password: [hush]}\n",
     "schema: 1\ntargets:\n- {kind: mail, password: hush\n",
 ])  # fmt: skip
-def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path: Path, text: str) -> None:
+def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path, text):
     (tmp_path / "n.yaml").write_text(text)
     (tmp_path / "n.yaml").chmod(0o600)
     with pytest.raises(BadInput) as found:
@@ -281,9 +268,7 @@ def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path: Path, text: str)
     assert "hush" not in found.value.render()
 
 
-def test_the_gate_answers_the_same_whoever_can_be_told(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gate_answers_the_same_whoever_can_be_told(server, tmp_path, capsys):
     at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
     with open_history(tmp_path / "h", "embedded") as history:
         history.add([Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL",

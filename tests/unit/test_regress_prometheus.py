@@ -46,7 +46,7 @@ def expressions() -> list[str]:
     return [re.sub(r"\$\w+", ".*", text) for text in found]
 
 
-def test_the_dashboard_asks_for_metrics_that_are_exported() -> None:
+def test_the_dashboard_asks_for_metrics_that_are_exported():
     exported = set(re.findall(r"^(hpcdl_\w+)\{", as_prometheus(run(), ANSWER), re.M))
     asked = set(re.findall(r"hpcdl_\w+", " ".join(expressions())))
     assert asked <= exported
@@ -54,7 +54,7 @@ def test_the_dashboard_asks_for_metrics_that_are_exported() -> None:
 
 
 @pytest.mark.long
-def test_the_dashboard_is_of_grafanas_own_types(tmp_path: Path) -> None:
+def test_the_dashboard_is_of_grafanas_own_types(tmp_path):
     """An enumeration's values are written as text."""
     schema = unpack("@grafana/schema", "13.2.3", tmp_path / "node_modules" / "@grafana")
     schema.rename(schema.with_name("schema"))
@@ -71,7 +71,7 @@ def test_the_dashboard_is_of_grafanas_own_types(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_promtool_finds_nothing_wrong() -> None:
+def test_promtool_finds_nothing_wrong():
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
     done = subprocess.run(["promtool", "check", "metrics"], text=True, capture_output=True,
@@ -124,7 +124,7 @@ def ask(address: str, expression: str) -> list[Any]:
     return result
 
 
-def test_a_real_prometheus_answers_every_question_of_the_dashboard(prometheus: str) -> None:
+def test_a_real_prometheus_answers_every_question_of_the_dashboard(prometheus):
     deadline = time.monotonic() + 120
     while True:
         try:

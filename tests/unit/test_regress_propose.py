@@ -63,7 +63,7 @@ def drafts(site: Site) -> Drafts:
     return propose(site, Module((), None, "r1"), ("p100",))
 
 
-def test_three_nights_make_a_reference(site: Site) -> None:
+def test_three_nights_make_a_reference(site):
     for day, value in enumerate([100.0, 104.0, 102.0], 1):
         night(site, day, value)
     (row,) = drafts(site).rows
@@ -72,14 +72,14 @@ def test_three_nights_make_a_reference(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("values", "count"), [([100.0, 100.0], 2), ([0.0, 0.0, 0.0], 0)])
-def test_too_few_good_nights_wait_for_more(site: Site, values: list[float], count: int) -> None:
+def test_too_few_good_nights_wait_for_more(site, values, count):
     for day, value in enumerate(values, 1):
         night(site, day, value)
     waiting = (f"throughput/mlp on p100, images_per_second: {count} of 3 runs",)
     assert drafts(site) == Drafts((), waiting)
 
 
-def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site: Site) -> None:
+def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site):
     ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
     for day in (1, 2, 3):
         night(site, day, None, metrics=[ruled])
@@ -89,27 +89,24 @@ def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site: Site)
     assert drafts(site) == Drafts((), (), nights=False)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"release": "r0"},
-        {"status": "FAIL"},
-        {"status": "ERROR"},
-        {"settings": ["delay_ms=60"]},
-        {"partition": "cpu"},
-        {"machine": "another"},
-        {"driver": "580.1"},
-        {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
-    ],
-)
-def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [
+    {"release": "r0"},
+    {"status": "FAIL"},
+    {"status": "ERROR"},
+    {"settings": ["delay_ms=60"]},
+    {"partition": "cpu"},
+    {"machine": "another"},
+    {"driver": "580.1"},
+    {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
+])  # fmt: skip
+def test_other_nights_do_not_count(site, change):
     night(site, 1, 50.0, **change)
     night(site, 2, 100.0)
     night(site, 3, 100.0)
     assert drafts(site).edits == ()
 
 
-def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site) -> None:
+def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site):
     for day in (1, 2, 3):
         night(site, day, 100.0)
     fresh = dataclasses.replace(OLD, release="r1")
@@ -123,7 +120,7 @@ def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site)
 
 @pytest.mark.parametrize("old", [[], [OLD, dataclasses.replace(OLD, case="other")]])
 @pytest.mark.parametrize("tool", [["git", "apply"], ["patch", "-p1", "-i"]])
-def test_the_diff_is_one_that_tools_take(site: Site, old: list[Reference], tool: list[str]) -> None:
+def test_the_diff_is_one_that_tools_take(site, old, tool):
     if shutil.which(tool[0]) is None:
         pytest.skip(f"{tool[0]} is not installed")
     site.paths.prefix.mkdir()
@@ -138,7 +135,7 @@ def test_the_diff_is_one_that_tools_take(site: Site, old: list[Reference], tool:
     assert edit.path.read_text() == edit.after
 
 
-def test_published_references_name_records_with_a_source() -> None:
+def test_published_references_name_records_with_a_source():
     records = {record["id"]: record for record in facts.load("throughput")["records"]}
     for name, groups in facts.load("references")["sets"].items():
         rows = published(name)
@@ -151,7 +148,7 @@ def test_published_references_name_records_with_a_source() -> None:
         assert all(row.source and row.proof in {"published", "doubtful"} for row in rows)
 
 
-def test_the_generations_of_gpus_have_published_references_under_the_checks_own_cases() -> None:
+def test_the_generations_of_gpus_have_published_references_under_the_checks_own_cases():
     site = load_site(find_site_file("p100-v100-k80"))
     found = {name: load_references(site, site.partition(name).reference_set)
              for name in ("k80", "p100", "v100")}  # fmt: skip
@@ -167,7 +164,7 @@ def test_the_generations_of_gpus_have_published_references_under_the_checks_own_
     ]
 
 
-def test_two_proposals_written_at_once_lose_nothing(site: Site) -> None:
+def test_two_proposals_written_at_once_lose_nothing(site):
     for day in (1, 2, 3):
         night(site, day, 100.0)
     found = drafts(site)
@@ -177,7 +174,7 @@ def test_two_proposals_written_at_once_lose_nothing(site: Site) -> None:
     assert {row.check for row in written} == {"storage", "throughput"}
 
 
-def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site: Site) -> None:
+def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site):
     update_references(site, "embedded", [OLD])
     path = site_file(site, "embedded")
     path.write_text(path.read_text().rstrip("\n"))
@@ -187,7 +184,7 @@ def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site: Site) -> Non
     assert "\\ No newline at end of file\n" in edit.diff
 
 
-def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site: Site) -> None:
+def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site):
     verdicts = tuple(
         Verdict(*KEY[:3], Status.PASS, release="r1", driver="580.1", job={"nodes": node}, metrics=(
             MetricVerdict(KEY[3], value, "images/s"),
@@ -203,15 +200,13 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     assert row.nodes == ("p100-01", "p100-02")
 
 
-@pytest.mark.parametrize(
-    ("there", "words", "code"),
-    [(True, ["--if-missing"], 0), (False, ["--if-missing"], 1), (True, [], 1),
-     (True, ["--dry-run"], 0)],
-)  # fmt: skip
+@pytest.mark.parametrize(("there", "words", "code"), [
+    (True, ["--if-missing"], 0), (False, ["--if-missing"], 1), (True, [], 1),
+    (True, ["--dry-run"], 0),
+])  # fmt: skip
 def test_what_is_there_is_measured_again_only_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool,
-    words: list[str], code: int,
-) -> None:  # fmt: skip
+    monkeypatch, capsys, there, words, code
+):
     def measure(*_: object, **__: object) -> None:
         raise CheckFailed("measuring is left out here")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,20 +30,17 @@ GOOD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"job": {}}, "does not say which job"),
-        ({"job": {"id": "16"}}, "job 16, not by 17"),
-        ({"job": {"id": "17", "token": "hpcdl-" + "b" * 32}}, "another submission"),
-        ({"layout": {"nodes": ["v100-01"]}}, "did not have: v100-01"),
-        ({"layout": {"gpu": "Tesla K80"}}, "a GPU 'Tesla K80', and the partition has P100"),
-        ({"ended": 1_580_000_000.0}, "1968 days before the job began"),
-        ({"ended": NOW + 3600}, "3600 s after the job ended"),
-        ({"ended": None}, "does not say when"),
-    ],
-)
-def test_a_result_of_another_run_is_no_result(change: dict[str, Any], word: str) -> None:
+@pytest.mark.parametrize(("change", "word"), [
+    ({"job": {}}, "does not say which job"),
+    ({"job": {"id": "16"}}, "job 16, not by 17"),
+    ({"job": {"id": "17", "token": "hpcdl-" + "b" * 32}}, "another submission"),
+    ({"layout": {"nodes": ["v100-01"]}}, "did not have: v100-01"),
+    ({"layout": {"gpu": "Tesla K80"}}, "a GPU 'Tesla K80', and the partition has P100"),
+    ({"ended": 1_580_000_000.0}, "1968 days before the job began"),
+    ({"ended": NOW + 3600}, "3600 s after the job ended"),
+    ({"ended": None}, "does not say when"),
+])  # fmt: skip
+def test_a_result_of_another_run_is_no_result(change, word):
     found = of_this_run(Measured({**GOOD, **change}), RUN)
     assert found.values == {}
     (fault,) = found.faults
@@ -53,14 +49,14 @@ def test_a_result_of_another_run_is_no_result(change: dict[str, Any], word: str)
     assert word in fault.text
 
 
-def test_a_job_finds_its_token_by_the_link_that_its_script_made(tmp_path: Path) -> None:
+def test_a_job_finds_its_token_by_the_link_that_its_script_made(tmp_path):
     (tmp_path / ".job-hpcdl-old").symlink_to("16")
     (tmp_path / f".job-{RUN.token}").symlink_to("17")
     said = job_of({"SLURM_JOB_ID": "17", "HPCDL_JOB_DIR": str(tmp_path)})
     assert (said["id"], said["token"]) == ("17", RUN.token)
 
 
-def test_a_result_in_other_units_is_none(tmp_path: Path) -> None:
+def test_a_result_in_other_units_is_none(tmp_path):
     data = RESULT.data(GOOD)
     assert data["units"]["summary.images_per_second"] == "images/s"
     data["units"]["summary.images_per_second"] = "images/min"
@@ -81,27 +77,22 @@ def case(
     return {"result": "success", "evidence": {"check": "c", "metrics": {"rate": metric}}}
 
 
-@pytest.mark.parametrize(
-    ("given", "kind"),
-    [
-        (case(1_400.0), None),
-        (case(1_000_000.0), FaultKind.TOO_FAST),
-        (case(1_600.0), FaultKind.TOO_FAST),
-        (case(1_600.0, proof="published"), None),
-        (case(20_000.0, proof="published"), FaultKind.TOO_FAST),
-        (case(1_600.0, "GB/s", proof="published"), FaultKind.TOO_FAST),
-        (case(1_600.0, machine="another one"), None),
-        (case(500.0, lower=None, upper=0.2), FaultKind.TOO_FAST),
-        (case(900.0, lower=None, upper=0.2), None),
-        (case(1_000.0, unit="GB/s", wanted="images/s"), FaultKind.UNIT),
-        (case(1_400.0, most=1_300.0), FaultKind.TOO_FAST),
-        (case(1_400.0, most=1_300.0, machine="another one"), FaultKind.TOO_FAST),
-        (case(1_200.0, most=1_300.0), None),
-    ],
-)
-def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(
-    given: dict[str, Any], kind: FaultKind | None
-) -> None:
+@pytest.mark.parametrize(("given", "kind"), [
+    (case(1_400.0), None),
+    (case(1_000_000.0), FaultKind.TOO_FAST),
+    (case(1_600.0), FaultKind.TOO_FAST),
+    (case(1_600.0, proof="published"), None),
+    (case(20_000.0, proof="published"), FaultKind.TOO_FAST),
+    (case(1_600.0, "GB/s", proof="published"), FaultKind.TOO_FAST),
+    (case(1_600.0, machine="another one"), None),
+    (case(500.0, lower=None, upper=0.2), FaultKind.TOO_FAST),
+    (case(900.0, lower=None, upper=0.2), None),
+    (case(1_000.0, unit="GB/s", wanted="images/s"), FaultKind.UNIT),
+    (case(1_400.0, most=1_300.0), FaultKind.TOO_FAST),
+    (case(1_400.0, most=1_300.0, machine="another one"), FaultKind.TOO_FAST),
+    (case(1_200.0, most=1_300.0), None),
+])  # fmt: skip
+def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(given, kind):
     verdict = judge(given)
     assert [fault.kind for fault in verdict.faults] in ([], [kind])
     assert (verdict.status is Status.ERROR) == (kind is not None)
@@ -123,18 +114,15 @@ def stamp(at: datetime) -> str:
     return at.isoformat(timespec="seconds")
 
 
-@pytest.mark.parametrize(
-    ("rows", "days", "kind"),
-    [
-        (nights(60, last=800.0), 2, "drop"),
-        (nights(60, last=800.0), 400, "drop"),
-        ([*nights(3)[:2], replace(nights(3)[2], status="ERROR", reason="node lost")], 2, "ERROR"),
-        (nights(20)[:10], 3650, "old"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "days", "kind"), [
+    (nights(60, last=800.0), 2, "drop"),
+    (nights(60, last=800.0), 400, "drop"),
+    ([*nights(3)[:2], replace(nights(3)[2], status="ERROR", reason="node lost")], 2, "ERROR"),
+    (nights(20)[:10], 3650, "old"),
+])  # fmt: skip
 def test_a_date_in_the_future_neither_moves_a_baseline_nor_opens_the_gate(
-    tmp_path: Path, rows: list[Result], days: int, kind: str
-) -> None:
+    tmp_path, rows, days, kind
+):
     now = datetime.now(timezone.utc)
     late = replace(nights(1)[0], run="later", time=stamp(now + timedelta(days=days)))
     with open_history(tmp_path / "h") as history:
@@ -146,7 +134,7 @@ def test_a_date_in_the_future_neither_moves_a_baseline_nor_opens_the_gate(
     assert [finding.kind for finding in answer.warnings] == ["future"]
 
 
-def test_what_is_dated_later_is_refused_and_nothing_of_it_is_added(tmp_path: Path) -> None:
+def test_what_is_dated_later_is_refused_and_nothing_of_it_is_added(tmp_path):
     late = stamp(datetime.now(timezone.utc) + timedelta(seconds=90))
     soon = stamp(datetime.now(timezone.utc) + timedelta(seconds=30))
     with open_history(tmp_path / "h") as history:
@@ -156,7 +144,7 @@ def test_what_is_dated_later_is_refused_and_nothing_of_it_is_added(tmp_path: Pat
         assert history.add([replace(nights(1)[0], run="soon", time=soon)]) == 1
 
 
-def test_the_numbers_of_an_error_move_no_baseline(tmp_path: Path) -> None:
+def test_the_numbers_of_an_error_move_no_baseline(tmp_path):
     rows = nights(4)
     with open_history(tmp_path / "h") as history:
         history.add([*rows[:3], replace(rows[3], status="ERROR", value=1e9)])
@@ -165,7 +153,7 @@ def test_the_numbers_of_an_error_move_no_baseline(tmp_path: Path) -> None:
         assert history.points(series)[-1].value is None
 
 
-def test_a_clock_at_the_limit_is_no_stranger() -> None:
+def test_a_clock_at_the_limit_is_no_stranger():
     assert of_this_run(Measured(GOOD), RUN).values == GOOD
     late = {**GOOD, "ended": time.time() + 30}
     assert not of_this_run(Measured(late), replace(RUN, ended=None)).faults

@@ -36,7 +36,7 @@ def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
     return Point(time, value, values.pop("status"), **values)
 
 
-def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bounds_change() -> None:
+def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bounds_change():
     after = {"release": "r2", "reference": 1200.0}
     points = [point(0), point(0, 1100.0), point(0, 900.0), point(1, None), point(2, **after),
               point(3, **after), point(4, float("inf"), high=float("inf"))]  # fmt: skip
@@ -49,7 +49,7 @@ def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bound
     embedded_json(values)
 
 
-def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
+def test_a_drop_parts_the_levels_and_is_told_with_its_release():
     points = [point(n, 1000 + n % 7, release="r1") for n in range(60)]
     points += [point(n, 900 + n % 7, release="r2") for n in range(60, 70)]
     one = view(SERIES, points)
@@ -59,16 +59,14 @@ def test_a_drop_parts_the_levels_and_is_told_with_its_release() -> None:
     assert "release r1 -> r2" in change["text"]
 
 
-def test_what_is_only_shown_raises_no_alarm() -> None:
+def test_what_is_only_shown_raises_no_alarm():
     points = [point(n, (20.0 if n < 60 else 10.0) + n % 3, low=None) for n in range(70)]
     for unit, tone in (("s", ""), ("images/s", "bad")):
         (change,) = view(SERIES._replace(unit=unit), points).values["changes"]
         assert change["tone"] == tone, "it is shown all the same"
 
 
-def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_refused(monkeypatch):
     work = [(SERIES, [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0)
             for k in range(1, 5)]  # fmt: skip
     found, tried = [], []
@@ -86,7 +84,7 @@ def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_ref
     assert tried
 
 
-def test_nodes_are_held_against_the_median_of_their_night() -> None:
+def test_nodes_are_held_against_the_median_of_their_night():
     points = [point(n, 1000.0 * (0.9 if node == 2 else 1) * (1 + n), nodes=f"p100-{node}")
               for n in range(3) for node in (1, 2, 10)]  # fmt: skip
     found = nodes_of("p100", [points], ["p100-2"])
@@ -96,7 +94,7 @@ def test_nodes_are_held_against_the_median_of_their_night() -> None:
     assert nodes_of("p100", [[point(0), point(1)]]) is None
 
 
-def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn() -> None:
+def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn():
     points = [point(n, 1000.0 + (500 - node) / 100 - 100 * (node == 500), nodes=f"n{node}")
               for n in range(3) for node in range(1000)]  # fmt: skip
     found = nodes_of("all", [points], ["n500"])
@@ -107,7 +105,7 @@ def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn() -> None:
     assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
 
 
-def test_rows_of_one_case_on_several_nodes_name_theirs() -> None:
+def test_rows_of_one_case_on_several_nodes_name_theirs():
     each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
             for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
     assert [(row.case, row.node) for _, row in rows(each)] == [
@@ -121,11 +119,11 @@ def test_rows_of_one_case_on_several_nodes_name_theirs() -> None:
     ("default", None),
     ("lstm-0x3f", None),
 ])  # fmt: skip
-def test_a_case_that_names_its_layout_belongs_to_a_family(case: str, expected: object) -> None:
+def test_a_case_that_names_its_layout_belongs_to_a_family(case, expected):
     assert layout_of(case) == expected
 
 
-def test_scaling_is_held_against_the_smallest_layout() -> None:
+def test_scaling_is_held_against_the_smallest_layout():
     views = [view(SERIES._replace(case=f"mlp-{n}x2-a"), [point(0, value)])
              for n, value in ((4, 700.0), (1, 200.0))]  # fmt: skip
     (family,) = scaling(views)
@@ -135,7 +133,7 @@ def test_scaling_is_held_against_the_smallest_layout() -> None:
     assert family.notes == ("88\N{NO-BREAK SPACE}% of the ideal at the largest layout",)
 
 
-def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
+def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone():
     views = [view(Series(check, case, "p100", SERIES[3], unit="images/s"), [point(0, value)])
              for check, case, value in (("alone", "mlp-1x1-a", 100.0),
                                         ("scaling_small", "mlp-1x2-a", 150.0))]  # fmt: skip
@@ -144,7 +142,7 @@ def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone() -> None:
     assert family.notes[0].startswith("75")
 
 
-def test_what_needs_a_person_stands_first() -> None:
+def test_what_needs_a_person_stands_first():
     states = ["PASS", "STALE", "FAIL", "ERROR", "PASS"]
     verdicts = [{"check": "c", "case": str(n), "status": status, "ok": status == "PASS",
                  "metrics": []} for n, status in enumerate(states)]  # fmt: skip
@@ -153,7 +151,7 @@ def test_what_needs_a_person_stands_first() -> None:
     assert headline([]) == "No check ran"
 
 
-def test_a_value_lies_where_its_bounds_say() -> None:
+def test_a_value_lies_where_its_bounds_say():
     inside, outside = bar(100.0, 100.0, 90.0, None), bar(50.0, 100.0, 90.0, 110.0)
     assert inside is not None
     assert inside.value == inside.reference
@@ -164,13 +162,13 @@ def test_a_value_lies_where_its_bounds_say() -> None:
     assert bar(float("nan"), 100.0, 90.0, None) is None
 
 
-def test_the_time_of_a_run_is_in_its_name() -> None:
+def test_the_time_of_a_run_is_in_its_name():
     at = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc).astimezone()
     assert when("/work/checks/runs/20261121-031000Z-ab12") == f"{at:%Y-%m-%d %H:%M}"
     assert when("/elsewhere/mine") == when("/runs/20261341-031000Z-ab12") == ""
 
 
-def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path):
     log = run_directory(tmp_path) / "job.log"
     log.write_text("first\n" + "x" * 100 + "\n" * HEAD + "y\n" * TAIL + "last\n")
     kept = attach(log.parent, [log.parent], str(log))
@@ -181,7 +179,7 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
     assert len(kept.text) < HEAD + TAIL + 200
 
 
-def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path):
     none = embedded(tmp_path, run_directory(tmp_path) / "none")
     assert none == ("", "the file is no longer there")
     (tmp_path / RUN / "odd").write_bytes(b"\x1b[31mred\x1b[0m\x00\xff\r\n\x1b]0;end")
@@ -191,7 +189,7 @@ def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/etc/shadow", "../secret", "a/../../secret", "", "link",
                                   "linked/secret", "hard", "pipe", "a"])  # fmt: skip
-def test_a_report_embeds_files_of_its_run_only(tmp_path: Path, path: str) -> None:
+def test_a_report_embeds_files_of_its_run_only(tmp_path, path):
     run = run_directory(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("root:$y$secret")
@@ -206,7 +204,7 @@ def test_a_report_embeds_files_of_its_run_only(tmp_path: Path, path: str) -> Non
 
 
 @as_root
-def test_what_another_user_planted_in_a_run_is_not_embedded(tmp_path: Path) -> None:
+def test_what_another_user_planted_in_a_run_is_not_embedded(tmp_path):
     run = run_directory(tmp_path)
     for name in ("file", "directory/file"):
         (run / name).parent.mkdir(exist_ok=True)
@@ -222,7 +220,7 @@ def test_what_another_user_planted_in_a_run_is_not_embedded(tmp_path: Path) -> N
     assert embedded(tmp_path, run / "mine") == ("", "it belongs to another user")
 
 
-def test_verdicts_that_were_sent_choose_no_directory(tmp_path: Path) -> None:
+def test_verdicts_that_were_sent_choose_no_directory(tmp_path):
     runs = tmp_path / "runs"
     own = run_directory(tmp_path / "runs")
     sent = tmp_path / "verdicts.json"
@@ -267,7 +265,7 @@ def hostile_page(tmp_path: Path) -> str:
         return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END)
 
 
-def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path: Path) -> None:
+def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path):
     text = hostile_page(tmp_path)
     assert text.count("<script>") == 1
     assert len(re.findall(r"<script type=\"application/json\"", text)) == text.count("<script") - 1
@@ -277,7 +275,7 @@ def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path: Path) -> N
         json.loads(block)
 
 
-def test_a_page_names_its_own_script_by_hash_and_nothing_else(tmp_path: Path) -> None:
+def test_a_page_names_its_own_script_by_hash_and_nothing_else(tmp_path):
     page = hostile_page(tmp_path)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None
@@ -285,7 +283,7 @@ def test_a_page_names_its_own_script_by_hash_and_nothing_else(tmp_path: Path) ->
     assert "unsafe" not in policy[1]
 
 
-def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_page(tmp_path, capsys):
     site = load_site(find_site_file("embedded"))
     with open_history(history_path(site), site.name) as history:
         history.add(nights.simulated(3))

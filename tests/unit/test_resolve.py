@@ -61,27 +61,24 @@ def versions(
     return resolve_one(one_gpu(model, driver, **more), "x", backend).versions
 
 
-@pytest.mark.parametrize(
-    ("backend", "model", "expected"),
-    [
-        ("spack", "K20", "2.14.1 11.8.0 8.7.0.84 2.21.5"),
-        ("spack", "K80", "2.14.1 11.8.0 8.7.0.84 2.21.5"),
-        ("spack", "P40", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
-        ("spack", "P100-PCIe", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
-        ("spack", "P100-SXM2", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
-        ("spack", "V100-SXM2", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
-        ("spack", "T4", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
-        ("spack", "A100-SXM4-80GB", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
-        ("spack", "H100-SXM5", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
-        ("spack", "H200-SXM", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
-        ("venv", "K80", "2.14.1 11.8.0 8.7.0.84"),
-        ("venv", "P40", "2.21.0 12.9.1 9.10.2.21"),
-        ("venv", "P100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
-        ("venv", "V100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
-        ("venv", "A100-SXM4-40GB", "2.21.0 12.9.1 9.28.0.42"),
-        ("venv", "H200-SXM", "2.21.0 12.9.1 9.28.0.42"),
-    ],
-)
+@pytest.mark.parametrize(("backend", "model", "expected"), [
+    ("spack", "K20", "2.14.1 11.8.0 8.7.0.84 2.21.5"),
+    ("spack", "K80", "2.14.1 11.8.0 8.7.0.84 2.21.5"),
+    ("spack", "P40", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
+    ("spack", "P100-PCIe", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
+    ("spack", "P100-SXM2", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
+    ("spack", "V100-SXM2", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
+    ("spack", "T4", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
+    ("spack", "A100-SXM4-80GB", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
+    ("spack", "H100-SXM5", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
+    ("spack", "H200-SXM", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
+    ("venv", "K80", "2.14.1 11.8.0 8.7.0.84"),
+    ("venv", "P40", "2.21.0 12.9.1 9.10.2.21"),
+    ("venv", "P100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
+    ("venv", "V100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
+    ("venv", "A100-SXM4-40GB", "2.21.0 12.9.1 9.28.0.42"),
+    ("venv", "H200-SXM", "2.21.0 12.9.1 9.28.0.42"),
+])  # fmt: skip
 def test_what_each_gpu_gets(backend, model, expected):
     """TensorFlow, CUDA, cuDNN, and by Spack NCCL."""
     found = versions(model, backend)
@@ -89,27 +86,24 @@ def test_what_each_gpu_gets(backend, model, expected):
     assert [found[name] for name in names] == expected.split()
 
 
-@pytest.mark.parametrize(
-    ("model", "backend", "more", "expected"),
-    [
-        # Python ends where Horovod's launcher does, unless that is left out as by our wheels.
-        ("H100-SXM5", "spack", {}, {"python": "3.11"}),
-        (None, "venv", {}, {"python": "3.13", "tensorflow": "2.21.0"}),
-        # Without a driver in the site file, the newest that works is named.
-        ("K80", "spack", {}, {"driver": "470"}),
-        ("P100-PCIe", "spack", {}, {"driver": "580"}),
-        # Open MPI 5 needs a newer PMIx than an old Slurm has.
-        ("P100-PCIe", "spack", {"pmix": "3.2"}, {"openmpi": "4.1.8"}),
-        ("P100-PCIe", "spack", {"pmix": "4.2"}, {"openmpi": "5.0.10"}),
-        # The compilers of the site are the candidates.
-        ("H100-SXM5", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "12.2.0"}),
-        ("K80", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "11.3.0"}),
-        ("K80", "spack", {"gcc": ("12.5.0", "11.3.0")}, {"gcc": "11.3.0"}),
-        # A pin is kept, and the rest follows it.
-        ("P100-PCIe", "spack", {"pins": {"tensorflow": "2.18"}},
-         {"tensorflow": "2.18.1", "bazel": "6.5.0"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "backend", "more", "expected"), [
+    # Python ends where Horovod's launcher does, unless that is left out as by our wheels.
+    ("H100-SXM5", "spack", {}, {"python": "3.11"}),
+    (None, "venv", {}, {"python": "3.13", "tensorflow": "2.21.0"}),
+    # Without a driver in the site file, the newest that works is named.
+    ("K80", "spack", {}, {"driver": "470"}),
+    ("P100-PCIe", "spack", {}, {"driver": "580"}),
+    # Open MPI 5 needs a newer PMIx than an old Slurm has.
+    ("P100-PCIe", "spack", {"pmix": "3.2"}, {"openmpi": "4.1.8"}),
+    ("P100-PCIe", "spack", {"pmix": "4.2"}, {"openmpi": "5.0.10"}),
+    # The compilers of the site are the candidates.
+    ("H100-SXM5", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "12.2.0"}),
+    ("K80", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "11.3.0"}),
+    ("K80", "spack", {"gcc": ("12.5.0", "11.3.0")}, {"gcc": "11.3.0"}),
+    # A pin is kept, and the rest follows it.
+    ("P100-PCIe", "spack", {"pins": {"tensorflow": "2.18"}},
+     {"tensorflow": "2.18.1", "bazel": "6.5.0"}),
+])  # fmt: skip
 def test_what_the_machine_has_and_the_site_pins_decides(model, backend, more, expected):
     found = versions(model, backend, **more)
     assert all(found[name].startswith(version) for name, version in expected.items())
@@ -154,16 +148,13 @@ def test_a_driver_older_than_cuda_12_brings_a_p100_down_to_tensorflow_2_14():
     assert "driver" in {rule.need.variable for rule in limit.chain}
 
 
-@pytest.mark.parametrize(
-    ("model", "driver", "word"),
-    [
-        ("K80", "535.104.05", "R470 is the last"),
-        ("P100-PCIe", "595.10", "R580 is the last"),
-        ("V100-SXM2", "590.48.01", "R580 is the last"),
-        ("A100-SXM4-40GB", "440.33.01", "Ampere"),
-        ("K80", "390.87", "CUDA 11.x runs from driver"),
-    ],
-)
+@pytest.mark.parametrize(("model", "driver", "word"), [
+    ("K80", "535.104.05", "R470 is the last"),
+    ("P100-PCIe", "595.10", "R580 is the last"),
+    ("V100-SXM2", "590.48.01", "R580 is the last"),
+    ("A100-SXM4-40GB", "440.33.01", "Ampere"),
+    ("K80", "390.87", "CUDA 11.x runs from driver"),
+])  # fmt: skip
 def test_a_driver_too_new_or_too_old_is_named_and_the_rest_is_still_answered(model, driver, word):
     resolution = resolve_one(one_gpu(model, driver), "x", "spack")
     assert not resolution.fits
@@ -182,29 +173,23 @@ def test_a_site_whose_compilers_are_all_too_new_for_the_card_is_told_so():
     assert any(rule.need.variable == "gcc" for chain in resolution.problems for rule in chain)
 
 
-@pytest.mark.parametrize(
-    ("pins", "words"),
-    [
-        ({"tensorflow": "2.18"}, "do not fit partition 'x'"),
-        ({"tensorflow": "2.14", "cuda": "12.2"}, "cuda 12.2"),
-        ({"tensorflow": "2.81"}, "which nobody here knows"),
-        ({"tensorflo": "2.18"}, "no component of a stack"),
-    ],
-)
+@pytest.mark.parametrize(("pins", "words"), [
+    ({"tensorflow": "2.18"}, "do not fit partition 'x'"),
+    ({"tensorflow": "2.14", "cuda": "12.2"}, "cuda 12.2"),
+    ({"tensorflow": "2.81"}, "which nobody here knows"),
+    ({"tensorflo": "2.18"}, "no component of a stack"),
+])  # fmt: skip
 def test_contradictory_pins_and_unknown_versions_are_bad_input(pins, words):
     with pytest.raises(BadInput, match=words) as caught:
         resolve(one_gpu("K80", pins=pins), backend="spack")
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("pins", "words"),
-    [
-        ({"tensorflow": "2.15", "keras": "3"}, "needs Keras 2.15|wheels for Python 3.9"),
-        ({"tensorflow": "2.81"}, "which nobody here knows"),
-        ({"tensorflo": "2.18"}, "no component of a stack"),
-    ],
-)
+@pytest.mark.parametrize(("pins", "words"), [
+    ({"tensorflow": "2.15", "keras": "3"}, "needs Keras 2.15|wheels for Python 3.9"),
+    ({"tensorflow": "2.81"}, "which nobody here knows"),
+    ({"tensorflo": "2.18"}, "no component of a stack"),
+])  # fmt: skip
 def test_a_build_from_wheels_refuses_the_same_pins(pins, words):
     with pytest.raises(BadInput) as caught:
         resolve_build(one_gpu(None), StackRequest("x", "venv", (), pins), ("x",))
@@ -240,12 +225,11 @@ def test_a_driver_can_be_asked_for_too():
     assert why_not(one_gpu("K80"), "driver@470", "x", "spack")[0].fits
 
 
-@pytest.mark.parametrize(
-    "question",
-    ["tensorflow", "tensorflow@", "@2.18", "tensorflow@9.9", "x@1", "tensorflow@2..18",
-     "tensorflow@2.18@x", "tensorflow@$(id)", "tensorflow@-1", "tensorflow@2.18\u00e9", "gpu@6.0",
-     "tensorflow@2.18.", "tensorflow@2 18"],
-)  # fmt: skip
+@pytest.mark.parametrize("question", [
+    "tensorflow", "tensorflow@", "@2.18", "tensorflow@9.9", "x@1", "tensorflow@2..18",
+    "tensorflow@2.18@x", "tensorflow@$(id)", "tensorflow@-1", "tensorflow@2.18\u00e9", "gpu@6.0",
+    "tensorflow@2.18.", "tensorflow@2 18",
+])  # fmt: skip
 def test_a_question_that_cannot_be_understood_is_bad_input(question):
     with pytest.raises(BadInput):
         why_not(one_gpu("K80"), question)

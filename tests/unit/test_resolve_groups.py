@@ -70,14 +70,13 @@ def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why():
 TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no build of these"
 
 
-@pytest.mark.parametrize(
-    ("models", "proof", "said"),
-    [({"p100": "P100-PCIe", "v100": "V100-SXM2"}, "compiled", TRIED),
-     ({"v100": "V100-SXM2"}, "compiled", TRIED), ({"k80": "K80"}, "compiled", TRIED),
-     ({"k80": "K80", "k20": "K20"}, "published", ONLY), ({"cpu": None}, "run", "tried as a whole"),
-     ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
-     ({"a100": "A100-SXM4-40GB"}, "published", ONLY), ({"h100": "H100-SXM5"}, "published", ONLY)],
-)  # fmt: skip
+@pytest.mark.parametrize(("models", "proof", "said"), [
+    ({"p100": "P100-PCIe", "v100": "V100-SXM2"}, "compiled", TRIED),
+    ({"v100": "V100-SXM2"}, "compiled", TRIED), ({"k80": "K80"}, "compiled", TRIED),
+    ({"k80": "K80", "k20": "K20"}, "published", ONLY), ({"cpu": None}, "run", "tried as a whole"),
+    ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
+    ({"a100": "A100-SXM4-40GB"}, "published", ONLY), ({"h100": "H100-SXM5"}, "published", ONLY),
+])  # fmt: skip
 def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(models, proof, said):
     """A build for fewer GPUs is a part of what was tried, one for more is not."""
     site = site_of(wheels(), **models)
@@ -162,11 +161,10 @@ def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_bui
     assert not any("535.104.05" in note for note in resolve(site, "h100")[0].notes)
 
 
-@pytest.mark.parametrize(
-    ("v100", "a100", "refused"),
-    [("580.95.05", "590.48", ""), ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
-     ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", "")],
-)  # fmt: skip
+@pytest.mark.parametrize(("v100", "a100", "refused"), [
+    ("580.95.05", "590.48", ""), ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
+    ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", ""),
+])  # fmt: skip
 def test_each_gpu_of_a_mixed_partition_is_compared_with_the_driver_of_its_own_nodes(
     v100, a100, refused
 ):

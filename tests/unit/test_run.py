@@ -102,16 +102,13 @@ def test_a_time_limit_ends_the_command_and_its_children(tmp_path, logged):
     wait_until_ended(pid)
 
 
-@pytest.mark.parametrize(
-    ("argv", "why"),
-    [
-        (["no-such-program"], "it is not installed or not on PATH"),
-        (["/etc/passwd"], "it is not a program that you may run"),
-        (["/etc/passwd/x"], "Not a directory"),
-        (["echo", "a\0b"], "null byte"),
-        (["echo", "x" * 200_000], "Argument list too long"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "why"), [
+    (["no-such-program"], "it is not installed or not on PATH"),
+    (["/etc/passwd"], "it is not a program that you may run"),
+    (["/etc/passwd/x"], "Not a directory"),
+    (["echo", "a\0b"], "null byte"),
+    (["echo", "x" * 200_000], "Argument list too long"),
+])  # fmt: skip
 def test_what_cannot_be_run_is_one_line(argv, why):
     with pytest.raises(MissingPrerequisite, match=why) as caught:
         run(argv, hint="install it")

@@ -59,7 +59,7 @@ SCRIPTS = every_script()
 
 
 @pytest.mark.parametrize("script", [script for _, script in SCRIPTS], ids=[n for n, _ in SCRIPTS])
-def test_directives_stand_before_the_first_command(script: Script) -> None:
+def test_directives_stand_before_the_first_command(script):
     lines = script.text.splitlines()
     assert lines[0] == "#!/bin/bash"
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
@@ -72,14 +72,14 @@ def test_directives_stand_before_the_first_command(script: Script) -> None:
 
 
 @pytest.mark.parametrize(("name", "script"), SCRIPTS[::5], ids=[n for n, _ in SCRIPTS[::5]])
-def test_the_text_is_tidy(name: str, script: Script) -> None:
+def test_the_text_is_tidy(name, script):
     assert script.text.endswith("\n")
     assert "\n\n\n" not in script.text
     assert not re.search(r"[ \t]+$", script.text, re.M)
     assert all(len(line) <= 200 for line in script.text.splitlines())
 
 
-def test_every_rule_that_the_template_names_is_a_row_of_the_data() -> None:
+def test_every_rule_that_the_template_names_is_a_row_of_the_data():
     template = (folder("templates") / "sbatch" / "job.sh.j2").read_text()
     found = re.findall(r'why\(.*?, "([a-z0-9 -]+)"\)', template)
     found += re.findall(r"#  .*  \[(.*)\]$", FUNCTIONS.read_text(), re.M)
@@ -90,9 +90,7 @@ def test_every_rule_that_the_template_names_is_a_row_of_the_data() -> None:
 
 
 @pytest.mark.parametrize("version", known_releases())
-def test_a_rule_that_explain_names_holds_in_that_release(
-    three_generations: Site, version: str
-) -> None:
+def test_a_rule_that_explain_names_holds_in_that_release(three_generations, version):
     script = render(with_version(three_generations, version), gpus=8)
     named = {line.rule(version) for line in script.lines} - {""}
     assert len(named) > 8
@@ -100,9 +98,7 @@ def test_a_rule_that_explain_names_holds_in_that_release(
 
 
 @pytest.mark.parametrize("asked", [{"gpus": 8}, {"launcher": "multiworker", "nodes": 2}])
-def test_what_explain_prints_is_the_same_script_with_reasons_between(
-    three_generations: Site, asked: dict[str, object]
-) -> None:
+def test_what_explain_prints_is_the_same_script_with_reasons_between(three_generations, asked):
     script = render(three_generations, trusted_network=True, **asked)
     shown = script.explained.splitlines()
     reasons = [index for index, line in enumerate(shown) if line.lstrip().startswith("#  ")]
@@ -117,14 +113,14 @@ def test_what_explain_prints_is_the_same_script_with_reasons_between(
     assert "[requeue-truncates]" in shown[at - 1]
 
 
-def test_explain_changes_nothing_in_the_script(three_generations: Site) -> None:
+def test_explain_changes_nothing_in_the_script(three_generations):
     """Reasons ride on a separator: not even a value that holds it can leak one."""
     script = render(three_generations, program=("a\x1f", "b\x1f\x1fc"))
     assert "\x1f" not in script.text
     assert "$'a\\x1f'" in script.text
 
 
-def test_a_variable_of_the_script_cannot_be_set_by_a_user() -> None:
+def test_a_variable_of_the_script_cannot_be_set_by_a_user():
     """Else a value would not arrive, or would be taken for the script's own."""
     own = set()
     for _, script in SCRIPTS:
@@ -149,7 +145,7 @@ def body(script: Script) -> list[str]:
     return lines[lines.index("") + 1 :]
 
 
-def test_what_is_read_is_short_where_a_release_has_the_functions(modern: Site) -> None:
+def test_what_is_read_is_short_where_a_release_has_the_functions(modern):
     asked = {"nodes": 2, "gpus_per_node": 4, "module": SOURCED}
     assert len(body(render(modern, "a100", **asked))) <= 40
     text = "\n".join(body(render(modern, "cpu", nodes=2, module=SOURCED, launcher="mpi",
@@ -157,7 +153,7 @@ def test_what_is_read_is_short_where_a_release_has_the_functions(modern: Site) -
     assert not re.search("gpu(?!s-per-node=0)|cuda", text, re.I)
 
 
-def test_both_forms_are_one_script(modern: Site) -> None:
+def test_both_forms_are_one_script(modern):
     """A standalone script has in place of the `source` what that reads, as far as it calls it."""
     for asked in ({}, {"launcher": "torch", "program": ("x",), "environment": {"A": "x"}}):
         sourced, own = (render(modern, "a100", nodes=2, module=module, **asked).text
@@ -172,7 +168,7 @@ def test_both_forms_are_one_script(modern: Site) -> None:
 COMMENTS = [line for line in FUNCTIONS.read_text().splitlines() if line.startswith("# ")]
 
 
-def test_functions_of_a_release_count_where_they_are_these(tmp_path: Path) -> None:
+def test_functions_of_a_release_count_where_they_are_these(tmp_path):
     assert functions.installed(tmp_path) is None
     add_startup(tmp_path)
     file = tmp_path / "share" / "hpcdl" / functions.FILE
@@ -190,21 +186,16 @@ def test_functions_of_a_release_count_where_they_are_these(tmp_path: Path) -> No
     assert functions.installed(tmp_path) is None, "and nobody waits for its text"
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "rule_id"),
-    [
-        ("", "", ""),
-        ("hpcdl train &\n", "hpcdl train\n", "trap-deferred"),
-        ("--open-mode=append", "--open-mode=truncate", "requeue-truncates"),
-        ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-default"),
-        ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
-        ("--signal=B:USR2@120", "--signal=B:USR1@120", "signal-not-trapped"),
-        ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
-    ],
-)
-def test_the_linter_sees_what_a_script_sources(
-    modern: Site, before: str, after: str, rule_id: str
-) -> None:
+@pytest.mark.parametrize(("before", "after", "rule_id"), [
+    ("", "", ""),
+    ("hpcdl train &\n", "hpcdl train\n", "trap-deferred"),
+    ("--open-mode=append", "--open-mode=truncate", "requeue-truncates"),
+    ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-default"),
+    ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
+    ("--signal=B:USR2@120", "--signal=B:USR1@120", "signal-not-trapped"),
+    ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
+])  # fmt: skip
+def test_the_linter_sees_what_a_script_sources(modern, before, after, rule_id):
     found = []
     for module in (SOURCED, MODULE):
         text = render(with_version(modern, "22.05"), "a100", nodes=2, module=module).text
@@ -215,7 +206,7 @@ def test_the_linter_sees_what_a_script_sources(
     assert not rule_id or rule_id in {one.id for one in found[0]}
 
 
-def test_a_users_own_file_of_that_name_is_not_taken_for_it() -> None:
+def test_a_users_own_file_of_that_name_is_not_taken_for_it():
     text = "#!/bin/bash\n#SBATCH --time=9:00 --signal=B:USR2@60\nsource ./{}\nsrun true &\nwait\n"
     one, other = ([found.rule.id for found in lint(text.format(name), name="x", version="22.05")]
                   for name in (functions.FILE, "my.sh"))  # fmt: skip
@@ -226,7 +217,7 @@ def test_a_users_own_file_of_that_name_is_not_taken_for_it() -> None:
 # --- what differs by site ---
 
 
-def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations: Site, pi: Site) -> None:
+def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations, pi):
     assert "#SBATCH --gpus-per-node=p100:2\n" in render(three_generations, gpus=2).text
     assert "#SBATCH --gres=gpu:k80:2\n" in render(pi, "k80", gpus=2).text
     p100 = three_generations.partition("p100")
@@ -239,14 +230,14 @@ def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations: Site
         assert sum("gpu" in one for one in directives) == 1
 
 
-def test_account_and_qos_come_from_request_then_partition_then_site(modern: Site) -> None:
+def test_account_and_qos_come_from_request_then_partition_then_site(modern):
     assert "--qos=h100" in render(modern, "h100").directives
     assert "--qos=normal" in render(modern, "a100").directives
     assert "--qos=fast" in render(modern, "h100", qos="fast").directives
     assert "--account=ai" in render(modern, "a100").directives
 
 
-def test_modules_are_pinned_to_the_release(three_generations: Site) -> None:
+def test_modules_are_pinned_to_the_release(three_generations):
     text = render(three_generations).text
     assert "module use /apps/hpcdl/releases/r1/modules\n" in text
     assert "module load tensorflow/2.20.0 || leave 20\n" in text
@@ -255,7 +246,7 @@ def test_modules_are_pinned_to_the_release(three_generations: Site) -> None:
     assert "# No release is published yet" in planned
 
 
-def test_the_environment_of_the_partition_yields_to_the_request(three_generations: Site) -> None:
+def test_the_environment_of_the_partition_yields_to_the_request(three_generations):
     part = replace(three_generations.partition("p100"), environment={"A": "site", "B": "site"})
     site = replace(three_generations, partitions={"p100": part})
     text = render(site, environment={"A": "mine"}).text
@@ -264,14 +255,14 @@ def test_the_environment_of_the_partition_yields_to_the_request(three_generation
     assert "mine" not in text
 
 
-def test_the_environment_of_a_partition_is_checked_like_a_request(three_generations: Site) -> None:
+def test_the_environment_of_a_partition_is_checked_like_a_request(three_generations):
     part = replace(three_generations.partition("p100"), environment={"UID": "0"})
     site = replace(three_generations, partitions={"p100": part})
     with pytest.raises(BadInput, match="the variable UID cannot be set"):
         render(site)
 
 
-def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations: Site) -> None:
+def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations):
     lines = [f"export {name}=ib0" for name in ("NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")]
     text = render(three_generations, nodes=2, environment={"NCCL_SOCKET_IFNAME": "eth0"}).text
     assert all(line in text.splitlines() for line in lines)
@@ -291,34 +282,27 @@ def variables_unset(site: Site, version: str, **asked: object) -> set[str]:
 
 
 @pytest.mark.parametrize(("version", "exact"), [("20.11.2", False), ("20.11.3", True)])
-def test_a_step_gets_its_own_cpus_on_every_release(
-    three_generations: Site, version: str, exact: bool
-) -> None:
+def test_a_step_gets_its_own_cpus_on_every_release(three_generations, version, exact):
     """An explicit --cpus-per-task implies --exact since 22.05; before, it is said (goldens)."""
     assert (" --exact " in render(with_version(three_generations, version), gpus=8).text) is exact
 
 
-@pytest.mark.parametrize(
-    ("version", "launcher", "whole"),
-    [
-        ("20.11.0", "horovod-mpirun", True),
-        ("20.11.2", "horovod-mpirun", True),
-        ("20.11.3", "horovod-mpirun", False),
-        ("20.11.2", "horovod", False),
-        ("22.05", "horovod-mpirun", False),
-    ],
-)
+@pytest.mark.parametrize(("version", "launcher", "whole"), [
+    ("20.11.0", "horovod-mpirun", True),
+    ("20.11.2", "horovod-mpirun", True),
+    ("20.11.3", "horovod-mpirun", False),
+    ("20.11.2", "horovod", False),
+    ("22.05", "horovod-mpirun", False),
+])  # fmt: skip
 def test_mpirun_s_daemons_get_whole_nodes_where_steps_are_exclusive(
-    three_generations: Site, version: str, launcher: str, whole: bool
-) -> None:
+    three_generations, version, launcher, whole
+):
     script = render(with_version(three_generations, version), gpus=8, launcher=launcher)
     lines = {line.text: line.rule(version) for line in script.lines}
     assert lines.get("export SLURM_WHOLE=1") == ("steps-exclusive" if whole else None)
 
 
-def test_what_another_job_left_is_cleared_but_not_what_sbatch_sets(
-    three_generations: Site, pi: Site
-) -> None:
+def test_what_another_job_left_is_cleared_but_not_what_sbatch_sets(three_generations, pi):
     assert "SLURM_GPUS_PER_NODE" not in variables_unset(three_generations, "26.05", gpus=1)
     # Asked by --gres, an inherited SLURM_GPUS_PER_NODE would be the forbidden second request.
     assert "SLURM_GPUS_PER_NODE" in variables_unset(pi, "26.05", gpus=1)
@@ -327,29 +311,25 @@ def test_what_another_job_left_is_cleared_but_not_what_sbatch_sets(
         assert "SLURM_CPUS_PER_TASK" not in variables_unset(site, "23.11")
 
 
-def test_an_mpi_plugin_that_the_release_never_had_is_refused(three_generations: Site) -> None:
+def test_an_mpi_plugin_that_the_release_never_had_is_refused(three_generations):
     site = replace(three_generations, slurm=replace(three_generations.slurm, mpi="pmix_v5"))
     assert "--mpi=pmix_v5" in render(with_version(site, "24.11"), gpus=1).text
     with pytest.raises(BadInput, match=r"Slurm 20\.11 has no MPI plug-in 'pmix_v5'"):
         render(with_version(site, "20.11"), gpus=1)
 
 
-@pytest.mark.parametrize(
-    ("minutes", "text"),
-    [(1, "00:01:00"), (60, "01:00:00"), (1439, "23:59:00"), (1440, "1-00:00:00"),
-     (10081, "7-00:01:00")],
-)  # fmt: skip
-def test_walltimes_are_written_as_slurm_reads_them(minutes: int, text: str) -> None:
+@pytest.mark.parametrize(("minutes", "text"), [
+    (1, "00:01:00"), (60, "01:00:00"), (1439, "23:59:00"), (1440, "1-00:00:00"),
+    (10081, "7-00:01:00"),
+])  # fmt: skip
+def test_walltimes_are_written_as_slurm_reads_them(minutes, text):
     assert walltime(minutes) == text
 
 
-@pytest.mark.parametrize(
-    ("minutes", "signal"),
-    [(1, None), (2, None), (3, 30), (4, 60), (5, 90), (6, 120), (60, 120), (2880, 120)],
-)
-def test_the_warning_never_comes_before_half_of_the_time(
-    three_generations: Site, minutes: int, signal: int | None
-) -> None:
+@pytest.mark.parametrize(("minutes", "signal"), [
+    (1, None), (2, None), (3, 30), (4, 60), (5, 90), (6, 120), (60, 120), (2880, 120),
+])  # fmt: skip
+def test_the_warning_never_comes_before_half_of_the_time(three_generations, minutes, signal):
     """Slurm may send it a minute early; a job that is warned at its start would only requeue."""
     directives = render(three_generations, minutes=minutes).directives
     warned = [one for one in directives if one.startswith("--signal")]
@@ -360,27 +340,20 @@ def test_the_warning_never_comes_before_half_of_the_time(
 # --- paths in directives ---
 
 
-@pytest.mark.parametrize(
-    ("path", "directive"),
-    [
-        ("/work/a", "--output=/work/a/job.log"),
-        ("/work/a b", '--output="/work/a b/job.log"'),
-        ("/work/100%j", "--output=/work/100%%j/job.log"),
-        ('/work/"x"', '--output="/work/\\"x\\"/job.log"'),
-        ("/work/#x", '--output="/work/#x/job.log"'),
-        ("/work/$HOME`id`", '--output="/work/$HOME`id`/job.log"'),
-        ("/work/é", '--output="/work/é/job.log"'),
-    ],
-)
-def test_a_directory_with_signs_is_named_as_sbatch_reads_it(
-    three_generations: Site, path: str, directive: str
-) -> None:
+@pytest.mark.parametrize(("path", "directive"), [
+    ("/work/a", "--output=/work/a/job.log"),
+    ("/work/a b", '--output="/work/a b/job.log"'),
+    ("/work/100%j", "--output=/work/100%%j/job.log"),
+    ('/work/"x"', '--output="/work/\\"x\\"/job.log"'),
+    ("/work/#x", '--output="/work/#x/job.log"'),
+    ("/work/$HOME`id`", '--output="/work/$HOME`id`/job.log"'),
+    ("/work/é", '--output="/work/é/job.log"'),
+])  # fmt: skip
+def test_a_directory_with_signs_is_named_as_sbatch_reads_it(three_generations, path, directive):
     assert directive in render(three_generations, job_dir=Path(path)).directives
 
 
-def test_a_full_disk_of_the_cache_does_not_keep_a_script_from_being_rendered(
-    tmp_path: Path,
-) -> None:
+def test_a_full_disk_of_the_cache_does_not_keep_a_script_from_being_rendered(tmp_path):
     """Compiled templates cannot be kept: no file may grow in this process."""
     program = (
         "import resource, sys\nfrom hpcdl.cli import main\n"

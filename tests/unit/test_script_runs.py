@@ -98,17 +98,12 @@ def program(
     return ["bash", "-c", text]
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        *((["bash", "-c", f"exit {code}"], code) for code in (0, 1, 2, 5, 100, 127, 139, 255)),
-        (["bash", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
-        (["/no/such/program"], 127),
-    ],
-)
-def test_the_job_ends_with_the_programs_own_exit_code(
-    tmp_path: Path, words: list[str], code: int
-) -> None:
+@pytest.mark.parametrize(("words", "code"), [
+    *((["bash", "-c", f"exit {code}"], code) for code in (0, 1, 2, 5, 100, 127, 139, 255)),
+    (["bash", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
+    (["/no/such/program"], 127),
+])  # fmt: skip
+def test_the_job_ends_with_the_programs_own_exit_code(tmp_path, words, code):
     job = Job(tmp_path, *words)
     assert job.run()[0] == code
     assert job.requeues == 0
@@ -117,15 +112,15 @@ def test_the_job_ends_with_the_programs_own_exit_code(
 @BOTH
 @pytest.mark.parametrize(("restarts", "requeued"), [("0", 1), ("4", 1), ("5", 0), ("6", 0)])
 def test_75_puts_the_job_back_into_the_queue_and_requeues_have_a_cap(
-    tmp_path: Path, module: Module, restarts: str, requeued: int
-) -> None:
+    tmp_path, module, restarts, requeued
+):
     job = Job(tmp_path, "bash", "-c", "exit 75", module=module)
     code, out, _ = job.run(SLURM_RESTART_COUNT=restarts)
     assert (code, job.requeues) == (75, requeued)
     assert (f"requeue {int(restarts) + 1} of at most 5".encode() in out) == requeued
 
 
-def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
+def test_a_task_of_an_array_is_requeued_alone(tmp_path):
     """The last task to start has the id of the array: by that, Slurm would run all of it again."""
     (tmp_path / "arguments").write_text(f"{tmp_path}/point bash -c 'exit 75'\n" * 3)
     job = Job(tmp_path, array=ArrayOf(3, tmp_path / "arguments", tmp_path))
@@ -133,7 +128,7 @@ def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
     assert [call for call in job.calls if "requeue" in call] == ["scontrol requeue 4711_2"]
 
 
-def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None:
+def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path):
     job = Job(tmp_path, "bash", "-c", "exit 75")
     start = time.monotonic()
     assert job.run(SCONTROL_CODE="1")[0] == 75
@@ -141,18 +136,15 @@ def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path: Path) -> None
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("sent", "on_usr2", "code", "requeues"),
-    [
-        ("SIGUSR2", "exit 75", 75, 1),
-        ("SIGTERM", "exit 75", 5, 0),
-        # The first wait gives 128 + n; a program that goes on decides the code itself.
-        *(("SIGUSR2", f"/bin/sleep 0.1; exit {code}", code, 0) for code in (0, 1, 127, 139)),
-    ],
-)
+@pytest.mark.parametrize(("sent", "on_usr2", "code", "requeues"), [
+    ("SIGUSR2", "exit 75", 75, 1),
+    ("SIGTERM", "exit 75", 5, 0),
+    # The first wait gives 128 + n; a program that goes on decides the code itself.
+    *(("SIGUSR2", f"/bin/sleep 0.1; exit {code}", code, 0) for code in (0, 1, 127, 139)),
+])  # fmt: skip
 def test_a_signal_reaches_the_ranks_and_their_code_is_waited_for(
-    tmp_path: Path, module: Module, sent: str, on_usr2: str, code: int, requeues: int
-) -> None:
+    tmp_path, module, sent, on_usr2, code, requeues
+):
     job = Job(tmp_path, *program(tmp_path / "up", on_usr2=on_usr2), module=module)
     process = job.start()
     wait_for((tmp_path / "up").exists)
@@ -160,7 +152,7 @@ def test_a_signal_reaches_the_ranks_and_their_code_is_waited_for(
     assert (process.wait(10), job.requeues) == (code, requeues)
 
 
-def test_both_signals_after_each_other_reach_the_ranks(tmp_path: Path) -> None:
+def test_both_signals_after_each_other_reach_the_ranks(tmp_path):
     both = program(tmp_path / "up", on_usr2=f"touch {tmp_path}/usr2", on_term="exit 5")
     process = Job(tmp_path, *both).start()
     wait_for((tmp_path / "up").exists)
@@ -171,9 +163,7 @@ def test_both_signals_after_each_other_reach_the_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("sent", "code", "requeues"), [("SIGUSR2", 75, 1), ("SIGTERM", 5, 0)])
-def test_a_signal_before_the_ranks_begin_ends_the_job_at_once(
-    tmp_path: Path, sent: str, code: int, requeues: int
-) -> None:
+def test_a_signal_before_the_ranks_begin_ends_the_job_at_once(tmp_path, sent, code, requeues):
     slow = tmp_path / "init"
     loads = f"touch {tmp_path}/loading\nuntil [ -e {tmp_path}/sent ]; do /bin/sleep 0.01; done\n"
     slow.write_text(f"{loads}module() {{ :; }}\n")
@@ -204,9 +194,7 @@ touch "$STANDIN/staged"
 
 @BOTH
 @pytest.mark.parametrize(("sent", "code", "requeues"), [("SIGUSR2", 75, 1), ("SIGTERM", 5, 0)])
-def test_a_signal_while_data_is_staged_ends_the_staging(
-    tmp_path: Path, module: Module, sent: str, code: int, requeues: int
-) -> None:
+def test_a_signal_while_data_is_staged_ends_the_staging(tmp_path, module, sent, code, requeues):
     job = Job(tmp_path, "true", data=str(tmp_path), stage=True, nodes=2, module=module)
     for name, text in {"srun": BUSY_SRUN, "hpcdl": STAGE}.items():
         (tmp_path / name).write_text(text)
@@ -219,7 +207,7 @@ def test_a_signal_while_data_is_staged_ends_the_staging(
 
 
 @BOTH
-def test_a_signal_while_the_job_ends_leaves_nothing_behind(tmp_path: Path, module: Module) -> None:
+def test_a_signal_while_the_job_ends_leaves_nothing_behind(tmp_path, module):
     """scancel ends the steps first: this shell may be told when it cleans up already."""
     job = Job(tmp_path, "false", data=str(tmp_path), stage=True, module=module)
     told = '[[ $* != *-4711-* ]] || kill "$PPID"\nexec /bin/rm "$@"'
@@ -235,9 +223,7 @@ def test_a_signal_while_the_job_ends_leaves_nothing_behind(tmp_path: Path, modul
 
 
 @pytest.mark.parametrize("init", ["exit 1\n", "module() { [[ $1 != load ]]; }\n", None])
-def test_modules_that_do_not_load_end_the_job_with_its_own_code(
-    tmp_path: Path, init: str | None
-) -> None:
+def test_modules_that_do_not_load_end_the_job_with_its_own_code(tmp_path, init):
     file = tmp_path / "init"
     if init is not None:
         file.write_text(init.replace("exit", "return"))
@@ -248,14 +234,14 @@ def test_modules_that_do_not_load_end_the_job_with_its_own_code(
     assert not any(call.startswith("srun") for call in job.calls)
 
 
-def test_a_release_that_is_gone_ends_the_job_with_its_own_code(tmp_path: Path) -> None:
+def test_a_release_that_is_gone_ends_the_job_with_its_own_code(tmp_path):
     job = Job(tmp_path, "true", module=Module((), functions=tmp_path / "gone" / FILE))
     assert job.run()[0] == 20
     assert job.calls == []
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.9, 0.995])
-def test_functions_that_are_cut_off_are_noticed(tmp_path: Path, kept: float) -> None:
+def test_functions_that_are_cut_off_are_noticed(tmp_path, kept):
     """A cut between two functions is a script in order, to bash; one within a function is none."""
     whole = (folder("templates") / "sbatch" / FILE).read_bytes()
     for size in {int(len(whole) * kept), whole.rfind(b"\n}\n", 0, int(len(whole) * kept) + 1) + 3}:
@@ -268,9 +254,7 @@ def test_functions_that_are_cut_off_are_noticed(tmp_path: Path, kept: float) -> 
 
 @BOTH
 @pytest.mark.parametrize(("hpcdl", "code"), [("exit 21", 21), ("exit 0", 0)])
-def test_a_failed_preflight_ends_its_chain(
-    tmp_path: Path, module: Module, hpcdl: str, code: int
-) -> None:
+def test_a_failed_preflight_ends_its_chain(tmp_path, module, hpcdl, code):
     job = Job(tmp_path, "true", preflight=True, chain=2, module=module)
     (tmp_path / "hpcdl").write_text(f"#!/bin/bash\n{hpcdl}\n")
     (tmp_path / "hpcdl").chmod(0o755)
@@ -280,19 +264,19 @@ def test_a_failed_preflight_ends_its_chain(
     assert b"the chain ends" in said
 
 
-def test_the_job_works_in_its_own_directory(tmp_path: Path) -> None:
+def test_the_job_works_in_its_own_directory(tmp_path):
     job = Job(tmp_path, "bash", "-c", 'pwd; echo "$HPCDL_JOB_DIR"')
     assert job.run()[1].decode().splitlines() == [str(tmp_path / "job")] * 2
 
 
-def test_a_directory_that_cannot_be_made_ends_the_job_before_it_wastes_time(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_ends_the_job_before_it_wastes_time(tmp_path):
     (tmp_path / "job").write_text("a file")
     job = Job(tmp_path, "true")
     assert job.run()[0] == 3
     assert job.calls == []
 
 
-def test_what_another_job_left_does_not_reach_the_step(tmp_path: Path) -> None:
+def test_what_another_job_left_does_not_reach_the_step(tmp_path):
     left = {
         "SLURM_NTASKS_PER_GPU": "1", "SLURM_MEM_PER_NODE": "3", "SLURM_CPU_BIND": "mask_cpu:0x1",
         "SBATCH_PARTITION": "x", "SRUN_CPUS_PER_TASK": "7", "SLURM_GPUS_PER_TASK": "1",
@@ -312,9 +296,7 @@ ARGUMENT = st.binary(max_size=40).map(
 
 @settings(max_examples=15)
 @given(st.lists(ARGUMENT, max_size=6), ARGUMENT)
-def test_any_argument_and_any_value_arrive_byte_for_byte(
-    tmp_path_factory: pytest.TempPathFactory, words: list[str], value: str
-) -> None:
+def test_any_argument_and_any_value_arrive_byte_for_byte(tmp_path_factory, words, value):
     show = 'printf "%s\\0" "$VALUE" "$@"'
     folder = tmp_path_factory.mktemp("job")
     job = Job(folder, "bash", "-c", show, "show", *words, environment={"VALUE": value})
@@ -323,7 +305,7 @@ def test_any_argument_and_any_value_arrive_byte_for_byte(
     assert out.decode(errors="surrogateescape").split("\0")[:-1] == [value, *words]
 
 
-def test_a_colon_alone_is_no_other_component_of_the_step(tmp_path: Path) -> None:
+def test_a_colon_alone_is_no_other_component_of_the_step(tmp_path):
     job = Job(tmp_path, "printf", "%s\\n", "a", ":", "b c")
     assert job.run()[1].decode().splitlines() == ["a", ":", "b c"]
     assert ":" not in job.calls[0].split(" exec ")[0].split()
@@ -362,7 +344,7 @@ def refused(name: str, value: str) -> bool:
     return False
 
 
-def test_every_variable_arrives_or_is_refused_by_name(tmp_path: Path) -> None:
+def test_every_variable_arrives_or_is_refused_by_name(tmp_path):
     value = f"a[$(touch {tmp_path}/ran)] x"
     names = [name for name in special_variables() if not refused(name, value)]
     assert {"IFS", "HOME", "PS4", "POSIXLY_CORRECT", "a"} <= set(names)
@@ -377,9 +359,7 @@ def test_every_variable_arrives_or_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--job-dir", "out"], ["--job-dir=out"]])
-def test_a_training_that_writes_its_result_elsewhere_is_no_failure(
-    tmp_path: Path, words: list[str]
-) -> None:
+def test_a_training_that_writes_its_result_elsewhere_is_no_failure(tmp_path, words):
     (tmp_path / "hpcdl").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "hpcdl").chmod(0o755)
     assert Job(tmp_path, "hpcdl", "train", *words).run()[0] == 0

@@ -42,9 +42,7 @@ def drafted(tmp_path: Path) -> Site:
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
-def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(
-    release: str, tmp_path: Path
-) -> None:
+def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(release, tmp_path):
     found = draft(cluster(release))
     assert found.questions == ()
     (tmp_path / "site.yaml").write_text(found.text)
@@ -62,16 +60,13 @@ def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(
     assert site.default_partition == "p100"
 
 
-@pytest.mark.parametrize(
-    ("gres", "said"),
-    [
-        ("gpu:4", "Slurm says no type"),
-        ("gpu:p1000:4", "Slurm says 'p1000'"),
-        # 7 of MIG's slices are not 7 GPUs of 40 GB.
-        ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
-    ],
-)
-def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres: str, said: str) -> None:
+@pytest.mark.parametrize(("gres", "said"), [
+    ("gpu:4", "Slurm says no type"),
+    ("gpu:p1000:4", "Slurm says 'p1000'"),
+    # 7 of MIG's slices are not 7 GPUs of 40 GB.
+    ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
+])  # fmt: skip
+def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres, said):
     found = draft(cluster("22.05", gres=gres))
     (question,) = found.questions
     assert question.startswith("partitions.p100.gpu.model: ")
@@ -80,26 +75,21 @@ def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres: str, said: str) 
     assert ("gpu_typed: false" in found.text) == (gres == "gpu:4")
 
 
-@pytest.mark.parametrize(
-    ("gres_type", "model"),
-    [
-        ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
-        ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
-        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
-        ("a16", "A16"), ("mi250", None), ("l400", None),
-        ("p100", "P100-PCIe"), ("P100", "P100-PCIe"), ("tesla_v100", "V100-SXM2"),
-        ("nvidia_a100-sxm4-40gb", "A100-SXM4-40GB"), ("a100-sxm4-80gb", "A100-SXM4-80GB"),
-        ("k80", "K80"), ("gpu", None), (None, None), ("", None),
-        ("a100_1g.5gb", None), ("nvidia_h100_80gb_hbm3_3g.40gb", None), ("a100-mig-1g", None),
-    ],
-)  # fmt: skip
-def test_gres_types_name_models_as_sites_write_them(
-    gres_type: str | None, model: str | None
-) -> None:
+@pytest.mark.parametrize(("gres_type", "model"), [
+    ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
+    ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
+    ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
+    ("a16", "A16"), ("mi250", None), ("l400", None),
+    ("p100", "P100-PCIe"), ("P100", "P100-PCIe"), ("tesla_v100", "V100-SXM2"),
+    ("nvidia_a100-sxm4-40gb", "A100-SXM4-40GB"), ("a100-sxm4-80gb", "A100-SXM4-80GB"),
+    ("k80", "K80"), ("gpu", None), (None, None), ("", None),
+    ("a100_1g.5gb", None), ("nvidia_h100_80gb_hbm3_3g.40gb", None), ("a100-mig-1g", None),
+])  # fmt: skip
+def test_gres_types_name_models_as_sites_write_them(gres_type, model):
     assert model_of_type(gres_type) == model
 
 
-def test_nodes_that_differ_are_named() -> None:
+def test_nodes_that_differ_are_named():
     records = [parse.node(line) for line in said.nodes("22.05").splitlines()]
     odd = records[1]._replace(memory_mb=128000)
     partition = parse.partition(said.partitions("22.05").splitlines()[0])
@@ -108,7 +98,7 @@ def test_nodes_that_differ_are_named() -> None:
     assert live.odd_nodes == ("p100-02",)
 
 
-def test_a_partition_without_nodes_is_still_described() -> None:
+def test_a_partition_without_nodes_is_still_described():
     partition = parse.partition(
         "PartitionName=empty Nodes=(null) TotalNodes=0 MaxTime=1:00 State=UP"
     )
@@ -116,7 +106,7 @@ def test_a_partition_without_nodes_is_still_described() -> None:
     assert (live.nodes, live.gpus_per_node) == (0, 0)
 
 
-def test_each_difference_is_one_row_with_its_key(drafted: Site) -> None:
+def test_each_difference_is_one_row_with_its_key(drafted):
     live = cluster("22.05")
     p100, cpu = live.partitions
     other = replace(
@@ -150,7 +140,7 @@ def test_each_difference_is_one_row_with_its_key(drafted: Site) -> None:
     }
 
 
-def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted: Site) -> None:
+def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted):
     live = cluster("22.05")
     p100, cpu = live.partitions
     roomy = replace(p100, memory_gb=999, max_time="UNLIMITED")
@@ -178,7 +168,7 @@ def loaded(live: LiveCluster, tmp_path: Path, fill: str = "T4") -> tuple[Site, t
     return load_site(tmp_path / "site.yaml"), found.questions
 
 
-def test_nodes_of_different_gpus_are_drafted_as_groups_that_agree(tmp_path: Path) -> None:
+def test_nodes_of_different_gpus_are_drafted_as_groups_that_agree(tmp_path):
     live = mixed("gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)")
     site, questions = loaded(live, tmp_path)
     assert questions == ()
@@ -191,7 +181,7 @@ def test_nodes_of_different_gpus_are_drafted_as_groups_that_agree(tmp_path: Path
     assert compare(site, live) == ()
 
 
-def test_typed_and_untyped_gpus_are_each_asked_for_in_their_own_form(tmp_path: Path) -> None:
+def test_typed_and_untyped_gpus_are_each_asked_for_in_their_own_form(tmp_path):
     live = mixed("gpu:a100:4", "gpu:4")
     site, questions = loaded(live, tmp_path)
     assert questions == ("partitions.p100.groups.2.gpu.model: Slurm says no type",)
@@ -202,7 +192,7 @@ def test_typed_and_untyped_gpus_are_each_asked_for_in_their_own_form(tmp_path: P
     assert compare(site, live) == ()
 
 
-def test_two_models_in_one_node_are_two_groups_of_it(tmp_path: Path) -> None:
+def test_two_models_in_one_node_are_two_groups_of_it(tmp_path):
     live = mixed("gpu:a100:2,gpu:l40s:2", "gpu:a100:2,gpu:l40s:2")
     site, questions = loaded(live, tmp_path)
     assert questions == ()
@@ -211,7 +201,7 @@ def test_two_models_in_one_node_are_two_groups_of_it(tmp_path: Path) -> None:
     assert compare(site, live) == ()
 
 
-def test_gpus_of_other_vendors_leave_a_cpu_partition_and_a_line(tmp_path: Path) -> None:
+def test_gpus_of_other_vendors_leave_a_cpu_partition_and_a_line(tmp_path):
     live = mixed("gpu:mi250:8", "gpu:mi250:8")
     site, (question,) = loaded(live, tmp_path)
     assert question.startswith("partitions.p100: 'mi250' is a GPU of AMD, which hpcdl does not")
@@ -219,7 +209,7 @@ def test_gpus_of_other_vendors_leave_a_cpu_partition_and_a_line(tmp_path: Path) 
     assert compare(site, live) == ()
 
 
-def test_a_file_without_groups_is_told_of_the_nodes_it_leaves_out(tmp_path: Path) -> None:
+def test_a_file_without_groups_is_told_of_the_nodes_it_leaves_out(tmp_path):
     site, _ = loaded(mixed("gpu:a100:4", "gpu:a100:4"), tmp_path)
     found = compare(site, mixed("gpu:a100:4", "gpu:l40s:8"))
     assert [(one.key, one.file, one.cluster) for one in found] == [

@@ -12,7 +12,7 @@ from tests.unit import slurm_output as said
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
-def test_nodes_are_read_alike_from_every_release(release: str) -> None:
+def test_nodes_are_read_alike_from_every_release(release):
     nodes = [parse.node(line) for line in said.nodes(release).splitlines()]
     assert [node.name for node in nodes] == ["p100-01", "p100-02", "cpu-01"]
     first = nodes[0]
@@ -28,7 +28,7 @@ def test_nodes_are_read_alike_from_every_release(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
-def test_partitions_and_configuration_are_read_alike_from_every_release(release: str) -> None:
+def test_partitions_and_configuration_are_read_alike_from_every_release(release):
     config = parse.config(said.config(release))
     assert config["ClusterName"] == "pi"
     assert config["AccountingStorageType"] == "accounting_storage/slurmdbd"
@@ -39,34 +39,29 @@ def test_partitions_and_configuration_are_read_alike_from_every_release(release:
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
-def test_mpi_plugins_are_read_alike_from_every_release(release: str) -> None:
+def test_mpi_plugins_are_read_alike_from_every_release(release):
     found = parse.mpi_plugins(said.MPI_LISTS[release])
     assert {"none", "pmi2", "pmix"} <= set(found)
     assert any(name.startswith("pmix_v") for name in found)
     assert not any(" " in name or name in {"are", "srun"} for name in found)
 
 
-@pytest.mark.parametrize(
-    ("gres", "gpus"),
-    [
-        ("", ()),
-        ("gpu:4", ((None, 4),)),
-        ("gpu:p100:4", (("p100", 4),)),
-        ("gpu:p100:4(S:0-1)", (("p100", 4),)),
-        ("gpu:2080ti:8(S:0,1)", (("2080ti", 8),)),
-        ("gpu:1080:4", (("1080", 4),)),
-        ("gpu:nvidia_a100-sxm4-40gb:8", (("nvidia_a100-sxm4-40gb", 8),)),
-        ("gpu:a100_1g.5gb:7", (("a100_1g.5gb", 7),)),
-        ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", (("v100", 8),)),
-        ("gpu:k20:2,gpu:k80:4", (("k20", 2), ("k80", 4))),
-        ("gpu:a100:2(S:0),gpu:a100:2(S:1)", (("a100", 4),)),
-        ("shard:8", ()),
-        ("mps:gpu:100", ()),
-    ],
-)
-def test_gres_tells_types_and_counts_of_gpus(
-    gres: str, gpus: tuple[tuple[str | None, int], ...]
-) -> None:
+@pytest.mark.parametrize(("gres", "gpus"), [
+    ("", ()),
+    ("gpu:4", ((None, 4),)),
+    ("gpu:p100:4", (("p100", 4),)),
+    ("gpu:p100:4(S:0-1)", (("p100", 4),)),
+    ("gpu:2080ti:8(S:0,1)", (("2080ti", 8),)),
+    ("gpu:1080:4", (("1080", 4),)),
+    ("gpu:nvidia_a100-sxm4-40gb:8", (("nvidia_a100-sxm4-40gb", 8),)),
+    ("gpu:a100_1g.5gb:7", (("a100_1g.5gb", 7),)),
+    ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", (("v100", 8),)),
+    ("gpu:k20:2,gpu:k80:4", (("k20", 2), ("k80", 4))),
+    ("gpu:a100:2(S:0),gpu:a100:2(S:1)", (("a100", 4),)),
+    ("shard:8", ()),
+    ("mps:gpu:100", ()),
+])  # fmt: skip
+def test_gres_tells_types_and_counts_of_gpus(gres, gpus):
     line = f"NodeName=n Gres={gres} RealMemory=1"
     assert parse.node(line).gpus == gpus
 
@@ -87,7 +82,7 @@ JOB = (
 )  # fmt: skip
 
 
-def test_a_job_is_read_with_blanks_and_signs_in_its_values() -> None:
+def test_a_job_is_read_with_blanks_and_signs_in_its_values():
     (fields,) = parse.marked(answer(JOB), MARK)
     job = parse.job(fields, (75, 0, 2))
     assert (job.id, job.name, job.state, job.reason) == (4711, "a b=c", "RUNNING", "None")
@@ -101,17 +96,14 @@ def test_a_job_is_read_with_blanks_and_signs_in_its_values() -> None:
     assert (job.nodes, job.started, job.ended) == ("", "", "")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "x JobState=COMPLETED JobId=64",
-        "x\nJobId=77 JobState=COMPLETED",
-        "x|5f0c9b|y",
-        "<5f0c9b>1|5f0c9b|RUNNING",
-        "x\n64 COMPLETED",
-    ],
-)
-def test_no_name_or_path_of_a_user_makes_a_field_or_a_record(name: str) -> None:
+@pytest.mark.parametrize("name", [
+    "x JobState=COMPLETED JobId=64",
+    "x\nJobId=77 JobState=COMPLETED",
+    "x|5f0c9b|y",
+    "<5f0c9b>1|5f0c9b|RUNNING",
+    "x\n64 COMPLETED",
+])  # fmt: skip
+def test_no_name_or_path_of_a_user_makes_a_field_or_a_record(name):
     forged = [*JOB[:-2], f"/tmp/{name}", name]
     rows = parse.marked(answer(forged, JOB), MARK)
     jobs = [parse.job(row) for row in rows]
@@ -121,13 +113,13 @@ def test_no_name_or_path_of_a_user_makes_a_field_or_a_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n", "garbage", "JobId=7 JobState=RUNNING", "JOBID|STATE"])
-def test_an_answer_without_its_heading_is_not_an_empty_queue(text: str) -> None:
+def test_an_answer_without_its_heading_is_not_an_empty_queue(text):
     with pytest.raises(ValueError, match="heading"):
         parse.marked(text, MARK)
     assert parse.marked(answer(), MARK) == []
 
 
-def test_the_name_of_one_cluster_may_stand_above_the_heading() -> None:
+def test_the_name_of_one_cluster_may_stand_above_the_heading():
     one = f"CLUSTER: one\n{answer(JOB)}"
     assert parse.marked(one, MARK) == parse.marked(answer(JOB), MARK)
     ends = "CLUSTER: one\nJOBID EXIT_CODE RESTARTS\n7 0 2\n"
@@ -139,14 +131,14 @@ def test_the_name_of_one_cluster_may_stand_above_the_heading() -> None:
         parse.exits(f"{ends}\n{ends}")
 
 
-def test_ends_of_jobs_are_numbers_only() -> None:
+def test_ends_of_jobs_are_numbers_only():
     said = "JOBID       EXIT_CODE   RESTART_COUN\n7           768         2\n"
     assert parse.exits(said) == {7: (3, 0, 2)}
     assert parse.exits(said.replace("768", "3:0")) == {7: (3, 0, 2)}
     assert parse.exits(said.replace("768", "9  ")) == {7: (0, 9, 2)}
 
 
-def test_an_accounted_job_that_was_cancelled_is_read() -> None:
+def test_an_accounted_job_that_was_cancelled_is_read():
     line = "7|CANCELLED by 1000|0:15|p100|None assigned|2024-01-01T00:00:00|None|Unknown|1:00|a|b"
     job = parse.accounted_job([line])
     assert (job.id, job.state, job.signal, job.nodes) == (7, "CANCELLED", 15, "")
@@ -155,7 +147,7 @@ def test_an_accounted_job_that_was_cancelled_is_read() -> None:
     assert parse.accounted_job([line.replace(" by 1000", "")]).cancelled_by is None
 
 
-def test_accounting_has_a_line_for_each_run_of_a_requeued_job() -> None:
+def test_accounting_has_a_line_for_each_run_of_a_requeued_job():
     line = "7|{}|0:0|p100|n1|2024-01-01T00:00:00|None|Unknown|1:00|{}"
     lines = [line.format("COMPLETED", "of long ago"), line.format("NODE_FAIL", "train"),
              line.format("COMPLETED", "train")]  # fmt: skip
@@ -163,7 +155,7 @@ def test_accounting_has_a_line_for_each_run_of_a_requeued_job() -> None:
     assert (job.state, job.restarts) == ("COMPLETED", 1)
 
 
-def test_what_a_job_had_and_used_comes_from_its_steps() -> None:
+def test_what_a_job_had_and_used_comes_from_its_steps():
     had = "billing=8,cpu=8,gres/gpu:p100=2,gres/gpu=2,mem=60000M,node=1"
     usage = parse.usage([f"2|11|00:44.000|||{had}", f"2.batch|11|00:00.025|13564K|p100-01|{had}",
                          f"2.0|11|00:43.975|1.5G|p100-02|{had}"])  # fmt: skip
@@ -177,14 +169,14 @@ def test_what_a_job_had_and_used_comes_from_its_steps() -> None:
 
 
 @given(st.text(max_size=200))
-def test_no_text_makes_pairs_fail(text: str) -> None:
+def test_no_text_makes_pairs_fail(text):
     assert all(isinstance(value, str) for value in parse.pairs(text).values())
     parse.mpi_plugins(text)
     parse.config(text)
 
 
 @given(st.text(max_size=100))
-def test_nonsense_for_a_record_is_an_error_the_client_knows(text: str) -> None:
+def test_nonsense_for_a_record_is_an_error_the_client_knows(text):
     for parser in (parse.exits, parse.node, parse.partition):
         with suppress(KeyError, ValueError, IndexError):
             parser(text)
@@ -193,7 +185,7 @@ def test_nonsense_for_a_record_is_an_error_the_client_knows(text: str) -> None:
             reader(text.splitlines())
 
 
-def test_only_a_number_from_1_is_a_job_s_id() -> None:
+def test_only_a_number_from_1_is_a_job_s_id():
     assert parse.job_id("7\n") == parse.job_id("7;cluster\n") == 7
     for text in ("", "0", "-5", "7\nx", "Submitted batch job 7"):
         with pytest.raises(ValueError):
