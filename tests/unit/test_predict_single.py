@@ -92,9 +92,7 @@ def test_sibling_cards_are_told_of_each_other():
 
 @pytest.mark.parametrize("size", [64, 448])
 def test_a_size_of_images_scales_a_published_row(p100, size):
-    usual, other = (
-        answer(Request(p100, "resnet50", size=s, gpus="1")).points[0] for s in (None, size)
-    )
+    usual, other = (answer(Request(p100, "resnet50", "1", size=s)).points[0] for s in (None, size))
     ratio = other.images_per_second / usual.images_per_second
     assert ratio == pytest.approx((224 / size) ** 2, rel=0.4)
     assert other.low < other.images_per_second < other.high

@@ -17,7 +17,7 @@ from hpcdl.jobs.preflight import (
     probe,
     read_probes,
     with_links,
-)  # fmt: skip
+)
 from hpcdl.jobs.transport import NoLibrary
 from hpcdl.system.errors import MissingPrerequisite
 
@@ -43,9 +43,22 @@ def codes(probes: list[Probe], expected: Expectation = EXPECTED) -> list[int]:
     return [problem.code for problem in judge(probes, expected)]
 
 
-def test_a_healthy_allocation_has_no_problem():
-    assert codes(healthy()) == []
-    assert notes(healthy(), EXPECTED) == ()
+NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
+SMALL = Expectation(world=4, tasks_per_node=2, cpus_per_task=4)
+
+
+@pytest.mark.parametrize(("probes", "expected", "noted"), [
+    (healthy(), EXPECTED, 0),
+    # The same number on two nodes is two GPUs.
+    ([replace(p, gpus=("0", "1")) for p in healthy()], EXPECTED, 0),
+    # Isolated GPUs and unbound CPUs are worth a note.
+    ([replace(p, gpus=(f"GPU-{p.local_rank}",), affinity=2) for p in healthy()], EXPECTED, 2),
+    # What is not asked for is not checked.
+    ([replace(p, **NONE) for p in healthy()], SMALL, 0),
+])  # fmt: skip
+def test_an_allocation_in_order_has_no_problem(probes, expected, noted):
+    assert codes(probes, expected) == []
+    assert len(notes(probes, expected)) == noted
 
 
 @pytest.mark.parametrize(("change", "code"), [
@@ -67,33 +80,14 @@ def test_each_cause_has_its_number(change, code):
     assert code in CAUSES
 
 
-def test_a_missing_rank_is_named():
-    (problem,) = judge(healthy()[:3], EXPECTED)
-    assert problem.code == 21
-    assert "3" in problem.sentence
-
-
-def test_ranks_that_share_a_gpu_are_named_with_the_node():
-    probes = [replace(p, gpus=("GPU-a",)) for p in healthy()]
+@pytest.mark.parametrize(("probes", "code", "said"), [
+    (healthy()[:3], 21, "3"),
+    ([replace(p, gpus=("GPU-a",)) for p in healthy()], 22, "ranks 0, 1 share GPU GPU-a of p100-01"),
+])  # fmt: skip
+def test_ranks_that_miss_or_share_a_gpu_are_named(probes, code, said):
     (problem,) = judge(probes, EXPECTED)
-    assert problem.sentence == "ranks 0, 1 share GPU GPU-a of p100-01"
-
-
-def test_the_same_number_on_two_nodes_is_two_gpus():
-    probes = [replace(p, gpus=("0", "1")) for p in healthy()]
-    assert codes(probes) == []
-
-
-def test_isolated_gpus_and_unbound_cpus_are_worth_a_note():
-    isolated = [replace(p, gpus=(f"GPU-{p.local_rank}",), affinity=2) for p in healthy()]
-    assert codes(isolated) == []
-    assert len(notes(isolated, EXPECTED)) == 2
-
-
-def test_what_is_not_asked_for_is_not_checked():
-    nothing = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
-    probes = [replace(p, **nothing) for p in healthy()]
-    assert codes(probes, Expectation(world=4, tasks_per_node=2, cpus_per_task=4)) == []
+    assert problem.code == code
+    assert said in problem.sentence
 
 
 def test_probes_survive_the_noise_of_a_log():
@@ -102,24 +96,20 @@ def test_probes_survive_the_noise_of_a_log():
     assert [p.rank for p in read_probes(text)] == [0, 1, 2, 3, 3]
 
 
-def test_a_rank_reads_slurm_s_environment():
+def test_a_rank_reads_slurm_s_environment_and_looks_at_scratch_where_it_will_lie(tmp_path):
     env = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
            "SLURM_CPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
     found = probe("/", "/no/such/data", env)
     assert (found.rank, found.local_rank, found.world, found.cpus) == (3, 1, 4, 4)
-    assert found.gpu == "1"
-    assert found.data is False
+    assert (found.gpu, found.data) == ("1", False)
     assert found.scratch_free_mb
+    assert probe(str(tmp_path / "me" / "deeper")).scratch_free_mb, "staging would make it"
+    assert probe("no/whole/path").scratch_free_mb is None
 
 
 def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host():
     assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
     assert probe(environ={}).host == socket.gethostname()
-
-
-def test_scratch_that_staging_would_make_is_looked_at_where_it_will_lie(tmp_path):
-    assert probe(str(tmp_path / "me" / "deeper")).scratch_free_mb
-    assert probe("no/whole/path").scratch_free_mb is None
 
 
 # ---- how GPUs reach each other ----
@@ -167,8 +157,7 @@ def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(gpus, t
 
 
 def test_gpus_that_never_answer_are_not_waited_for(gpus, tmp_path):
-    told = threading.Event()
-    said: list[Probe] = []
+    told, said = threading.Event(), []
 
     def stuck(found: Probe) -> None:
         said.append(found)

@@ -18,6 +18,14 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def seen(here: Path, line: str, **asked: object) -> JobSpec:
+    return seen_from(here, JobSpec("cpu", program=tuple(line.split()), **asked))
+
+
+def check(here: Path, line: str, **asked: object) -> None:
+    check_program(here, seen(here, line, **asked), Module(()))
+
+
 @pytest.mark.parametrize(("line", "expected"), [
     ("python train.py --lr 0.1", "python HERE/train.py --lr 0.1"),
     ("python3 -u -W x sub/train.py train.py", "python3 -u -W x HERE/sub/train.py train.py"),
@@ -44,8 +52,7 @@ def here(tmp_path: Path) -> Path:
     ("hpcdl train --data synthetic", "hpcdl train --data synthetic"),
 ])  # fmt: skip
 def test_files_of_this_directory_are_named_whole(here, line, expected):
-    found = seen_from(here, JobSpec("cpu", program=tuple(line.split())))
-    assert found.program == tuple(expected.replace("HERE", str(here)).split())
+    assert seen(here, line).program == tuple(expected.replace("HERE", str(here)).split())
 
 
 @pytest.mark.parametrize("program", [(), ("python",), ("python", "-"), ("bash", "-c", "x.sh")])
@@ -81,33 +88,27 @@ def test_what_the_job_would_not_find_is_refused(here, monkeypatch, line, says):
         (here / "bin").mkdir(exist_ok=True)
         (here / "bin" / name).write_text("#!/bin/sh\n")
         (here / "bin" / name).chmod(0o755)
-    words = tuple(line.replace("HERE", str(here)).split())
     with pytest.raises(BadInput, match=says):
-        check_program(here, seen_from(here, JobSpec("cpu", program=words)), Module(()))
+        check(here, line.replace("HERE", str(here)))
 
 
 @pytest.mark.parametrize("line", [
     "cat train.py", "python3 train.py sub/tool", "python3 -m train", "python3 -m json.tool sub",
 ])  # fmt: skip
 def test_with_chdir_a_program_finds_what_the_user_does(here, line):
-    spec = JobSpec("cpu", program=tuple(line.split()), chdir=here)
-    check_program(here, seen_from(here, spec), Module(()))
+    check(here, line, chdir=here)
 
 
 def test_a_directory_named_train_is_not_what_hpcdl_train_names(here):
     (here / "train").mkdir()
-    spec = JobSpec("cpu", program=("hpcdl", "train", "--model", "mlp"))
-    check_program(here, seen_from(here, spec), Module(()))
+    check(here, "hpcdl train --model mlp")
 
 
 def test_a_module_of_this_directory_is_found_from_the_job_s(here):
-    spec = seen_from(here, JobSpec("cpu", program=("python3", "-m", "sub.train")))
-    assert spec.python_path == here
-    check_program(here, spec, Module(()))
-    for words in (("--model", "sub.nets:build"), ("--dataset=train:data",)):
-        assert seen_from(here, JobSpec("cpu", program=("hpcdl", "train", *words))).python_path
-    other = JobSpec("cpu", program=("hpcdl", "train", "--model", "elsewhere:build"))
-    assert seen_from(here, other).python_path is None
+    check(here, "python3 -m sub.train")
+    for words in ("--model sub.nets:build", "--dataset=train:data"):
+        assert seen(here, f"hpcdl train {words}").python_path == here
+    assert seen(here, "hpcdl train --model elsewhere:build").python_path is None
 
 
 def test_the_first_example_of_the_documents_finds_its_program(tmp_path, monkeypatch, capsys):

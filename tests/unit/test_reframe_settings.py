@@ -39,21 +39,26 @@ def configuration(site: Any) -> dict[str, Any]:
     text = render_settings(site, Module(("tensorflow",)))
     found: dict[str, Any] = {}
     exec(text.replace("import hpcdl.regress.reframe_adapter.backend", ""), found)
-    configuration: dict[str, Any] = found["site_configuration"]
-    return configuration
+    return found["site_configuration"]
 
 
-def test_environments_have_features_and_compilers():
-    site = load_site(find_site_file("p100-v100-k80"))
-    known = {one["name"]: one for one in configuration(site)["environments"]}
+def reframe(folder: Path, *words: str) -> str:
+    """What ReFrame prints there."""
+    pytest.importorskip("reframe")
+    done = subprocess.run([REFRAME, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_environments_have_features_and_compilers(three_generations):
+    known = {one["name"]: one for one in configuration(three_generations)["environments"]}
     assert known["gnu"]["features"] == ["openmp"]
     assert known["gnu-mpi"]["features"] == ["mpi", "openmp"]
     assert (known["gnu"]["cc"], known["gnu-mpi"]["cxx"]) == ("gcc", "mpicxx")
     assert "cuda" not in known, "the site does not say where it is"
 
 
-def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it():
-    site = load_site(find_site_file("p100-v100-k80"))
+def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it(three_generations):
+    site = three_generations
     name, stack = next(iter(site.stacks.items()))
     with_cuda = replace(site, stacks={name: replace(stack, cuda_home=Path("/opt/cuda-12"))})
     found = configuration(with_cuda)
@@ -65,33 +70,24 @@ def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it():
 
 
 def test_a_check_gets_the_environments_that_have_its_feature(tmp_path):
-    pytest.importorskip("reframe")
-    site = load_site(find_site_file("embedded"))
-    (tmp_path / "settings.py").write_text(render_settings(site, Module(())))
+    settings = render_settings(load_site(find_site_file("embedded")), Module(()))
+    (tmp_path / "settings.py").write_text(settings)
     (tmp_path / "team.py").write_text(TEAM + ONE.format("mpi") + ONE.format("openmp"))
-    done = subprocess.run(
-        [REFRAME, "-C", "settings.py", "-c", "team.py", "-L", "--system=embedded:p100"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
-    found = {line for line in lines if line.startswith("- ")}
-    assert sum(line.startswith(("- mpi", "- openmp")) for line in found) == 2
-    assert "Found 2 check(s)" in done.stdout
+    words = ("-C", "settings.py", "-c", "team.py", "-L", "--system=embedded:p100")
+    lines = reframe(tmp_path, *words).splitlines()
+    assert len({line for line in lines if line.startswith(("- mpi", "- openmp"))}) == 2
+    assert any("Found 2 check(s)" in line for line in lines)
 
 
 def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(tmp_path, monkeypatch):
-    pytest.importorskip("reframe")
     (tmp_path / "here").mkdir()
     (tmp_path / "else").mkdir()
     (tmp_path / "here" / "site.yaml").write_text(find_site_file("p100-v100-k80").read_text())
     monkeypatch.chdir(tmp_path / "here")
     settings = str(tmp_path / "settings.py")
     assert main(["check", "settings", "--site", "site.yaml", "--output", settings]) == 0
-    done = subprocess.run(
-        [REFRAME, "-C", settings, "-l", "-n", "^storage"],
-        cwd=tmp_path / "else", capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "Found 2 check(s)" in done.stdout
+    said = reframe(tmp_path / "else", "-C", settings, "-l", "-n", "^storage")
+    assert "Found 2 check(s)" in said
 
 
 def test_arguments_of_reframe_are_passed_on(tmp_path):

@@ -35,21 +35,33 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return load_site(tmp_path / "site.yaml")
 
 
+def ago(**span: float) -> str:
+    return (datetime.now(timezone.utc) - timedelta(**span)).isoformat(timespec="seconds")
+
+
 def fill(site: Site, tmp_path: Path, *, last: float = 0.95) -> None:
     """Nights of 1000 images/s, of 95 % of it since 95 nights, and of `last` of it since 3."""
-    now, rng = datetime.now(timezone.utc), random.Random(3)
+    rng = random.Random(3)
     row = Result("", "", "throughput", "resnet50", "p100", "rate", 0.0, "images/s", "PASS",
                  low=800.0, release="r2")  # fmt: skip
     with open_history(tmp_path / "h", site.name) as history:
-        history.add(
-            replace(
-                row, run=f"r{n}",
-                time=(now - timedelta(days=n)).isoformat(timespec="seconds"),
-                value=1000 * (last if n < 3 else 0.95 if n < 95 else 1.0)
-                * (1 + 0.005 * rng.gauss(0, 1)),
-            )
-            for n in range(150)
-        )  # fmt: skip
+        for n in range(150):
+            level = last if n < 3 else 0.95 if n < 95 else 1.0
+            value = 1000 * level * (1 + 0.005 * rng.gauss(0, 1))
+            history.add([replace(row, run=f"r{n}", time=ago(days=n), value=value)])
+
+
+@pytest.fixture
+def filled(site: Site, tmp_path: Path) -> Site:
+    """A site with such nights and a reference of before."""
+    fill(site, tmp_path)
+    update_references(site, "embedded", [reference()])
+    return site
+
+
+def rate_of(site: Site) -> Reference:
+    (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
+    return row
 
 
 def reference(day: str = "2026-01-01", **changes: Any) -> Reference:
@@ -66,51 +78,44 @@ def gate(site: Site, tmp_path: Path) -> Any:
         return ask(history, now=datetime.now(timezone.utc), rulings=rulings_of(site))
 
 
-def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(site, tmp_path, capsys):
-    fill(site, tmp_path)
-    update_references(site, "embedded", [reference()])
-    (finding,) = gate(site, tmp_path).findings
+def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(filled, tmp_path, capsys):
+    (finding,) = gate(filled, tmp_path).findings
     assert main(["check", "accept", finding.id, *WHO]) == 0
     capsys.readouterr()
     assert main(["check", "accept", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["series"]["check"] == "throughput"
     assert "new driver" in listed["said"]
-    answer = gate(site, tmp_path)
+    answer = gate(filled, tmp_path)
     assert answer.open
     (shown,) = answer.accepted
     assert f"accepted by Ada on {date.today()}: new driver" in shown.accepted
-    (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
+    row = rate_of(filled)
     assert row.value == pytest.approx(950, rel=0.01)
     assert (row.lower, row.source) == (-0.2, "accepted by Ada: new driver")
     (tmp_path / "h").unlink()
-    fill(site, tmp_path, last=0.7)
-    (finding,) = gate(site, tmp_path).findings
+    fill(filled, tmp_path, last=0.7)
+    (finding,) = gate(filled, tmp_path).findings
     assert finding.change == pytest.approx(-0.26, abs=0.03)
 
 
-def test_undone_by_one_command_all_is_as_before(site, tmp_path):
-    fill(site, tmp_path)
-    update_references(site, "embedded", [reference()])
-    before = load_references(site, "embedded")
+def test_undone_by_one_command_all_is_as_before(filled, tmp_path):
+    before = load_references(filled, "embedded")
     assert main(["check", "accept", NAME, *WHO]) == 0
-    assert load_references(site, "embedded") != before
+    assert load_references(filled, "embedded") != before
     assert main(["check", "accept", NAME, "--undo"]) == 0
-    assert load_references(site, "embedded") == before
-    assert [one.name for one in gate(site, tmp_path).findings] == [NAME]
-    assert yaml.safe_load(accepted_file(site).read_text())["accepted"] == []
+    assert load_references(filled, "embedded") == before
+    assert [one.name for one in gate(filled, tmp_path).findings] == [NAME]
+    assert yaml.safe_load(accepted_file(filled).read_text())["accepted"] == []
 
 
-def test_it_is_a_diff_that_git_takes(site, tmp_path, capsys):
-    fill(site, tmp_path)
-    update_references(site, "embedded", [reference()])
-    capsys.readouterr()
+def test_it_is_a_diff_that_git_takes(filled, tmp_path, capsys):
     assert main(["check", "accept", NAME, *WHO, "--dry-run"]) == 0
     told = capsys.readouterr().out
-    assert not accepted_file(site).exists()
-    assert gate(site, tmp_path).findings
-    subprocess.run(["git", "apply"], input=told, text=True, check=True, cwd=site.paths.prefix)
-    assert gate(site, tmp_path).open
+    assert not accepted_file(filled).exists()
+    assert gate(filled, tmp_path).findings
+    subprocess.run(["git", "apply"], input=told, text=True, check=True, cwd=filled.paths.prefix)
+    assert gate(filled, tmp_path).open
 
 
 def test_of_two_at_once_none_is_lost(site, tmp_path):
@@ -128,25 +133,26 @@ def test_of_two_at_once_none_is_lost(site, tmp_path):
 
 def test_a_finding_sleeps_until_its_day(site, tmp_path):
     fill(site, tmp_path)
-    tomorrow = date.today() + timedelta(days=1)
-    assert main(["check", "accept", NAME, *WHO, "--until", str(tomorrow)]) == 0
+    tomorrow = str(date.today() + timedelta(days=1))
+    assert main(["check", "accept", NAME, *WHO, "--until", tomorrow]) == 0
     assert gate(site, tmp_path).open
     with open_history(tmp_path / "h", site.name) as history:
         later = datetime.now(timezone.utc) + timedelta(days=2)
         assert not ask(history, now=later, rulings=rulings_of(site)).open
 
 
-def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path):
+@pytest.mark.parametrize(("day", "value", "answers"), [
+    (str(date.today()), 1000.0, False),  # of the level before
+    ("2020-01-01", 950.0, False),  # measured before
+    (str(date.today()), 950.0, True),
+])  # fmt: skip
+def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path, day, value, answers):
     fill(site, tmp_path)
-    today = date.today().isoformat()
-    update_references(site, "embedded", [reference(today, value=1000.0)])
-    assert not gate(site, tmp_path).open, "it is of the level before"
-    update_references(site, "embedded", [reference("2020-01-01", value=950.0)])
-    assert not gate(site, tmp_path).open, "it was measured before"
-    update_references(site, "embedded", [reference(today, value=950.0)])
+    update_references(site, "embedded", [reference(day, value=value)])
     answer = gate(site, tmp_path)
-    assert answer.open
-    assert answer.accepted[0].accepted.startswith(f"answered by the reference of {today}")
+    assert answer.open == answers
+    said = f"answered by the reference of {day}"
+    assert [one.accepted.startswith(said) for one in answer.accepted] == [True] * answers
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -165,10 +171,9 @@ def test_what_cannot_be_accepted_is_said_in_a_line(site, tmp_path, capsys, words
 
 
 def test_of_a_thousand_findings_some_are_named(site, tmp_path, capsys):
-    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    row = Result("r", ago(), "throughput", "", "p100", "rate", 1.0, "images/s", "FAIL")
     with open_history(tmp_path / "h", site.name) as history:
-        history.add(Result("r", at, "throughput", f"x{n}", "p100", "rate", 1.0, "images/s", "FAIL")
-                    for n in range(1000))  # fmt: skip
+        history.add(replace(row, case_name=f"x{n}") for n in range(1000))
     assert main(["check", "accept", "zzz", *WHO]) == 2
     told = capsys.readouterr().err
     assert "and 1960 more" in told
@@ -176,10 +181,10 @@ def test_of_a_thousand_findings_some_are_named(site, tmp_path, capsys):
 
 
 def test_a_silent_series_has_no_level_to_accept(site, tmp_path, capsys):
-    now = datetime.now(timezone.utc) - timedelta(days=10)
+    row = Result("r", ago(days=10), "throughput", "resnet50", "p100", "rate", 1.0, "images/s",
+                 "PASS", low=0.5)  # fmt: skip
     with open_history(tmp_path / "h", site.name) as history:
-        history.add([Result("r", now.isoformat(timespec="seconds"), "throughput", "resnet50",
-                            "p100", "rate", 1.0, "images/s", "PASS", low=0.5)])  # fmt: skip
+        history.add([row])
     assert main(["check", "accept", NAME, *WHO]) == 2
     assert "--until" in capsys.readouterr().err
     day = str(date.today() + timedelta(days=3))
@@ -194,12 +199,10 @@ def test_a_broken_file_is_refused_with_its_place(site):
         rulings_of(site)
 
 
-def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(site, tmp_path, capsys):
-    fill(site, tmp_path)
-    update_references(site, "embedded", [reference()])
+def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(filled, capsys):
     assert main(["check", "accept", NAME, *WHO]) == 0
-    update_references(site, "embedded", [reference(value=940.0, source="measured in June")])
+    update_references(filled, "embedded", [reference(value=940.0, source="measured in June")])
     assert main(["check", "accept", NAME, "--undo"]) == 0
     assert "was set anew since, and stays" in capsys.readouterr().out
-    (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
+    row = rate_of(filled)
     assert (row.value, row.source) == (940.0, "measured in June")
