@@ -37,22 +37,19 @@ from hpcdl.regress.training import (
     resumed_program,
 )
 from hpcdl.results.faults import Fault, FaultKind
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import Partition, Site, find_site_file, load_site
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
-GOOD: dict[str, Any] = {
-    "outcome": {"status": "completed"},
-    "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1},
-    "release": "r1",
-}
+GOOD = {"outcome": {"status": "completed"}, "release": "r1",
+        "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def three() -> Site:
-    return load_site(find_site_file("p100-v100-k80"))
+def p100(three_generations: Site) -> Partition:
+    return three_generations.partition("p100")
 
 
 def changed(**changes: Any) -> Measured:
@@ -76,10 +73,8 @@ def test_a_number_of_a_job_that_ran_otherwise_is_no_number(change, word):
 
 def probes(count: int = 4, **changes: Any) -> list[Probe]:
     row = Probe(0, 0, "a", count, 4, 4, ("0", "1"), 0, "r1", None, None)
-    return [
-        replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
-        for rank in range(count)
-    ]
+    return [replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
+            for rank in range(count)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("found", "word"), [
@@ -102,17 +97,14 @@ def test_a_rank_out_of_place_is_named(found, word):
 def test_versions_are_compared_with_the_releases_record():
     ran = Measured({"versions": {"tensorflow": "2.21.0", "horovod": "0.28.1"}})
     text = "the module brings tensorflow 2.21.0, the release says 2.20.0"
-    assert version_faults(ran, {"tensorflow": "2.20.0", "horovod": "0.28.1"}) == [
-        Fault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
-    ]
+    fault = Fault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
+    assert version_faults(ran, {"tensorflow": "2.20.0", "horovod": "0.28.1"}) == [fault]
     assert version_faults(Measured({}), {"horovod": "0.28.1"})
 
 
-@pytest.mark.parametrize(
-    ("size", "name"), [(1 << 16, "64KiB"), (1 << 22, "4MiB"), (1 << 26, "64MiB"), (12, "12B")]
-)
-def test_sizes_have_names(size, name):
-    assert metric_name(size) == f"bus_gbs_{name}"
+def test_sizes_have_names():
+    found = [metric_name(size) for size in (1 << 16, 1 << 22, 1 << 26, 12)]
+    assert found == ["bus_gbs_64KiB", "bus_gbs_4MiB", "bus_gbs_64MiB", "bus_gbs_12B"]
 
 
 def check_of(file: str, name: str) -> Any:
@@ -128,11 +120,11 @@ def test_gpus_joined_without_nccl_are_a_fault(built, faults):
 
 
 @pytest.mark.parametrize(("name", "times"), [("copies", 1), ("allreduce", 2)])
-def test_nothing_is_copied_faster_than_what_joins_the_gpus(three, name, times):
+def test_nothing_is_copied_faster_than_what_joins_the_gpus(three_generations, name, times):
     most = check_of("communication", name).most
     for label, gbs in (("k80", 15.75), ("p100", 80.0), ("v100", 150.0)):
-        part = three.partition(label)
-        on = SimpleNamespace(real_gpus=True, place=lambda part=part: (three, part))
+        place = (three_generations, three_generations.partition(label))
+        on = SimpleNamespace(real_gpus=True, place=lambda place=place: place)
         assert most(on, None) == times * gbs
     assert most(SimpleNamespace(real_gpus=False), None) is None
 
@@ -168,13 +160,13 @@ def test_a_benched_pipeline_is_a_result_like_any_other():
     assert of_bench(Measured({}, ("missing result",))).faults == ("missing result",)
 
 
-def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three):
-    p100, request = three.partition("p100"), check_of("data", "storage").request
+def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three_generations, p100):
+    request = check_of("data", "storage").request
     for where, place in (("work", "$HPCDL_JOB_DIR"), ("scratch", "/local/$SLURM_JOB_ID")):
         check = SimpleNamespace(where=where, execution=CLUSTER, check_name="storage")
-        assert place in request(check, three, p100).program
+        assert place in request(check, three_generations, p100).program
     with pytest.raises(BadInput, match="has no scratch"):
-        request(check, three, replace(p100, scratch=None))
+        request(check, three_generations, replace(p100, scratch=None))
 
 
 def healthy() -> list[float]:
@@ -201,9 +193,9 @@ def test_a_loss_curve_outside_its_band_is_a_fault(curve):
 
 
 def resumed(**changes: Any) -> Measured:
-    samples = {"first_step": 200, "loss": [0.2] * 20}
-    steps = {"done": 500, "planned": 500}
-    return changed(**{"samples": samples, "steps": steps, **changes})
+    good = {"samples": {"first_step": 200, "loss": [0.2] * 20},
+            "steps": {"done": 500, "planned": 500}}  # fmt: skip
+    return changed(**good | changes)
 
 
 @pytest.mark.parametrize(("change", "word"), [
@@ -228,49 +220,41 @@ def test_it_goes_on_from_the_newest_checkpoint(tmp_path):
     assert "--steps=1500" in resumed_program(tmp_path, 1200)
 
 
-def test_the_model_of_scaling_expects_less_of_more_gpus(three):
-    p100 = three.partition("p100")
-    rows = [
-        expected_efficiency(widened(YARDSTICKS["fp32"], nodes, ALL).on(p100), p100, 219.0, "s")
-        for nodes in (1, 2, 4)
-    ]
-    values = [row.value for row in rows if row is not None]
-    assert len(values) == 3
-    assert 1 > values[0] > values[1] >= values[2] > 0.3
-    assert all(row is not None and -0.9 <= (row.lower or 0) < 0 for row in rows)
+def test_the_model_of_scaling_expects_less_of_more_gpus(p100):
+    cases = [widened(YARDSTICKS["fp32"], nodes, ALL).on(p100) for nodes in (1, 2, 4)]
+    rows = [expected_efficiency(case, p100, 219.0, "s") for case in cases]
+    assert 1 > rows[0].value > rows[1].value >= rows[2].value > 0.3
+    assert all(-0.9 <= (row.lower or 0) < 0 for row in rows)
 
 
-def test_the_bound_of_mixed_precision_counts_whole_gradients(three):
-    p100 = three.partition("p100")
-    case = widened(YARDSTICKS["fp16"], 4, ALL).on(p100)
-    row = expected_efficiency(case, p100, 400.0, "s")
+def test_the_bound_of_mixed_precision_counts_whole_gradients(p100):
+    row = expected_efficiency(widened(YARDSTICKS["fp16"], 4, ALL).on(p100), p100, 400.0, "s")
 
     def told(precision: str) -> float:
         request = Request(p100, "resnet50", "16", 64, precision, images_per_second=400.0)
         return answer(request).points[0].efficiency
 
-    assert row is not None
     assert row.value == pytest.approx(told("amp"), abs=1e-4)
     assert row.value < told("fp16") - 1e-3
 
 
-def test_where_the_model_knows_nothing_there_is_no_expectation(three):
-    p100 = three.partition("p100")
-    small = widened(YARDSTICKS["small"], 1, ALL).on(p100)
-    assert expected_efficiency(small, p100, 1e5, "s") is None
-    part = widened(YARDSTICKS["fp32"], 2, 2)  # half of each node
-    assert expected_efficiency(part, p100, 219.0, "s") is None
-    whole = widened(YARDSTICKS["fp32"], 2, ALL).on(p100)
-    assert expected_efficiency(whole, p100, None, "s") is None
+@pytest.mark.parametrize(("name", "nodes", "ranks", "rate"), [
+    ("small", 1, ALL, 1e5),
+    ("fp32", 2, 2, 219.0),  # half of each node
+    ("fp32", 2, ALL, None),
+])  # fmt: skip
+def test_where_the_model_knows_nothing_there_is_no_expectation(p100, name, nodes, ranks, rate):
+    case = widened(YARDSTICKS[name], nodes, ranks).on(p100)
+    assert expected_efficiency(case, p100, rate, "s") is None
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), SHAPES)
 @pytest.mark.parametrize("name", ["p100", "v100", "k80"])
-def test_every_shape_is_a_job_that_the_partition_can_hold(three, name, nodes, ranks):
-    partition = three.partition(name)
+def test_every_shape_is_a_job_that_the_partition_can_hold(three_generations, name, nodes, ranks):
+    partition = three_generations.partition(name)
     spec = job_on(partition, "check", ("true",), nodes=nodes, ranks=ranks)
-    layout = plan_layout(three, spec)
-    assert layout.world_size == nodes * (ranks or partition.gpus_per_node)
+    size = plan_layout(three_generations, spec).world_size
+    assert size == nodes * (ranks or partition.gpus_per_node)
 
 
 SHIPPED = sorted(path.stem for path in (folder("templates") / "sites").glob("*.yaml"))
@@ -278,31 +262,28 @@ SHIPPED = sorted(path.stem for path in (folder("templates") / "sites").glob("*.y
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_scaling_on_the_digits_has_a_batch_for_the_largest_shape(name):
-    digits = 1440
     for partition in load_site(find_site_file(name)).partitions.values():
-        for nodes, ranks in SHAPES:
-            case = widened(YARDSTICKS["small"], nodes, ranks).on(partition)
-            assert case.nodes * case.ranks * case.batch <= digits, f"{partition.name} {case}"
+        for shape in SHAPES:
+            case = widened(YARDSTICKS["small"], *shape).on(partition)
+            assert case.nodes * case.ranks * case.batch <= 1440, f"{partition.name} {case}"
 
 
-def test_half_precision_needs_a_gpu_that_has_it(three):
+def test_half_precision_needs_a_gpu_that_has_it(three_generations, p100):
     case = TrainingCase("resnet50", 1, 1, 100, 64, data="synthetic", precision="fp16", real=True)
     with pytest.raises(BadInput):
-        case.request(three, three.partition("k80"), "throughput")
-    p100 = three.partition("p100")
-    assert case.request(three, p100, "throughput").nodes == 1
-    assert p100.gpu is not None
+        case.request(three_generations, three_generations.partition("k80"), "throughput")
     newer = replace(p100, gpu=p100.gpu._replace(compute="10.0"))
-    assert case.request(three, newer, "throughput").nodes == 1
+    for has_it in (p100, newer):
+        assert case.request(three_generations, has_it, "throughput").nodes == 1
 
 
-def test_a_users_command_line_says_the_whole_request(three):
-    spec = job_on(three.partition("p100"), "job", ("hpcdl", "train", "--steps=3"), ranks=2)
-    words = to_argv(three, spec, Module(("tensorflow",)))
+def test_a_users_command_line_says_the_whole_request(three_generations, p100):
+    spec = job_on(p100, "job", ("hpcdl", "train", "--steps=3"), ranks=2)
+    words = to_argv(three_generations, spec, Module(("tensorflow",)))
     assert words[-4:] == ["--", "hpcdl", "train", "--steps=3"]
     assert "--gpus-per-node" in words
     assert "--no-module" not in words
-    assert "--no-module" in to_argv(three, spec, Module(()))
+    assert "--no-module" in to_argv(three_generations, spec, Module(()))
 
 
 @pytest.mark.parametrize(("request_", "serial", "times"), [

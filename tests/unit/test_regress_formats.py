@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,19 @@ from hpcdl.system.errors import BadInput
 ODD = 'loss "nan" <b> | \x00\x1b[31m & \\ back\nslash'
 
 
+METRIC = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "reference": 100.0,
+          "low": 80.0, "high": None, "wanted": True}  # fmt: skip
+
+
 def verdict(status: str, reason: str = "", **changes: Any) -> dict[str, Any]:
-    metric = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "reference": 100.0,
-              "low": 80.0, "high": None, "wanted": True}  # fmt: skip
     return {"check": "throughput", "case": "mlp", "partition": "p100", "status": status,
-            "reason": reason, "waived": False, "ok": status == "PASS", "metrics": [metric],
+            "reason": reason, "waived": False, "ok": status == "PASS", "metrics": [METRIC],
             "seconds": 1.5, **changes}  # fmt: skip
+
+
+def keep(folder: Path, *verdicts: dict[str, Any]) -> None:
+    """A run's verdicts where a command looks for them."""
+    (folder / "verdicts.json").write_text(json.dumps({**RUN, "verdicts": verdicts}))
 
 
 RUN: dict[str, Any] = {"schema": 2, "seconds": 12.0, "verdicts": [
@@ -33,8 +41,7 @@ RUN: dict[str, Any] = {"schema": 2, "seconds": 12.0, "verdicts": [
 def test_junit_counts_failures_and_errors_apart():
     suite = ET.fromstring(as_junit(RUN))
     assert [suite.get(key) for key in ("tests", "failures", "errors")] == ["5", "2", "1"]
-    assert len(suite.findall(".//failure")) == 2
-    assert len(suite.findall(".//error")) == 1
+    assert [len(suite.findall(f".//{kind}")) for kind in ("failure", "error")] == [2, 1]
     assert 'loss "nan" <b>' in str(suite.find(".//failure").get("message"))
 
 
@@ -70,20 +77,17 @@ def test_series_of_several_nodes_stay_apart_in_prometheus_file():
 
 
 def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured():
-    slow, lost = verdict("FAIL"), verdict("ERROR", metrics=[])
-    slow["metrics"][0] |= {"value": 50.0}
-    told = series({"verdicts": [verdict("PASS"), slow]})
-    assert [*told.values()] == ["1", "50.0", "100.0", "80.0"]
-    assert [*series({"verdicts": [verdict("PASS"), lost]}).values()] == ["2"]
+    slow, lost = verdict("FAIL", metrics=[METRIC | {"value": 50.0}]), verdict("ERROR", metrics=[])
+    for last, told in ((slow, ["1", "50.0", "100.0", "80.0"]), (lost, ["2"])):
+        assert [*series({"verdicts": [verdict("PASS"), last]}).values()] == told
 
 
 @pytest.mark.parametrize("name", ["junit", "markdown", "prometheus", "json"])
 def test_the_command_writes_the_file(tmp_path, name):
-    (tmp_path / "verdicts.json").write_text(json.dumps(RUN))
-    file = tmp_path / "out"
-    words = ["check", "report", str(tmp_path), "--format", name, "--output", str(file)]
+    keep(tmp_path, *RUN["verdicts"])
+    words = ["check", "report", str(tmp_path), "--format", name, "--output", str(tmp_path / "out")]
     assert main(words) == 0
-    assert file.stat().st_size > 100
+    assert (tmp_path / "out").stat().st_size > 100
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2", '{"verdicts": 3}', '{"verdicts": {}}',
@@ -92,9 +96,6 @@ def test_a_run_without_verdicts_is_said_so(tmp_path, capsys, text):
     (tmp_path / "verdicts.json").write_text(text)
     assert main(["check", "report", str(tmp_path)]) == 2
     assert "no verdicts" in capsys.readouterr().err
-
-
-METRIC = verdict("PASS")["metrics"][0]
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -116,22 +117,20 @@ METRIC = verdict("PASS")["metrics"][0]
 ])  # fmt: skip
 def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(tmp_path, changes, message):
     odd = {key: value for key, value in (verdict("PASS") | changes).items() if value != "lacks"}
-    run = {"verdicts": [verdict("PASS"), odd]}
-    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+    keep(tmp_path, verdict("PASS"), odd)
     with pytest.raises(BadInput, match=re.escape(f"verdicts[1]{message}")):
         read_run(tmp_path)
 
 
 def test_a_check_that_measured_no_number_is_told_all_the_same(tmp_path):
-    odd = verdict("ERROR", metrics=[METRIC | {"value": float("nan"), "high": float("inf")}])
-    (tmp_path / "verdicts.json").write_text(json.dumps({"verdicts": [odd]}))
+    no_number = METRIC | {"value": float("nan"), "high": float("inf")}
+    keep(tmp_path, verdict("ERROR", metrics=[no_number]))
     assert all(write(read_run(tmp_path)) for write in FORMATS.values())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_half_a_character_in_a_text_can_be_written(tmp_path, name):
-    run = {"verdicts": [verdict("FAIL", "why", check="half \ud800 of it")]}
-    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+    keep(tmp_path, verdict("FAIL", "why", check="half \ud800 of it"))
     assert b"half ? of it" in FORMATS[name](read_run(tmp_path), None).encode()
 
 
@@ -139,7 +138,7 @@ def test_without_a_folder_the_newest_run_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
     latest = tmp_path / "embedded" / "work" / "checks" / "latest"
     latest.mkdir(parents=True)
-    (latest / "verdicts.json").write_text(json.dumps(RUN))
+    keep(latest, *RUN["verdicts"])
     assert main(["check", "report", "--site", "embedded"]) == 0
     assert "| throughput/mlp | p100 | PASS |" in capsys.readouterr().out
 
