@@ -28,11 +28,9 @@ WHO = ("--because", "new driver", "--by", "Ada")
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    text = find_site_file("embedded").read_text().replace("$HPCDL_HOME/embedded/", f"{tmp_path}/")
-    (tmp_path / "site.yaml").write_text(text)
-    monkeypatch.setenv("HPCDL_SITE", str(tmp_path / "site.yaml"))
+    monkeypatch.setenv("HPCDL_SITE", "embedded")
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
-    return load_site(tmp_path / "site.yaml")
+    return load_site(find_site_file("embedded"))
 
 
 def ago(**span: float) -> str:

@@ -48,7 +48,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What each output says of one history and one run."""
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     monkeypatch.setenv("HPCDL_SITE", "embedded")
-    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
+
     with open_history(tmp_path / "h", "embedded") as history:
         history.add(rows())
     run = {"schema": 2, "run": str(tmp_path / "20261120-010000Z-0000"), "site": "embedded",

@@ -12,6 +12,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.formats import FORMATS, as_junit, as_markdown, as_prometheus, read_run
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
 
 ODD = 'loss "nan" <b> | \x00\x1b[31m & \\ back\nslash'
@@ -134,9 +135,8 @@ def test_half_a_character_in_a_text_can_be_written(tmp_path, name):
     assert b"half ? of it" in FORMATS[name](read_run(tmp_path), None).encode()
 
 
-def test_without_a_folder_the_newest_run_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
-    latest = tmp_path / "embedded" / "work" / "checks" / "latest"
+def test_without_a_folder_the_newest_run_is_told(capsys):
+    latest = load_site(find_site_file("embedded")).paths.work / "checks" / "latest"
     latest.mkdir(parents=True)
     keep(latest, *RUN["verdicts"])
     assert main(["check", "report", "--site", "embedded"]) == 0

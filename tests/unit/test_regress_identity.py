@@ -70,11 +70,9 @@ def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_pat
     with open_history(tmp_path / "h", "here") as history:
         assert history.add(rows) == 5
         assert [name_of(one) for one in history.series()] == [
-            "bw/size=1 on p100, rate [GB/s]",
-            "bw/size=1 on p100, rate [MB/s]",
-            "bw/size=1 on p100 (gnu), rate [GB/s]",
-            "bw/size=2 on p100, rate [GB/s]",
-        ]
+            "bw/size=1 on p100, rate [GB/s]", "bw/size=1 on p100, rate [MB/s]",
+            "bw/size=1 on p100 (gnu), rate [GB/s]", "bw/size=2 on p100, rate [GB/s]",
+        ]  # fmt: skip
         assert {one.site for one in history.series()} == {"here"}
         assert all(len(history.nights(one)) == 1 for one in history.series())
     with open_history(tmp_path / "h") as history:
@@ -110,32 +108,26 @@ def test_a_latency_that_grows_inside_its_bound_closes_the_gate(tmp_path, factor,
 
 
 def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_path):
-    rows = [result(99, environment="foss", status="FAIL", reason="slow", job=1),
-            result(99, environment="intel", job=2)]  # fmt: skip
     with open_history(tmp_path / "h", "here") as history:
-        history.add(rows)
+        history.add([result(99, environment="foss", status="FAIL", reason="slow", job=1),
+                     result(99, environment="intel", job=2)])  # fmt: skip
         (finding,) = ask(history, now=NOW).findings
     assert finding.name == "bw/size=1 on p100 (foss), rate [GB/s]"
     verdict = {"check": "bw", "case": "", "partition": "p100", "metrics": [], "waived": False}
     each = [verdict | {"environment": on, "status": status}
             for on, status in (("foss", "FAIL"), ("intel", "PASS"))]  # fmt: skip
-    text = as_prometheus({"site": "here", "verdicts": each})
-    lines = [line for line in text.splitlines() if line.startswith("hpcdl_check_st")]
-    assert [line[-1] for line in lines] == ["1", "0"]
+    lines = as_prometheus({"site": "here", "verdicts": each}).splitlines()
+    assert [line[-1] for line in lines if line.startswith("hpcdl_check_st")] == ["1", "0"]
 
 
 def test_a_change_of_times_is_told_in_times():
-    start = (NOW - timedelta(days=100)).date()
-    nights = [
-        Night(start + timedelta(days=n), 10.0 * (1.5 if n >= 60 else 1.0) + 0.1 * (n % 3))
-        for n in range(70)
-    ]
+    start = NOW.date()
+    times = [10.0 * (1.5 if n >= 60 else 1.0) + 0.1 * (n % 3) for n in range(70)]
+    nights = [Night(start + timedelta(days=n), seconds) for n, seconds in enumerate(times)]
     (change,) = analyse(nights, lower=True).changes
     assert (change.word, change.began) == ("rise", start + timedelta(days=60))
-    assert (change.before, change.change) == (
-        pytest.approx(10.1, rel=0.01),
-        pytest.approx(0.5, abs=0.02),
-    )
+    assert change.before == pytest.approx(10.1, rel=0.01)
+    assert change.change == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_node_with_the_highest_latency_is_the_slow_one():
@@ -150,11 +142,10 @@ def test_the_node_with_the_highest_latency_is_the_slow_one():
 
 
 def test_the_history_tells_the_whole_identity(tmp_path, capsys):
-    file = tmp_path / "h"
-    with open_history(file, "embedded") as history:
+    with open_history(tmp_path / "h", "embedded") as history:
         history.add([result(environment="foss")])
-    assert main(["check", "history", "show", "--json", "--site", "embedded",
-                 "--history", str(file)]) == 0  # fmt: skip
+    where = ["--site", "embedded", "--history", str(tmp_path / "h")]
+    assert main(["check", "history", "show", "--json", *where]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {"check": "bw", "case": "size=1", "partition": "p100", "metric": "rate",
          "environment": "foss", "unit": "GB/s", "site": "embedded"}

@@ -38,7 +38,7 @@ HOSTILE = "<!channel> @all ``` *x* [y](http://evil) \x1b[2J\nBcc: all"
 class Server:
     """A real web server that keeps what it is sent, and answers as it is told."""
 
-    def __init__(self, code: int = 200, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, code: int = 200, **headers: str) -> None:
         self.got: list[tuple[str, dict[str, str], Any]] = []
         server = self
 
@@ -47,7 +47,7 @@ class Server:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 server.got.append((self.path, dict(self.headers), json.loads(body)))
                 self.send_response(code)
-                for name, value in (headers or {}).items():
+                for name, value in headers.items():
                     self.send_header(name, value)
                 self.end_headers()
 
@@ -65,11 +65,14 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
+def server() -> Iterator[Server]:
     one = Server()
     yield one
     one.http.shutdown()
+
+
+def hook(url: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "webhook", "url": url, **more}
 
 
 def to(*targets: dict[str, Any], when: str = "change") -> Addressees:
@@ -78,30 +81,29 @@ def to(*targets: dict[str, Any], when: str = "change") -> Addressees:
 
 
 def test_only_what_changed_is_told_and_once(server):
-    hook = to({"kind": "webhook", "url": server.url, "headers": {"X-Key": "k"}})
+    asked = to(hook(server.url, headers={"X-Key": "k"}))
     both = GateAnswer(9, (DROP, SLOW), 9)
     for answer in (CLOSED, CLOSED, both, both, GateAnswer(9, (SLOW,), 9), OPEN, OPEN):
-        assert tell("here", answer, hook) == []
-    told = [(len(body["new"]), len(body["over"]), body["gate"]["open"])
-            for _, _, body in server.got]  # fmt: skip
+        assert tell("here", answer, asked) == []
+    bodies = [body for _, _, body in server.got]
+    told = [(len(body["new"]), len(body["over"]), body["gate"]["open"]) for body in bodies]
     assert told == [(1, 0, False), (1, 0, False), (0, 1, False), (0, 1, True)]
     assert server.got[0][1]["X-Key"] == "k"
-    tell("here", OPEN, replace(hook, when="always"))
+    tell("here", OPEN, replace(asked, when="always"))
     assert len(server.got) == 5
 
 
 def test_who_could_not_be_told_is_told_the_next_time(server):
     broken = Server(code=500)
-    good, bad = ({"kind": "webhook", "url": one.url} for one in (server, broken))
-    (line,) = tell("here", CLOSED, to(good, bad))
-    assert line == "webhook at 127.0.0.1: it answered 500"
-    tell("here", CLOSED, to(good, bad))
+    both = to(hook(server.url), hook(broken.url))
+    assert tell("here", CLOSED, both) == ["webhook at 127.0.0.1: it answered 500"]
+    tell("here", CLOSED, both)
     assert (len(server.got), len(broken.got)) == (1, 2)
 
 
 def test_a_secret_goes_to_nobody_else(server):
-    elsewhere = Server(code=302, headers={"Location": server.url})
-    target = {"kind": "webhook", "url": elsewhere.url, "headers": {"Authorization": "secret"}}
+    elsewhere = Server(code=302, Location=server.url)
+    target = hook(elsewhere.url, headers={"Authorization": "secret"})
     (line,) = tell("here", CLOSED, to(target))
     assert "it answered 302" in line
     assert "secret" not in line
@@ -112,10 +114,9 @@ def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(server, monkeypatc
     assert notify.SECONDS == 10
     monkeypatch.setattr(notify, "SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        hung = [{"kind": "webhook", "url": f"{url}{n}"} for n in range(3)]
+        hung = [hook(f"http://127.0.0.1:{silent.getsockname()[1]}/{n}") for n in range(3)]
         begun = time.monotonic()
-        lines = tell("here", CLOSED, to(*hung, {"kind": "webhook", "url": server.url}))
+        lines = tell("here", CLOSED, to(*hung, hook(server.url)))
         seconds = time.monotonic() - begun
     assert 1.8 < seconds < 12
     assert len(lines) == 3
@@ -167,13 +168,13 @@ class Smtp:
                 say(b"221 bye" if word == b"QUIT" else b"250 ok")
 
 
-def test_a_mail_has_what_changed_and_the_page(server, tmp_path):
+def test_a_mail_has_what_changed_and_the_page(tmp_path):
     smtp = Smtp()
     (tmp_path / "night.html").write_text("<html>the page</html>")
     target = {"kind": "mail", "to": ["ada@example.org"], "smtp": f"127.0.0.1:{smtp.port}"}
     odd = replace(DROP, description=HOSTILE)
-    answer = GateAnswer(9, (odd,), 9)
-    assert tell("here\nBcc: all", answer, to(target), tmp_path / "night.html") == []
+    page = tmp_path / "night.html"
+    assert tell("here\nBcc: all", GateAnswer(9, (odd,), 9), to(target), page) == []
     mail: Any = message_from_bytes(smtp.mail, policy=policy.default)
     assert mail["Subject"].startswith("[hpcdl] here")
     assert mail["Bcc"] is None
@@ -183,7 +184,7 @@ def test_a_mail_has_what_changed_and_the_page(server, tmp_path):
     assert [part.get_filename() for part in mail.iter_attachments()] == ["night.html"]
 
 
-def test_no_password_goes_to_a_server_that_nobody_vouches_for(server, tmp_path):
+def test_no_password_goes_to_a_server_that_nobody_vouches_for(tmp_path):
     """Whoever is in between answers with a certificate of his own."""
     key, said = tmp_path / "key", list[bytes]()
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=evil",
@@ -214,7 +215,7 @@ def test_no_password_goes_to_a_server_that_nobody_vouches_for(server, tmp_path):
     assert said == []
 
 
-def test_a_mail_goes_by_sendmail(server, tmp_path, monkeypatch):
+def test_a_mail_goes_by_sendmail(tmp_path, monkeypatch):
     program = tmp_path / "bin" / "sendmail"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\n[ "$*" = "-t -i" ] && cat >{tmp_path}/sent\n')
@@ -224,7 +225,7 @@ def test_a_mail_goes_by_sendmail(server, tmp_path, monkeypatch):
     assert "To: ada@example.org" in (tmp_path / "sent").read_text()
 
 
-def test_a_missing_mailer_is_one_line(server, tmp_path, monkeypatch):
+def test_a_missing_mailer_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     if Path("/usr/sbin/sendmail").exists():
         pytest.skip("this machine has a sendmail")
@@ -268,11 +269,11 @@ def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path, text):
     assert "hush" not in found.value.render()
 
 
-def test_the_gate_answers_the_same_whoever_can_be_told(server, tmp_path, capsys):
+def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, capsys):
     at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
+    row = Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL")
     with open_history(tmp_path / "h", "embedded") as history:
-        history.add([Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL",
-                            reason="slow")])  # fmt: skip
+        history.add([row])
     words = ["check", "gate", "--site", "embedded", "--history", str(tmp_path / "h")]
     assert main(words) == 1
     answer = capsys.readouterr().out
