@@ -23,11 +23,10 @@ NOW = 1_750_000_000.0
 RUN = Run(job=17, token="hpcdl-" + "a" * 32, nodes=("p100-01", "p100-02"), started=NOW - 60,
           ended=NOW, gpu="P100")  # fmt: skip
 GOOD: dict[str, Any] = {
-    "job": {"id": "17", "token": RUN.token},
-    "ended": NOW - 1,
+    "job": {"id": "17", "token": RUN.token}, "ended": NOW - 1,
     "layout": {"nodes": ["p100-02"], "gpu": "Tesla P100-PCIE-16GB"},
     "summary": {"images_per_second": 900.0},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "word"), [
@@ -57,23 +56,19 @@ def test_a_job_finds_its_token_by_the_link_that_its_script_made(tmp_path):
 
 
 def test_a_result_in_other_units_is_none(tmp_path):
-    data = RESULT.data(GOOD)
-    assert data["units"]["summary.images_per_second"] == "images/s"
-    data["units"]["summary.images_per_second"] = "images/min"
-    RESULT.write(tmp_path / "result.json", GOOD | {"units": data["units"]})
-    text = (tmp_path / "result.json").read_text().replace('"images/s"', '"images/min"')
-    (tmp_path / "result.json").write_text(text)
-    found = read_result(tmp_path / "result.json")
-    assert [fault.kind for fault in found.faults] == [FaultKind.UNIT]
+    file = tmp_path / "result.json"
+    RESULT.write(file, GOOD)
+    text = file.read_text()
+    assert text.count('"images/s"') == 1
+    file.write_text(text.replace('"images/s"', '"images/min"'))
+    assert [fault.kind for fault in read_result(file).faults] == [FaultKind.UNIT]
 
 
-def case(
-    value: float, unit: str = "images/s", most: float | None = None, wanted: str = "", **row: Any
-) -> dict[str, Any]:
+def case(value: float, unit: str = "images/s", most: float | None = None, wanted: str = "",
+         **row: Any) -> dict[str, Any]:  # fmt: skip
     reference = {"value": 1000.0, "unit": wanted or unit, "lower": -0.1, "upper": None, "runs": 5,
                  "proof": "run", "source": "this test", **row}  # fmt: skip
-    metric = {"value": value, "unit": unit, "judged": True, "reference": reference,
-              "most": most}  # fmt: skip
+    metric = {"value": value, "unit": unit, "judged": True, "reference": reference, "most": most}
     return {"result": "success", "evidence": {"check": "c", "metrics": {"rate": metric}}}
 
 
@@ -100,14 +95,12 @@ def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(given, k
 
 def nights(count: int, *, last: float = 1000.0) -> list[Result]:
     now = datetime.now(timezone.utc)
-    row = Result("r", "", "throughput", "resnet50", "p100", "rate", 1000.0, "images/s", "PASS",
-                 low=500.0)  # fmt: skip
-    found = []
-    for night in range(count):
-        at = now - timedelta(days=count - 1 - night)
-        value = (last if count - night <= 5 else 1000.0) + night % 3
-        found.append(replace(row, run=f"r{night}", time=stamp(at), value=value))
-    return found
+    return [
+        Result(f"r{night}", stamp(now - timedelta(days=count - 1 - night)), "throughput",
+               "resnet50", "p100", "rate", (last if count - night <= 5 else 1000.0) + night % 3,
+               "images/s", "PASS", low=500.0)
+        for night in range(count)
+    ]  # fmt: skip
 
 
 def stamp(at: datetime) -> str:
@@ -135,13 +128,15 @@ def test_a_date_in_the_future_neither_moves_a_baseline_nor_opens_the_gate(
 
 
 def test_what_is_dated_later_is_refused_and_nothing_of_it_is_added(tmp_path):
-    late = stamp(datetime.now(timezone.utc) + timedelta(seconds=90))
-    soon = stamp(datetime.now(timezone.utc) + timedelta(seconds=30))
+    now = datetime.now(timezone.utc)
+    soon, late = (replace(nights(1)[0], run=f"in {seconds} s",
+                          time=stamp(now + timedelta(seconds=seconds)))
+                  for seconds in (30, 90))  # fmt: skip
     with open_history(tmp_path / "h") as history:
         with pytest.raises(BadInput, match="dated in the future"):
-            history.add([*nights(2), replace(nights(1)[0], run="late", time=late)])
+            history.add([*nights(2), late])
         assert history.series() == []
-        assert history.add([replace(nights(1)[0], run="soon", time=soon)]) == 1
+        assert history.add([soon]) == 1
 
 
 def test_the_numbers_of_an_error_move_no_baseline(tmp_path):
