@@ -149,8 +149,7 @@ def test_a_batch_that_the_table_lacks_comes_from_the_sources_scripts_or_from_mem
 
 
 def test_a_base_shares_source_hardware_and_settings(records):
-    row = next(r for r in records if r.id == "tf2017-gce-resnet50-b32-real-8")
-    base = Bases(records).of(row)
+    base = Bases(records).of(next(r for r in records if r.id == "tf2017-gce-resnet50-b32-real-8"))
     assert base is not None
     assert base.id == "tf2017-gce-resnet50-b32-real-1"
 

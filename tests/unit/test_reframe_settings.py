@@ -86,15 +86,13 @@ def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(tmp_path
     monkeypatch.chdir(tmp_path / "here")
     settings = str(tmp_path / "settings.py")
     assert main(["check", "settings", "--site", "site.yaml", "--output", settings]) == 0
-    said = reframe(tmp_path / "else", "-C", settings, "-l", "-n", "^storage")
-    assert "Found 2 check(s)" in said
+    assert "Found 2 check(s)" in reframe(tmp_path / "else", "-C", settings, "-l", "-n", "^storage")
 
 
 def test_arguments_of_reframe_are_passed_on(tmp_path):
     request = CheckRequest(passed=("-J", "reservation=tests", "-x", "slow", "--skip-sanity-check"))
     refuse_ours(request.passed)
-    argv = to_argv(RunDirectory(tmp_path), request, 0, serial=True)
-    assert argv[-5:] == list(request.passed)
+    assert to_argv(RunDirectory(tmp_path), request, 0, serial=True)[-5:] == list(request.passed)
     assert request.changed == ()
     assert CheckRequest(passed=("-S", "size=4")).changed == ("-S",), "it is no night"
 

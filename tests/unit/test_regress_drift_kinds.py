@@ -21,8 +21,7 @@ SEED = "not the benchmark's"
 def test_a_drop_is_seen_and_healthy_series_are_left_alone(kind):
     """Of 1,800 healthy nights a detector of 1 in 1,000 may speak of two, not of seven."""
     rng = random.Random(f"{SEED} {kind}")
-    false = sum(len(told(series(kind, rng, 3))) for _ in range(12))
-    assert false <= 6
+    assert sum(len(told(series(kind, rng, 3))) for _ in range(12)) <= 6
     seen = [told(series(kind, rng, 3, drop(0.05))) for _ in range(10)]
     assert sum(any(night > CHANGE_AT // 2 for night in nights) for nights in seen) >= 9
 
@@ -31,8 +30,7 @@ def test_what_a_lopsided_noise_explains_is_no_drop():
     """Without the correction for skewness, of the same sign as the step, it is 6 of these."""
     rng = random.Random(f"{SEED} one-sided healthy")
     each = [runs_of(series("one-sided", rng, 1)).nights for _ in range(40)]
-    found = [one.kind for nights in each for one in detect(nights)]
-    assert found.count(Kind.DROP) <= 1
+    assert [one.kind for nights in each for one in detect(nights)].count(Kind.DROP) <= 1
 
 
 @pytest.mark.parametrize(("kind", "runs", "size", "nights", "seen", "of"), [
@@ -104,8 +102,7 @@ def test_one_event_is_one_change(size):
 def test_a_loss_that_goes_on_is_one_change_of_the_size_it_has_now():
     right = 0
     for seed in range(15):
-        nights = series("normal", random.Random(seed), 3, ramp(0.002), CHANGE_AT + 50)
-        worse = analyse(nights).worse
+        worse = analyse(series("normal", random.Random(seed), 3, ramp(0.002), CHANGE_AT + 50)).worse
         right += worse is not None and abs(worse.change + 0.1) <= 0.015
     assert right >= 13
 

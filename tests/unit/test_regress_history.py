@@ -118,8 +118,7 @@ def test_any_result_comes_back_as_it_was(one):
     with tempfile.TemporaryDirectory() as folder:
         for name, write in FORMATS.items():
             file = Path(folder, name)
-            text = "\n".join([*write([one]), ""])
-            file.write_bytes(text.encode("utf-8", "replace"))
+            file.write_bytes("\n".join([*write([one]), ""]).encode("utf-8", "replace"))
             (back,) = Incoming(file)
             texts = {key: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v
                      for key, v in asdict(one).items()}  # fmt: skip

@@ -18,8 +18,7 @@ def test_only_the_jobs_own_processes_on_its_own_cluster_are_meant(tmp_path):
     process(tmp_path, 3, SLURM_JOB_ID="77", SLURM_CONF="/a/slurm.conf")
     process(tmp_path, 4, HOME="/root")
     (tmp_path / "5").mkdir()
-    found = [path.name for path in processes_of(7, "/a/slurm.conf", tmp_path)]
-    assert found == ["1"]
+    assert [path.name for path in processes_of(7, "/a/slurm.conf", tmp_path)] == ["1"]
 
 
 def test_sessions_are_left_alone(tmp_path, monkeypatch):

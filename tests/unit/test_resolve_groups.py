@@ -1,6 +1,7 @@
 """One build from wheels serves the GPUs that one TensorFlow can; Pythons are the machine's."""
 
 import dataclasses
+import sys
 from types import MappingProxyType
 
 import pytest
@@ -36,11 +37,9 @@ def site_of(stack: StackRequest, **models: str | None) -> Site:
         for name, model in models.items()
     }  # fmt: skip
     return dataclasses.replace(
-        plain,
-        partitions=MappingProxyType(parts),
+        plain, partitions=MappingProxyType(parts), default_partition=next(iter(parts)),
         stacks=MappingProxyType({stack.name: stack}),
-        default_partition=next(iter(parts)),
-    )
+    )  # fmt: skip
 
 
 def wheels(**more: object) -> StackRequest:
@@ -99,25 +98,14 @@ def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle():
 
 def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(monkeypatch):
     site = site_of(wheels(), p100="P100-PCIe", k80="K80")
-    assert resolve(site, "p100")[0].versions["python"] == "3.11"
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13", "3.11"))
-    assert resolve(site, "p100")[0].versions["python"] == "3.13"
-    assert resolve(site, "k80")[0].versions["python"] == "3.11"
-
-
-def test_a_gpu_whose_tensorflow_has_no_wheel_for_any_python_here_does_not_fit(monkeypatch):
+    for here, expected in ((HERE, "3.11 3.11"), (("3.13", "3.11"), "3.13 3.11")):
+        monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda here=here: here)
+        found = [resolve(site, name)[0].versions["python"] for name in ("p100", "k80")]
+        assert found == expected.split()
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13",))
-    found = resolve(site_of(wheels(), k80="K80"), "k80")[0]
+    found = resolve(site, "k80")[0]
     assert not found.fits
     assert "the Pythons of this machine" in as_text([found])
-
-
-def test_the_pythons_of_a_machine_begin_with_the_running_one(tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.undo()
-    monkeypatch.setenv("PATH", "")
-    assert pythons() == (f"{sys.version_info[0]}.{sys.version_info[1]}",)
 
 
 def test_a_python_that_does_not_start_is_none(tmp_path, monkeypatch):
@@ -127,7 +115,7 @@ def test_a_python_that_does_not_start_is_none(tmp_path, monkeypatch):
         (tmp_path / f"python3.{minor}").chmod(0o755)
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
-    own = pythons()[0]
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert pythons() == (own, "3.10", "3.9")
     assert that_start(pythons()) == (own, "3.9")
     site = site_of(wheels(pins={"python": "3.10"}), p100="P100-PCIe")
@@ -175,8 +163,7 @@ def test_each_gpu_of_a_mixed_partition_is_compared_with_the_driver_of_its_own_no
              dataclasses.replace(new, driver=a100, name="mixed"))  # fmt: skip
     mixed = dataclasses.replace(old, groups=nodes)
     site = dataclasses.replace(site, partitions=MappingProxyType({"mixed": mixed}))
-    build = resolve_build(site, site.stacks["tensorflow"], ("mixed",))
-    found = [*resolve(site), build]
+    found = [*resolve(site), resolve_build(site, site.stacks["tensorflow"], ("mixed",))]
     said = " ".join(as_text(found).split())
     assert [one.fits for one in found if one.wanted] == [not refused] * 3
     assert refused in said

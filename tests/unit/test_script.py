@@ -63,8 +63,7 @@ def test_directives_stand_before_the_first_command(script):
     lines = script.text.splitlines()
     assert lines[0] == "#!/bin/bash"
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
-    late = [line for line in lines[first:] if line.startswith("#SBATCH")]
-    assert late == []
+    assert [line for line in lines[first:] if line.startswith("#SBATCH")] == []
     assert len(script.directives) > 8
     assert [line.split("=")[0] for line in script.directives] == list(
         dict.fromkeys(line.split("=")[0] for line in script.directives)
@@ -226,8 +225,7 @@ def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations, pi):
     untyped = replace(three_generations, partitions={**three_generations.partitions, "p100": plain})
     assert "#SBATCH --gpus-per-node=2\n" in render(untyped, gpus=2).text
     for site in (three_generations, pi, untyped):
-        directives = render(site, "k80", gpus=2).directives
-        assert sum("gpu" in one for one in directives) == 1
+        assert sum("gpu" in one for one in render(site, "k80", gpus=2).directives) == 1
 
 
 def test_account_and_qos_come_from_request_then_partition_then_site(modern):

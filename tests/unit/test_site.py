@@ -157,8 +157,7 @@ def test_each_kind_of_fault_is_named(site_file, change, said):
 
 
 def test_a_site_needs_a_partition(site_file):
-    text = SITE[: SITE.index("partitions:")]
-    site_file.write_text(text + "partitions: {}\n")
+    site_file.write_text(SITE[: SITE.index("partitions:")] + "partitions: {}\n")
     with pytest.raises(BadInput, match="fault") as caught:
         load_site(site_file)
     assert "needs at least one entry" in caught.value.render()

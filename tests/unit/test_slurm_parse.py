@@ -62,8 +62,7 @@ def test_mpi_plugins_are_read_alike_from_every_release(release):
     ("mps:gpu:100", ()),
 ])  # fmt: skip
 def test_gres_tells_types_and_counts_of_gpus(gres, gpus):
-    line = f"NodeName=n Gres={gres} RealMemory=1"
-    assert parse.node(line).gpus == gpus
+    assert parse.node(f"NodeName=n Gres={gres} RealMemory=1").gpus == gpus
 
 
 MARK = "5f0c9a"
@@ -104,8 +103,7 @@ def test_a_job_is_read_with_blanks_and_signs_in_its_values():
     "x\n64 COMPLETED",
 ])  # fmt: skip
 def test_no_name_or_path_of_a_user_makes_a_field_or_a_record(name):
-    forged = [*JOB[:-2], f"/tmp/{name}", name]
-    rows = parse.marked(answer(forged, JOB), MARK)
+    rows = parse.marked(answer([*JOB[:-2], f"/tmp/{name}", name], JOB), MARK)
     jobs = [parse.job(row) for row in rows]
     assert [(one.id, one.state, one.name) for one in jobs] == [
         (4711, "RUNNING", name), (4711, "RUNNING", "a b=c"),
@@ -120,8 +118,7 @@ def test_an_answer_without_its_heading_is_not_an_empty_queue(text):
 
 
 def test_the_name_of_one_cluster_may_stand_above_the_heading():
-    one = f"CLUSTER: one\n{answer(JOB)}"
-    assert parse.marked(one, MARK) == parse.marked(answer(JOB), MARK)
+    assert parse.marked(f"CLUSTER: one\n{answer(JOB)}", MARK) == parse.marked(answer(JOB), MARK)
     ends = "CLUSTER: one\nJOBID EXIT_CODE RESTARTS\n7 0 2\n"
     assert parse.exits(ends) == {7: (0, 0, 2)}
     for jobs in ((), (JOB,)):

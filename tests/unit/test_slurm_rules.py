@@ -87,8 +87,7 @@ def test_srun_reads_the_variable_of_its_release(release):
 
 
 def test_no_fact_has_two_values_in_one_release():
-    names = {row["name"] for row in load("slurm_rules")["facts"]}
-    for name in names:
+    for name in {row["name"] for row in load("slurm_rules")["facts"]}:
         rows = [row for row in load("slurm_rules")["facts"] if row["name"] == name]
         for release in [*map(Release.parse, known_releases()), Release.parse("20.11.2")]:
             assert sum(span(row).holds(release) for row in rows) <= 1, (name, release)
