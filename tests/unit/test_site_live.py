@@ -12,52 +12,40 @@ from hpcdl.slurm import parse
 from tests.unit import slurm_output as said
 
 
-def cluster(release: str, **nodes: str) -> LiveCluster:
+def nodes(release: str = "22.05", **changes: str) -> list[parse.NodeRecord]:
+    return [parse.node(line) for line in said.nodes(release, **changes).splitlines()]
+
+
+def cluster(release: str = "22.05", **changes: str) -> LiveCluster:
     """The cluster of `slurm_output`, as the live one would be read."""
-    records = [parse.node(line) for line in said.nodes(release, **nodes).splitlines()]
     config = parse.config(said.config(release))
+    partitions = [parse.partition(line) for line in said.partitions(release).splitlines()]
+    plugins = {"TaskPlugin": "task/affinity,task/cgroup,task/else"}
     return LiveCluster(
-        name=config["ClusterName"],
-        version=f"{release}.5",
-        mpi_plugins=parse.mpi_plugins(said.MPI_LISTS[release]),
-        mpi_default="pmix",
+        name=config["ClusterName"], version=f"{release}.5", mpi_default="pmix",
+        mpi_plugins=parse.mpi_plugins(said.MPI_LISTS[release]), select="cons_tres",
         accounting="slurmdbd" in config["AccountingStorageType"],
-        partitions=tuple(
-            describe(parse.partition(line), records)
-            for line in said.partitions(release).splitlines()
-        ),
-        select="cons_tres",
-        task_plugins=plugins_of(
-            {"TaskPlugin": "task/affinity,task/cgroup,task/else"}, "TaskPlugin"
-        ),
-        plugin_options=("no", "1up"),
-    )
+        partitions=tuple(describe(one, nodes(release, **changes)) for one in partitions),
+        task_plugins=plugins_of(plugins, "TaskPlugin"), plugin_options=("no", "1up"),
+    )  # fmt: skip
 
 
 @pytest.fixture
 def drafted(tmp_path: Path) -> Site:
-    file = tmp_path / "site.yaml"
-    file.write_text(draft(cluster("22.05")).text)
-    return load_site(file)
+    return loaded(cluster(), tmp_path)[0]
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
 def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(release, tmp_path):
-    found = draft(cluster(release))
-    assert found.questions == ()
-    (tmp_path / "site.yaml").write_text(found.text)
-    site = load_site(tmp_path / "site.yaml")
-    assert compare(site, cluster(release)) == ()
+    site, questions = loaded(cluster(release), tmp_path)
+    assert (questions, compare(site, cluster(release))) == ((), ())
     part = site.partition("p100")
     assert (part.nodes, part.cpus, part.memory_gb, part.max_time) == (2, 56, 250, "2-00:00:00")
-    assert part.gpu is not None
     assert (part.gpu.model, part.gpu.per_node) == ("P100-PCIe", 4)
-    assert site.partition("cpu").max_time == "unlimited"
+    assert (site.partition("cpu").max_time, site.default_partition) == ("unlimited", "p100")
     assert site.slurm.accounting
-    assert site.slurm.select == "cons_tres"
-    assert site.slurm.task_plugins == ("affinity", "cgroup")
+    assert (site.slurm.select, site.slurm.task_plugins) == ("cons_tres", ("affinity", "cgroup"))
     assert site.slurm.plugin_options == ("no", "1up"), "text, though YAML has a `no` of its own"
-    assert site.default_partition == "p100"
 
 
 @pytest.mark.parametrize(("gres", "said"), [
@@ -67,7 +55,7 @@ def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(release, tmp
     ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
 ])  # fmt: skip
 def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres, said):
-    found = draft(cluster("22.05", gres=gres))
+    found = draft(cluster(gres=gres))
     (question,) = found.questions
     assert question.startswith("partitions.p100.gpu.model: ")
     assert said in question
@@ -90,38 +78,27 @@ def test_gres_types_name_models_as_sites_write_them(gres_type, model):
 
 
 def test_nodes_that_differ_are_named():
-    records = [parse.node(line) for line in said.nodes("22.05").splitlines()]
-    odd = records[1]._replace(memory_mb=128000)
+    first, second, *_ = nodes()
+    odd = second._replace(memory_mb=128000)
     partition = parse.partition(said.partitions("22.05").splitlines()[0])
-    live = describe(partition, [records[0], odd, records[0]._replace(name="p100-03")])
-    assert live.memory_gb == 250
-    assert live.odd_nodes == ("p100-02",)
+    live = describe(partition, [first, odd, first._replace(name="p100-03")])
+    assert (live.memory_gb, live.odd_nodes) == (250, ("p100-02",))
 
 
 def test_a_partition_without_nodes_is_still_described():
-    partition = parse.partition(
-        "PartitionName=empty Nodes=(null) TotalNodes=0 MaxTime=1:00 State=UP"
-    )
-    live = describe(partition, [])
+    text = "PartitionName=empty Nodes=(null) TotalNodes=0 MaxTime=1:00 State=UP"
+    live = describe(parse.partition(text), [])
     assert (live.nodes, live.gpus_per_node) == (0, 0)
 
 
 def test_each_difference_is_one_row_with_its_key(drafted):
-    live = cluster("22.05")
-    p100, cpu = live.partitions
-    other = replace(
-        live,
-        version="23.02.1",
-        mpi_plugins=("none", "pmi2"),
-        accounting=False,
-        partitions=(
-            replace(
-                p100, nodes=3, hostlist="p100-[01-03]", sockets=1, memory_gb=128, gpu_type="v100",
-                gpus_per_node=2, max_time="1:00:00", odd_nodes=("p100-02",), features=("p100",),
-            ),
-            replace(cpu, name="fat"),
-        ),
+    p100, cpu = cluster().partitions
+    p100 = replace(
+        p100, nodes=3, hostlist="p100-[01-03]", sockets=1, memory_gb=128, gpu_type="v100",
+        gpus_per_node=2, max_time="1:00:00", odd_nodes=("p100-02",), features=("p100",),
     )  # fmt: skip
+    other = replace(cluster(), version="23.02.1", mpi_plugins=("none", "pmi2"), accounting=False,
+                    partitions=(p100, replace(cpu, name="fat")))  # fmt: skip
     found = {one.key: (one.file, one.cluster) for one in compare(drafted, other)}
     assert found == {
         "slurm.version": ("22.05.5", "23.02.1"),
@@ -140,30 +117,27 @@ def test_each_difference_is_one_row_with_its_key(drafted):
     }
 
 
-def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted):
-    live = cluster("22.05")
-    p100, cpu = live.partitions
-    roomy = replace(p100, memory_gb=999, max_time="UNLIMITED")
-    for other in (roomy, replace(p100, hostlist="p100-02,p100-01")):
-        assert compare(drafted, replace(live, partitions=(other, cpu))) == ()
+@pytest.mark.parametrize("change", [
+    {"memory_gb": 999, "max_time": "UNLIMITED"}, {"hostlist": "p100-02,p100-01"},
+])  # fmt: skip
+def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted, change):
+    p100, cpu = cluster().partitions
+    other = replace(cluster(), partitions=(replace(p100, **change), cpu))
+    assert compare(drafted, other) == ()
 
 
 def mixed(*gres: str) -> LiveCluster:
     """A cluster whose partition p100 has nodes with these Gres, one after the other."""
-    live = cluster("22.05")
-    records = [parse.node(line) for line in said.nodes("22.05").splitlines()]
-    nodes = [
-        records[0]._replace(name=f"p100-{number:02d}", gres=one)
-        for number, one in enumerate(gres, 1)
-    ]
+    each = [nodes()[0]._replace(name=f"p100-{n:02d}", gres=one) for n, one in enumerate(gres, 1)]
     partition = parse.partition(said.partitions("22.05").splitlines()[0])
     p100 = partition._replace(nodes=f"p100-[01-{len(gres):02d}]", node_count=len(gres))
-    return replace(live, partitions=(describe(p100, nodes),))
+    return replace(cluster(), partitions=(describe(p100, each),))
 
 
-def loaded(live: LiveCluster, tmp_path: Path, fill: str = "T4") -> tuple[Site, tuple[str, ...]]:
+def loaded(live: LiveCluster, tmp_path: Path) -> tuple[Site, tuple[str, ...]]:
+    """The site of a cluster's draft, and what the draft asks."""
     found = draft(live)
-    (tmp_path / "site.yaml").write_text(found.text.replace("FILL-IN", fill))
+    (tmp_path / "site.yaml").write_text(found.text.replace("FILL-IN", "T4"))
     return load_site(tmp_path / "site.yaml"), found.questions
 
 
@@ -184,10 +158,7 @@ def test_typed_and_untyped_gpus_are_each_asked_for_in_their_own_form(tmp_path):
     live = mixed("gpu:a100:4", "gpu:4")
     site, questions = loaded(live, tmp_path)
     assert questions == ("partitions.p100.groups.2.gpu.model: Slurm says no type",)
-    typed, untyped = site.partition("p100").groups
-    assert typed.gpu is not None
-    assert untyped.gpu is not None
-    assert (typed.gpu.gres_type, untyped.gpu.gres_type) == ("a100", None)
+    assert [one.gpu.gres_type for one in site.partition("p100").groups] == ["a100", None]
     assert compare(site, live) == ()
 
 
