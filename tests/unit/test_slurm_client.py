@@ -30,9 +30,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     return write
 
 
-@pytest.mark.parametrize(
-    "name", ["SQUEUE_USERS", "SQUEUE_STATES", "SINFO_PARTITION", "SLURM_JOB_ID"]
-)
+@pytest.mark.parametrize("name", ["SQUEUE_USERS", "SINFO_PARTITION", "SLURM_JOB_ID"])
 def test_no_default_of_the_user_hides_a_job_or_forms_a_time(command, monkeypatch, tmp_path, name):
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     command("scontrol", 'echo "ClusterName = $SLURM_TIME_FORMAT"')
@@ -68,8 +66,6 @@ case "$*" in
 esac
 """
 _ENDS = "echo JOBID EXIT_CODE RESTARTS; echo 7 3:0 2; echo 8 0 1"
-
-
 _MARK = 'm=$(echo "$*" | grep -o "[|][0-9a-f]*[|]"); for ids; do :; done'
 """What sacct is asked to put between fields, and the last argument."""
 
@@ -82,29 +78,24 @@ def squeue(command: Command, ends: str) -> None:
 
 def test_how_a_job_ended_is_told_by_the_second_look(command):
     squeue(command, _ENDS)
-    queue = [(one.id, one.exit_code, one.restarts) for one in client.queue()]
-    assert queue == [(7, 3, 2), (8, 0, 1)]
-    found = client.job(7)
-    assert found is not None
-    assert (found.state, found.exit_code) == ("COMPLETED", 3)
+    queue = [(one.id, one.state, one.exit_code, one.restarts) for one in client.queue()]
+    assert queue == [(7, "COMPLETED", 3, 2), (8, "RUNNING", 0, 1)]
+    assert client.job(7).exit_code == 3
     # Whose end nobody told did not end well.
     squeue(command, "echo JOBID EXIT_CODE RESTARTS; echo 8 0 1")
     assert [one.id for one in client.queue()] == [8]
     with pytest.raises(client.SlurmAway):
         client.job(7)
-    lines = dict.fromkeys(parse.ACCOUNTING_FIELDS.split(","), "x")
-    lines |= {"JobIDRaw": "7", "State": "FAILED", "ExitCode": "3:0"}
-    command("sacct", f'{_MARK}; echo "{"${m}".join(lines.values())}"')
+    fields = dict.fromkeys(parse.ACCOUNTING_FIELDS.split(","), "x")
+    fields |= {"JobIDRaw": "7", "State": "FAILED", "ExitCode": "3:0"}
+    command("sacct", f'{_MARK}; echo "{"${m}".join(fields.values())}"')
     found = client.job(7)
-    assert found is not None
     assert (found.state, found.exit_code) == ("FAILED", 3)
 
 
 def test_a_job_that_another_cluster_of_the_federation_runs_is_that_cluster_s(command):
-    both = _SQUEUE.replace("for id in 7 8; do", "for id in 8 7 8; do").replace(
-        "state=COMPLETED;", "state=REVOKED;"
-    )
-    body = both.replace("[ $id = 8 ] && state=RUNNING", "[ $((n += 1)) = 3 ] && state=RUNNING")
+    body = _SQUEUE.replace("for id in 7 8; do", "for id in 8 7 8; do")
+    body = body.replace("state=COMPLETED; [ $id = 8 ]", "state=REVOKED; [ $((n += 1)) = 3 ]")
     command("squeue", body.format(ends=_ENDS))
     assert [(one.id, one.state) for one in client.queue()] == [(7, "REVOKED"), (8, "RUNNING")]
 
@@ -169,10 +160,7 @@ def test_a_job_that_would_wait_for_nodes_is_not_refused_and_any_other_is(command
     assert caught.value.details == ("Invalid account or so",)
 
 
-GARBAGE = ["", "hello", "Name=x", "\x1b[31mred", "<html>503</html>"]
-
-
-@pytest.mark.parametrize("said", GARBAGE)
+@pytest.mark.parametrize("said", ["", "hello", "Name=x", "\x1b[31mred", "<html>503</html>"])
 def test_an_answer_that_is_none_is_no_empty_cluster(command, said, capsys, tmp_path):
     for name in ("scontrol", "sinfo", "srun", "squeue"):
         command(name, f"printf '%s\\n' '{said}'")
@@ -190,14 +178,8 @@ def test_an_answer_that_is_none_is_no_empty_cluster(command, said, capsys, tmp_p
 
 
 def test_a_cluster_without_a_partition_is_no_site(command, capsys):
-    command(
-        "scontrol",
-        """case $2 in
-      config) echo "ClusterName = x";;
-      node) echo "No nodes in the system";;
-      partition) echo "No partitions in the system";;
-    esac""",
-    )
+    none = "node) echo No nodes in the system;; partition) echo No partitions in the system;;"
+    command("scontrol", f'case $2 in config) echo "ClusterName = x";; {none} esac')
     command("sinfo", "echo slurm-wlm 22.05.8")
     command("srun", "echo none")
     assert main(["site", "init"]) == 3
@@ -215,8 +197,7 @@ def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(command, m
     cancelled = {job: said.job(id=job, state="CANCELLED") for job in jobs[::2]}
     found = client.with_accounting(cancelled, jobs)
     assert [job for job in found if found[job].cancelled_by == 7] == [*range(1, 30_001, 5000)]
-    asked = Path(shutil.which("sacct") or "").with_name("sacct.asked")
-    assert len(asked.read_text()) == 12, "six parts, twice"
+    assert len(Path(f"{shutil.which('sacct')}.asked").read_text()) == 12, "six parts, twice"
     monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.2)
     command("sacct", "sleep 9")
     assert client.with_accounting({}, [1]) == {}

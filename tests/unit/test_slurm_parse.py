@@ -1,5 +1,6 @@
 """What Slurm's commands print, as releases from 20.11 to 24.11 print it."""
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -13,22 +14,17 @@ from tests.unit import slurm_output as said
 
 @pytest.mark.parametrize("release", said.RELEASES)
 def test_nodes_are_read_alike_from_every_release(release):
-    nodes = [parse.node(line) for line in said.nodes(release).splitlines()]
-    assert [node.name for node in nodes] == ["p100-01", "p100-02", "cpu-01"]
-    first = nodes[0]
+    first, second, cpu = (parse.node(line) for line in said.nodes(release).splitlines())
+    assert (first.name, second.name, cpu.name) == ("p100-01", "p100-02", "cpu-01")
     assert (first.sockets, first.cores_per_socket, first.threads_per_core) == (2, 14, 2)
-    assert (first.cpus, first.memory_mb) == (56, 250000)
-    assert first.gpus == (("p100", 4),)
-    assert first.features == ("p100", "nvlink")
-    assert first.partitions == ("p100", "all")
-    assert nodes[1].reason == "bad DIMM, see #17 [root@2024-11-01T09:00:00]"
-    assert nodes[1].state == "IDLE+DRAIN"
-    assert nodes[2].gpus == ()
-    assert nodes[2].features == ()
+    assert (first.cpus, first.memory_mb, first.gpus) == (56, 250000, (("p100", 4),))
+    assert (first.features, first.partitions) == (("p100", "nvlink"), ("p100", "all"))
+    assert second.reason == "bad DIMM, see #17 [root@2024-11-01T09:00:00]"
+    assert (second.state, cpu.gpus, cpu.features) == ("IDLE+DRAIN", (), ())
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
-def test_partitions_and_configuration_are_read_alike_from_every_release(release):
+def test_partitions_configuration_and_mpi_plugins_are_read_alike_from_every_release(release):
     config = parse.config(said.config(release))
     assert config["ClusterName"] == "pi"
     assert config["AccountingStorageType"] == "accounting_storage/slurmdbd"
@@ -36,14 +32,10 @@ def test_partitions_and_configuration_are_read_alike_from_every_release(release)
     assert (p100.name, p100.nodes, p100.node_count) == ("p100", "p100-[01-02]", 2)
     assert (p100.default, p100.max_time, p100.state) == (True, "2-00:00:00", "UP")
     assert (cpu.default, cpu.max_time) == (False, "UNLIMITED")
-
-
-@pytest.mark.parametrize("release", said.RELEASES)
-def test_mpi_plugins_are_read_alike_from_every_release(release):
-    found = parse.mpi_plugins(said.MPI_LISTS[release])
-    assert {"none", "pmi2", "pmix"} <= set(found)
-    assert any(name.startswith("pmix_v") for name in found)
-    assert not any(" " in name or name in {"are", "srun"} for name in found)
+    found = set(parse.mpi_plugins(said.MPI_LISTS[release]))
+    versioned = {name for name in found if re.fullmatch(r"pmix_v\d", name)}
+    assert versioned
+    assert found - versioned == {"none", "pmi2", "cray_shasta", "pmix"}
 
 
 @pytest.mark.parametrize(("gres", "gpus"), [
@@ -74,11 +66,9 @@ def answer(*jobs: Sequence[str]) -> str:
     return "".join(parse.marked_format(job, MARK) + "\n" for job in (heading, *jobs))
 
 
-JOB = (
-    "4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:00:00",
-    "2024-11-01T08:00:05", "2024-11-01T09:00:05", "1:00:00", "None", "/home/me/my jobs/job.sh",
-    "a b=c",
-)  # fmt: skip
+JOB = ("4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:00:00",
+       "2024-11-01T08:00:05", "2024-11-01T09:00:05", "1:00:00", "None", "/home/me/my jobs/job.sh",
+       "a b=c")  # fmt: skip
 
 
 def test_a_job_is_read_with_blanks_and_signs_in_its_values():
@@ -86,10 +76,8 @@ def test_a_job_is_read_with_blanks_and_signs_in_its_values():
     job = parse.job(fields, (75, 0, 2))
     assert (job.id, job.name, job.state, job.reason) == (4711, "a b=c", "RUNNING", "None")
     assert (job.exit_code, job.signal, job.restarts) == (75, 0, 2)
-    assert job.nodes == "p100-[01-02]"
-    assert job.script == "/home/me/my jobs/job.sh"
-    assert job.active
-    assert job.array_job is None
+    assert (job.nodes, job.script) == ("p100-[01-02]", "/home/me/my jobs/job.sh")
+    assert (job.active, job.array_job) == (True, None)
     waits = [*JOB[:1], "PENDING", *JOB[2:5], "", JOB[6], "N/A", "N/A", *JOB[9:]]
     job = parse.job(parse.marked(answer(waits), MARK)[0])
     assert (job.nodes, job.started, job.ended) == ("", "", "")
@@ -128,11 +116,10 @@ def test_the_name_of_one_cluster_may_stand_above_the_heading():
         parse.exits(f"{ends}\n{ends}")
 
 
-def test_ends_of_jobs_are_numbers_only():
-    said = "JOBID       EXIT_CODE   RESTART_COUN\n7           768         2\n"
-    assert parse.exits(said) == {7: (3, 0, 2)}
-    assert parse.exits(said.replace("768", "3:0")) == {7: (3, 0, 2)}
-    assert parse.exits(said.replace("768", "9  ")) == {7: (0, 9, 2)}
+@pytest.mark.parametrize(("code", "end"), [("768", (3, 0)), ("3:0", (3, 0)), ("9", (0, 9))])
+def test_ends_of_jobs_are_numbers_only(code, end):
+    text = f"JOBID       EXIT_CODE   RESTART_COUN\n7           {code:12}2\n"
+    assert parse.exits(text) == {7: (*end, 2)}
 
 
 def test_an_accounted_job_that_was_cancelled_is_read():
@@ -166,17 +153,13 @@ def test_what_a_job_had_and_used_comes_from_its_steps():
 
 
 @given(st.text(max_size=200))
-def test_no_text_makes_pairs_fail(text):
+def test_nonsense_makes_no_pairs_fail_and_for_a_record_is_an_error_the_client_knows(text):
     assert all(isinstance(value, str) for value in parse.pairs(text).values())
     parse.mpi_plugins(text)
     parse.config(text)
-
-
-@given(st.text(max_size=100))
-def test_nonsense_for_a_record_is_an_error_the_client_knows(text):
-    for parser in (parse.exits, parse.node, parse.partition):
+    for reader in (parse.exits, parse.node, parse.partition):
         with suppress(KeyError, ValueError, IndexError):
-            parser(text)
+            reader(text)
     for reader in (parse.accounted_job, parse.usage, parse.job):
         with suppress(KeyError, ValueError, IndexError):
             reader(text.splitlines())
