@@ -1,7 +1,5 @@
 """How fast one GPU is where nobody measured it: judged by hiding what was measured."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

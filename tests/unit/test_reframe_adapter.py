@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.regress.reframe_adapter.releases import require_reframe, supported
-from hpcdl.system.errors import ExitCode, MissingPrerequisite
+from hpcdl.regress.reframe_adapter.releases import supported
+from hpcdl.system.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTER = ROOT / "hpcdl" / "regress" / "reframe_adapter"
@@ -52,10 +52,3 @@ def test_another_release_is_refused_with_the_range(tmp_path, release):
         f"hpcdl works with {supported()[0]} to {supported()[-1]}",
         "help: pip install 'hpcdl[checks]' into the same environment",
     ]
-
-
-def test_a_supported_release_is_taken():
-    for release in supported():
-        require_reframe(release)
-    with pytest.raises(MissingPrerequisite):
-        require_reframe("4.10.99")

@@ -1,7 +1,5 @@
 """ReFrame as its users know it: environments by feature, arguments passed on, settings anywhere."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A finding is accepted by name and reason, as a diff to review; one command undoes it."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """One answer everywhere: terminal, page, JSON, JUnit, Markdown, Prometheus and the gate."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """What counts as a change of a nightly series, and what does not."""
 
-from __future__ import annotations
-
 import json
 import random
 from datetime import date, timedelta

@@ -1,7 +1,5 @@
 """What drift detection promises on series of many kinds: a small share of its benchmark."""
 
-from __future__ import annotations
-
 import random
 from datetime import timedelta
 from statistics import NormalDist

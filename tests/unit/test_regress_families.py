@@ -1,7 +1,5 @@
 """What the shipped checks think, without ReFrame and without a cluster."""
 
-from __future__ import annotations
-
 import math
 import runpy
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Verdicts for other programs are well formed, whatever a reason holds."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.etree.ElementTree as ET

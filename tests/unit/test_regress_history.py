@@ -1,7 +1,5 @@
 """The history of all nights survives crashes, and the gate answers from it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -359,16 +357,6 @@ def test_the_gate_is_closed_by_what_speaks_against_the_cluster_alone(file, resul
     assert answer.open == (not said)
     found = [f"{one.kind}: {one.description}" for one in answer.findings]
     assert [bool(re.match(said, one)) for one in found] == [True] * bool(said)
-
-
-def test_the_series_of_a_site_are_found_without_going_through_its_results(file):
-    steps = []
-    with open_history(file, "here") as history:
-        for site, case in product(("here", "there"), range(40)):
-            history.add(result(n, case_name=f"x{case}", site=site) for n in range(50))
-        history._connection.set_progress_handler(lambda: steps.append(1), 1000)
-        assert len(history.series()) == 40
-    assert len(steps) < 10, "thousands of steps of SQLite; 683 where each looks at all before"
 
 
 def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file):

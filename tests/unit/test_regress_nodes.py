@@ -1,7 +1,5 @@
 """One slow node among many: found by robust statistics, named, and never by chance."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """People are told what has changed; what hangs or lacks costs ten seconds and a line at most."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """What is exported is taken by the real Prometheus, and the dashboard asks for what is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

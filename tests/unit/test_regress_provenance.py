@@ -1,7 +1,5 @@
 """A result counts only for the run that wrote it; nothing of the future counts at all."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -113,9 +111,7 @@ def stamp(at: datetime) -> str:
     ([*nights(3)[:2], replace(nights(3)[2], status="ERROR", reason="node lost")], 2, "ERROR"),
     (nights(20)[:10], 3650, "old"),
 ])  # fmt: skip
-def test_a_date_in_the_future_neither_moves_a_baseline_nor_opens_the_gate(
-    tmp_path, rows, days, kind
-):
+def test_a_date_in_the_future_moves_no_baseline_and_opens_no_gate(tmp_path, rows, days, kind):
     now = datetime.now(timezone.utc)
     late = replace(nights(1)[0], run="later", time=stamp(now + timedelta(days=days)))
     with open_history(tmp_path / "h") as history:

@@ -1,7 +1,5 @@
 """References: bounds from measured spread, files that a team can review."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

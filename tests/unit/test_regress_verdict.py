@@ -1,7 +1,5 @@
 """One word per check: what passes, and that nothing passes by being silent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

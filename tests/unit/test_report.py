@@ -1,7 +1,5 @@
 """The report says what the history holds, and nothing in it can run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -153,9 +153,7 @@ def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_bui
     ("580.95.05", "590.48", ""), ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
     ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", ""),
 ])  # fmt: skip
-def test_each_gpu_of_a_mixed_partition_is_compared_with_the_driver_of_its_own_nodes(
-    v100, a100, refused
-):
+def test_each_gpu_of_a_mixed_partition_meets_the_driver_of_its_own_nodes(v100, a100, refused):
     """`resolve` of each model and the build say the same: no driver of others counts for a GPU."""
     site = site_of(wheels(), mixed="V100-PCIe", new="A100-SXM4-40GB")
     old, new = site.partitions.values()

@@ -112,9 +112,7 @@ def test_the_job_ends_with_the_programs_own_exit_code(tmp_path, words, code):
 
 @BOTH
 @pytest.mark.parametrize(("restarts", "requeued"), [("0", 1), ("4", 1), ("5", 0), ("6", 0)])
-def test_75_puts_the_job_back_into_the_queue_and_requeues_have_a_cap(
-    tmp_path, module, restarts, requeued
-):
+def test_75_puts_the_job_back_into_the_queue_up_to_a_cap(tmp_path, module, restarts, requeued):
     job = Job(tmp_path, "bash", "-c", "exit 75", module=module)
     code, out, _ = job.run(SLURM_RESTART_COUNT=restarts)
     assert (code, job.requeues) == (75, requeued)
@@ -143,9 +141,7 @@ def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path):
     # The first wait gives 128 + n; a program that goes on decides the code itself.
     *(("SIGUSR2", f"/bin/sleep 0.1; exit {code}", code, 0) for code in (0, 1, 127, 139)),
 ])  # fmt: skip
-def test_a_signal_reaches_the_ranks_and_their_code_is_waited_for(
-    tmp_path, module, sent, on_usr2, code, requeues
-):
+def test_a_signal_reaches_ranks_whose_code_counts(tmp_path, module, sent, on_usr2, code, requeues):
     job = Job(tmp_path, *program(tmp_path / "up", on_usr2), module=module)
     assert (signalled(job, sent, tmp_path / "up"), job.requeues) == (code, requeues)
 

@@ -41,11 +41,8 @@ def test_partitions_configuration_and_mpi_plugins_are_read_alike_from_every_rele
 @pytest.mark.parametrize(("gres", "gpus"), [
     ("", ()),
     ("gpu:4", ((None, 4),)),
-    ("gpu:p100:4", (("p100", 4),)),
     ("gpu:p100:4(S:0-1)", (("p100", 4),)),
     ("gpu:2080ti:8(S:0,1)", (("2080ti", 8),)),
-    ("gpu:1080:4", (("1080", 4),)),
-    ("gpu:nvidia_a100-sxm4-40gb:8", (("nvidia_a100-sxm4-40gb", 8),)),
     ("gpu:a100_1g.5gb:7", (("a100_1g.5gb", 7),)),
     ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", (("v100", 8),)),
     ("gpu:k20:2,gpu:k80:4", (("k20", 2), ("k80", 4))),
