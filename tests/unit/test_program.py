@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.program import check_program, check_script, script_index, seen_from
 from hpcdl.system.errors import BadInput
@@ -111,9 +110,8 @@ def test_a_module_of_this_directory_is_found_from_the_job_s(here):
     assert seen(here, "hpcdl train --model elsewhere:build").python_path is None
 
 
-def test_the_first_example_of_the_documents_finds_its_program(tmp_path, monkeypatch, capsys):
+def test_the_first_example_of_the_documents_finds_its_program(tmp_path, monkeypatch, hpcdl):
     (tmp_path / "my_train.py").write_text("")
     monkeypatch.chdir(tmp_path)
     line = "job render --site p100-v100-k80 --gpus 8 --no-module -- python my_train.py --lr 0.1"
-    assert main(line.split()) == 0
-    assert f" python {tmp_path}/my_train.py --lr 0.1 &\n" in capsys.readouterr().out
+    assert f" python {tmp_path}/my_train.py --lr 0.1 &\n" in hpcdl(*line.split()).out

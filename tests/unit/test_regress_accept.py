@@ -74,12 +74,10 @@ def gate(site: Site, tmp_path: Path) -> Any:
         return ask(history, now=datetime.now(timezone.utc), rulings=rulings_of(site))
 
 
-def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(filled, tmp_path, capsys):
+def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(filled, tmp_path, hpcdl):
     (finding,) = gate(filled, tmp_path).findings
-    assert main(["check", "accept", finding.id, *WHO]) == 0
-    capsys.readouterr()
-    assert main(["check", "accept", "--json"]) == 0
-    (listed,) = json.loads(capsys.readouterr().out)
+    hpcdl("check", "accept", finding.id, *WHO)
+    (listed,) = json.loads(hpcdl("check", "accept", "--json").out)
     assert listed["series"]["check"] == "throughput"
     assert "new driver" in listed["said"]
     answer = gate(filled, tmp_path)
@@ -105,9 +103,8 @@ def test_undone_by_one_command_all_is_as_before(filled, tmp_path):
     assert yaml.safe_load(accepted_file(filled).read_text())["accepted"] == []
 
 
-def test_it_is_a_diff_that_git_takes(filled, tmp_path, capsys):
-    assert main(["check", "accept", NAME, *WHO, "--dry-run"]) == 0
-    told = capsys.readouterr().out
+def test_it_is_a_diff_that_git_takes(filled, tmp_path, hpcdl):
+    told = hpcdl("check", "accept", NAME, *WHO, "--dry-run").out
     assert not accepted_file(filled).exists()
     assert gate(filled, tmp_path).findings
     subprocess.run(["git", "apply"], input=told, text=True, check=True, cwd=filled.paths.prefix)
@@ -159,30 +156,27 @@ def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path, day, val
     ([NAME, *WHO, "--until", "2020-01-01"], "--until 2020-01-01 has passed"),
     ([NAME, "--undo"], "is not accepted"),
 ])  # fmt: skip
-def test_what_cannot_be_accepted_is_said_in_a_line(site, tmp_path, capsys, words, said):
+def test_what_cannot_be_accepted_is_said_in_a_line(site, tmp_path, hpcdl, words, said):
     fill(site, tmp_path)
-    assert main(["check", "accept", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert said in hpcdl("check", "accept", *words, code=2).err
     assert not accepted_file(site).exists()
 
 
-def test_of_a_thousand_findings_some_are_named(site, tmp_path, capsys):
+def test_of_a_thousand_findings_some_are_named(site, tmp_path, hpcdl):
     row = Result("r", ago(), "throughput", "", "p100", "rate", 1.0, "images/s", "FAIL")
     with open_history(tmp_path / "h", site.name) as history:
         history.add(replace(row, case_name=f"x{n}") for n in range(1000))
-    assert main(["check", "accept", "zzz", *WHO]) == 2
-    told = capsys.readouterr().err
+    told = hpcdl("check", "accept", "zzz", *WHO, code=2).err
     assert "and 1960 more" in told
     assert len(told) < 3000
 
 
-def test_a_silent_series_has_no_level_to_accept(site, tmp_path, capsys):
+def test_a_silent_series_has_no_level_to_accept(site, tmp_path, hpcdl):
     row = Result("r", ago(days=10), "throughput", "resnet50", "p100", "rate", 1.0, "images/s",
                  "PASS", low=0.5)  # fmt: skip
     with open_history(tmp_path / "h", site.name) as history:
         history.add([row])
-    assert main(["check", "accept", NAME, *WHO]) == 2
-    assert "--until" in capsys.readouterr().err
+    assert "--until" in hpcdl("check", "accept", NAME, *WHO, code=2).err
     day = str(date.today() + timedelta(days=3))
     assert main(["check", "accept", NAME, *WHO, "--until", day]) == 0
     assert gate(site, tmp_path).open
@@ -195,10 +189,9 @@ def test_a_broken_file_is_refused_with_its_place(site):
         rulings_of(site)
 
 
-def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(filled, capsys):
+def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(filled, hpcdl):
     assert main(["check", "accept", NAME, *WHO]) == 0
     update_references(filled, "embedded", [reference(value=940.0, source="measured in June")])
-    assert main(["check", "accept", NAME, "--undo"]) == 0
-    assert "was set anew since, and stays" in capsys.readouterr().out
+    assert "was set anew since, and stays" in hpcdl("check", "accept", NAME, "--undo").out
     row = rate_of(filled)
     assert (row.value, row.source) == (940.0, "measured in June")

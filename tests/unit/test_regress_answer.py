@@ -61,12 +61,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return found
 
 
-def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(told, capsys):
-    capsys.readouterr()
-    assert main(["check", "gate", "--json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
-    assert main(["check", "gate"]) == 1
-    terminal = capsys.readouterr().out
+def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(told, hpcdl):
+    answer = json.loads(hpcdl("check", "gate", "--json", code=1).out)
+    terminal = hpcdl("check", "gate", code=1).out
     (finding,) = answer["findings"]
     assert finding["name"] == "throughput/recent on p100, rate [images/s]"
     assert finding["change"] == pytest.approx(-0.05, abs=0.005)

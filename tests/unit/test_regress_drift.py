@@ -6,7 +6,6 @@ from datetime import date, timedelta
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.regress.changes import Found, Kind
 from hpcdl.regress.changes import detect as detect_nights
 from hpcdl.regress.drift import Night, analyse, without_weekends
@@ -81,7 +80,7 @@ def test_a_night_far_off_is_no_lasting_change_in_noise(size):
     assert beside <= without + 1
 
 
-def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm(tmp_path, capsys):
+def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm(tmp_path, hpcdl):
     values = stepped(75, 0.93, until=63)
     (drop,) = analyse(nights(values)).changes
     assert drop.ended is not None
@@ -90,11 +89,9 @@ def test_a_drop_that_was_over_after_a_few_nights_has_ended_and_is_no_alarm(tmp_p
     assert analyse(nights(values[:62])).alarm is not None
     file = tmp_path / "nights.csv"
     file.write_text("date,value\n" + "\n".join(f"{n.date},{n.value}" for n in nights(values)))
-    assert main(["check", "drift", str(file), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["changes"]
+    (told,) = json.loads(hpcdl("check", "drift", str(file), "--json").out)["changes"]
     assert told["began"] < told["seen"] < told["ended"] == str(drop.ended)
-    assert main(["check", "drift", str(file)]) == 0
-    assert told["ended"] in capsys.readouterr().out
+    assert told["ended"] in hpcdl("check", "drift", str(file)).out
 
 
 def test_an_older_drop_that_holds_outlives_a_later_one_that_ended():
@@ -180,13 +177,12 @@ def test_a_node_slower_than_the_others_on_each_night_is_named(count, spread, fac
         assert analyse(series).slow_nodes == slow
 
 
-def test_the_command_reads_csv_and_answers_no(tmp_path, capsys):
+def test_the_command_reads_csv_and_answers_no(tmp_path, hpcdl):
     rows = [f"{one.date},{one.value},{'ab'[n >= 60]}"
             for n, one in enumerate(nights(stepped(70, 0.9)))]  # fmt: skip
     file = tmp_path / "nights.csv"
     file.write_text("\n".join(["date,value,release", *rows]))
-    assert main(["check", "drift", str(file), "--json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(hpcdl("check", "drift", str(file), "--json", code=1).out)
     assert answer["alarm"] == "drop"
     assert answer["changes"][-1]["suspects"] == ["release a -> b"]
 
@@ -208,11 +204,10 @@ def test_the_command_reads_csv_and_answers_no(tmp_path, capsys):
     ("date,value\n", "no nights"),
     ("2026-01-01,1\n2026-01-02,1", "no column date and value"),
 ])  # fmt: skip
-def test_a_bad_csv_is_refused_line_by_line(tmp_path, capsys, text, message):
+def test_a_bad_csv_is_refused_line_by_line(tmp_path, hpcdl, text, message):
     file = tmp_path / "nights.csv"
     file.write_text(text)
-    assert main(["check", "drift", str(file)]) == 2
-    assert message in capsys.readouterr().err
+    assert message in hpcdl("check", "drift", str(file), code=2).err
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])

@@ -91,10 +91,9 @@ def test_the_command_writes_the_file(tmp_path, name):
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2", '{"verdicts": 3}', '{"verdicts": {}}',
                                   "[" * 100_000, '{"verdicts": ' * 100_000])  # fmt: skip
-def test_a_run_without_verdicts_is_said_so(tmp_path, capsys, text):
+def test_a_run_without_verdicts_is_said_so(tmp_path, hpcdl, text):
     (tmp_path / "verdicts.json").write_text(text)
-    assert main(["check", "report", str(tmp_path)]) == 2
-    assert "no verdicts" in capsys.readouterr().err
+    assert "no verdicts" in hpcdl("check", "report", str(tmp_path), code=2).err
 
 
 @pytest.mark.parametrize(("changes", "message"), [
@@ -133,14 +132,12 @@ def test_half_a_character_in_a_text_can_be_written(tmp_path, name):
     assert b"half ? of it" in FORMATS[name](read_run(tmp_path), None).encode()
 
 
-def test_without_a_folder_the_newest_run_is_told(capsys):
+def test_without_a_folder_the_newest_run_is_told(hpcdl):
     latest = load_site(find_site_file("embedded")).paths.work / "checks" / "latest"
     latest.mkdir(parents=True)
     keep(latest, *RUN["verdicts"])
-    assert main(["check", "report", "--site", "embedded"]) == 0
-    assert "| throughput/mlp | p100 | PASS |" in capsys.readouterr().out
+    assert "| throughput/mlp | p100 | PASS |" in hpcdl("check", "report", "--site", "embedded").out
 
 
-def test_an_unknown_format_names_the_nearest(capsys):
-    assert main(["check", "report", "--format", "junti"]) == 2
-    assert "did you mean 'junit'?" in capsys.readouterr().err
+def test_an_unknown_format_names_the_nearest(hpcdl):
+    assert "did you mean 'junit'?" in hpcdl("check", "report", "--format", "junti", code=2).err

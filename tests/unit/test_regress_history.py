@@ -413,9 +413,8 @@ def test_one_slow_node_closes_the_gate_and_is_named(file):
     assert gate(file, [], execution=SINGLE_NODE).open, "emulated nodes differ by chance"
 
 
-def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(file, capsys):
+def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(file, hpcdl):
     add(file, nights(), "embedded")
     words = ["check", "gate", "--site", "embedded", "--history", str(file)]
-    assert main([*words, "--name", "nobody"]) == 1
-    assert "none of the 1 in the history fits" in capsys.readouterr().out
+    assert "none of the 1 in the history fits" in hpcdl(*words, "--name", "nobody", code=1).out
     assert main([*words, "--partition", "nowhere"]) == 2

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.regress.drift import Night, analyse
 from hpcdl.regress.formats import as_prometheus
 from hpcdl.regress.gate import ask
@@ -138,12 +137,11 @@ def test_the_node_with_the_highest_latency_is_the_slow_one():
     assert [one.job["nodes"] for one in slow] == ["p100-03"]
 
 
-def test_the_history_tells_the_whole_identity(tmp_path, capsys):
+def test_the_history_tells_the_whole_identity(tmp_path, hpcdl):
     with open_history(tmp_path / "h", "embedded") as history:
         history.add([result(environment="foss")])
     where = ["--site", "embedded", "--history", str(tmp_path / "h")]
-    assert main(["check", "history", "show", "--json", *where]) == 0
-    assert json.loads(capsys.readouterr().out) == [
+    assert json.loads(hpcdl("check", "history", "show", "--json", *where).out) == [
         {"check": "bw", "case": "size=1", "partition": "p100", "metric": "rate",
          "environment": "foss", "unit": "GB/s", "site": "embedded"}
     ]  # fmt: skip

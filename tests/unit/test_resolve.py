@@ -10,7 +10,6 @@ from types import MappingProxyType
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import main
 from hpcdl.site import Gpu, Site, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve import newest, resolve, resolve_build, why_not
@@ -234,15 +233,13 @@ def test_every_source_a_facts_file_declares_is_in_its_list():
 
 
 @pytest.mark.parametrize("name", ["pi", "p100-v100-k80", "a100-h100", "embedded"])
-def test_the_shipped_sites_resolve_with_nothing_in_the_way(name, capsys):
-    assert main(["stack", "resolve", "--site", name]) == 0
-    assert "sources" in capsys.readouterr().out
+def test_the_shipped_sites_resolve_with_nothing_in_the_way(name, hpcdl):
+    assert "sources" in hpcdl("stack", "resolve", "--site", name).out
 
 
-def test_the_command_says_no_for_a_version_that_does_not_fit(capsys):
+def test_the_command_says_no_for_a_version_that_does_not_fit(hpcdl):
     words = ["--site", "pi", "--partition", "k80", "--why-not", "tensorflow@2.18", "--json"]
-    assert main(["stack", "resolve", *words]) == 1
-    answer = json.loads(capsys.readouterr().out)["answers"][0]
+    answer = json.loads(hpcdl("stack", "resolve", *words, code=1).out)["answers"][0]
     assert not answer["fits"]
     assert answer["chain"][0]["component"] == "cuda"
 

@@ -35,21 +35,19 @@ def test_what_cannot_be_passed_on_is_refused(asked, said, hint):
     assert hint in caught.value.hint
 
 
-def test_no_directive_of_the_script_can_be_given_again(capsys):
+def test_no_directive_of_the_script_can_be_given_again(hpcdl):
     assert _OWN.keys() <= known_options("sbatch").keys()
     line = "job render --site p100-v100-k80 --gpus 2 --no-module --account a --qos b"
-    assert main(line.split()) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = hpcdl(*line.split()).out.splitlines()
     own = {one[10:].partition("=")[0] for one in lines if one.startswith("#SBATCH --")}
     assert len(own) > 10
     assert own <= _OWN.keys()
 
 
-def test_the_command_line_and_the_file_pass_them_on(tmp_path, capsys):
+def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl, capsys):
     (tmp_path / "job.yaml").write_text("schema: 1\nsbatch: [mail-type=END, nice]\n")
     line = ["job", "explain", "--site", "p100-v100-k80", "--no-module"]
-    assert main([*line, "--file", str(tmp_path / "job.yaml")]) == 0
-    text = capsys.readouterr().out
+    text = hpcdl(*line, "--file", str(tmp_path / "job.yaml")).out
     assert "#  as requested\n#SBATCH --mail-type=END\n#  as requested\n#SBATCH --nice\n" in text
     assert main([*line, "--sbatch", "exclude=n1", "--sbatch=--hold"]) == 0
     assert {"#SBATCH --exclude=n1", "#SBATCH --hold"} <= set(capsys.readouterr().out.splitlines())

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.slurm import client, once, parse
 from hpcdl.slurm.consumed import consumed
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -161,7 +160,7 @@ def test_a_job_that_would_wait_for_nodes_is_not_refused_and_any_other_is(command
 
 
 @pytest.mark.parametrize("said", ["", "hello", "Name=x", "\x1b[31mred", "<html>503</html>"])
-def test_an_answer_that_is_none_is_no_empty_cluster(command, said, capsys, tmp_path):
+def test_an_answer_that_is_none_is_no_empty_cluster(command, said, hpcdl, tmp_path):
     for name in ("scontrol", "sinfo", "srun", "squeue"):
         command(name, f"printf '%s\\n' '{said}'")
     for ask in (client.version, client.config, client.nodes, client.partitions, client.queue,
@@ -170,20 +169,18 @@ def test_an_answer_that_is_none_is_no_empty_cluster(command, said, capsys, tmp_p
             ask()
     file = tmp_path / "site.yaml"
     for words in (["init", "--output", str(file)], ["check", "--site", "embedded"]):
-        assert main(["site", *words]) == 3
-        err = capsys.readouterr().err
+        err = hpcdl("site", *words, code=3).err
         assert "answered what no Slurm release answers" in err
         assert "\x1b" not in err
     assert not file.exists()
 
 
-def test_a_cluster_without_a_partition_is_no_site(command, capsys):
+def test_a_cluster_without_a_partition_is_no_site(command, hpcdl):
     none = "node) echo No nodes in the system;; partition) echo No partitions in the system;;"
     command("scontrol", f'case $2 in config) echo "ClusterName = x";; {none} esac')
     command("sinfo", "echo slurm-wlm 22.05.8")
     command("srun", "echo none")
-    assert main(["site", "init"]) == 3
-    assert "Slurm shows no partition here" in capsys.readouterr().err
+    assert "Slurm shows no partition here" in hpcdl("site", "init", code=3).err
 
 
 def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(command, monkeypatch):
