@@ -29,6 +29,7 @@ LINK = Link("link", 1e-6, 1e10)
 NET = Link("net", 1e-5, 1e9)
 TRACES = yaml.safe_load(Path(__file__).with_name("wfbp_traces.yaml").read_text())
 SECONDS: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+RATES = {"resnet50": 220, "vgg16": 154, "alexnet": 2900, "inception_v3": 142, "mlp": 1e5}
 LAYERS = st.lists(
     st.tuples(st.floats(1e-6, 1.0), st.floats(1.0, 1e9)), min_size=1, max_size=40
 ).map(lambda rows: gradients([row[0] for row in rows], [row[1] for row in rows]))
@@ -144,8 +145,6 @@ def test_storage_limits_all_nodes_together_and_cores_each_node_by_size_and_augme
 
 
 # The closed form against the same step played event by event.
-
-RATES = {"resnet50": 220, "vgg16": 154, "alexnet": 2900, "inception_v3": 142, "mlp": 1e5}
 
 
 def setting(model: str, per_node: int = 4) -> tuple[Machine, Training, Profile]:

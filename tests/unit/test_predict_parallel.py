@@ -21,6 +21,8 @@ from tools.parallel import Row, fit, grouped, left_out, likely, memory_errors, r
 GPT3 = network("gpt3_175b", 2048)
 S, H, HEADS, BLOCKS = 2048, 12288, 96, 96
 PLAIN = Plan(fused=False)
+SHIPPED = [(name, kind) for kind, known in facts.load("parallel")["families"].items()
+           for name in known if name != "other"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -204,10 +206,6 @@ def test_what_cannot_be_split_is_refused(a100, changes, said):
 
 
 # ---- published steps ----
-
-
-SHIPPED = [(name, kind) for kind, known in facts.load("parallel")["families"].items()
-           for name in known if name != "other"]  # fmt: skip
 
 
 def of_kind(known: list[Row], family: str, kind: str) -> list[Row]:

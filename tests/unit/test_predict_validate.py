@@ -46,6 +46,8 @@ TABLE = """id,source,hardware,gpu,gpus,model,batch_per_gpu,data,variable_update,
 one,somebody,our box,V100-SXM2,1,resnet50,128,synthetic,horovod,360
 eight,somebody,our box,V100-SXM2,8,resnet50,128,synthetic,horovod,2800
 """
+FAULTY = ROW.replace("gpus: 1\n", "gpus: none\n").replace("2800", "-5").replace("id: eight", "x: y")
+FAULTY_TABLE = TABLE.replace(",8,resnet50", ",many,resnet50").replace("one,", ",", 1)
 
 
 @pytest.fixture(scope="module")
@@ -173,10 +175,6 @@ def test_a_row_that_cannot_fit_says_why(tmp_path, old, new, reason):
     found = validate(read(tmp_path, ROW.replace(old, new)))
     assert [row.record.id for row in found.unfit] == ["eight"]
     assert reason in found.unfit[0].reason
-
-
-FAULTY = ROW.replace("gpus: 1\n", "gpus: none\n").replace("2800", "-5").replace("id: eight", "x: y")
-FAULTY_TABLE = TABLE.replace(",8,resnet50", ",many,resnet50").replace("one,", ",", 1)
 
 
 @pytest.mark.parametrize(("name", "text", "said"), [

@@ -35,7 +35,7 @@ from hpcdl.regress.training import (
     resumed_program,
 )
 from hpcdl.results.faults import Fault, FaultKind
-from hpcdl.site import Partition, Site, find_site_file, load_site
+from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -43,6 +43,8 @@ from hpcdl.system.resources import folder
 LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
 GOOD = {"outcome": {"status": "completed"}, "release": "r1",
         "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1}}  # fmt: skip
+RESUMED = {"samples": {"first_step": 200, "loss": [0.2] * 20},
+           "steps": {"done": 500, "planned": 500}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -136,9 +138,8 @@ def test_what_computes_nothing_misses_no_gpu(file, name, gpus):
     assert check.real_gpus.fget(on_p100) is gpus
 
 
-def test_a_node_tells_its_driver_whichever_program_ran(monkeypatch):
-    check = check_of("training", "alone")
-    of_bench = check_of("data", "of_bench")
+def test_a_node_tells_its_driver_whichever_program_ran():
+    check, of_bench = check_of("training", "alone"), check_of("data", "of_bench")
     for ran in (Measured({"versions": {"driver": "2"}}), of_bench(Measured({"driver": "2"}))):
         shown = SimpleNamespace(
             evidence={"driver": "1"}, measured=lambda ran=ran: ran, metrics=tuple,
@@ -190,12 +191,6 @@ def test_a_loss_curve_outside_its_band_is_a_fault(curve):
     assert curve_faults(DIGITS, curve)
 
 
-def resumed(**changes: Any) -> Measured:
-    good = {"samples": {"first_step": 200, "loss": [0.2] * 20},
-            "steps": {"done": 500, "planned": 500}}  # fmt: skip
-    return changed(**good | changes)
-
-
 @pytest.mark.parametrize(("change", "word"), [
     ({}, ""),
     ({"samples": {"first_step": 0, "loss": [0.2] * 20}}, "began at step 0"),
@@ -205,7 +200,7 @@ def resumed(**changes: Any) -> Measured:
     ({"steps": {}}, "0 of 0 steps"),
 ])  # fmt: skip
 def test_a_training_that_did_not_go_on_is_a_fault(change, word):
-    found = resume_faults(resumed(**change), LAYOUT, "r1")
+    found = resume_faults(changed(**RESUMED | change), LAYOUT, "r1")
     assert any(word in fault.text for fault in found) == bool(word)
 
 
@@ -227,13 +222,11 @@ def test_the_model_of_scaling_expects_less_of_more_gpus(p100):
 
 def test_the_bound_of_mixed_precision_counts_whole_gradients(p100):
     row = expected_efficiency(widened(YARDSTICKS["fp16"], 4, ALL).on(p100), p100, 400.0, "s")
-
-    def told(precision: str) -> float:
-        request = Request(p100, "resnet50", "16", 64, precision, images_per_second=400.0)
-        return answer(request).points[0].efficiency
-
-    assert row.value == pytest.approx(told("amp"), abs=1e-4)
-    assert row.value < told("fp16") - 1e-3
+    asked = Request(p100, "resnet50", "16", 64, images_per_second=400.0)
+    amp, fp16 = (answer(replace(asked, precision=precision)).points[0].efficiency
+                 for precision in ("amp", "fp16"))  # fmt: skip
+    assert row.value == pytest.approx(amp, abs=1e-4)
+    assert row.value < fp16 - 1e-3
 
 
 @pytest.mark.parametrize(("name", "nodes", "ranks", "rate"), [
@@ -255,12 +248,9 @@ def test_every_shape_is_a_job_that_the_partition_can_hold(three_generations, nam
     assert size == nodes * (ranks or partition.gpus_per_node)
 
 
-SHIPPED = sorted(path.stem for path in (folder("templates") / "sites").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_scaling_on_the_digits_has_a_batch_for_the_largest_shape(name):
-    for partition in load_site(find_site_file(name)).partitions.values():
+@pytest.mark.parametrize("path", sorted((folder("templates") / "sites").glob("*.yaml")), ids=str)
+def test_scaling_on_the_digits_has_a_batch_for_the_largest_shape(path):
+    for partition in load_site(path).partitions.values():
         for shape in SHAPES:
             case = widened(YARDSTICKS["small"], *shape).on(partition)
             assert case.nodes * case.ranks * case.batch <= 1440, f"{partition.name} {case}"
@@ -303,13 +293,8 @@ def test_only_a_night_on_one_machine_tries_again_by_itself(tmp_path, request_, s
 def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet():
     """TensorFlow keeps a tensor's copies on other devices, and copies none twice."""
     made: list[object] = []
-
-    def identity(value: object) -> object:
-        made.append(value)
-        return object()
-
     tf = SimpleNamespace(
-        device=nullcontext, zeros=lambda _: object(), identity=identity,
+        device=nullcontext, zeros=lambda _: object(), identity=lambda x: made.append(x) or [x],
         test=SimpleNamespace(experimental=SimpleNamespace(sync_devices=lambda: None)),
     )  # fmt: skip
     (_, _, copy), *_ = copies._between(tf, 1, 4)

@@ -25,6 +25,7 @@ from tests.strangers import STRANGER, as_root
 
 SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second", unit="images/s")
 HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{1234*4321}}\u2028"
+RUN = "20261121-031000Z-ab12"
 
 
 def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
@@ -100,13 +101,6 @@ def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn():
     assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
 
 
-def test_rows_of_one_case_on_several_nodes_name_theirs():
-    each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
-            for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
-    found = [(row.case, row.node) for _, row in rows(each)]
-    assert found == [("read", "n1"), ("read", "n2"), ("write", "")]
-
-
 @pytest.mark.parametrize(("case", "expected"), [
     ("resnet50-4x8-synthetic-fp32", ("resnet50-synthetic-fp32", 32)),
     ("2x1", ("", 2)),
@@ -117,23 +111,25 @@ def test_a_case_that_names_its_layout_belongs_to_a_family(case, expected):
     assert layout_of(case) == expected
 
 
+def family(*measured: tuple[str, str, float]) -> Any:
+    """The one family of views of check, case and images/s."""
+    (found,) = scaling([view(Series(check, case, "p100", SERIES[3], unit="images/s"),
+                             [point(0, value)]) for check, case, value in measured])  # fmt: skip
+    return found
+
+
 def test_scaling_is_held_against_the_smallest_layout():
-    views = [view(SERIES._replace(case=f"mlp-{n}x2-a"), [point(0, value)])
-             for n, value in ((4, 700.0), (1, 200.0))]  # fmt: skip
-    (family,) = scaling(views)
-    ideal, tonight = family.values["lines"]
+    found = family(("throughput", "mlp-4x2-a", 700.0), ("throughput", "mlp-1x2-a", 200.0))
+    ideal, tonight = found.values["lines"]
     assert [p["y"] for p in ideal["points"]] == [200, 800]
     assert [p["label"] for p in tonight["points"]] == ["", "88\N{NO-BREAK SPACE}%"]
-    assert family.notes == ("88\N{NO-BREAK SPACE}% of the ideal at the largest layout",)
+    assert found.notes == ("88\N{NO-BREAK SPACE}% of the ideal at the largest layout",)
 
 
 def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone():
-    views = [view(Series(check, case, "p100", SERIES[3], unit="images/s"), [point(0, value)])
-             for check, case, value in (("alone", "mlp-1x1-a", 100.0),
-                                        ("scaling_small", "mlp-1x2-a", 150.0))]  # fmt: skip
-    (family,) = scaling(views)
-    assert family.subtitle.startswith("scaling_small")
-    assert family.notes[0].startswith("75")
+    found = family(("alone", "mlp-1x1-a", 100.0), ("scaling_small", "mlp-1x2-a", 150.0))
+    assert found.subtitle.startswith("scaling_small")
+    assert found.notes[0].startswith("75")
 
 
 def test_what_needs_a_person_stands_first():
@@ -143,6 +139,11 @@ def test_what_needs_a_person_stands_first():
     assert [row.status for _, row in rows(verdicts)] == ["ERROR", "FAIL", "STALE", "PASS", "PASS"]
     assert headline(verdicts) == "3 of 5 checks do not pass"
     assert headline([]) == "No check ran"
+    each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
+            for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
+    assert [row.node for _, row in rows(each)] == ["n1", "n2", ""], (
+        "only where one case has several"
+    )
 
 
 def test_a_value_lies_where_its_bounds_say():
@@ -214,9 +215,6 @@ def test_verdicts_that_were_sent_choose_no_directory(tmp_path):
     for said, place in ((str(own), own), ("/etc", None), (f"{own}/..", None), ("", None)):
         assert directory_of({"run": said}, sent, runs) == place
     assert directory_of({"run": "/etc"}, own, runs) == own
-
-
-RUN = "20261121-031000Z-ab12"
 
 
 def run_directory(folder: Path) -> Path:

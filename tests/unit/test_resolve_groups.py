@@ -17,6 +17,7 @@ from hpcdl.system.resources import folder
 
 GPUS = facts.load("gpus")["gpus"]
 HERE = ("3.11", "3.13")
+TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no build of these"
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +65,6 @@ def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why():
     assert a100 == p100
     said = " ".join(as_text([resolve(shared, "a100")[0]]).split())
     assert "sm_60, which the same build serves, needs cuDNN <= 9.10" in said
-
-
-TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no build of these"
 
 
 @pytest.mark.parametrize(("models", "proof", "said"), [

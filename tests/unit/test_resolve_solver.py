@@ -12,6 +12,7 @@ from hpcdl.stack.resolve_versions import Range, newest_first
 
 VALUES = ("4", "3", "2", "1")
 NAMES = ("a", "b", "c", "d")
+PINNED = st.sampled_from(["tensorflow", "cuda", "cudnn", "python", "gcc"])
 
 
 def rule(when: dict[str, str], name: str, wanted: str) -> Rule:
@@ -69,9 +70,6 @@ def test_an_explanation_is_given_exactly_when_nothing_fits_and_is_minimal(proble
     for left_out in range(len(core)):
         rest = (*core[:left_out], *core[left_out + 1 :])
         assert brute_force(Problem(problem.domains, rest)) is not None
-
-
-PINNED = st.sampled_from(["tensorflow", "cuda", "cudnn", "python", "gcc"])
 
 
 @settings(max_examples=60, deadline=None)

@@ -31,6 +31,11 @@ JSON = st.recursive(
     max_leaves=6,
 )
 DONE = Snapshot(7, "COMPLETED", "it is done", 0, "n1", 0, None)
+KEYS = ("layout", "samples", "summary", "phases", "seconds", "ranks", "images_per_second",
+        "images_per_second_p05", "images_per_second_p95", "input", "outcome")  # fmt: skip
+RESULTS = st.dictionaries(
+    st.sampled_from(KEYS), st.dictionaries(st.sampled_from(KEYS), JSON) | JSON
+)
 
 
 def parts(schema: dict[str, Any], place: str = "") -> dict[str, dict[str, Any]]:
@@ -100,13 +105,6 @@ def test_after_many_faults_nothing_counts_as_sound_that_is_not():
     with pytest.raises(BadInput, match="the file lacks the key 'summary'"):
         record.need("summary")
     record.need("schema")
-
-
-KEYS = ("layout", "samples", "summary", "phases", "seconds", "ranks", "images_per_second",
-        "images_per_second_p05", "images_per_second_p95", "input", "outcome")  # fmt: skip
-RESULTS = st.dictionaries(
-    st.sampled_from(KEYS), st.dictionaries(st.sampled_from(KEYS), JSON) | JSON
-)
 
 
 @given(RESULTS, RESULTS)

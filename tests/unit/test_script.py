@@ -215,22 +215,16 @@ def test_modules_are_pinned_to_the_release(three_generations):
     assert "# No release is published yet" in planned
 
 
-def with_environment(site: Site, **environment: str) -> Site:
-    part = replace(site.partition("p100"), environment=environment)
-    return replace(site, partitions={"p100": part})
-
-
-def test_the_environment_of_the_partition_yields_to_the_request(three_generations):
-    site = with_environment(three_generations, A="site", B="site")
+def test_the_environment_of_the_partition_yields_to_the_request_and_is_checked_like_it(pi):
+    p100 = pi.partition("p100")
+    site, wrong = (replace(pi, partitions={"p100": replace(p100, environment=values)})
+                   for values in ({"A": "site", "B": "site"}, {"UID": "0"}))  # fmt: skip
     text = render(site, environment={"A": "mine"}).text
     assert text.index("export A=site\n") < text.index("values '' A\n")
     assert "export B=site\n" in text
     assert "mine" not in text
-
-
-def test_the_environment_of_a_partition_is_checked_like_a_request(three_generations):
     with pytest.raises(BadInput, match="the variable UID cannot be set"):
-        render(with_environment(three_generations, UID="0"))
+        render(wrong)
 
 
 def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations):

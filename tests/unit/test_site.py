@@ -35,6 +35,9 @@ stacks:
   tf: {backend: venv, partitions: [p100]}
 """
 Change = Callable[[str], str]
+PUT = st.text(alphabet="a1 \n-:{}[]'\"#~&*", max_size=6)
+ODD = ["~", "''", "x", "5", "[]", "[~]", "[[a]]", "{}", "{a: b}", "{a: {b: ~}}", "{a: ~}",
+       "[1, {a: b}]"]  # fmt: skip
 
 
 def replace(old: str, new: str) -> Change:
@@ -140,11 +143,6 @@ def test_each_kind_of_fault_is_named(site_file, change, said):
     assert said in refused(site_file, change)
 
 
-# Whatever stands at a key, later checks must cope with it.
-ODD = ["~", "''", "x", "5", "[]", "[~]", "[[a]]", "{}", "{a: b}", "{a: {b: ~}}", "{a: ~}",
-       "[1, {a: b}]"]  # fmt: skip
-
-
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize("key", ["slurm", "paths", "partitions", "stacks", "default_partition"])
 def test_a_wrong_type_anywhere_is_a_fault_and_no_crash(site_file, key, value):
@@ -153,9 +151,6 @@ def test_a_wrong_type_anywhere_is_a_fault_and_no_crash(site_file, key, value):
     site_file.write_text(f"{text}\n{key}: {value}\n")
     with pytest.raises(BadInput):
         load_site(site_file)
-
-
-PUT = st.text(alphabet="a1 \n-:{}[]'\"#~&*", max_size=6)
 
 
 @given(st.integers(0, len(SITE)), st.integers(0, 40), PUT)

@@ -55,17 +55,15 @@ def test_gres_tells_types_and_counts_of_gpus(gres, gpus):
 
 
 MARK = "5f0c9a"
+JOB = ("4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:00:00",
+       "2024-11-01T08:00:05", "2024-11-01T09:00:05", "1:00:00", "None", "/home/me/my jobs/job.sh",
+       "a b=c")  # fmt: skip
 
 
 def answer(*jobs: Sequence[str]) -> str:
     """What squeue prints to the format of a call with this mark."""
     heading = ["JOBID"] + ["X"] * (len(parse.JOB_FORMAT) - 1)
     return "".join(parse.marked_format(job, MARK) + "\n" for job in (heading, *jobs))
-
-
-JOB = ("4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:00:00",
-       "2024-11-01T08:00:05", "2024-11-01T09:00:05", "1:00:00", "None", "/home/me/my jobs/job.sh",
-       "a b=c")  # fmt: skip
 
 
 def test_a_job_is_read_with_blanks_and_signs_in_its_values():
