@@ -19,7 +19,7 @@ from hpcdl.system.errors import BadInput
 from tools.parallel import Row, fit, grouped, left_out, likely, memory_errors, rows
 
 GPT3 = network("gpt3_175b", 2048)
-S, H, HEADS, BLOCKS = 2048, 12288, 96, 96
+S, H, HEADS = 2048, 12288, 96
 PLAIN = Plan(fused=False)
 SHIPPED = [(name, kind) for kind, known in facts.load("parallel")["families"].items()
            for name in known if name != "other"]  # fmt: skip
@@ -36,12 +36,11 @@ def known() -> list[Row]:
     return rows()
 
 
-def step(machine: Machine, plan: Plan, gpus: int, **how: float) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of GPT-3, and its parts by name."""
+def step(machine: Machine, plan: Plan, gpus: int) -> dict[str, float]:
+    """Seconds of the parts of a step of GPT-3, by name."""
     work = work_of(machine, Training(GPT3, 1, "amp", plan=plan))
-    compute, exchange, losses = split(replace(work, **how), plan, gpus)
-    parts = {"compute": compute, "exchange": exchange, **losses}
-    return sum(parts.values()), parts
+    compute, exchange, losses = split(work, plan, gpus)
+    return {"compute": compute, "exchange": exchange, **losses}
 
 
 # ---- memory: Korthikanti et al. 2022 ----
@@ -81,9 +80,6 @@ def test_zero_shards_the_optimizer_then_gradients_then_weights(zero, of_each, ga
     assert found == pytest.approx(GPT3.parameters * of_each + gathered, rel=rel)
 
 
-# ---- time ----
-
-
 @pytest.mark.parametrize(("micro", "stages", "pieces"), [(64, 8, 1), (64, 16, 1), (64, 8, 3)])
 def test_the_bubble_of_equal_stages_is_the_papers(a100, micro, stages, pieces):
     machine = replace(of_partition(a100), network=Link("none", 0.0, 1e30))
@@ -99,37 +95,30 @@ def test_the_bubble_of_equal_stages_is_the_papers(a100, micro, stages, pieces):
 def test_a_recomputed_block_costs_a_forward_pass_and_two_all_reduces(a100):
     machine = of_partition(a100)
     plain = replace(PLAIN, tensor=8, micro_batches=100)  # of which one update is little
-    _, none = step(machine, plain, 8)
-    _, full = step(machine, replace(plain, checkpointing="full"), 8)
+    none = step(machine, plain, 8)
+    full = step(machine, replace(plain, checkpointing="full"), 8)
     assert full["recomputing"] == pytest.approx(none["compute"] / 3, rel=0.03)
     assert full["tensor"] == pytest.approx(1.5 * none["tensor"])
-    _, some = step(machine, replace(plain, checkpointing="selective"), 8)
+    some = step(machine, replace(plain, checkpointing="selective"), 8)
     assert 0 < some["recomputing"] < full["recomputing"] / 3
 
 
 def test_tensor_parallelism_across_nodes_is_worse_than_in_one(a100):
     machine = of_partition(a100)
-    _, inside = step(machine, Plan(tensor=8), 8)
-    _, across = step(machine, Plan(tensor=16), 16)
+    inside = step(machine, Plan(tensor=8), 8)
+    across = step(machine, Plan(tensor=16), 16)
     assert across["tensor"] > inside["tensor"]
     assert across["compute"] < 0.55 * inside["compute"]
 
 
 def test_a_measured_step_stretches_computing_and_nothing_else(a100):
-    def of(rate: float) -> dict[str, float]:
-        plan = Plan(tensor=8, checkpointing="full")
-        asked = Request(a100, "gpt_18b", gpus="8", batch=1, images_per_second=rate, size=2048,
-                        plan=plan)  # fmt: skip
-        found = answer(asked).points[0].step
-        return {"compute": found.compute, **found.losses}
-
-    fast, slow = of(2.0), of(1.0)
-    assert slow["compute"] == pytest.approx(2 * fast["compute"])
-    assert slow["recomputing"] == pytest.approx(2 * fast["recomputing"])
-    assert slow["tensor"] == pytest.approx(fast["tensor"])
-
-
-# ---- what a person asks ----
+    plan = Plan(tensor=8, checkpointing="full")
+    asked = Request(a100, "gpt_18b", gpus="8", batch=1, size=2048, plan=plan)
+    fast, slow = (answer(replace(asked, images_per_second=rate)).points[0].step
+                  for rate in (2.0, 1.0))  # fmt: skip
+    assert slow.compute == pytest.approx(2 * fast.compute)
+    assert slow.losses["recomputing"] == pytest.approx(2 * fast.losses["recomputing"])
+    assert slow.losses["tensor"] == pytest.approx(fast.losses["tensor"])
 
 
 def test_counts_are_whole_replicas_and_efficiency_is_the_part_that_computes(a100):
@@ -203,9 +192,6 @@ def test_what_cannot_be_split_is_refused(a100, changes, said):
     with pytest.raises(BadInput, match=said) as raised:
         answer(replace(asked, **changes))
     assert raised.value.hint
-
-
-# ---- published steps ----
 
 
 def of_kind(known: list[Row], family: str, kind: str) -> list[Row]:

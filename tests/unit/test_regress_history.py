@@ -149,10 +149,8 @@ def test_a_line_that_is_no_result_adds_nothing_and_is_named(file, tmp_path, name
 def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path, file):
     metric = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "low": 80.0,
               "reference": 100.0, "high": None, "wanted": True}  # fmt: skip
-    folder = run_folder(
-        tmp_path, "20260601-031000Z-ab12", status="PASS", release="r1", driver="580.95.05",
-        job={"id": 7, "nodes": "p100-01"}, metrics=[metric],
-    )  # fmt: skip
+    folder = run_folder(tmp_path, "20260601-031000Z-ab12", driver="580.95.05", metrics=[metric],
+                        job={"id": 7, "nodes": "p100-01"})  # fmt: skip
     stopped = tmp_path / "20260602-031000Z-cd34"
     stopped.mkdir()
     assert command(file, "import", str(stopped), str(folder)) == 0

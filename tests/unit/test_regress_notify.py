@@ -1,6 +1,7 @@
 """People are told what has changed; what hangs or lacks costs ten seconds and a line at most."""
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -18,7 +19,6 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcdl.cli import main
 from hpcdl.regress import notify
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.history import Result, open_history
@@ -42,17 +42,14 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:  # the library's name for it
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                server.got.append((self.path, dict(self.headers), json.loads(body)))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                server.got.append((self.path, dict(self.headers), json.loads(body or "null")))
                 self.send_response(code)
                 for name, value in headers.items():
                     self.send_header(name, value)
                 self.end_headers()
 
-            def do_GET(self) -> None:  # what follows a redirection asks so
-                server.got.append((self.path, dict(self.headers), None))
-                self.send_response(code)
-                self.end_headers()
+            do_GET = do_POST  # noqa: N815 - what follows a redirection asks so
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -168,10 +165,10 @@ class Smtp:
 
 def test_a_mail_has_what_changed_and_the_page(tmp_path):
     smtp = Smtp()
-    (tmp_path / "night.html").write_text("<html>the page</html>")
+    page = tmp_path / "night.html"
+    page.write_text("<html>the page</html>")
     target = {"kind": "mail", "to": ["ada@example.org"], "smtp": f"127.0.0.1:{smtp.port}"}
     odd = replace(DROP, description=HOSTILE)
-    page = tmp_path / "night.html"
     assert tell("here\nBcc: all", GateAnswer(9, (odd,), 9), to(target), page) == []
     mail: Any = message_from_bytes(smtp.mail, policy=policy.default)
     assert mail["Subject"].startswith("[hpcdl] here")
@@ -263,11 +260,12 @@ def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path, text):
     (tmp_path / "n.yaml").chmod(0o600)
     with pytest.raises(BadInput) as found:
         read_addressees(tmp_path / "n.yaml")
-    assert "n.yaml:3" in found.value.render() or "n.yaml:4" in found.value.render()
-    assert "hush" not in found.value.render()
+    said = found.value.render()
+    assert re.search("n.yaml:[34]", said)
+    assert "hush" not in said
 
 
-def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl, capsys):
+def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl):
     at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
     row = Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL")
     with open_history(tmp_path / "h", "embedded") as history:
@@ -278,8 +276,7 @@ def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl, capsys):
         nobody_listens.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}/secret"
         file = addressees(tmp_path / "n.yaml", kind="mattermost", url=url)
-        assert main([*words, "--notify", str(file)]) == 1
-    told = capsys.readouterr()
-    assert told.out == answer
-    assert told.err == "not told: mattermost at 127.0.0.1: Connection refused\n"
-    assert main([*words, "--name", "throughput", "--notify", str(file)]) == 2
+        told = hpcdl(*words, "--notify", str(file), code=1)
+    said = "not told: mattermost at 127.0.0.1: Connection refused\n"
+    assert (told.out, told.err) == (answer, said)
+    hpcdl(*words, "--name", "throughput", "--notify", str(file), code=2)

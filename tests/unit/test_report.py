@@ -141,9 +141,7 @@ def test_what_needs_a_person_stands_first():
     assert headline([]) == "No check ran"
     each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
             for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
-    assert [row.node for _, row in rows(each)] == ["n1", "n2", ""], (
-        "only where one case has several"
-    )
+    assert [row.node for _, row in rows(each)] == ["n1", "n2", ""], "where a case has several"
 
 
 def test_a_value_lies_where_its_bounds_say():

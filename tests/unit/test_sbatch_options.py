@@ -2,7 +2,6 @@
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs.lint.options import known_options
 from hpcdl.jobs.sbatch_options import _OWN, directives
 from hpcdl.system.errors import BadInput
@@ -44,10 +43,10 @@ def test_no_directive_of_the_script_can_be_given_again(hpcdl):
     assert own <= _OWN.keys()
 
 
-def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl, capsys):
+def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl):
     (tmp_path / "job.yaml").write_text("schema: 1\nsbatch: [mail-type=END, nice]\n")
     line = ["job", "explain", "--site", "p100-v100-k80", "--no-module"]
     text = hpcdl(*line, "--file", str(tmp_path / "job.yaml")).out
     assert "#  as requested\n#SBATCH --mail-type=END\n#  as requested\n#SBATCH --nice\n" in text
-    assert main([*line, "--sbatch", "exclude=n1", "--sbatch=--hold"]) == 0
-    assert {"#SBATCH --exclude=n1", "#SBATCH --hold"} <= set(capsys.readouterr().out.splitlines())
+    text = hpcdl(*line, "--sbatch", "exclude=n1", "--sbatch=--hold").out
+    assert {"#SBATCH --exclude=n1", "#SBATCH --hold"} <= set(text.splitlines())
