@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from hpcdl.regress.answer import GateAnswer
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.verdict import WHOLE_RUN
+from tests.unit.test_regress_formats import METRIC, verdict
 
 DROP, NIGHTS = 200, 330
 
@@ -33,25 +33,17 @@ def rows() -> list[Result]:
     return found
 
 
-def verdict(case: str) -> dict[str, Any]:
-    metric = {"name": "rate", "value": 950.0, "unit": "images/s", "reference": 1000.0,
-              "low": 900.0, "high": None, "wanted": True, "better": "higher"}  # fmt: skip
-    return {"check": "throughput", "case": case, "partition": "p100", "status": "PASS",
-            "reason": "", "waived": False, "ok": True, "metrics": [metric], "seconds": 1.0,
-            "job": {}}  # fmt: skip
-
-
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What each output says of one history and one run."""
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     monkeypatch.setenv("HPCDL_SITE", "embedded")
-
     with open_history(tmp_path / "h", "embedded") as history:
         history.add(rows())
+    metric = METRIC | {"name": "rate", "value": 950.0, "reference": 1000.0, "low": 900.0}
+    each = [verdict("PASS", case=case, metrics=[metric], job={}) for case in ("recent", "old")]
     run = {"schema": 2, "run": str(tmp_path / "20261120-010000Z-0000"), "site": "embedded",
-           "seconds": 10.0, "time": 1_790_000_000.5,
-           "verdicts": [verdict("recent"), verdict("old")]}  # fmt: skip
+           "seconds": 10.0, "time": 1_790_000_000.5, "verdicts": each}  # fmt: skip
     (tmp_path / "verdicts.json").write_text(json.dumps(run))
     found = {}
     for name in ("markdown", "junit", "prometheus", "json", "page"):

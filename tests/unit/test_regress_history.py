@@ -35,6 +35,7 @@ from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.system import locking
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold
+from tests.unit.test_regress_formats import METRIC, verdict
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
@@ -147,9 +148,7 @@ def test_a_line_that_is_no_result_adds_nothing_and_is_named(file, tmp_path, name
 
 
 def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path, file):
-    metric = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "low": 80.0,
-              "reference": 100.0, "high": None, "wanted": True}  # fmt: skip
-    folder = run_folder(tmp_path, "20260601-031000Z-ab12", driver="580.95.05", metrics=[metric],
+    folder = run_folder(tmp_path, "20260601-031000Z-ab12", driver="580.95.05", metrics=[METRIC],
                         job={"id": 7, "nodes": "p100-01"})  # fmt: skip
     stopped = tmp_path / "20260602-031000Z-cd34"
     stopped.mkdir()
@@ -207,11 +206,10 @@ def test_a_first_line_too_long_for_csv_is_not_passed_over(tmp_path, end):
 
 def run_folder(tmp_path: Path, name: str = "99999999-999999-ab12", **changes: object) -> Path:
     """A folder of a run with one verdict; by default named after no date."""
-    verdict = {"check": "c", "case": "", "partition": None, "status": "ERROR", "reason": "",
-               "waived": False, "ok": False, "metrics": [], "seconds": 1.0, **changes}  # fmt: skip
+    one = verdict("ERROR", **{"case": "", "partition": None, "metrics": [], **changes})
     folder = tmp_path / name
     folder.mkdir()
-    text = json.dumps({"run": str(folder), "verdicts": [verdict]}, indent=2)
+    text = json.dumps({"run": str(folder), "verdicts": [one]}, indent=2)
     (folder / "verdicts.json").write_text(text)
     return folder
 

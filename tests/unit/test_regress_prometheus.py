@@ -22,6 +22,7 @@ from hpcdl.regress.ci import dashboard
 from hpcdl.regress.formats import as_openmetrics, as_prometheus
 from hpcdl.regress.identity import Series
 from tests.npm import unpack
+from tests.unit.test_regress_formats import METRIC, verdict
 from tests.waiting import wait_for
 
 SERIES = Series("bw", 'size="1"\\,x', "p100", "rate", "foss", "GB/s")
@@ -30,13 +31,11 @@ ANSWER = GateAnswer(3, (Finding(SERIES, "drop", "-5 %"),), 3,
 
 
 def run() -> dict[str, Any]:
-    metric = {"name": "rate", "value": 90.5, "unit": "GB/s", "reference": 100.0, "low": 80.0,
-              "high": None, "wanted": True, "better": "higher"}  # fmt: skip
-    verdict = {"check": "bw", "case": SERIES.case, "partition": "p100", "environment": "foss",
-               "status": "FAIL", "ok": False, "waived": False, "reason": "", "seconds": 1.0,
-               "metrics": [metric], "job": {"nodes": "p100-01"}}  # fmt: skip
-    waived = verdict | {"case": "", "status": "STALE", "waived": True, "ok": True}
-    return {"site": "here", "time": time.time(), "seconds": 1.0, "verdicts": [verdict, waived]}
+    same = {"check": "bw", "environment": "foss", "job": {"nodes": "p100-01"},
+            "metrics": [METRIC | {"name": "rate", "unit": "GB/s", "better": "higher"}]}  # fmt: skip
+    each = [verdict("FAIL", case=SERIES.case, **same),
+            verdict("STALE", case="", waived=True, ok=True, **same)]  # fmt: skip
+    return {"site": "here", "time": time.time(), "seconds": 1.0, "verdicts": each}
 
 
 def expressions() -> list[str]:

@@ -33,8 +33,9 @@ from tests.unit.conftest import shipped
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
 OLD = Reference(
-    *KEY, value=90.0, unit="images/s", lower=-0.1, runs=5, spread=0.01, source="before",
-    proof="run", date="2025-01-01", release="r0",
+    **dict(zip(("check", "case", "partition", "metric"), KEY, strict=True)), value=90.0,
+    unit="images/s", lower=-0.1, runs=5, spread=0.01, source="before", proof="run",
+    date="2025-01-01", release="r0",
 )  # fmt: skip
 
 
