@@ -78,10 +78,6 @@ def test_rows_of_another_source_lie_in_the_range_of_a_foreign_row(rows):
     assert 0.75 <= statistics.fmean(inside) <= 0.85
 
 
-def test_without_rows_the_roofline_is_all():
-    assert Effects([]).expected(Trait("X", "X", "fp32", "m", "images", "F", "S")) == 0
-
-
 def test_sibling_cards_are_told_of_each_other():
     training = Training(network("resnet50"), 64, "amp")
     big, small = (seconds(machine(f"A100-SXM4-{size}GB"), training) for size in (80, 40))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.regress.formats import FORMATS, as_junit, as_markdown, as_prometheus, read_run
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
@@ -79,14 +78,6 @@ def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured():
     slow, lost = verdict("FAIL", metrics=[METRIC | {"value": 50.0}]), verdict("ERROR", metrics=[])
     for last, told in ((slow, ["1", "50.0", "100.0", "80.0"]), (lost, ["2"])):
         assert [*series({"verdicts": [verdict("PASS"), last]}).values()] == told
-
-
-@pytest.mark.parametrize("name", ["junit", "markdown", "prometheus", "json"])
-def test_the_command_writes_the_file(tmp_path, name):
-    keep(tmp_path, *RUN["verdicts"])
-    words = ["check", "report", str(tmp_path), "--format", name, "--output", str(tmp_path / "out")]
-    assert main(words) == 0
-    assert (tmp_path / "out").stat().st_size > 100
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2", '{"verdicts": 3}', '{"verdicts": {}}',

@@ -33,32 +33,31 @@ def result(night: int = 0, **changes: Any) -> Result:
     return replace(row, **changes)
 
 
-def plain(job: int = 7, **changes: Any) -> dict[str, Any]:
-    return {"name": "bw_0", "display_name": "bw %size=1 %mode=read", "partition": "p100",
-            "environ": "tensorflow", "jobid": str(job), "result": "success",
-            "perfvalues": {"s:p100:rate": [42.0, 40.0, -0.1, None, "GB/s", "pass"]},
-            **changes}  # fmt: skip
+def judged(job: int = 7, **changes: Any) -> Verdict:
+    """The verdict of a check that knows nothing of hpcdl."""
+    return judge(with_evidence({
+        "name": "bw_0", "display_name": "bw %size=1 %mode=read", "partition": "p100",
+        "environ": "tensorflow", "jobid": str(job), "result": "success",
+        "perfvalues": {"s:p100:rate": [42.0, 40.0, -0.1, None, "GB/s", "pass"]}, **changes,
+    }, KNOWN))  # fmt: skip
 
 
 def test_a_plain_check_has_name_parameters_environment_node_and_release():
-    verdict = judge(with_evidence(plain(), KNOWN))
-    assert verdict.status is Status.PASS
+    verdict = judged()
+    assert (verdict.status, verdict.metrics[0].better) == (Status.PASS, "higher")
     assert (verdict.check, verdict.case) == ("bw", "size=1,mode=read")
     assert (verdict.environment, verdict.place) == ("tensorflow", "p100 (tensorflow)")
     assert (verdict.release, verdict.job["nodes"]) == ("r1", "p100-01")
-    assert verdict.metrics[0].better == "higher"
+    # What ReFrame adds to repeat or to distribute a check is no parameter.
+    odd = "bw %size=1 %.repeat=2 %$nid=p100-01 ~s:p100+tensorflow"
+    assert judged(display_name=odd).case == "size=1"
 
 
 def test_the_exit_code_of_a_plain_checks_job_counts():
-    verdict = judge(with_evidence(plain(8), KNOWN))
+    verdict = judged(8)
     assert verdict.status is Status.ERROR
     assert [fault.kind for fault in verdict.faults] == [FaultKind.EXIT_CODE]
     assert "exit code 3" in verdict.reason
-
-
-def test_what_reframe_adds_to_repeat_or_distribute_a_check_is_no_parameter():
-    case = plain(display_name="bw %size=1 %.repeat=2 %$nid=p100-01 ~s:p100+tensorflow")
-    assert judge(with_evidence(case, KNOWN)).case == "size=1"
 
 
 def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_path):
@@ -89,10 +88,9 @@ def test_which_values_are_better(unit, low, high, said, expected):
     assert better_of(unit, low, high, said) == expected
 
 
-def latency(night: int, factor: float = 1.0, **changes: Any) -> Result:
+def latency(night: int, factor: float = 1.0) -> Result:
     value = 10.0 * factor * (1 + 0.01 * random.Random(night).gauss(0, 1))
-    return result(night, check_name="latency", metric="half_round_trip", unit="us", value=value,
-                  high=20.0, **changes)  # fmt: skip
+    return result(night, check_name="latency", unit="us", value=value, high=20.0)
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.5, "rise: +49.5% since"), (0.7, "")])

@@ -243,12 +243,6 @@ def variables_unset(site: Site, version: str, **asked: object) -> set[str]:
     return set(" ".join(lists).split()) - set(kept.split())
 
 
-@pytest.mark.parametrize(("version", "exact"), [("20.11.2", False), ("20.11.3", True)])
-def test_a_step_gets_its_own_cpus_on_every_release(three_generations, version, exact):
-    """An explicit --cpus-per-task implies --exact since 22.05; before, it is said (goldens)."""
-    assert (" --exact " in render(with_version(three_generations, version), gpus=8).text) is exact
-
-
 @pytest.mark.parametrize(("version", "launcher", "whole"), [
     ("20.11.0", "horovod-mpirun", True),
     ("20.11.2", "horovod-mpirun", True),
