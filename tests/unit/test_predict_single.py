@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.predict.calibrate import Effects, Trait, seconds, traits
-from hpcdl.predict.hardware import Machine, of_host
+from hpcdl.predict.hardware import of_host
 from hpcdl.predict.network import network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer
@@ -26,12 +26,6 @@ def rows() -> tuple[Trait, ...]:
 @pytest.fixture(scope="module")
 def p100() -> Partition:
     return load_site(find_site_file("pi")).partition("p100")
-
-
-def machine(gpu: str) -> Machine:
-    found = of_host(gpu, "a box", 1)
-    assert found is not None
-    return found
 
 
 @cache
@@ -66,12 +60,8 @@ def test_rows_of_another_source_lie_in_the_range_of_a_foreign_row(rows):
     known = facts.load("links")["uncertainty"]["foreign"]
     inside = []
     for row in rows:
-        others = [
-            other.reached
-            for other in rows
-            if (pair(other), other.card) == (pair(row), row.card) and other.source != row.source
-        ]
-        if others:
+        of_the_kind = [o for o in rows if (pair(o), o.card) == (pair(row), row.card)]
+        if others := [o.reached for o in of_the_kind if o.source != row.source]:
             factor = math.exp(row.reached - statistics.median(others))
             inside.append(known["low"] <= factor <= known["high"])
     assert len(inside) > 100
@@ -80,8 +70,8 @@ def test_rows_of_another_source_lie_in_the_range_of_a_foreign_row(rows):
 
 def test_sibling_cards_are_told_of_each_other():
     training = Training(network("resnet50"), 64, "amp")
-    big, small = (seconds(machine(f"A100-SXM4-{size}GB"), training) for size in (80, 40))
-    assert 0.6 < big / small < 1.05
+    big, small = (of_host(f"A100-SXM4-{size}GB", "a box", 1) for size in (80, 40))
+    assert 0.6 < seconds(big, training) / seconds(small, training) < 1.05
 
 
 @pytest.mark.parametrize("size", [64, 448])
@@ -93,9 +83,7 @@ def test_a_size_of_images_scales_a_published_row(p100, size):
 
 
 def test_a_transformer_is_predicted_by_the_length_of_its_sequence(p100):
-    short, long = (
-        answer(Request(p100, "bert_base", size=size, gpus="1-4")).points for size in (128, 512)
-    )
+    short, long = (answer(Request(p100, "bert_base", "1-4", size=s)).points for s in (128, 512))
     assert short[0].images_per_second > 3.5 * long[0].images_per_second
     assert all(point.efficiency <= 1 for point in short)
 

@@ -25,6 +25,9 @@ EXPECTED = Expectation(
     world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, memory_mb=60_000,
     release="tf-1", scratch="/tmp", data="/data",
 )  # fmt: skip
+SMALL = Expectation(world=4, tasks_per_node=2, cpus_per_task=4)
+SHAPE = replace(SMALL, gpus_per_node=2, fabric="infiniband")
+NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
 
 
 def healthy() -> list[Probe]:
@@ -41,10 +44,6 @@ def healthy() -> list[Probe]:
 
 def codes(probes: list[Probe], expected: Expectation = EXPECTED) -> list[int]:
     return [problem.code for problem in judge(probes, expected)]
-
-
-NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
-SMALL = Expectation(world=4, tasks_per_node=2, cpus_per_task=4)
 
 
 @pytest.mark.parametrize(("probes", "expected", "noted"), [
@@ -110,13 +109,6 @@ def test_a_rank_reads_slurm_s_environment_and_looks_at_scratch_where_it_will_lie
 def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host():
     assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
     assert probe(environ={}).host == socket.gethostname()
-
-
-# ---- how GPUs reach each other ----
-
-SHAPE = Expectation(
-    world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, fabric="infiniband"
-)  # fmt: skip
 
 
 def never(_: Probe) -> None:

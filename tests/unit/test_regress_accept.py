@@ -40,11 +40,11 @@ def fill(site: Site, tmp_path: Path, *, last: float = 0.95) -> None:
     rng = random.Random(3)
     row = Result("", "", "throughput", "resnet50", "p100", "rate", 0.0, "images/s", "PASS",
                  low=800.0, release="r2")  # fmt: skip
+    levels = [last] * 3 + [0.95] * 92 + [1.0] * 55
+    values = [1000 * level * (1 + 0.005 * rng.gauss(0, 1)) for level in levels]
     with open_history(tmp_path / "h", site.name) as history:
-        for n in range(150):
-            level = last if n < 3 else 0.95 if n < 95 else 1.0
-            value = 1000 * level * (1 + 0.005 * rng.gauss(0, 1))
-            history.add([replace(row, run=f"r{n}", time=ago(days=n), value=value)])
+        history.add(replace(row, run=f"r{n}", time=ago(days=n), value=value)
+                    for n, value in enumerate(values))  # fmt: skip
 
 
 @pytest.fixture
@@ -111,27 +111,25 @@ def test_it_is_a_diff_that_git_takes(filled, tmp_path, hpcdl):
     assert gate(filled, tmp_path).open
 
 
-def test_of_two_at_once_none_is_lost(site, tmp_path):
-    fill(site, tmp_path)
-    answer = gate(site, tmp_path)
+def test_of_two_at_once_none_is_lost(filled, tmp_path):
+    answer = gate(filled, tmp_path)
     given = Acceptance("", answer.findings[0].series, "Ada", "why", str(date.today()))
-    with open_history(tmp_path / "h", site.name) as history:
-        late = accept(site, history, answer, NAME, given)
+    with open_history(tmp_path / "h", filled.name) as history:
+        late = accept(filled, history, answer, NAME, given)
     assert main(["check", "accept", NAME, *WHO, "--until", "2999-01-01"]) == 0
     with pytest.raises(BadInput, match="was changed meanwhile"):
         late.write()
-    (row,) = yaml.safe_load(accepted_file(site).read_text())["accepted"]
+    (row,) = yaml.safe_load(accepted_file(filled).read_text())["accepted"]
     assert row["until"] == "2999-01-01"
 
 
-def test_a_finding_sleeps_until_its_day(site, tmp_path):
-    fill(site, tmp_path)
+def test_a_finding_sleeps_until_its_day(filled, tmp_path):
     tomorrow = str(date.today() + timedelta(days=1))
     assert main(["check", "accept", NAME, *WHO, "--until", tomorrow]) == 0
-    assert gate(site, tmp_path).open
-    with open_history(tmp_path / "h", site.name) as history:
+    assert gate(filled, tmp_path).open
+    with open_history(tmp_path / "h", filled.name) as history:
         later = datetime.now(timezone.utc) + timedelta(days=2)
-        assert not ask(history, now=later, rulings=rulings_of(site)).open
+        assert not ask(history, now=later, rulings=rulings_of(filled)).open
 
 
 @pytest.mark.parametrize(("day", "value", "answers"), [
@@ -156,10 +154,9 @@ def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path, day, val
     ([NAME, *WHO, "--until", "2020-01-01"], "--until 2020-01-01 has passed"),
     ([NAME, "--undo"], "is not accepted"),
 ])  # fmt: skip
-def test_what_cannot_be_accepted_is_said_in_a_line(site, tmp_path, hpcdl, words, said):
-    fill(site, tmp_path)
+def test_what_cannot_be_accepted_is_said_in_a_line(filled, tmp_path, hpcdl, words, said):
     assert said in hpcdl("check", "accept", *words, code=2).err
-    assert not accepted_file(site).exists()
+    assert not accepted_file(filled).exists()
 
 
 def test_of_a_thousand_findings_some_are_named(site, tmp_path, hpcdl):
