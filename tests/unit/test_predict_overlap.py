@@ -144,9 +144,6 @@ def test_storage_limits_all_nodes_together_and_cores_each_node_by_size_and_augme
     assert resnet > small > large
 
 
-# The closed form against the same step played event by event.
-
-
 def setting(model: str, per_node: int = 4) -> tuple[Machine, Training, Profile]:
     machine = replace(of_gpu("P100-PCIe", "pcie3", 28, 2, NET), per_node=per_node)
     training = Training(network(model), 64)

@@ -43,9 +43,6 @@ def step(machine: Machine, plan: Plan, gpus: int) -> dict[str, float]:
     return {"compute": compute, "exchange": exchange, **losses}
 
 
-# ---- memory: Korthikanti et al. 2022 ----
-
-
 @pytest.mark.parametrize(("plan", "factor"), [
     (PLAIN, 34 + 5 * HEADS * S / H),
     (replace(PLAIN, tensor=8), 10 + 24 / 8 + 5 * HEADS * S / (8 * H)),
@@ -55,6 +52,7 @@ def step(machine: Machine, plan: Plan, gpus: int) -> dict[str, float]:
     (Plan(tensor=8, sequence=True), 34 / 8),
 ])  # fmt: skip
 def test_a_block_keeps_what_the_papers_table_2_says(plan, factor):
+    """Korthikanti et al. 2022."""
     assert kept(GPT3, plan, 1, HALF_BYTES) == pytest.approx(S * H * factor)
 
 

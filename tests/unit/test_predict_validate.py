@@ -250,5 +250,5 @@ def test_a_file_without_single_gpu_rows_starts_from_ours(records, found):
 ])  # fmt: skip
 def test_an_unknown_host_has_the_links_that_its_row_names(words, link, network):
     machine = of_host("V100-SXM2-32GB", "somebody's box", 4, words)
-    assert machine is not None
+
     assert (machine.inside.name, machine.network.name) == (link, network)

@@ -260,8 +260,7 @@ def test_half_precision_needs_a_gpu_that_has_it(three_generations, p100):
     case = TrainingCase("resnet50", 1, 1, 100, 64, data="synthetic", precision="fp16", real=True)
     with pytest.raises(BadInput):
         case.request(three_generations, three_generations.partition("k80"), "throughput")
-    newer = replace(p100, gpu=p100.gpu._replace(compute="10.0"))
-    for has_it in (p100, newer):
+    for has_it in (p100, replace(p100, gpu=p100.gpu._replace(compute="10.0"))):
         assert case.request(three_generations, has_it, "throughput").nodes == 1
 
 

@@ -120,14 +120,12 @@ def test_the_limit_of_tensorflow_is_the_chain_through_cuda_or_the_driver(model, 
 
 
 def test_every_choice_has_a_limit_with_sources_or_is_the_newest_known():
-    for model in GPUS:
-        for resolution in resolve(one_gpu(model)):
-            for choice in resolution.choices:
-                if choice.limit is None:
-                    assert choice.version == known().components[choice.component].known()[0]
-                else:
-                    assert choice.limit.chain
-                    assert all(r.source for r in choice.limit.chain if r.origin != "choice")
+    for choice in (c for model in GPUS for one in resolve(one_gpu(model)) for c in one.choices):
+        if choice.limit is None:
+            assert choice.version == known().components[choice.component].known()[0]
+        else:
+            assert choice.limit.chain
+            assert all(r.source for r in choice.limit.chain if r.origin != "choice")
 
 
 @pytest.mark.parametrize(("model", "more", "word"), [
@@ -176,8 +174,7 @@ def test_contradictory_pins_and_unknown_versions_are_bad_input(ask, pins, words)
 
 
 def test_what_only_a_gpu_rules_out_does_not_matter_to_wheels_for_cpus():
-    found = from_wheels({"tensorflow": "2.21", "cuda": "11.8"})
-    assert found.versions["tensorflow"] == "2.21.0"
+    assert from_wheels({"tensorflow": "2.21", "cuda": "11.8"}).versions["tensorflow"] == "2.21.0"
 
 
 @pytest.mark.parametrize(("question", "said"), [

@@ -35,7 +35,7 @@ PLACES = [(shipped(name), partition) for name, partition in (
 
 
 def render(site: Site, partition: str = "p100", module: Module = MODULE, **asked: object) -> Script:
-    return render_script(site, JobSpec(partition, **asked), module)  # type: ignore[arg-type]
+    return render_script(site, JobSpec(partition, **asked), module)
 
 
 def every_script() -> list[tuple[str, Script]]:
@@ -237,7 +237,7 @@ def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations):
 
 
 def variables_unset(site: Site, version: str, **asked: object) -> set[str]:
-    text = render(with_version(site, version), **asked).text  # type: ignore[arg-type]
+    text = render(with_version(site, version), **asked).text
     lists = re.findall(r"^  unset (SLURM_.*)$", text, re.M)
     (kept,) = re.findall(r"^clean\b(?!\()(.*)$", text, re.M)
     return set(" ".join(lists).split()) - set(kept.split())

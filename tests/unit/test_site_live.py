@@ -122,8 +122,7 @@ def test_each_difference_is_one_row_with_its_key(drafted):
 ])  # fmt: skip
 def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted, change):
     p100, cpu = cluster().partitions
-    other = replace(cluster(), partitions=(replace(p100, **change), cpu))
-    assert compare(drafted, other) == ()
+    assert compare(drafted, replace(cluster(), partitions=(replace(p100, **change), cpu))) == ()
 
 
 def mixed(*gres: str) -> LiveCluster:
