@@ -140,33 +140,24 @@ def loaded(live: LiveCluster, tmp_path: Path) -> tuple[Site, tuple[str, ...]]:
     return load_site(tmp_path / "site.yaml"), found.questions
 
 
-def test_nodes_of_different_gpus_are_drafted_as_groups_that_agree(tmp_path):
-    live = mixed("gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)")
+NO_TYPE = "partitions.p100.groups.2.gpu.model: Slurm says no type"
+
+
+@pytest.mark.parametrize(("gres", "groups", "models", "asked"), [
+    (["gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)"],
+     [(2, 4, "a100"), (1, 8, "l40s"), (1, 0, None)], "A100-SXM4-40GB L40S", ()),
+    # Typed and untyped GPUs are each asked for in their own form.
+    (["gpu:a100:4", "gpu:4"], [(1, 4, "a100"), (1, 4, None)], "A100-SXM4-40GB T4", (NO_TYPE,)),
+    # Two models in one node are two groups of it.
+    (["gpu:a100:2,gpu:l40s:2"] * 2, [(2, 2, "a100"), (2, 2, "l40s")], "A100-SXM4-40GB L40S", ()),
+])  # fmt: skip
+def test_nodes_of_different_gpus_are_drafted_as_groups(tmp_path, gres, groups, models, asked):
+    live = mixed(*gres)
     site, questions = loaded(live, tmp_path)
-    assert questions == ()
     part = site.partition("p100")
-    assert [(g.nodes, g.gpus_per_node, g.hostlist) for g in part.groups] == [
-        (2, 4, "p100-01,p100-03"), (1, 8, "p100-02"), (1, 0, "p100-04"),
-    ]  # fmt: skip
-    assert part.gpu_models == ("A100-SXM4-40GB", "L40S")
-    assert (part.nodes, part.gpus_per_node) == (4, 4)
-    assert compare(site, live) == ()
-
-
-def test_typed_and_untyped_gpus_are_each_asked_for_in_their_own_form(tmp_path):
-    live = mixed("gpu:a100:4", "gpu:4")
-    site, questions = loaded(live, tmp_path)
-    assert questions == ("partitions.p100.groups.2.gpu.model: Slurm says no type",)
-    assert [one.gpu.gres_type for one in site.partition("p100").groups] == ["a100", None]
-    assert compare(site, live) == ()
-
-
-def test_two_models_in_one_node_are_two_groups_of_it(tmp_path):
-    live = mixed("gpu:a100:2,gpu:l40s:2", "gpu:a100:2,gpu:l40s:2")
-    site, questions = loaded(live, tmp_path)
-    assert questions == ()
-    assert [group.nodes for group in site.partition("p100").groups] == [2, 2]
-    assert site.partition("p100").nodes == 2
+    found = [(g.nodes, g.gpus_per_node, g.gpu and g.gpu.gres_type) for g in part.groups]
+    assert (found, " ".join(part.gpu_models), questions) == (groups, models, asked)
+    assert (part.nodes, part.gpus_per_node) == (len(gres), groups[0][1])
     assert compare(site, live) == ()
 
 
