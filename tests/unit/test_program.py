@@ -31,7 +31,6 @@ def check(here: Path, line: str, **asked: object) -> None:
     ("/usr/bin/python3 -Xdev train.py", "/usr/bin/python3 -Xdev HERE/train.py"),
     ("bash -o pipefail run.sh", "bash -o pipefail HERE/run.sh"),
     ("bash -eo pipefail run.sh", "bash -eo pipefail HERE/run.sh"),
-    ("sh run.sh", "sh HERE/run.sh"),
     ("python sub", "python HERE/sub"),
     ("./run.sh train.py", "HERE/run.sh train.py"),
     ("run.sh", "HERE/run.sh"),

@@ -33,9 +33,8 @@ JSON = st.recursive(
 DONE = Snapshot(7, "COMPLETED", "it is done", 0, "n1", 0, None)
 KEYS = ("layout", "samples", "summary", "phases", "seconds", "ranks", "images_per_second",
         "images_per_second_p05", "images_per_second_p95", "input", "outcome")  # fmt: skip
-RESULTS = st.dictionaries(
-    st.sampled_from(KEYS), st.dictionaries(st.sampled_from(KEYS), JSON) | JSON
-)
+KEY = st.sampled_from(KEYS)
+RESULTS = st.dictionaries(KEY, st.dictionaries(KEY, JSON) | JSON)
 
 
 def parts(schema: dict[str, Any], place: str = "") -> dict[str, dict[str, Any]]:
@@ -56,10 +55,8 @@ def test_a_schema_is_one_and_describes_every_value_with_its_unit(kind):
             assert part.get("unit"), place
 
 
-FLAT = st.dictionaries(
-    st.sampled_from(sorted({place.rpartition(".")[2] for kind in FORMATS
-                            for place in parts(kind.schema)} - {""})), JSON
-)  # fmt: skip
+NAMES = {place.rpartition(".")[2] for kind in FORMATS for place in parts(kind.schema)}
+FLAT = st.dictionaries(st.sampled_from(sorted(NAMES - {""})), JSON)
 
 
 @given(FLAT | JSON, st.sampled_from(FORMATS))
