@@ -14,9 +14,11 @@ from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
+from hpcdl.regress.propose import Drafts
 from hpcdl.regress.reframe_adapter.process import Session, read_session
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import _nodes_without, _partitions_without, _verdicts
+from hpcdl.regress.show import proposals_text
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import find_site_file, load_site
@@ -116,6 +118,11 @@ def test_a_report_is_of_the_newest_run_that_has_verdicts(hpcdl):
     (checks / "latest").symlink_to(stopped)
     told = hpcdl("check", "report", "--site", "embedded", "--format", "json").out
     assert json.loads(told)["run"] == str(whole)
+
+
+def test_it_is_said_when_nothing_was_measured_that_could_be_proposed():
+    assert "no night of the release" in proposals_text(Drafts((), (), nights=False))
+    assert "has its reference" in proposals_text(Drafts((), ()))
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null", '{"runs": null}'])

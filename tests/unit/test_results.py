@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcdl.jobs.job_report import as_text, summarize
@@ -111,6 +111,7 @@ def test_no_result_json_makes_a_report_fail(result, asked):
     json.dumps(asdict(report), allow_nan=False)
 
 
+@example({"step": 3, "steps": 5, "loss": 0.5, "seconds_left": 9.0})
 @given(st.dictionaries(st.sampled_from(["step", "steps", "loss", "seconds_left"]), JSON))
 def test_no_progress_json_makes_watching_fail(progress):
     as_line(Snapshot(7, "RUNNING", "it runs", 0, "n1", 0, PROGRESS.of(progress).values))
