@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -84,3 +85,17 @@ def commands():
         for one in getattr(entry, "commands", (entry,)):
             found[name if one is entry else f"{name} {one.name}"] = one
     return found
+
+
+@pytest.fixture
+def hpcdl(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command in this process, which ends with `code`; gives what it prints."""
+
+    def run(*words: str, code: int = 0) -> Any:
+        from hpcdl.cli import main
+
+        capsys.readouterr()
+        assert main([*words]) == code
+        return capsys.readouterr()
+
+    return run

@@ -3,7 +3,6 @@
 import socket
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from hpcdl.jobs.preflight import (
     probe,
     read_probes,
     with_links,
-)  # fmt: skip
+)
 from hpcdl.jobs.transport import NoLibrary
 from hpcdl.system.errors import MissingPrerequisite
 
@@ -26,6 +25,9 @@ EXPECTED = Expectation(
     world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, memory_mb=60_000,
     release="tf-1", scratch="/tmp", data="/data",
 )  # fmt: skip
+SMALL = Expectation(world=4, tasks_per_node=2, cpus_per_task=4)
+SHAPE = replace(SMALL, gpus_per_node=2, fabric="infiniband")
+NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
 
 
 def healthy() -> list[Probe]:
@@ -44,93 +46,69 @@ def codes(probes: list[Probe], expected: Expectation = EXPECTED) -> list[int]:
     return [problem.code for problem in judge(probes, expected)]
 
 
-def test_a_healthy_allocation_has_no_problem() -> None:
-    assert codes(healthy()) == []
-    assert notes(healthy(), EXPECTED) == ()
+@pytest.mark.parametrize(("probes", "expected", "noted"), [
+    (healthy(), EXPECTED, 0),
+    # The same number on two nodes is two GPUs.
+    ([replace(p, gpus=("0", "1")) for p in healthy()], EXPECTED, 0),
+    # Isolated GPUs and unbound CPUs are worth a note.
+    ([replace(p, gpus=(f"GPU-{p.local_rank}",), affinity=2) for p in healthy()], EXPECTED, 2),
+    # What is not asked for is not checked.
+    ([replace(p, **NONE) for p in healthy()], SMALL, 0),
+])  # fmt: skip
+def test_an_allocation_in_order_has_no_problem(probes, expected, noted):
+    assert codes(probes, expected) == []
+    assert len(notes(probes, expected)) == noted
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ({"release": "tf-0"}, 20),
-        ({"release": ""}, 20),
-        ({"world": 1}, 21),
-        ({"gpus": ()}, 22),
-        ({"gpus": ("GPU-a",), "local_rank": 0}, 22),
-        ({"cpus": 1}, 23),
-        ({"memory_mb": 1000}, 24),
-        ({"scratch_free_mb": None}, 25),
-        ({"scratch_free_mb": 0}, 25),
-        ({"data": False}, 26),
-    ],
-)
-def test_each_cause_has_its_number(change: dict[str, object], code: int) -> None:
+@pytest.mark.parametrize(("change", "code"), [
+    ({"release": "tf-0"}, 20),
+    ({"release": ""}, 20),
+    ({"world": 1}, 21),
+    ({"gpus": ()}, 22),
+    ({"gpus": ("GPU-a",), "local_rank": 0}, 22),
+    ({"cpus": 1}, 23),
+    ({"memory_mb": 1000}, 24),
+    ({"scratch_free_mb": None}, 25),
+    ({"scratch_free_mb": 0}, 25),
+    ({"data": False}, 26),
+])  # fmt: skip
+def test_each_cause_has_its_number(change, code):
     probes = healthy()
-    probes[1] = replace(probes[1], **change)  # type: ignore[arg-type]
+    probes[1] = replace(probes[1], **change)
     assert codes(probes) == [code]
     assert code in CAUSES
 
 
-def test_a_missing_rank_is_named() -> None:
-    (problem,) = judge(healthy()[:3], EXPECTED)
-    assert problem.code == 21
-    assert "3" in problem.sentence
-
-
-def test_ranks_that_share_a_gpu_are_named_with_the_node() -> None:
-    probes = [replace(p, gpus=("GPU-a",)) for p in healthy()]
+@pytest.mark.parametrize(("probes", "code", "said"), [
+    (healthy()[:3], 21, "3"),
+    ([replace(p, gpus=("GPU-a",)) for p in healthy()], 22, "ranks 0, 1 share GPU GPU-a of p100-01"),
+])  # fmt: skip
+def test_ranks_that_miss_or_share_a_gpu_are_named(probes, code, said):
     (problem,) = judge(probes, EXPECTED)
-    assert problem.sentence == "ranks 0, 1 share GPU GPU-a of p100-01"
+    assert problem.code == code
+    assert said in problem.sentence
 
 
-def test_the_same_number_on_two_nodes_is_two_gpus() -> None:
-    probes = [replace(p, gpus=("0", "1")) for p in healthy()]
-    assert codes(probes) == []
-
-
-def test_isolated_gpus_and_unbound_cpus_are_worth_a_note() -> None:
-    isolated = [replace(p, gpus=(f"GPU-{p.local_rank}",), affinity=2) for p in healthy()]
-    assert codes(isolated) == []
-    assert len(notes(isolated, EXPECTED)) == 2
-
-
-def test_what_is_not_asked_for_is_not_checked() -> None:
-    nothing = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
-    probes = [replace(p, **nothing) for p in healthy()]  # type: ignore[arg-type]
-    assert codes(probes, Expectation(world=4, tasks_per_node=2, cpus_per_task=4)) == []
-
-
-def test_probes_survive_the_noise_of_a_log() -> None:
+def test_probes_survive_the_noise_of_a_log():
     lines = [as_json_line(p) for p in reversed(healthy())]
     text = "\n".join(["slurmstepd: hello", *lines, '{"rank": broken', "0: " + lines[0]])
     assert [p.rank for p in read_probes(text)] == [0, 1, 2, 3, 3]
 
 
-def test_a_rank_reads_slurm_s_environment() -> None:
+def test_a_rank_reads_slurm_s_environment_and_looks_at_scratch_where_it_will_lie(tmp_path):
     env = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
            "SLURM_CPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
     found = probe("/", "/no/such/data", env)
     assert (found.rank, found.local_rank, found.world, found.cpus) == (3, 1, 4, 4)
-    assert found.gpu == "1"
-    assert found.data is False
+    assert (found.gpu, found.data) == ("1", False)
     assert found.scratch_free_mb
-
-
-def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host() -> None:
-    assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
-    assert probe(environ={}).host == socket.gethostname()
-
-
-def test_scratch_that_staging_would_make_is_looked_at_where_it_will_lie(tmp_path: Path) -> None:
-    assert probe(str(tmp_path / "me" / "deeper")).scratch_free_mb
+    assert probe(str(tmp_path / "me" / "deeper")).scratch_free_mb, "staging would make it"
     assert probe("no/whole/path").scratch_free_mb is None
 
 
-# ---- how GPUs reach each other ----
-
-SHAPE = Expectation(
-    world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, fabric="infiniband"
-)  # fmt: skip
+def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host():
+    assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
+    assert probe(environ={}).host == socket.gethostname()
 
 
 def never(_: Probe) -> None:
@@ -151,9 +129,7 @@ def failing(fault: Exception) -> object:
     return exchange
 
 
-def test_a_library_that_is_not_there_is_a_note_and_no_failure(
-    gpus: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_library_that_is_not_there_is_a_note_and_no_failure(gpus, tmp_path):
     """An image, or a program that brings its own NCCL, need not have it on the loader's path."""
     lack = NoLibrary("the library libnccl.so.2 cannot be loaded")
     gpus.setattr("hpcdl.jobs.preflight.exchange", failing(lack))
@@ -163,9 +139,7 @@ def test_a_library_that_is_not_there_is_a_note_and_no_failure(
     assert note == f"{lack.message}: how GPUs reach each other was not checked"
 
 
-def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(
-    gpus: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(gpus, tmp_path):
     fault = MissingPrerequisite("ncclCommInitRank failed with code 2")
     gpus.setattr("hpcdl.jobs.preflight.exchange", failing(fault))
     found = read_probes(as_json_line(with_links(healthy()[2], tmp_path, never)))
@@ -174,11 +148,8 @@ def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(
     assert notes(found, SHAPE) == ()
 
 
-def test_gpus_that_never_answer_are_not_waited_for(
-    gpus: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    told = threading.Event()
-    said: list[Probe] = []
+def test_gpus_that_never_answer_are_not_waited_for(gpus, tmp_path):
+    told, said = threading.Event(), []
 
     def stuck(found: Probe) -> None:
         said.append(found)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.program import check_program, check_script, script_index, seen_from
 from hpcdl.system.errors import BadInput
@@ -18,46 +17,49 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("python train.py --lr 0.1", "python HERE/train.py --lr 0.1"),
-        ("python3 -u -W x sub/train.py train.py", "python3 -u -W x HERE/sub/train.py train.py"),
-        ("/usr/bin/python3 -Xdev train.py", "/usr/bin/python3 -Xdev HERE/train.py"),
-        ("bash -o pipefail run.sh", "bash -o pipefail HERE/run.sh"),
-        ("bash -eo pipefail run.sh", "bash -eo pipefail HERE/run.sh"),
-        ("sh run.sh", "sh HERE/run.sh"),
-        ("python sub", "python HERE/sub"),
-        ("./run.sh train.py", "HERE/run.sh train.py"),
-        ("run.sh", "HERE/run.sh"),
-        ("sub/tool", "HERE/sub/tool"),
-        ("python train_{model}.py", "python HERE/train_{model}.py"),
-        ("torchrun --nproc_per_node 2 train.py", "torchrun --nproc_per_node 2 HERE/train.py"),
-        ("env A=b python train.py", "env A=b python HERE/train.py"),
-        ("hpcdl train --data sub", "hpcdl train --data HERE/sub"),
-        ("hpcdl train --data=sub --lr 1", "hpcdl train --data=HERE/sub --lr 1"),
-        # What names no file of this directory stays as it is.
-        ("python -m train.py", "python -m train.py"),
-        ("python -um sub", "python -um sub"),
-        ("bash -ec run.sh", "bash -ec run.sh"),
-        ("python /a/train.py", "python /a/train.py"),
-        ("python other.py", "python other.py"),
-        ("cat train.py", "cat train.py"),
-        ("hpcdl train --data synthetic", "hpcdl train --data synthetic"),
-    ],
-)  # fmt: skip
-def test_files_of_this_directory_are_named_whole(here: Path, line: str, expected: str) -> None:
-    found = seen_from(here, JobSpec("cpu", program=tuple(line.split())))
-    assert found.program == tuple(expected.replace("HERE", str(here)).split())
+def seen(here: Path, line: str, **asked: object) -> JobSpec:
+    return seen_from(here, JobSpec("cpu", program=tuple(line.split()), **asked))
+
+
+def check(here: Path, line: str, **asked: object) -> None:
+    check_program(here, seen(here, line, **asked), Module(()))
+
+
+@pytest.mark.parametrize(("line", "expected"), [
+    ("python train.py --lr 0.1", "python HERE/train.py --lr 0.1"),
+    ("python3 -u -W x sub/train.py train.py", "python3 -u -W x HERE/sub/train.py train.py"),
+    ("/usr/bin/python3 -Xdev train.py", "/usr/bin/python3 -Xdev HERE/train.py"),
+    ("bash -o pipefail run.sh", "bash -o pipefail HERE/run.sh"),
+    ("bash -eo pipefail run.sh", "bash -eo pipefail HERE/run.sh"),
+    ("python sub", "python HERE/sub"),
+    ("./run.sh train.py", "HERE/run.sh train.py"),
+    ("run.sh", "HERE/run.sh"),
+    ("sub/tool", "HERE/sub/tool"),
+    ("python train_{model}.py", "python HERE/train_{model}.py"),
+    ("torchrun --nproc_per_node 2 train.py", "torchrun --nproc_per_node 2 HERE/train.py"),
+    ("env A=b python train.py", "env A=b python HERE/train.py"),
+    ("hpcdl train --data sub", "hpcdl train --data HERE/sub"),
+    ("hpcdl train --data=sub --lr 1", "hpcdl train --data=HERE/sub --lr 1"),
+    # What names no file of this directory stays as it is.
+    ("python -m train.py", "python -m train.py"),
+    ("python -um sub", "python -um sub"),
+    ("bash -ec run.sh", "bash -ec run.sh"),
+    ("python /a/train.py", "python /a/train.py"),
+    ("python other.py", "python other.py"),
+    ("cat train.py", "cat train.py"),
+    ("hpcdl train --data synthetic", "hpcdl train --data synthetic"),
+])  # fmt: skip
+def test_files_of_this_directory_are_named_whole(here, line, expected):
+    assert seen(here, line).program == tuple(expected.replace("HERE", str(here)).split())
 
 
 @pytest.mark.parametrize("program", [(), ("python",), ("python", "-"), ("bash", "-c", "x.sh")])
-def test_a_program_without_a_script_has_none(program: tuple[str, ...]) -> None:
+def test_a_program_without_a_script_has_none(program):
     assert script_index(program) is None
     check_script(JobSpec("cpu", program=program))
 
 
-def test_a_script_that_ranks_would_not_find_is_refused(here: Path) -> None:
+def test_a_script_that_ranks_would_not_find_is_refused(here):
     with pytest.raises(BadInput, match=r"no script my_train\.py here") as caught:
         check_script(JobSpec("cpu", program=("python", "my_train.py")))
     assert "directory of their own" in caught.value.hint
@@ -65,65 +67,50 @@ def test_a_script_that_ranks_would_not_find_is_refused(here: Path) -> None:
     check_script(JobSpec("cpu", program=("python", "train.py"), container="/image.sif"))
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("nosuchprogram x", "there is no program 'nosuchprogram' here"),
-        ("./nosuch", "there is no program './nosuch'"),
-        ("HERE/sub", "cannot be run"),
-        ("./run.sh", "cannot be run"),
-        ("python nosuch.py", r"there is no script nosuch\.py here"),
-        ("python HERE/nosuch.py", "there is no script /"),
-        ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
-        ("python3 -m nosuchmodule", "finds no module 'nosuchmodule'"),
-        ("cat train.py", r"train\.py lies here, and the job works in a directory of its own"),
-        ("python train.py --data=sub/tool", "sub/tool lies here"),
-        ("python train.py sub", "sub lies here"),
-    ],
-)
-def test_what_the_job_would_not_find_is_refused(
-    here: Path, monkeypatch: pytest.MonkeyPatch, line: str, says: str
-) -> None:
+@pytest.mark.parametrize(("line", "says"), [
+    ("nosuchprogram x", "there is no program 'nosuchprogram' here"),
+    ("./nosuch", "there is no program './nosuch'"),
+    ("HERE/sub", "cannot be run"),
+    ("./run.sh", "cannot be run"),
+    ("python nosuch.py", r"there is no script nosuch\.py here"),
+    ("python HERE/nosuch.py", "there is no script /"),
+    ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
+    ("python3 -m nosuchmodule", "finds no module 'nosuchmodule'"),
+    ("cat train.py", r"train\.py lies here, and the job works in a directory of its own"),
+    ("python train.py --data=sub/tool", "sub/tool lies here"),
+    ("python train.py sub", "sub lies here"),
+])  # fmt: skip
+def test_what_the_job_would_not_find_is_refused(here, monkeypatch, line, says):
     monkeypatch.setenv("PATH", f"{here}/bin:/usr/bin:/bin")
     for name in ("python", "torchrun"):
         (here / "bin").mkdir(exist_ok=True)
         (here / "bin" / name).write_text("#!/bin/sh\n")
         (here / "bin" / name).chmod(0o755)
-    words = tuple(line.replace("HERE", str(here)).split())
     with pytest.raises(BadInput, match=says):
-        check_program(here, seen_from(here, JobSpec("cpu", program=words)), Module(()))
+        check(here, line.replace("HERE", str(here)))
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["cat train.py", "python3 train.py sub/tool", "python3 -m train", "python3 -m json.tool sub"],
-)
-def test_with_chdir_a_program_finds_what_the_user_does(here: Path, line: str) -> None:
-    spec = JobSpec("cpu", program=tuple(line.split()), chdir=here)
-    check_program(here, seen_from(here, spec), Module(()))
+@pytest.mark.parametrize("line", [
+    "cat train.py", "python3 train.py sub/tool", "python3 -m train", "python3 -m json.tool sub",
+])  # fmt: skip
+def test_with_chdir_a_program_finds_what_the_user_does(here, line):
+    check(here, line, chdir=here)
 
 
-def test_a_directory_named_train_is_not_what_hpcdl_train_names(here: Path) -> None:
+def test_a_directory_named_train_is_not_what_hpcdl_train_names(here):
     (here / "train").mkdir()
-    spec = JobSpec("cpu", program=("hpcdl", "train", "--model", "mlp"))
-    check_program(here, seen_from(here, spec), Module(()))
+    check(here, "hpcdl train --model mlp")
 
 
-def test_a_module_of_this_directory_is_found_from_the_job_s(here: Path) -> None:
-    spec = seen_from(here, JobSpec("cpu", program=("python3", "-m", "sub.train")))
-    assert spec.python_path == here
-    check_program(here, spec, Module(()))
-    for words in (("--model", "sub.nets:build"), ("--dataset=train:data",)):
-        assert seen_from(here, JobSpec("cpu", program=("hpcdl", "train", *words))).python_path
-    other = JobSpec("cpu", program=("hpcdl", "train", "--model", "elsewhere:build"))
-    assert seen_from(here, other).python_path is None
+def test_a_module_of_this_directory_is_found_from_the_job_s(here):
+    check(here, "python3 -m sub.train")
+    for words in ("--model sub.nets:build", "--dataset=train:data"):
+        assert seen(here, f"hpcdl train {words}").python_path == here
+    assert seen(here, "hpcdl train --model elsewhere:build").python_path is None
 
 
-def test_the_first_example_of_the_documents_finds_its_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_example_of_the_documents_finds_its_program(tmp_path, monkeypatch, hpcdl):
     (tmp_path / "my_train.py").write_text("")
     monkeypatch.chdir(tmp_path)
     line = "job render --site p100-v100-k80 --gpus 8 --no-module -- python my_train.py --lr 0.1"
-    assert main(line.split()) == 0
-    assert f" python {tmp_path}/my_train.py --lr 0.1 &\n" in capsys.readouterr().out
+    assert f" python {tmp_path}/my_train.py --lr 0.1 &\n" in hpcdl(*line.split()).out

@@ -26,29 +26,26 @@ def through_bash(*words: str) -> list[str]:
 
 @settings(max_examples=30)
 @given(st.lists(BYTES | TEXT | SHELLISH, min_size=1, max_size=8))
-def test_any_text_arrives_as_it_is(words: list[str]) -> None:
+def test_any_text_arrives_as_it_is(words):
     assert through_bash(*words) == words
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", " ", "-n", "--help", "-", "a b", "a'b", 'a"b', "$HOME", "$(id)", "`id`", "!!", "~",
-        "*", "a\nb", "a\n", "\n", "a\\nb", "\x01\x02", "\x1b[31m", "\x1f", "\x7f", "\r\n", "é",
-        "\u2028", "\x85", "\u202e", "😀", "\udcff", "a=b", "a;b", "a&b", "#a", "{a,b}", "%s",
-        "\\", "\\'", "'\n'", "\x01a", "x" * 100_000, "'" * 10_000, "\n" * 10_000,
-    ],
-)  # fmt: skip
-def test_awkward_text_arrives_as_it_is(text: str) -> None:
+@pytest.mark.parametrize("text", [
+    "", " ", "-n", "--help", "-", "a b", "a'b", 'a"b', "$HOME", "$(id)", "`id`", "!!", "~",
+    "*", "a\nb", "a\n", "\n", "a\\nb", "\x01\x02", "\x1b[31m", "\x1f", "\x7f", "\r\n", "é",
+    "\u2028", "\x85", "\u202e", "😀", "\udcff", "a=b", "a;b", "a&b", "#a", "{a,b}", "%s",
+    "\\", "\\'", "'\n'", "\x01a", "x" * 100_000, "'" * 10_000, "\n" * 10_000,
+])  # fmt: skip
+def test_awkward_text_arrives_as_it_is(text):
     assert through_bash(text, "next") == [text, "next"]
 
 
 @given(BYTES | TEXT | SHELLISH)
-def test_a_value_never_spans_lines(text: str) -> None:
+def test_a_value_never_spans_lines(text):
     assert "\n" not in quote.word(text)
     assert "\x1f" not in quote.word(text)
 
 
 @pytest.mark.parametrize("text", ["python", "train.py", "--lr=0.1", "/data/a-b_c.d", "a:b,c@d%e+f"])
-def test_plain_words_stay_readable(text: str) -> None:
+def test_plain_words_stay_readable(text):
     assert quote.word(text) == text

@@ -1,7 +1,5 @@
 """ReFrame as its users know it: environments by feature, arguments passed on, settings anywhere."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,21 +37,26 @@ def configuration(site: Any) -> dict[str, Any]:
     text = render_settings(site, Module(("tensorflow",)))
     found: dict[str, Any] = {}
     exec(text.replace("import hpcdl.regress.reframe_adapter.backend", ""), found)
-    configuration: dict[str, Any] = found["site_configuration"]
-    return configuration
+    return found["site_configuration"]
 
 
-def test_environments_have_features_and_compilers() -> None:
-    site = load_site(find_site_file("p100-v100-k80"))
-    known = {one["name"]: one for one in configuration(site)["environments"]}
+def reframe(folder: Path, *words: str) -> str:
+    """What ReFrame prints there."""
+    pytest.importorskip("reframe")
+    done = subprocess.run([REFRAME, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_environments_have_features_and_compilers(three_generations):
+    known = {one["name"]: one for one in configuration(three_generations)["environments"]}
     assert known["gnu"]["features"] == ["openmp"]
     assert known["gnu-mpi"]["features"] == ["mpi", "openmp"]
     assert (known["gnu"]["cc"], known["gnu-mpi"]["cxx"]) == ("gcc", "mpicxx")
     assert "cuda" not in known, "the site does not say where it is"
 
 
-def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it() -> None:
-    site = load_site(find_site_file("p100-v100-k80"))
+def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it(three_generations):
+    site = three_generations
     name, stack = next(iter(site.stacks.items()))
     with_cuda = replace(site, stacks={name: replace(stack, cuda_home=Path("/opt/cuda-12"))})
     found = configuration(with_cuda)
@@ -64,57 +67,41 @@ def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it() 
     assert {label: "cuda" in offered[label] for label in gpus} == gpus
 
 
-def test_a_check_gets_the_environments_that_have_its_feature(tmp_path: Path) -> None:
-    pytest.importorskip("reframe")
-    site = load_site(find_site_file("embedded"))
-    (tmp_path / "settings.py").write_text(render_settings(site, Module(())))
+def test_a_check_gets_the_environments_that_have_its_feature(tmp_path):
+    settings = render_settings(load_site(find_site_file("embedded")), Module(()))
+    (tmp_path / "settings.py").write_text(settings)
     (tmp_path / "team.py").write_text(TEAM + ONE.format("mpi") + ONE.format("openmp"))
-    done = subprocess.run(
-        [REFRAME, "-C", "settings.py", "-c", "team.py", "-L", "--system=embedded:p100"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
-    found = {line for line in lines if line.startswith("- ")}
-    assert sum(line.startswith(("- mpi", "- openmp")) for line in found) == 2
-    assert "Found 2 check(s)" in done.stdout
+    words = ("-C", "settings.py", "-c", "team.py", "-L", "--system=embedded:p100")
+    lines = reframe(tmp_path, *words).splitlines()
+    assert len({line for line in lines if line.startswith(("- mpi", "- openmp"))}) == 2
+    assert any("Found 2 check(s)" in line for line in lines)
 
 
-def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("reframe")
+def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "else").mkdir()
     (tmp_path / "here" / "site.yaml").write_text(find_site_file("p100-v100-k80").read_text())
     monkeypatch.chdir(tmp_path / "here")
     settings = str(tmp_path / "settings.py")
     assert main(["check", "settings", "--site", "site.yaml", "--output", settings]) == 0
-    done = subprocess.run(
-        [REFRAME, "-C", settings, "-l", "-n", "^storage"],
-        cwd=tmp_path / "else", capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "Found 2 check(s)" in done.stdout
+    assert "Found 2 check(s)" in reframe(tmp_path / "else", "-C", settings, "-l", "-n", "^storage")
 
 
-def test_arguments_of_reframe_are_passed_on(tmp_path: Path) -> None:
+def test_arguments_of_reframe_are_passed_on(tmp_path):
     request = CheckRequest(passed=("-J", "reservation=tests", "-x", "slow", "--skip-sanity-check"))
     refuse_ours(request.passed)
-    argv = to_argv(RunDirectory(tmp_path), request, 0, serial=True)
-    assert argv[-5:] == list(request.passed)
+    assert to_argv(RunDirectory(tmp_path), request, 0, serial=True)[-5:] == list(request.passed)
     assert request.changed == ()
     assert CheckRequest(passed=("-S", "size=4")).changed == ("-S",), "it is no night"
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("-C", "--config FILE"), ("-Cother.py", "--config FILE"),
-        ("--config-file=x", "--config FILE"), ("--tag=smoke", "--tag"),
-        ("-l", "not for a run"), ("--dry-run", "not for a run"), ("--dry", "not for a run"),
-        ("--report-file=x", "not for a run"), ("--max-ret=3", "--retries"),
-    ],
-)  # fmt: skip
-def test_arguments_by_which_hpcdl_runs_reframe_are_refused(word: str, hint: str) -> None:
+@pytest.mark.parametrize(("word", "hint"), [
+    ("-C", "--config FILE"), ("-Cother.py", "--config FILE"),
+    ("--config-file=x", "--config FILE"), ("--tag=smoke", "--tag"),
+    ("-l", "not for a run"), ("--dry-run", "not for a run"), ("--dry", "not for a run"),
+    ("--report-file=x", "not for a run"), ("--max-ret=3", "--retries"),
+])  # fmt: skip
+def test_arguments_by_which_hpcdl_runs_reframe_are_refused(word, hint):
     with pytest.raises(BadInput) as refused:
         refuse_ours(["-J", "reservation=tests", word])
     assert hint in (refused.value.hint or "")

@@ -1,7 +1,5 @@
 """One answer everywhere: terminal, page, JSON, JUnit, Markdown, Prometheus and the gate."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -9,7 +7,6 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +15,7 @@ from hpcdl.regress.answer import GateAnswer
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.verdict import WHOLE_RUN
+from tests.unit.test_regress_formats import METRIC, verdict
 
 DROP, NIGHTS = 200, 330
 
@@ -35,43 +33,29 @@ def rows() -> list[Result]:
     return found
 
 
-def verdict(case: str) -> dict[str, Any]:
-    metric = {"name": "rate", "value": 950.0, "unit": "images/s", "reference": 1000.0,
-              "low": 900.0, "high": None, "wanted": True, "better": "higher"}  # fmt: skip
-    return {"check": "throughput", "case": case, "partition": "p100", "status": "PASS",
-            "reason": "", "waived": False, "ok": True, "metrics": [metric], "seconds": 1.0,
-            "job": {}}  # fmt: skip
-
-
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What each output says of one history and one run."""
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     monkeypatch.setenv("HPCDL_SITE", "embedded")
-    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
     with open_history(tmp_path / "h", "embedded") as history:
         history.add(rows())
+    metric = METRIC | {"name": "rate", "value": 950.0, "reference": 1000.0, "low": 900.0}
+    each = [verdict("PASS", case=case, metrics=[metric], job={}) for case in ("recent", "old")]
     run = {"schema": 2, "run": str(tmp_path / "20261120-010000Z-0000"), "site": "embedded",
-           "seconds": 10.0, "time": 1_790_000_000.5,
-           "verdicts": [verdict("recent"), verdict("old")]}  # fmt: skip
+           "seconds": 10.0, "time": 1_790_000_000.5, "verdicts": each}  # fmt: skip
     (tmp_path / "verdicts.json").write_text(json.dumps(run))
     found = {}
-    for name in ("markdown", "junit", "prometheus", "json"):
-        out = tmp_path / name
-        assert main(["check", "report", str(tmp_path), "--format", name, "--output", str(out)]) == 0
-        found[name] = out.read_text()
-    assert main(["check", "report", str(tmp_path), "--html", str(tmp_path / "page")]) == 0
-    return {**found, "page": (tmp_path / "page").read_text()}
+    for name in ("markdown", "junit", "prometheus", "json", "page"):
+        form = ["--html"] if name == "page" else ["--format", name, "--output"]
+        assert main(["check", "report", str(tmp_path), *form, str(tmp_path / name)]) == 0
+        found[name] = (tmp_path / name).read_text()
+    return found
 
 
-def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(
-    told: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["check", "gate", "--json"]) == main(["check", "gate"]) == 1
-    found = capsys.readouterr().out
-    answer, end = json.JSONDecoder().raw_decode(found)
-    terminal = found[end:].lstrip()
+def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(told, hpcdl):
+    answer = json.loads(hpcdl("check", "gate", "--json", code=1).out)
+    terminal = hpcdl("check", "gate", code=1).out
     (finding,) = answer["findings"]
     assert finding["name"] == "throughput/recent on p100, rate [images/s]"
     assert finding["change"] == pytest.approx(-0.05, abs=0.005)
@@ -86,44 +70,40 @@ def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(
     assert finding["id"] in page
 
 
-def test_junit_fails_for_what_closes_the_gate(told: dict[str, str]) -> None:
+def test_junit_fails_for_what_closes_the_gate(told):
     suite = ET.fromstring(told["junit"])
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["3", "1", "0"]
-    assert suite.find(".//failure").get("type") == "drop"  # type: ignore[union-attr]
+    assert suite.find(".//failure").get("type") == "drop"
 
 
-def test_prometheus_has_gate_findings_time_and_what_was_waived(told: dict[str, str]) -> None:
+def test_prometheus_has_gate_findings_time_and_what_was_waived(told):
     lines = told["prometheus"].splitlines()
     assert 'hpcdl_check_gate_open{site="embedded"} 0' in lines
     assert 'hpcdl_check_timestamp_seconds{site="embedded"} 1790000000.5' in lines
-    assert any(re.match(r'hpcdl_check_finding\{.*case="recent".*kind="drop".*\} 1', line)
-               for line in lines)  # fmt: skip
+    finding = re.compile(r'hpcdl_check_finding\{.*case="recent".*kind="drop".*\} 1')
+    assert any(map(finding.match, lines))
     assert sum('waived="false"' in line for line in lines) == 2
 
 
-def test_a_change_before_the_gates_window_alarms_nowhere(told: dict[str, str]) -> None:
+def test_a_change_before_the_gates_window_alarms_nowhere(told):
     attention = told["page"].partition('class="attention"')[2].partition("</section>")[0]
     assert "throughput/recent on p100" in attention
     assert "throughput/old" not in attention
 
 
-def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path: Path) -> None:
+def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path):
     now = datetime.now(timezone.utc)
-    error = Result("r", "", "throughput", "recent", "p100", "", None, "", "ERROR", reason="lost")
-    whole = replace(error, check_name=WHOLE_RUN, case_name="")
-    long_ago = (now - timedelta(days=60)).isoformat(timespec="seconds")
+    at = (now - timedelta(days=60)).isoformat(timespec="seconds")
+    error = Result("r", at, "throughput", "recent", "p100", "", None, "", "ERROR", reason="lost")
     with open_history(tmp_path / "h", "x") as history:
-        history.add([*rows(), replace(error, time=long_ago), replace(whole, time=long_ago)])
+        history.add([*rows(), error, replace(error, check_name=WHOLE_RUN, case_name="")])
         assert ask(history, now=now).ended == ()
 
 
-@pytest.mark.parametrize(
-    ("answer", "headline"),
-    [
-        (GateAnswer(0, (), 0), "Gate closed: there is no history"),
-        (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
-        (GateAnswer(4, (), 4), "Gate open: 4 series"),
-    ],
-)
-def test_the_answer_in_a_few_words(answer: GateAnswer, headline: str) -> None:
+@pytest.mark.parametrize(("answer", "headline"), [
+    (GateAnswer(0, (), 0), "Gate closed: there is no history"),
+    (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
+    (GateAnswer(4, (), 4), "Gate open: 4 series"),
+])  # fmt: skip
+def test_the_answer_in_a_few_words(answer, headline):
     assert answer.headline == headline

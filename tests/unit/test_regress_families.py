@@ -1,12 +1,9 @@
 """What the shipped checks think, without ReFrame and without a cluster."""
 
-from __future__ import annotations
-
 import math
 import runpy
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,90 +35,76 @@ from hpcdl.regress.training import (
     resumed_program,
 )
 from hpcdl.results.faults import Fault, FaultKind
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
-GOOD: dict[str, Any] = {
-    "outcome": {"status": "completed"},
-    "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1},
-    "release": "r1",
-}
+GOOD = {"outcome": {"status": "completed"}, "release": "r1",
+        "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1}}  # fmt: skip
+RESUMED = {"samples": {"first_step": 200, "loss": [0.2] * 20},
+           "steps": {"done": 500, "planned": 500}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def three() -> Site:
-    return load_site(find_site_file("p100-v100-k80"))
+def p100(three_generations: Site) -> Partition:
+    return three_generations.partition("p100")
 
 
 def changed(**changes: Any) -> Measured:
     return Measured({**GOOD, **changes})
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({}, ""),
-        ({"layout": {**GOOD["layout"], "ranks": 1}}, "1 ranks, not on the 4"),
-        ({"layout": {**GOOD["layout"], "nodes": ["a"]}}, "on 1 nodes, not on 2"),
-        ({"layout": {**GOOD["layout"], "gpu_per_rank": 0}}, "it ran on CPUs"),
-        ({"release": "r0"}, "used release 'r0', not the site's 'r1'"),
-        ({"release": None}, "release 'unknown'"),
-        ({"outcome": {"status": "failed"}}, "ended as 'failed'"),
-        ({"outcome": None}, "ended as 'unknown'"),
-    ],
-)
-def test_a_number_of_a_job_that_ran_otherwise_is_no_number(
-    change: dict[str, Any], word: str
-) -> None:
+@pytest.mark.parametrize(("change", "word"), [
+    ({}, ""),
+    ({"layout": {**GOOD["layout"], "ranks": 1}}, "1 ranks, not on the 4"),
+    ({"layout": {**GOOD["layout"], "nodes": ["a"]}}, "on 1 nodes, not on 2"),
+    ({"layout": {**GOOD["layout"], "gpu_per_rank": 0}}, "it ran on CPUs"),
+    ({"release": "r0"}, "used release 'r0', not the site's 'r1'"),
+    ({"release": None}, "release 'unknown'"),
+    ({"outcome": {"status": "failed"}}, "ended as 'failed'"),
+    ({"outcome": None}, "ended as 'unknown'"),
+])  # fmt: skip
+def test_a_number_of_a_job_that_ran_otherwise_is_no_number(change, word):
     found = faults_of(changed(**change), LAYOUT, "r1", real_gpus=True)
     assert [word in one.text for one in found] == [True] * bool(word)
 
 
 def probes(count: int = 4, **changes: Any) -> list[Probe]:
     row = Probe(0, 0, "a", count, 4, 4, ("0", "1"), 0, "r1", None, None)
-    return [
-        replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
-        for rank in range(count)
-    ]
+    return [replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
+            for rank in range(count)]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("found", "word"),
-    [
-        (probes(), ""),
-        (probes()[:3], "1 of 4 ranks did not answer"),
-        (probes(gpus=("0",)), "share GPU 0"),
-        (probes(gpus=()), "sees no GPU"),
-        (probes(cpus=2), "has 2 CPUs, not 4"),
-        (probes(affinity=1), "may run on 1 CPUs"),
-        (probes(release="r0"), "release r0 loaded, not r1"),
-        ([replace(probe, host="a") for probe in probes()], "4 ranks are on a, not 2"),
-    ],
-)
-def test_a_rank_out_of_place_is_named(found: list[Probe], word: str) -> None:
+@pytest.mark.parametrize(("found", "word"), [
+    (probes(), ""),
+    (probes()[:3], "1 of 4 ranks did not answer"),
+    (probes(gpus=("0",)), "share GPU 0"),
+    (probes(gpus=()), "sees no GPU"),
+    (probes(cpus=2), "has 2 CPUs, not 4"),
+    (probes(affinity=1), "may run on 1 CPUs"),
+    (probes(release="r0"), "release r0 loaded, not r1"),
+    ([replace(probe, host="a") for probe in probes()], "4 ranks are on a, not 2"),
+])  # fmt: skip
+def test_a_rank_out_of_place_is_named(found, word):
     told = binding_faults(found, LAYOUT, "r1", bound=True)
     assert any(word in fault.text for fault in told) == bool(word)
     if "may run on" in word:
         assert binding_faults(found, LAYOUT, "r1", bound=False) == [], "Slurm binds nothing there"
 
 
-def test_versions_are_compared_with_the_releases_record() -> None:
+def test_versions_are_compared_with_the_releases_record():
     ran = Measured({"versions": {"tensorflow": "2.21.0", "horovod": "0.28.1"}})
     text = "the module brings tensorflow 2.21.0, the release says 2.20.0"
-    assert version_faults(ran, {"tensorflow": "2.20.0", "horovod": "0.28.1"}) == [
-        Fault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
-    ]
+    fault = Fault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
+    assert version_faults(ran, {"tensorflow": "2.20.0", "horovod": "0.28.1"}) == [fault]
     assert version_faults(Measured({}), {"horovod": "0.28.1"})
 
 
-@pytest.mark.parametrize(
-    ("size", "name"), [(1 << 16, "64KiB"), (1 << 22, "4MiB"), (1 << 26, "64MiB"), (12, "12B")]
-)
-def test_sizes_have_names(size: int, name: str) -> None:
-    assert metric_name(size) == f"bus_gbs_{name}"
+def test_sizes_have_names():
+    found = [metric_name(size) for size in (1 << 16, 1 << 22, 1 << 26, 12)]
+    assert found == ["bus_gbs_64KiB", "bus_gbs_4MiB", "bus_gbs_64MiB", "bus_gbs_12B"]
 
 
 def check_of(file: str, name: str) -> Any:
@@ -131,36 +114,32 @@ def check_of(file: str, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("built", "faults"), [(False, 1), (True, 0), (None, 0)])
-def test_gpus_joined_without_nccl_are_a_fault(built: bool | None, faults: int) -> None:
+def test_gpus_joined_without_nccl_are_a_fault(built, faults):
     found = check_of("communication", "nccl_faults")(changed(versions={"nccl_built": built}))
     assert [one.kind for one in found] == [FaultKind.NCCL] * faults
 
 
 @pytest.mark.parametrize(("name", "times"), [("copies", 1), ("allreduce", 2)])
-def test_nothing_is_copied_faster_than_what_joins_the_gpus(
-    three: Site, name: str, times: float
-) -> None:
+def test_nothing_is_copied_faster_than_what_joins_the_gpus(three_generations, name, times):
     most = check_of("communication", name).most
     for label, gbs in (("k80", 15.75), ("p100", 80.0), ("v100", 150.0)):
-        part = three.partition(label)
-        on = SimpleNamespace(real_gpus=True, place=lambda part=part: (three, part))
+        place = (three_generations, three_generations.partition(label))
+        on = SimpleNamespace(real_gpus=True, place=lambda place=place: place)
         assert most(on, None) == times * gbs
     assert most(SimpleNamespace(real_gpus=False), None) is None
 
 
-@pytest.mark.parametrize(
-    ("file", "name", "gpus"),
-    [("data", "input_pipeline", False), ("data", "storage", False), ("training", "alone", True)],
-)
-def test_what_computes_nothing_misses_no_gpu(file: str, name: str, gpus: bool) -> None:
+@pytest.mark.parametrize(("file", "name", "gpus"), [
+    ("data", "input_pipeline", False), ("data", "storage", False), ("training", "alone", True),
+])  # fmt: skip
+def test_what_computes_nothing_misses_no_gpu(file, name, gpus):
     check = check_of(file, name)
     on_p100 = SimpleNamespace(layout=LAYOUT, execution=CLUSTER, needs_gpus=check.needs_gpus)
     assert check.real_gpus.fget(on_p100) is gpus
 
 
-def test_a_node_tells_its_driver_whichever_program_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = check_of("training", "alone")
-    of_bench = check_of("data", "of_bench")
+def test_a_node_tells_its_driver_whichever_program_ran():
+    check, of_bench = check_of("training", "alone"), check_of("data", "of_bench")
     for ran in (Measured({"versions": {"driver": "2"}}), of_bench(Measured({"driver": "2"}))):
         shown = SimpleNamespace(
             evidence={"driver": "1"}, measured=lambda ran=ran: ran, metrics=tuple,
@@ -170,7 +149,7 @@ def test_a_node_tells_its_driver_whichever_program_ran(monkeypatch: pytest.Monke
         assert shown.evidence["driver"] == "2", "the site file's word counts where there is none"
 
 
-def test_a_benched_pipeline_is_a_result_like_any_other() -> None:
+def test_a_benched_pipeline_is_a_result_like_any_other():
     flat = {"images_per_second": 10.0, "release": "r1", "samples": {"images_per_second": [9, 12]}}
     of_bench, best_second = (check_of("data", name) for name in ("of_bench", "best_second"))
     found = of_bench(Measured(flat))
@@ -180,13 +159,13 @@ def test_a_benched_pipeline_is_a_result_like_any_other() -> None:
     assert of_bench(Measured({}, ("missing result",))).faults == ("missing result",)
 
 
-def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three: Site) -> None:
-    p100, request = three.partition("p100"), check_of("data", "storage").request
+def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three_generations, p100):
+    request = check_of("data", "storage").request
     for where, place in (("work", "$HPCDL_JOB_DIR"), ("scratch", "/local/$SLURM_JOB_ID")):
         check = SimpleNamespace(where=where, execution=CLUSTER, check_name="storage")
-        assert place in request(check, three, p100).program
+        assert place in request(check, three_generations, p100).program
     with pytest.raises(BadInput, match="has no scratch"):
-        request(check, three, replace(p100, scratch=None))
+        request(check, three_generations, replace(p100, scratch=None))
 
 
 def healthy() -> list[float]:
@@ -194,50 +173,38 @@ def healthy() -> list[float]:
     return [row["median"] for row in rows for _ in range(row["first"], row["last"])]
 
 
-def test_the_band_of_losses_covers_the_windows() -> None:
+def test_the_band_of_losses_covers_the_windows():
     rows = facts.load("loss_curves")["curves"][str(DIGITS)]["windows"]
     assert [(row["first"], row["last"]) for row in rows] == list(WINDOWS)
     assert all(row["low"] < row["median"] < row["high"] for row in rows)
     assert curve_faults(DIGITS, healthy()) == []
 
 
-@pytest.mark.parametrize(
-    "curve",
-    [
-        [2.3] * 660,  # learns nothing
-        [3 * loss for loss in healthy()],  # learns three times slower
-        [loss / 3 for loss in healthy()],  # too good: trained on what it is tested on
-        healthy()[:600],  # stops early
-        [*healthy()[:-1], math.nan],
-    ],
-)
-def test_a_loss_curve_outside_its_band_is_a_fault(curve: list[float]) -> None:
+@pytest.mark.parametrize("curve", [
+    [2.3] * 660,  # learns nothing
+    [3 * loss for loss in healthy()],  # learns three times slower
+    [loss / 3 for loss in healthy()],  # too good: trained on what it is tested on
+    healthy()[:600],  # stops early
+    [*healthy()[:-1], math.nan],
+])  # fmt: skip
+def test_a_loss_curve_outside_its_band_is_a_fault(curve):
     assert curve_faults(DIGITS, curve)
 
 
-def resumed(**changes: Any) -> Measured:
-    samples = {"first_step": 200, "loss": [0.2] * 20}
-    steps = {"done": 500, "planned": 500}
-    return changed(**{"samples": samples, "steps": steps, **changes})
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({}, ""),
-        ({"samples": {"first_step": 0, "loss": [0.2] * 20}}, "began at step 0"),
-        ({"samples": {"first_step": 200, "loss": [2.3] * 20}}, "learnt is lost"),
-        ({"samples": {"first_step": 200, "loss": []}}, "learnt is lost"),
-        ({"steps": {"done": 300, "planned": 500}}, "300 of 500 steps"),
-        ({"steps": {}}, "0 of 0 steps"),
-    ],
-)
-def test_a_training_that_did_not_go_on_is_a_fault(change: dict[str, Any], word: str) -> None:
-    found = resume_faults(resumed(**change), LAYOUT, "r1")
+@pytest.mark.parametrize(("change", "word"), [
+    ({}, ""),
+    ({"samples": {"first_step": 0, "loss": [0.2] * 20}}, "began at step 0"),
+    ({"samples": {"first_step": 200, "loss": [2.3] * 20}}, "learnt is lost"),
+    ({"samples": {"first_step": 200, "loss": []}}, "learnt is lost"),
+    ({"steps": {"done": 300, "planned": 500}}, "300 of 500 steps"),
+    ({"steps": {}}, "0 of 0 steps"),
+])  # fmt: skip
+def test_a_training_that_did_not_go_on_is_a_fault(change, word):
+    found = resume_faults(changed(**RESUMED | change), LAYOUT, "r1")
     assert any(word in fault.text for fault in found) == bool(word)
 
 
-def test_it_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_it_goes_on_from_the_newest_checkpoint(tmp_path):
     assert newest_step(tmp_path) == 0
     (tmp_path / "checkpoints").mkdir()
     for step in (100, 1200, 300):
@@ -246,116 +213,87 @@ def test_it_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
     assert "--steps=1500" in resumed_program(tmp_path, 1200)
 
 
-def test_the_model_of_scaling_expects_less_of_more_gpus(three: Site) -> None:
-    p100 = three.partition("p100")
-    rows = [
-        expected_efficiency(widened(YARDSTICKS["fp32"], nodes, ALL).on(p100), p100, 219.0, "s")
-        for nodes in (1, 2, 4)
-    ]
-    values = [row.value for row in rows if row is not None]
-    assert len(values) == 3
-    assert 1 > values[0] > values[1] >= values[2] > 0.3
-    assert all(row is not None and -0.9 <= (row.lower or 0) < 0 for row in rows)
+def test_the_model_of_scaling_expects_less_of_more_gpus(p100):
+    cases = [widened(YARDSTICKS["fp32"], nodes, ALL).on(p100) for nodes in (1, 2, 4)]
+    rows = [expected_efficiency(case, p100, 219.0, "s") for case in cases]
+    assert 1 > rows[0].value > rows[1].value >= rows[2].value > 0.3
+    assert all(-0.9 <= (row.lower or 0) < 0 for row in rows)
 
 
-def test_the_bound_of_mixed_precision_counts_whole_gradients(three: Site) -> None:
-    p100 = three.partition("p100")
-    case = widened(YARDSTICKS["fp16"], 4, ALL).on(p100)
-    row = expected_efficiency(case, p100, 400.0, "s")
-
-    def told(precision: str) -> float:
-        request = Request(p100, "resnet50", "16", 64, precision, images_per_second=400.0)
-        return answer(request).points[0].efficiency
-
-    assert row is not None
-    assert row.value == pytest.approx(told("amp"), abs=1e-4)
-    assert row.value < told("fp16") - 1e-3
+def test_the_bound_of_mixed_precision_counts_whole_gradients(p100):
+    row = expected_efficiency(widened(YARDSTICKS["fp16"], 4, ALL).on(p100), p100, 400.0, "s")
+    asked = Request(p100, "resnet50", "16", 64, images_per_second=400.0)
+    amp, fp16 = (answer(replace(asked, precision=precision)).points[0].efficiency
+                 for precision in ("amp", "fp16"))  # fmt: skip
+    assert row.value == pytest.approx(amp, abs=1e-4)
+    assert row.value < fp16 - 1e-3
 
 
-def test_where_the_model_knows_nothing_there_is_no_expectation(three: Site) -> None:
-    p100 = three.partition("p100")
-    small = widened(YARDSTICKS["small"], 1, ALL).on(p100)
-    assert expected_efficiency(small, p100, 1e5, "s") is None
-    part = widened(YARDSTICKS["fp32"], 2, 2)  # half of each node
-    assert expected_efficiency(part, p100, 219.0, "s") is None
-    whole = widened(YARDSTICKS["fp32"], 2, ALL).on(p100)
-    assert expected_efficiency(whole, p100, None, "s") is None
+@pytest.mark.parametrize(("name", "nodes", "ranks", "rate"), [
+    ("small", 1, ALL, 1e5),
+    ("fp32", 2, 2, 219.0),  # half of each node
+    ("fp32", 2, ALL, None),
+])  # fmt: skip
+def test_where_the_model_knows_nothing_there_is_no_expectation(p100, name, nodes, ranks, rate):
+    case = widened(YARDSTICKS[name], nodes, ranks).on(p100)
+    assert expected_efficiency(case, p100, rate, "s") is None
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), SHAPES)
 @pytest.mark.parametrize("name", ["p100", "v100", "k80"])
-def test_every_shape_is_a_job_that_the_partition_can_hold(
-    three: Site, name: str, nodes: int, ranks: int
-) -> None:
-    partition = three.partition(name)
+def test_every_shape_is_a_job_that_the_partition_can_hold(three_generations, name, nodes, ranks):
+    partition = three_generations.partition(name)
     spec = job_on(partition, "check", ("true",), nodes=nodes, ranks=ranks)
-    layout = plan_layout(three, spec)
-    assert layout.world_size == nodes * (ranks or partition.gpus_per_node)
+    size = plan_layout(three_generations, spec).world_size
+    assert size == nodes * (ranks or partition.gpus_per_node)
 
 
-SHIPPED = sorted(path.stem for path in (folder("templates") / "sites").glob("*.yaml"))
+@pytest.mark.parametrize("path", sorted((folder("templates") / "sites").glob("*.yaml")), ids=str)
+def test_scaling_on_the_digits_has_a_batch_for_the_largest_shape(path):
+    for partition in load_site(path).partitions.values():
+        for shape in SHAPES:
+            case = widened(YARDSTICKS["small"], *shape).on(partition)
+            assert case.nodes * case.ranks * case.batch <= 1440, f"{partition.name} {case}"
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_scaling_on_the_digits_has_a_batch_for_the_largest_shape(name: str) -> None:
-    digits = 1440
-    for partition in load_site(find_site_file(name)).partitions.values():
-        for nodes, ranks in SHAPES:
-            case = widened(YARDSTICKS["small"], nodes, ranks).on(partition)
-            assert case.nodes * case.ranks * case.batch <= digits, f"{partition.name} {case}"
-
-
-def test_half_precision_needs_a_gpu_that_has_it(three: Site) -> None:
+def test_half_precision_needs_a_gpu_that_has_it(three_generations, p100):
     case = TrainingCase("resnet50", 1, 1, 100, 64, data="synthetic", precision="fp16", real=True)
     with pytest.raises(BadInput):
-        case.request(three, three.partition("k80"), "throughput")
-    p100 = three.partition("p100")
-    assert case.request(three, p100, "throughput").nodes == 1
-    assert p100.gpu is not None
-    newer = replace(p100, gpu=p100.gpu._replace(compute="10.0"))
-    assert case.request(three, newer, "throughput").nodes == 1
+        case.request(three_generations, three_generations.partition("k80"), "throughput")
+    for has_it in (p100, replace(p100, gpu=p100.gpu._replace(compute="10.0"))):
+        assert case.request(three_generations, has_it, "throughput").nodes == 1
 
 
-def test_a_users_command_line_says_the_whole_request(three: Site) -> None:
-    spec = job_on(three.partition("p100"), "job", ("hpcdl", "train", "--steps=3"), ranks=2)
-    words = to_argv(three, spec, Module(("tensorflow",)))
+def test_a_users_command_line_says_the_whole_request(three_generations, p100):
+    spec = job_on(p100, "job", ("hpcdl", "train", "--steps=3"), ranks=2)
+    words = to_argv(three_generations, spec, Module(("tensorflow",)))
     assert words[-4:] == ["--", "hpcdl", "train", "--steps=3"]
     assert "--gpus-per-node" in words
     assert "--no-module" not in words
-    assert "--no-module" in to_argv(three, spec, Module(()))
+    assert "--no-module" in to_argv(three_generations, spec, Module(()))
 
 
-@pytest.mark.parametrize(
-    ("request_", "serial", "times"),
-    [
-        (CheckRequest(), True, 1),
-        (CheckRequest(), False, 0),
-        (CheckRequest(retries=0), True, 0),
-        (CheckRequest(retries=3), False, 3),
-        (CheckRequest(repeat=5), True, 0),
-        (CheckRequest(measuring=True), True, 0),
-        (CheckRequest(settings=("delay_ms=60",)), True, 0),
-    ],
-)
-def test_only_a_night_on_one_machine_tries_again_by_itself(
-    tmp_path: Path, request_: CheckRequest, serial: bool, times: int
-) -> None:
+@pytest.mark.parametrize(("request_", "serial", "times"), [
+    (CheckRequest(), True, 1),
+    (CheckRequest(), False, 0),
+    (CheckRequest(retries=0), True, 0),
+    (CheckRequest(retries=3), False, 3),
+    (CheckRequest(repeat=5), True, 0),
+    (CheckRequest(measuring=True), True, 0),
+    (CheckRequest(settings=("delay_ms=60",)), True, 0),
+])  # fmt: skip
+def test_only_a_night_on_one_machine_tries_again_by_itself(tmp_path, request_, serial, times):
     words = reframe_argv(RunDirectory(tmp_path), request_, int(serial), serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
     assert found == str(times)
     assert (RETRY_ALL in words) == bool(request_.retries), "all only where somebody asked"
 
 
-def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet() -> None:
+def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet():
     """TensorFlow keeps a tensor's copies on other devices, and copies none twice."""
     made: list[object] = []
-
-    def identity(value: object) -> object:
-        made.append(value)
-        return object()
-
     tf = SimpleNamespace(
-        device=nullcontext, zeros=lambda _: object(), identity=identity,
+        device=nullcontext, zeros=lambda _: object(), identity=lambda x: made.append(x) or [x],
         test=SimpleNamespace(experimental=SimpleNamespace(sync_devices=lambda: None)),
     )  # fmt: skip
     (_, _, copy), *_ = copies._between(tf, 1, 4)

@@ -1,7 +1,5 @@
 """Verdicts for other programs are well formed, whatever a reason holds."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -10,19 +8,26 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.regress.formats import FORMATS, as_junit, as_markdown, as_prometheus, read_run
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
 
 ODD = 'loss "nan" <b> | \x00\x1b[31m & \\ back\nslash'
 
 
+METRIC = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "reference": 100.0,
+          "low": 80.0, "high": None, "wanted": True}  # fmt: skip
+
+
 def verdict(status: str, reason: str = "", **changes: Any) -> dict[str, Any]:
-    metric = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "reference": 100.0,
-              "low": 80.0, "high": None, "wanted": True}  # fmt: skip
     return {"check": "throughput", "case": "mlp", "partition": "p100", "status": status,
-            "reason": reason, "waived": False, "ok": status == "PASS", "metrics": [metric],
+            "reason": reason, "waived": False, "ok": status == "PASS", "metrics": [METRIC],
             "seconds": 1.5, **changes}  # fmt: skip
+
+
+def keep(folder: Path, *verdicts: dict[str, Any]) -> None:
+    """A run's verdicts where a command looks for them."""
+    (folder / "verdicts.json").write_text(json.dumps({**RUN, "verdicts": verdicts}))
 
 
 RUN: dict[str, Any] = {"schema": 2, "seconds": 12.0, "verdicts": [
@@ -31,21 +36,20 @@ RUN: dict[str, Any] = {"schema": 2, "seconds": 12.0, "verdicts": [
 ]}  # fmt: skip
 
 
-def test_junit_counts_failures_and_errors_apart() -> None:
+def test_junit_counts_failures_and_errors_apart():
     suite = ET.fromstring(as_junit(RUN))
     assert [suite.get(key) for key in ("tests", "failures", "errors")] == ["5", "2", "1"]
-    assert len(suite.findall(".//failure")) == 2
-    assert len(suite.findall(".//error")) == 1
-    assert 'loss "nan" <b>' in str(suite.find(".//failure").get("message"))  # type: ignore[union-attr]
+    assert [len(suite.findall(f".//{kind}")) for kind in ("failure", "error")] == [2, 1]
+    assert 'loss "nan" <b>' in str(suite.find(".//failure").get("message"))
 
 
-def test_a_markdown_table_has_one_line_per_verdict_and_six_cells() -> None:
+def test_a_markdown_table_has_one_line_per_verdict_and_six_cells():
     lines = as_markdown(RUN).splitlines()
     assert len(lines) == 2 + 5
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 7 for line in lines)
 
 
-def test_prometheus_lines_have_the_form_of_its_text_format() -> None:
+def test_prometheus_lines_have_the_form_of_its_text_format():
     sample = re.compile(r'[a-z_]+\{([a-z]+="(?:[^"\\\n]|\\.)*",?)+\} -?[0-9.e+-]+\Z')
     each = [{**verdict, "case": f"mlp-{n}"} for n, verdict in enumerate(RUN["verdicts"])]
     text = as_prometheus({"verdicts": each})
@@ -62,7 +66,7 @@ def series(run: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def test_series_of_several_nodes_stay_apart_in_prometheus_file() -> None:
+def test_series_of_several_nodes_stay_apart_in_prometheus_file():
     each = [verdict("PASS", job={"nodes": f"p100-0{node}"}) for node in (1, 2)]
     found = series({"verdicts": [*each, verdict("ERROR", job=None), verdict("ERROR", job={})]})
     labels = 'site="",check="throughput",case="mlp",partition="p100",environment="",node="{}"'
@@ -70,90 +74,61 @@ def test_series_of_several_nodes_stay_apart_in_prometheus_file() -> None:
             for node in ("p100-01", "p100-02", "")] == ["0", "0", "2"]  # fmt: skip
 
 
-def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured() -> None:
-    slow, lost = verdict("FAIL"), verdict("ERROR", metrics=[])
-    slow["metrics"][0] |= {"value": 50.0}
-    told = series({"verdicts": [verdict("PASS"), slow]})
-    assert [*told.values()] == ["1", "50.0", "100.0", "80.0"]
-    assert [*series({"verdicts": [verdict("PASS"), lost]}).values()] == ["2"]
-
-
-@pytest.mark.parametrize("name", ["junit", "markdown", "prometheus", "json"])
-def test_the_command_writes_the_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / "verdicts.json").write_text(json.dumps(RUN))
-    file = tmp_path / "out"
-    words = ["check", "report", str(tmp_path), "--format", name, "--output", str(file)]
-    assert main(words) == 0
-    assert file.stat().st_size > 100
+def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured():
+    slow, lost = verdict("FAIL", metrics=[METRIC | {"value": 50.0}]), verdict("ERROR", metrics=[])
+    for last, told in ((slow, ["1", "50.0", "100.0", "80.0"]), (lost, ["2"])):
+        assert [*series({"verdicts": [verdict("PASS"), last]}).values()] == told
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1, 2", '{"verdicts": 3}', '{"verdicts": {}}',
                                   "[" * 100_000, '{"verdicts": ' * 100_000])  # fmt: skip
-def test_a_run_without_verdicts_is_said_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
+def test_a_run_without_verdicts_is_said_so(tmp_path, hpcdl, text):
     (tmp_path / "verdicts.json").write_text(text)
-    assert main(["check", "report", str(tmp_path)]) == 2
-    assert "no verdicts" in capsys.readouterr().err
+    assert "no verdicts" in hpcdl("check", "report", str(tmp_path), code=2).err
 
 
-METRIC = verdict("PASS")["metrics"][0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"metrics": 5}, ".metrics must be a list, not '5'"),
-        ({"metrics": [{}]}, ".metrics[0] lacks the key 'name'"),
-        ({"metrics": [3]}, ".metrics[0] must be a mapping, not '3'"),
-        ({"metrics": [METRIC | {"value": True}]}, ".metrics[0].value must be a number, not 'True'"),
-        ({"metrics": [METRIC | {"low": 10**400}]},
-         ".metrics[0].low must be a number, not 'a number too large'"),
-        ({"seconds": None}, ".seconds has no value"),
-        ({"seconds": float("nan")}, ".seconds must be a number, not 'nan'"),
-        ({"reason": None}, ".reason has no value"),
-        *(({key: "lacks"}, f" lacks the key '{key}'")
-          for key in ("seconds", "metrics", "partition", "waived")),
-        ({"ok": "no"}, ".ok must be true or false, not 'no'"),
-        ({"status": "SLOW"}, ".status is 'SLOW', not PASS, FAIL, NO-REFERENCE"),
-        ({"job": [7]}, ".job must be a mapping, not a list"),
-        ({"job": {"nodes": ["a"]}}, ".job.nodes must be text, not a list"),
-    ],
-)  # fmt: skip
-def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"metrics": 5}, ".metrics must be a list, not '5'"),
+    ({"metrics": [{}]}, ".metrics[0] lacks the key 'name'"),
+    ({"metrics": [3]}, ".metrics[0] must be a mapping, not '3'"),
+    ({"metrics": [METRIC | {"value": True}]}, ".metrics[0].value must be a number, not 'True'"),
+    ({"metrics": [METRIC | {"low": 10**400}]},
+     ".metrics[0].low must be a number, not 'a number too large'"),
+    ({"seconds": None}, ".seconds has no value"),
+    ({"seconds": float("nan")}, ".seconds must be a number, not 'nan'"),
+    ({"reason": None}, ".reason has no value"),
+    *(({key: "lacks"}, f" lacks the key '{key}'")
+      for key in ("seconds", "metrics", "partition", "waived")),
+    ({"ok": "no"}, ".ok must be true or false, not 'no'"),
+    ({"status": "SLOW"}, ".status is 'SLOW', not PASS, FAIL, NO-REFERENCE"),
+    ({"job": [7]}, ".job must be a mapping, not a list"),
+    ({"job": {"nodes": ["a"]}}, ".job.nodes must be text, not a list"),
+])  # fmt: skip
+def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(tmp_path, changes, message):
     odd = {key: value for key, value in (verdict("PASS") | changes).items() if value != "lacks"}
-    run = {"verdicts": [verdict("PASS"), odd]}
-    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+    keep(tmp_path, verdict("PASS"), odd)
     with pytest.raises(BadInput, match=re.escape(f"verdicts[1]{message}")):
         read_run(tmp_path)
 
 
-def test_a_check_that_measured_no_number_is_told_all_the_same(tmp_path: Path) -> None:
-    odd = verdict("ERROR", metrics=[METRIC | {"value": float("nan"), "high": float("inf")}])
-    (tmp_path / "verdicts.json").write_text(json.dumps({"verdicts": [odd]}))
+def test_a_check_that_measured_no_number_is_told_all_the_same(tmp_path):
+    no_number = METRIC | {"value": float("nan"), "high": float("inf")}
+    keep(tmp_path, verdict("ERROR", metrics=[no_number]))
     assert all(write(read_run(tmp_path)) for write in FORMATS.values())
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_half_a_character_in_a_text_can_be_written(tmp_path: Path, name: str) -> None:
-    run = {"verdicts": [verdict("FAIL", "why", check="half \ud800 of it")]}
-    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+def test_half_a_character_in_a_text_can_be_written(tmp_path, name):
+    keep(tmp_path, verdict("FAIL", "why", check="half \ud800 of it"))
     assert b"half ? of it" in FORMATS[name](read_run(tmp_path), None).encode()
 
 
-def test_without_a_folder_the_newest_run_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
-    latest = tmp_path / "embedded" / "work" / "checks" / "latest"
+def test_without_a_folder_the_newest_run_is_told(hpcdl):
+    latest = load_site(find_site_file("embedded")).paths.work / "checks" / "latest"
     latest.mkdir(parents=True)
-    (latest / "verdicts.json").write_text(json.dumps(RUN))
-    assert main(["check", "report", "--site", "embedded"]) == 0
-    assert "| throughput/mlp | p100 | PASS |" in capsys.readouterr().out
+    keep(latest, *RUN["verdicts"])
+    assert "| throughput/mlp | p100 | PASS |" in hpcdl("check", "report", "--site", "embedded").out
 
 
-def test_an_unknown_format_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "report", "--format", "junti"]) == 2
-    assert "did you mean 'junit'?" in capsys.readouterr().err
+def test_an_unknown_format_names_the_nearest(hpcdl):
+    assert "did you mean 'junit'?" in hpcdl("check", "report", "--format", "junti", code=2).err

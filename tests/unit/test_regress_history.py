@@ -1,7 +1,5 @@
 """The history of all nights survives crashes, and the gate answers from it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -10,7 +8,7 @@ import re
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
@@ -24,6 +22,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
+from hpcdl.regress.answer import GateAnswer
 from hpcdl.regress.exchange import FORMATS, Incoming, of_outcome, refuse_cut
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history, refuse_without_locks
@@ -36,6 +35,7 @@ from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.system import locking
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold
+from tests.unit.test_regress_formats import METRIC, verdict
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
@@ -62,33 +62,48 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "history.sqlite"
 
 
-def test_the_same_run_is_added_once_with_a_job_and_without(file: Path) -> None:
-    lost = [result(3, job=None, metric="", value=None, status="ERROR")]
+def held(file: Path) -> list[Result]:
     with open_history(file) as history:
-        assert [history.add([*nights(), *lost]) for _ in range(2)] == [101, 0]
+        return list(history.results())
+
+
+def add(file: Path, results: Iterable[Result], site: str = "") -> int:
+    with open_history(file, site) as history:
+        return history.add(results)
+
+
+def importing(text: str, folder: Path) -> list[Result]:
+    """The results of a file with this text."""
+    (folder / "incoming").write_text(text)
+    return list(Incoming(folder / "incoming"))
+
+
+def command(file: Path, *words: str) -> int:
+    where = ("--site", "embedded", "--history", str(file))
+    return main(["check", "history", *words[:1], *where, *words[1:]])
+
+
+def test_the_same_run_is_added_once_with_a_job_and_without(file):
+    lost = [result(3, job=None, metric="", value=None, status="ERROR")]
+    assert [add(file, [*nights(), *lost]) for _ in range(2)] == [101, 0]
 
 
 @pytest.mark.parametrize("words", [(), ("--csv",)])
-def test_what_the_command_exports_is_all_that_it_prints_and_can_be_imported(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    with open_history(file) as history:
-        history.add(nights())
-    command = ["check", "history", "--site", "embedded", "--history"]
-    assert main([*command, str(file), "export", *words]) == 0
-    copy = tmp_path / "copy"
+def test_what_the_command_exports_is_all_that_it_prints_and_can_be_imported(file, capsys, words):
+    add(file, nights())
+    assert command(file, "export", *words) == 0
+    copy = file.with_name("copy")
     copy.write_text(capsys.readouterr().out)
     assert len(copy.read_text().splitlines()) == 100 + len(words)
     for count in (100, 0):
-        assert main([*command, str(tmp_path / "other.sqlite"), "import", str(copy)]) == 0
+        assert command(file.with_name("other.sqlite"), "import", str(copy)) == 0
         assert f"{count} new results" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("schema", [99, None, "x", float("nan"), []])
-def test_results_of_another_schema_are_not_taken_for_ours(tmp_path: Path, schema: object) -> None:
-    (tmp_path / "nights").write_text(json.dumps({**asdict(result(3)), "schema": schema}) + "\n")
+def test_results_of_another_schema_are_not_taken_for_ours(tmp_path, schema):
     with pytest.raises(BadInput, match="its schema is '"):
-        list(Incoming(tmp_path / "nights"))
+        importing(line(schema=schema) + "\n", tmp_path)
 
 
 @example(result(3, reason='a "b", c\nd\r\n\u2028\x00 \N{SNOWMAN},', metric="", value=None))
@@ -98,12 +113,11 @@ def test_results_of_another_schema_are_not_taken_for_ours(tmp_path: Path, schema
     value=st.none() | st.floats(1e-100, 1e100) | st.floats(-1e100, -1e-100) | st.just(0.0),
     low=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 ))  # fmt: skip
-def test_any_result_comes_back_as_it_was(one: Result) -> None:
+def test_any_result_comes_back_as_it_was(one):
     with tempfile.TemporaryDirectory() as folder:
         for name, write in FORMATS.items():
             file = Path(folder, name)
-            text = "\n".join([*write([one]), ""])
-            file.write_bytes(text.encode("utf-8", "replace"))
+            file.write_bytes("\n".join([*write([one]), ""]).encode("utf-8", "replace"))
             (back,) = Incoming(file)
             texts = {key: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v
                      for key, v in asdict(one).items()}  # fmt: skip
@@ -111,55 +125,36 @@ def test_any_result_comes_back_as_it_was(one: Result) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_cut_in_the_middle_gives_what_is_whole_and_says_so(
-    file: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_cut_in_the_middle_gives_what_is_whole_and_says_so(file, tmp_path, name, capsys):
     whole = "\n".join([*FORMATS[name](nights()), ""])
     cut = tmp_path / "cut"
     cut.write_text(whole[: len(whole) * 2 // 3])
-    words = ["check", "history", "import", str(cut), "--site", "embedded", "--history", str(file)]
-    assert main(words) == 6
+    assert command(file, "import", str(cut)) == 6
     assert "line 6" in capsys.readouterr().err
-    with open_history(file) as history:
-        assert 60 <= len(list(history.results())) < 70
+    assert 60 <= len(held(file)) < 70
     cut.write_text(whole)
-    assert main(words) == 0
-    with open_history(file) as history:
-        taken = [replace(row, site="embedded") for row in nights()]
-        assert list(history.results()) == taken
+    assert command(file, "import", str(cut)) == 0
+    assert held(file) == [replace(row, site="embedded") for row in nights()]
 
 
 @pytest.mark.parametrize(("name", "bad"), [("jsonl", "{broken"), ("jsonl", "[1]"), ("csv", "a,b")])
-def test_a_line_that_is_no_result_adds_nothing_and_is_named(
-    file: Path, tmp_path: Path, name: str, bad: str
-) -> None:
+def test_a_line_that_is_no_result_adds_nothing_and_is_named(file, tmp_path, name, bad):
     lines = [*FORMATS[name](nights())]
     lines[51] = bad
-    broken = tmp_path / "broken"
-    broken.write_text("\n".join([*lines, ""]))
-    with pytest.raises(BadInput, match="line 52"), open_history(file) as history:
-        history.add(Incoming(broken))
-    with open_history(file) as history:
-        assert list(history.results()) == []
+    (tmp_path / "broken").write_text("\n".join([*lines, ""]))
+    with pytest.raises(BadInput, match="line 52"):
+        add(file, Incoming(tmp_path / "broken"))
+    assert held(file) == []
 
 
-def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path: Path, file: Path) -> None:
-    folder = tmp_path / "20260601-031000Z-ab12"
-    folder.mkdir()
-    verdict = {"check": "throughput", "case": "mlp", "partition": "p100", "status": "PASS",
-               "reason": "", "waived": False, "ok": True, "release": "r1", "driver": "580.95.05",
-               "job": {"id": 7, "nodes": "p100-01"}, "seconds": 1.5, "metrics": [{
-                   "name": "images_per_second", "value": 90.5, "unit": "images/s", "low": 80.0,
-                   "reference": 100.0, "high": None, "wanted": True}]}  # fmt: skip
-    text = json.dumps({"run": str(folder), "verdicts": [verdict]}, indent=2)
-    (folder / "verdicts.json").write_text(text)
+def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path, file):
+    folder = run_folder(tmp_path, "20260601-031000Z-ab12", driver="580.95.05", metrics=[METRIC],
+                        job={"id": 7, "nodes": "p100-01"})  # fmt: skip
     stopped = tmp_path / "20260602-031000Z-cd34"
     stopped.mkdir()
-    words, where = ["check", "history", "import"], ["--site", "embedded", "--history", str(file)]
-    assert main([*words, str(stopped), str(folder), *where]) == 0
-    assert main([*words, str(stopped), *where]) == main([*words, *where]) == 2
-    with open_history(file) as history:
-        (one,) = history.results()
+    assert command(file, "import", str(stopped), str(folder)) == 0
+    assert command(file, "import", str(stopped)) == command(file, "import") == 2
+    (one,) = held(file)
     assert (one.run, one.job, one.value, one.driver) == (folder.name, 7, 90.5, "580.95.05")
     assert one.time == "2026-06-01T03:10:00+00:00"
 
@@ -169,111 +164,86 @@ def line(**changes: object) -> str:
     return json.dumps(asdict(result()) | changes)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (line(time="2026-06-01T02:00:00"), "lacks its offset from UTC"),
-        (line(time="tonight"), "time 'tonight' is not like 2026-"),
-        (line(time="0001-01-01T00:00:00+00:00"), "is no time of a run"),
-        (line(job=99999999999999999999), "job does not fit into 64 bits"),
-        (line(restarts=-(2**63) - 1), "restarts does not fit into 64 bits"),
-        (line(value=float("inf")), "passes with a value that is not finite"),
-        (line(reference=float("nan")), "reference is not finite"),
-        (line(low=float("inf")), "low is not finite"),
-        (line(high=float("nan")), "high is not finite"),
-        (line(reason=["a", "list"]), "reason is no text"),
-        ("[" * 100_000, "nested too deep"),
-    ],
-)
-def test_a_line_that_no_history_may_hold_is_refused_with_its_reason(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    file = tmp_path / "lines"
-    file.write_text(f"{line()}\n{text}\n")
+@pytest.mark.parametrize(("text", "message"), [
+    (line(time="2026-06-01T02:00:00"), "lacks its offset from UTC"),
+    (line(time="tonight"), "time 'tonight' is not like 2026-"),
+    (line(time="0001-01-01T00:00:00+00:00"), "is no time of a run"),
+    (line(job=99999999999999999999), "job does not fit into 64 bits"),
+    (line(restarts=-(2**63) - 1), "restarts does not fit into 64 bits"),
+    (line(value=float("inf")), "passes with a value that is not finite"),
+    (line(reference=float("nan")), "reference is not finite"),
+    (line(low=float("inf")), "low is not finite"),
+    (line(high=float("nan")), "high is not finite"),
+    (line(reason=["a", "list"]), "reason is no text"),
+    ("[" * 100_000, "nested too deep"),
+])  # fmt: skip
+def test_a_line_that_no_history_may_hold_is_refused_with_its_reason(tmp_path, text, message):
     with pytest.raises(BadInput, match=f"line 2: .*{message}"):
-        list(Incoming(file))
+        importing(f"{line()}\n{text}\n", tmp_path)
 
 
-def test_every_time_of_an_import_is_told_in_utc_and_in_one_form(tmp_path: Path) -> None:
-    times = ["20260601T020000+00:00", "2026-06-01T02:00:00Z", "2026-06-01T04:00:00.500+02:00"]
-    lines = tmp_path / "lines"
-    if sys.version_info < (3, 11):
-        del times[0]
-    lines.write_text("".join(f"{line(time=time)}\n" for time in times))
-    assert {one.time for one in Incoming(lines)} == {"2026-06-01T02:00:00+00:00"}
+def test_every_time_of_an_import_is_told_in_utc_and_in_one_form(tmp_path):
+    times = ["2026-06-01T02:00:00Z", "2026-06-01T04:00:00.500+02:00"]
+    if sys.version_info >= (3, 11):
+        times.append("20260601T020000+00:00")
+    found = importing("".join(f"{line(time=time)}\n" for time in times), tmp_path)
+    assert {one.time for one in found} == {"2026-06-01T02:00:00+00:00"}
 
 
-def test_a_failed_measurement_and_an_open_bound_are_none(tmp_path: Path) -> None:
-    file = tmp_path / "lines"
-    file.write_text(line(status="ERROR", value=float("nan"), high=float("inf")) + "\n")
-    (one,) = Incoming(file)
+def test_a_failed_measurement_and_an_open_bound_are_none(tmp_path):
+    text = line(status="ERROR", value=float("nan"), high=float("inf"))
+    (one,) = importing(f"{text}\n", tmp_path)
     assert (one.value, one.high) == (None, None)
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_first_line_too_long_for_csv_is_not_passed_over(tmp_path: Path, end: str) -> None:
+def test_a_first_line_too_long_for_csv_is_not_passed_over(tmp_path, end):
     file = tmp_path / "lines"
     file.write_text(f"run,{'x' * 200_000}{end}")
     with pytest.raises(BadInput if end else PartlyDone, match="line 1" if end else "was cut"):
         refuse_cut([one for one in [Incoming(file)] if not list(one)])
 
 
-def run_folder(tmp_path: Path, **changes: object) -> Path:
-    """A folder of a run with one verdict, named after no date."""
-    verdict = {"check": "c", "case": "", "partition": None, "status": "ERROR", "reason": "",
-               "waived": False, "ok": False, "metrics": [], "seconds": 1.0, **changes}  # fmt: skip
-    folder = tmp_path / "99999999-999999-ab12"
+def run_folder(tmp_path: Path, name: str = "99999999-999999-ab12", **changes: object) -> Path:
+    """A folder of a run with one verdict; by default named after no date."""
+    one = verdict("ERROR", **{"case": "", "partition": None, "metrics": [], **changes})
+    folder = tmp_path / name
     folder.mkdir()
-    (folder / "verdicts.json").write_text(json.dumps({"verdicts": [verdict]}, indent=2))
+    text = json.dumps({"run": str(folder), "verdicts": [one]}, indent=2)
+    (folder / "verdicts.json").write_text(text)
     return folder
 
 
-@pytest.mark.parametrize(
-    "job", [{"id": 99999999999999999999}, {"id": "seven"}, {"id": 1, "restarts": 2**64}]
-)
-def test_a_verdict_that_no_history_may_hold_is_named(
-    tmp_path: Path, job: dict[str, object]
-) -> None:
+@pytest.mark.parametrize("job", [{"id": 10**20}, {"id": "seven"}, {"id": 1, "restarts": 2**64}])
+def test_a_verdict_that_no_history_may_hold_is_named(tmp_path, job):
     with pytest.raises(BadInput, match="verdict 1: no result"):
         list(Incoming(run_folder(tmp_path, job=job)))
 
 
-def scrambled(data: bytes) -> bytes:
-    return data[:100] + random.Random(1).randbytes(3900) + data[4000:]
-
-
-@pytest.mark.parametrize(
-    "damage", [scrambled, lambda data: data[: len(data) // 2], lambda _: b"date,value\n" * 1000]
-)
-def test_a_damaged_history_is_said_to_be_damaged(
-    file: Path, damage: Callable[[bytes], bytes]
-) -> None:
-    with open_history(file) as history:
-        history.add(nights())
+@pytest.mark.parametrize("damage", [
+    lambda data: data[:100] + random.Random(1).randbytes(3900) + data[4000:],
+    lambda data: data[: len(data) // 2],
+    lambda _: b"date,value\n" * 1000,
+])  # fmt: skip
+def test_a_damaged_history_is_said_to_be_damaged(file, damage):
+    add(file, nights())
     file.write_bytes(damage(file.read_bytes()))
-    damaged = pytest.raises((BadInput, MissingPrerequisite), match="history")
-    with damaged, open_history(file) as history:
-        list(history.results())
+    with pytest.raises((BadInput, MissingPrerequisite), match="history"):
+        held(file)
 
 
-def test_half_a_character_in_a_reason_stops_no_import_and_keeps_no_run_out(
-    tmp_path: Path, file: Path
-) -> None:
+def test_half_a_character_in_a_reason_stops_no_import_and_keeps_no_run_out(tmp_path, file):
     odd = Verdict("c", "", "p100", Status.ERROR, "half \udc80 of it", job={"id": "7"})
     outcome = CheckOutcome(RunDirectory(tmp_path), (odd,), 1.0)
-    with open_history(file) as history:
-        assert history.add(Incoming(run_folder(tmp_path, reason="half \ud800 of it"))) == 1
-        assert history.add(of_outcome(outcome, NOW)) == 1
-        assert {(one.reason, one.job) for one in history.results()} == {
-            ("half ? of it", None), ("half ? of it", 7)
-        }  # fmt: skip
+    assert add(file, Incoming(run_folder(tmp_path, reason="half \ud800 of it"))) == 1
+    assert add(file, of_outcome(outcome, NOW)) == 1
+    assert {(one.reason, one.job) for one in held(file)} == {("half ? of it", j) for j in (None, 7)}
 
 
 def add_until_killed(file: Path, ready: Connection) -> None:
     """Add whole runs, then one that is never finished."""
     for number in range(3):
-        with open_history(file) as history:
-            history.add(result(n, run=f"whole-{number}") for n in range(100))
+        add(file, (result(n, run=f"whole-{number}") for n in range(100)))
 
     def half() -> Iterator[Result]:
         for night in range(50_000):  # more than SQLite keeps in memory: some of it is on the disk
@@ -281,11 +251,10 @@ def add_until_killed(file: Path, ready: Connection) -> None:
         ready.send("in the middle")
         ready.recv()
 
-    with open_history(file) as history:
-        history.add(half())
+    add(file, half())
 
 
-def test_a_process_killed_in_the_middle_leaves_whole_runs_and_a_sound_file(file: Path) -> None:
+def test_a_process_killed_in_the_middle_leaves_whole_runs_and_a_sound_file(file):
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     worker = context.Process(target=add_until_killed, args=(file, there))
@@ -293,32 +262,29 @@ def test_a_process_killed_in_the_middle_leaves_whole_runs_and_a_sound_file(file:
     assert here.poll(120)
     worker.kill()
     worker.join()
-    with open_history(file) as history:
-        assert {one.run for one in history.results()} == {"whole-0", "whole-1", "whole-2"}
-        assert history.add([result(0, run="after")]) == 1
+    assert {one.run for one in held(file)} == {"whole-0", "whole-1", "whole-2"}
+    assert add(file, [result(0, run="after")]) == 1
     with closing(sqlite3.connect(file)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def add_many(file: Path, part: int) -> None:
     for night in range(5):
-        with open_history(file) as history:
-            history.add([result(night, run=f"{part}-{night}")])
+        add(file, [result(night, run=f"{part}-{night}")])
 
 
-def test_several_nights_at_once_lose_nothing(file: Path) -> None:
+def test_several_nights_at_once_lose_nothing(file):
     context = multiprocessing.get_context("spawn")
     workers = [context.Process(target=add_many, args=(file, part)) for part in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
-    with open_history(file) as history:
-        assert len(list(history.results())) == 20
+    assert len(held(file)) == 20
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "gpfs", "beegfs"])
-def test_a_file_system_without_dependable_locks_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_file_system_without_dependable_locks_is_refused(tmp_path, kind):
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
     with pytest.raises(MissingPrerequisite, match=kind):
@@ -327,9 +293,7 @@ def test_a_file_system_without_dependable_locks_is_refused(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("answer", [0, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_locks_that_do_not_hold_are_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: int
-) -> None:
+def test_locks_that_do_not_hold_are_found_out(tmp_path, monkeypatch, answer):
     assert locks_hold(tmp_path)
 
     def careless(*_: object) -> None:
@@ -342,7 +306,7 @@ def test_locks_that_do_not_hold_are_found_out(
 
 
 @pytest.mark.parametrize("version", [3, 99])
-def test_a_history_of_another_schema_is_not_touched(file: Path, version: int) -> None:
+def test_a_history_of_another_schema_is_not_touched(file, version):
     with sqlite3.connect(file) as connection:
         connection.execute(f"PRAGMA user_version={version}")
     before = file.read_bytes()
@@ -351,11 +315,10 @@ def test_a_history_of_another_schema_is_not_touched(file: Path, version: int) ->
     assert file.read_bytes() == before
 
 
-def gate(file: Path, results: list[Result]) -> tuple[bool, list[str]]:
+def gate(file: Path, results: Iterable[Result], **asked: Any) -> GateAnswer:
     with open_history(file) as history:
         history.add(results)
-        answer = ask(history, now=NOW)
-    return answer.open, [f"{finding.kind}: {finding.description}" for finding in answer.findings]
+        return ask(history, now=NOW, **asked)
 
 
 LAST = nights()[:-1]
@@ -364,121 +327,90 @@ WRONG: dict[str, Any] = {"check_name": WHOLE_RUN, "case_name": "", "metric": "",
 WEEKLY = [replace(one, check_name="weekly") for one in nights()]
 
 
-@pytest.mark.parametrize(
-    ("results", "said"),
-    [
-        pytest.param(nights(), "", id="healthy"),
-        pytest.param(nights(0.5, start=99), "breakage: .*release r1 -> r2", id="half-the-speed"),
-        pytest.param(nights(0.94, start=96), "drop: -", id="within-the-bounds"),
-        *(pytest.param([*LAST, result(99, status=status, reason="why")], f"{status}: why")
-          for status in ("FAIL", "ERROR", "NO-REFERENCE", "STALE")),
-        pytest.param([*LAST, result(99, status="STALE", waived=True)], "", id="waived"),
-        pytest.param(nights()[:90], "old", id="stopped"),
-        pytest.param([*nights(), result(50, metric="", value=None, status="ERROR")], "", id="was"),
-        *(pytest.param([*nights(), result(98, partition=on, **WRONG)], "", id=f"next-run-{on}")
-          for on in ("", "p100")),
-        *(pytest.param([result(99, partition=on, **WRONG)], "ERROR", id=f"whole-run-{on}")
-          for on in ("", "p100")),
-        pytest.param([*nights(), *WEEKLY[:93:7]], "", id="weekly"),
-        pytest.param(WEEKLY[:78:7], "old", id="three-weeks"),
-        pytest.param([replace(one, metric="startup_seconds", unit="s")
-                      for one in nights(0.5, start=80)], "", id="faster-start"),
-        # A change before the months that the gate looks at is the level now.
-        pytest.param([*(replace(one, run=f"old-{one.run}", time=one.time.replace("2026", "2025"))
-                        for one in nights()), *nights(0.9, start=0)], "", id="long-ago"),
-    ],
-)  # fmt: skip
-def test_the_gate_is_closed_by_what_speaks_against_the_cluster_and_by_nothing_else(
-    file: Path, results: list[Result], said: str
-) -> None:
-    is_open, found = gate(file, results)
-    assert is_open == (not said)
-    assert [bool(re.match(said, one)) for one in found] == ([True] if said else [])
+@pytest.mark.parametrize(("results", "said"), [
+    pytest.param(nights(), "", id="healthy"),
+    pytest.param(nights(0.5, start=99), "breakage: .*release r1 -> r2", id="half-the-speed"),
+    pytest.param(nights(0.94, start=96), "drop: -", id="within-the-bounds"),
+    *(pytest.param([*LAST, result(99, status=status, reason="why")], f"{status}: why")
+      for status in ("FAIL", "ERROR", "NO-REFERENCE", "STALE")),
+    pytest.param([*LAST, result(99, status="STALE", waived=True)], "", id="waived"),
+    pytest.param(nights()[:90], "old", id="stopped"),
+    pytest.param([*nights(), result(50, metric="", value=None, status="ERROR")], "", id="was"),
+    *(pytest.param([*nights(), result(98, partition=on, **WRONG)], "", id=f"next-run-{on}")
+      for on in ("", "p100")),
+    *(pytest.param([result(99, partition=on, **WRONG)], "ERROR", id=f"whole-run-{on}")
+      for on in ("", "p100")),
+    pytest.param([*nights(), *WEEKLY[:93:7]], "", id="weekly"),
+    pytest.param(WEEKLY[:78:7], "old", id="three-weeks"),
+    pytest.param([replace(one, metric="startup_seconds", unit="s")
+                  for one in nights(0.5, start=80)], "", id="faster-start"),
+    # A change before the months that the gate looks at is the level now.
+    pytest.param([*(replace(one, run=f"old-{one.run}", time=one.time.replace("2026", "2025"))
+                    for one in nights()), *nights(0.9, start=0)], "", id="long-ago"),
+])  # fmt: skip
+def test_the_gate_is_closed_by_what_speaks_against_the_cluster_alone(file, results, said):
+    answer = gate(file, results)
+    assert answer.open == (not said)
+    found = [f"{one.kind}: {one.description}" for one in answer.findings]
+    assert [bool(re.match(said, one)) for one in found] == [True] * bool(said)
 
 
-def test_the_series_of_a_site_are_found_without_going_through_its_results(file: Path) -> None:
-    steps = []
-    with open_history(file, "here") as history:
-        for site, case in product(("here", "there"), range(40)):
-            history.add(result(n, case_name=f"x{case}", site=site) for n in range(50))
-        history._connection.set_progress_handler(lambda: steps.append(1), 1000)
-        assert len(history.series()) == 40
-    assert len(steps) < 10, "thousands of steps of SQLite; 683 where each looks at all before"
-
-
-def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file: Path) -> None:
+def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file):
     """Three runs a night on any of eight nodes, which differ by up to 15 %; -5 % since 6 nights."""
-    rng = random.Random(7)
-    with open_history(file) as history:
-        for night, run in product(range(100), range(3)):
-            node = rng.randrange(8)
-            level = (1 - 0.15 * node / 7) * (0.95 if night >= 94 else 1)
-            value = 1000 * level * (1 + 0.02 * rng.gauss(0, 1))
-            job = {"run": f"r-{night}-{run}", "job": 3 * night + run, "nodes": f"n{node}"}
-            history.add([result(night, value, **job)])
-        (finding,) = ask(history).findings
+    rng, rows = random.Random(7), []
+    for night, run in product(range(100), range(3)):
+        node = rng.randrange(8)
+        level = (1 - 0.15 * node / 7) * (0.95 if night >= 94 else 1)
+        value = 1000 * level * (1 + 0.02 * rng.gauss(0, 1))
+        job = {"run": f"r-{night}-{run}", "job": 3 * night + run, "nodes": f"n{node}"}
+        rows.append(result(night, value, **job))
+    (finding,) = gate(file, rows).findings
     assert finding.kind == "drop"
 
 
-def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file: Path) -> None:
+def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file):
     """Of 1,000 series at once; alone, the same nights are an alarm."""
     noise = random.Random(2)
-    each = [replace(one, value=(one.value or 0) * (1 + 0.01 * noise.gauss(0, 1)))
-            for one in nights(0.965, start=96)]  # fmt: skip
-    with open_history(file) as history:
-        history.add(each)
-        alone = ask(history, now=NOW)
-        history.add(replace(nights()[-1], check_name=f"other-{n}") for n in range(1000))
-        among = ask(history, now=NOW)
+    alone = gate(file, [replace(one, value=(one.value or 0) * (1 + 0.01 * noise.gauss(0, 1)))
+                        for one in nights(0.965, start=96)])  # fmt: skip
+    among = gate(file, (replace(nights()[-1], check_name=f"other-{n}") for n in range(1000)))
     assert [one.kind for one in alone.findings] == ["drop"]
     assert among.open
     assert [one.kind for one in among.warnings] == ["not sure yet"]
     assert "not sure yet" in gate_text(among)
 
 
-def test_a_series_that_gave_nothing_for_a_month_has_ended_and_is_named(file: Path) -> None:
+def test_a_series_that_gave_nothing_for_a_month_has_ended_and_is_named(file):
     renamed = [replace(one, check_name="renamed", status="FAIL") for one in nights()[:60]]
-    with open_history(file) as history:
-        history.add([*nights(), *renamed])
-        answer = ask(history, now=NOW)
+    answer = gate(file, [*nights(), *renamed])
     assert answer.open
     assert [series[0] for series in answer.ended] == ["renamed"]
     assert "ended, nothing for 30 days: renamed/" in gate_text(answer)
-    with open_history(file.with_name("old.sqlite")) as history:
-        history.add(renamed)
-        assert not ask(history, now=NOW).open
+    assert not gate(file.with_name("old.sqlite"), renamed).open
 
 
-def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file: Path) -> None:
-    with open_history(file) as history:
-        history.add(nights())
-        known = history.series()[0][0]
-        answer = ask(history, names=(known, "througput"), partitions=("p100", "cpu"), now=NOW)
-    assert [one.description for one in answer.findings] == [
+def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file):
+    asked = {"names": ("throughput", "througput"), "partitions": ("p100", "cpu")}
+    assert [one.description for one in gate(file, nights(), **asked).findings] == [
         "the history has no partition cpu", "the history has no check througput",
     ]  # fmt: skip
 
 
-def test_one_slow_node_closes_the_gate_and_is_named(file: Path) -> None:
+def test_one_slow_node_closes_the_gate_and_is_named(file):
     rng = random.Random(2)
     each = [
         result(95 + n, 1000 * (1 + 0.01 * rng.gauss(0, 1)) * (0.85 if node == 4 else 1),
                nodes=f"n{node}", job=1000 + 100 * n + node)
         for n in range(5) for node in range(8)
     ]  # fmt: skip
-    is_open, words = gate(file, each)
-    assert not is_open
-    assert "slow node: n4 is slower than the others" in words
-    with open_history(file) as history:
-        assert ask(history, now=NOW, execution=SINGLE_NODE).open, "emulated nodes differ by chance"
+    answer = gate(file, each)
+    assert not answer.open
+    assert "n4 is slower than the others" in [one.description for one in answer.findings]
+    assert gate(file, [], execution=SINGLE_NODE).open, "emulated nodes differ by chance"
 
 
-def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with open_history(file, "embedded") as history:
-        history.add(nights())
+def test_a_gate_that_is_asked_about_nothing_stays_closed_and_says_why(file, hpcdl):
+    add(file, nights(), "embedded")
     words = ["check", "gate", "--site", "embedded", "--history", str(file)]
-    assert main([*words, "--name", "nobody"]) == 1
-    assert "none of the 1 in the history fits" in capsys.readouterr().out
+    assert "none of the 1 in the history fits" in hpcdl(*words, "--name", "nobody", code=1).out
     assert main([*words, "--partition", "nowhere"]) == 2

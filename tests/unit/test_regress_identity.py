@@ -1,17 +1,13 @@
 """A series is one thing: site, partition, environment, check, parameters, metric and unit."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.regress.drift import Night, analyse
 from hpcdl.regress.formats import as_prometheus
 from hpcdl.regress.gate import ask
@@ -37,116 +33,98 @@ def result(night: int = 0, **changes: Any) -> Result:
     return replace(row, **changes)
 
 
-def plain(job: int = 7, **changes: Any) -> dict[str, Any]:
-    return {"name": "bw_0", "display_name": "bw %size=1 %mode=read", "partition": "p100",
-            "environ": "tensorflow", "jobid": str(job), "result": "success",
-            "perfvalues": {"s:p100:rate": [42.0, 40.0, -0.1, None, "GB/s", "pass"]},
-            **changes}  # fmt: skip
+def judged(job: int = 7, **changes: Any) -> Verdict:
+    """The verdict of a check that knows nothing of hpcdl."""
+    return judge(with_evidence({
+        "name": "bw_0", "display_name": "bw %size=1 %mode=read", "partition": "p100",
+        "environ": "tensorflow", "jobid": str(job), "result": "success",
+        "perfvalues": {"s:p100:rate": [42.0, 40.0, -0.1, None, "GB/s", "pass"]}, **changes,
+    }, KNOWN))  # fmt: skip
 
 
-def test_a_plain_check_has_name_parameters_environment_node_and_release() -> None:
-    verdict = judge(with_evidence(plain(), KNOWN))
-    assert verdict.status is Status.PASS
+def test_a_plain_check_has_name_parameters_environment_node_and_release():
+    verdict = judged()
+    assert (verdict.status, verdict.metrics[0].better) == (Status.PASS, "higher")
     assert (verdict.check, verdict.case) == ("bw", "size=1,mode=read")
     assert (verdict.environment, verdict.place) == ("tensorflow", "p100 (tensorflow)")
     assert (verdict.release, verdict.job["nodes"]) == ("r1", "p100-01")
-    assert verdict.metrics[0].better == "higher"
+    # What ReFrame adds to repeat or to distribute a check is no parameter.
+    odd = "bw %size=1 %.repeat=2 %$nid=p100-01 ~s:p100+tensorflow"
+    assert judged(display_name=odd).case == "size=1"
 
 
-def test_the_exit_code_of_a_plain_checks_job_counts() -> None:
-    verdict = judge(with_evidence(plain(8), KNOWN))
+def test_the_exit_code_of_a_plain_checks_job_counts():
+    verdict = judged(8)
     assert verdict.status is Status.ERROR
     assert [fault.kind for fault in verdict.faults] == [FaultKind.EXIT_CODE]
     assert "exit code 3" in verdict.reason
 
 
-def test_what_reframe_adds_to_repeat_or_distribute_a_check_is_no_parameter() -> None:
-    case = plain(display_name="bw %size=1 %.repeat=2 %$nid=p100-01 ~s:p100+tensorflow")
-    assert judge(with_evidence(case, KNOWN)).case == "size=1"
-
-
-def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_path: Path) -> None:
+def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_path):
     rows = [result(), result(environment="gnu", job=1), result(case_name="size=2", job=2),
             result(unit="MB/s", run="other"), result(site="elsewhere", run="third")]  # fmt: skip
     with open_history(tmp_path / "h", "here") as history:
         assert history.add(rows) == 5
         assert [name_of(one) for one in history.series()] == [
-            "bw/size=1 on p100, rate [GB/s]",
-            "bw/size=1 on p100, rate [MB/s]",
-            "bw/size=1 on p100 (gnu), rate [GB/s]",
-            "bw/size=2 on p100, rate [GB/s]",
-        ]
+            "bw/size=1 on p100, rate [GB/s]", "bw/size=1 on p100, rate [MB/s]",
+            "bw/size=1 on p100 (gnu), rate [GB/s]", "bw/size=2 on p100, rate [GB/s]",
+        ]  # fmt: skip
         assert {one.site for one in history.series()} == {"here"}
         assert all(len(history.nights(one)) == 1 for one in history.series())
     with open_history(tmp_path / "h") as history:
         assert len(history.series()) == 5
 
 
-@pytest.mark.parametrize(
-    ("unit", "low", "high", "said", "expected"),
-    [
-        ("images/s", None, None, "", "higher"),
-        ("GFLOPS", 10.0, None, "", "higher"),
-        ("us", None, 12.0, "", "lower"),
-        ("percent", None, 12.0, "", "lower"),
-        ("s", 1.0, 12.0, "", "lower"),
-        ("s", None, None, "", ""),
-        ("errors", None, None, "lower", "lower"),
-        ("images/s", None, 12.0, "", "lower"),
-    ],
-)
-def test_which_values_are_better(
-    unit: str, low: float | None, high: float | None, said: str, expected: str
-) -> None:
+@pytest.mark.parametrize(("unit", "low", "high", "said", "expected"), [
+    ("images/s", None, None, "", "higher"),
+    ("GFLOPS", 10.0, None, "", "higher"),
+    ("percent", None, 12.0, "", "lower"),
+    ("s", 1.0, 12.0, "", "lower"),
+    ("s", None, None, "", ""),
+    ("errors", None, None, "lower", "lower"),
+    ("images/s", None, 12.0, "", "lower"),
+])  # fmt: skip
+def test_which_values_are_better(unit, low, high, said, expected):
     assert better_of(unit, low, high, said) == expected
 
 
-def latency(night: int, factor: float = 1.0, **changes: Any) -> Result:
+def latency(night: int, factor: float = 1.0) -> Result:
     value = 10.0 * factor * (1 + 0.01 * random.Random(night).gauss(0, 1))
-    return result(night, check_name="latency", metric="half_round_trip", unit="us", value=value,
-                  high=20.0, **changes)  # fmt: skip
+    return result(night, check_name="latency", unit="us", value=value, high=20.0)
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.5, "rise: +49.5% since"), (0.7, "")])
-def test_a_latency_that_grows_inside_its_bound_closes_the_gate(
-    tmp_path: Path, factor: float, said: str
-) -> None:
+def test_a_latency_that_grows_inside_its_bound_closes_the_gate(tmp_path, factor, said):
     with open_history(tmp_path / "h", "here") as history:
         history.add(latency(night, factor if night >= 90 else 1.0) for night in range(100))
         found = [f"{one.kind}: {one.description}" for one in ask(history, now=NOW).findings]
     assert [one[: len(said)] for one in found] == [said][: len(said)]
 
 
-def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_path: Path) -> None:
-    rows = [result(99, environment="foss", status="FAIL", reason="slow", job=1),
-            result(99, environment="intel", job=2)]  # fmt: skip
+def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_path):
     with open_history(tmp_path / "h", "here") as history:
-        history.add(rows)
+        history.add([result(99, environment="foss", status="FAIL", reason="slow", job=1),
+                     result(99, environment="intel", job=2)])  # fmt: skip
         (finding,) = ask(history, now=NOW).findings
     assert finding.name == "bw/size=1 on p100 (foss), rate [GB/s]"
     verdict = {"check": "bw", "case": "", "partition": "p100", "metrics": [], "waived": False}
     each = [verdict | {"environment": on, "status": status}
             for on, status in (("foss", "FAIL"), ("intel", "PASS"))]  # fmt: skip
-    text = as_prometheus({"site": "here", "verdicts": each})
-    lines = [line for line in text.splitlines() if line.startswith("hpcdl_check_st")]
-    assert [line[-1] for line in lines] == ["1", "0"]
+    lines = as_prometheus({"site": "here", "verdicts": each}).splitlines()
+    assert [line[-1] for line in lines if line.startswith("hpcdl_check_st")] == ["1", "0"]
 
 
-def test_a_change_of_times_is_told_in_times() -> None:
-    start = (NOW - timedelta(days=100)).date()
-    nights = [
-        Night(start + timedelta(days=n), 10.0 * (1.5 if n >= 60 else 1.0) + 0.1 * (n % 3))
-        for n in range(70)
-    ]
+def test_a_change_of_times_is_told_in_times():
+    start = NOW.date()
+    times = [10.0 * (1.5 if n >= 60 else 1.0) + 0.1 * (n % 3) for n in range(70)]
+    nights = [Night(start + timedelta(days=n), seconds) for n, seconds in enumerate(times)]
     (change,) = analyse(nights, lower=True).changes
     assert (change.word, change.began) == ("rise", start + timedelta(days=60))
-    assert (change.before, change.change) == (
-        pytest.approx(10.1, rel=0.01),
-        pytest.approx(0.5, abs=0.02),
-    )
+    assert change.before == pytest.approx(10.1, rel=0.01)
+    assert change.change == pytest.approx(0.5, abs=0.02)
 
 
-def test_the_node_with_the_highest_latency_is_the_slow_one() -> None:
+def test_the_node_with_the_highest_latency_is_the_slow_one():
     metric = MetricVerdict("half_round_trip", 10.0, "us", high=30.0, better="lower")
     verdicts = [
         Verdict("latency", "", "p100", Status.PASS, job={"nodes": f"p100-0{node}"},
@@ -157,15 +135,11 @@ def test_the_node_with_the_highest_latency_is_the_slow_one() -> None:
     assert [one.job["nodes"] for one in slow] == ["p100-03"]
 
 
-def test_the_history_tells_the_whole_identity(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "h"
-    with open_history(file, "embedded") as history:
+def test_the_history_tells_the_whole_identity(tmp_path, hpcdl):
+    with open_history(tmp_path / "h", "embedded") as history:
         history.add([result(environment="foss")])
-    assert main(["check", "history", "show", "--json", "--site", "embedded",
-                 "--history", str(file)]) == 0  # fmt: skip
-    assert json.loads(capsys.readouterr().out) == [
+    where = ["--site", "embedded", "--history", str(tmp_path / "h")]
+    assert json.loads(hpcdl("check", "history", "show", "--json", *where).out) == [
         {"check": "bw", "case": "size=1", "partition": "p100", "metric": "rate",
          "environment": "foss", "unit": "GB/s", "site": "embedded"}
     ]  # fmt: skip

@@ -1,7 +1,5 @@
 """The night itself: lost and vanished nodes are named, mistyped names are no night."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -10,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.estimate import noise_of
 from hpcdl.regress.exchange import _time, of_run
@@ -31,44 +28,36 @@ from tests.unit.test_regress_verdict import record
 NOW = datetime.now(timezone.utc)
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "node", "given_up"),
-    [
-        ("PENDING", "Resources", "IDLE+DRAIN", True),
-        ("PENDING", "Priority", "DOWN*", True),
-        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:p100-02", "IDLE", True),
-        ("PENDING", "Resources", "MIXED", False),
-        ("RUNNING", "None", "DOWN*", False),
-    ],
-)
-def test_a_job_for_a_node_that_takes_none_is_given_up(
-    state: str, reason: str, node: str, *, given_up: bool
-) -> None:
+@pytest.mark.parametrize(("state", "reason", "node", "given_up"), [
+    ("PENDING", "Resources", "IDLE+DRAIN", True),
+    ("PENDING", "Priority", "DOWN*", True),
+    ("PENDING", "ReqNodeNotAvail, UnavailableNodes:p100-02", "IDLE", True),
+    ("PENDING", "Resources", "MIXED", False),
+    ("RUNNING", "None", "DOWN*", False),
+])  # fmt: skip
+def test_a_job_for_a_node_that_takes_none_is_given_up(state, reason, node, *, given_up):
     fault = unavailable(record(state, reason=reason), {"p100-02": node})
     assert (fault is not None) == given_up
     assert fault is None or "p100-02" in fault.text
 
 
-def test_what_waits_for_dead_nodes_is_known_from_what_waits_for_busy_ones() -> None:
+def test_what_waits_for_dead_nodes_is_known_from_what_waits_for_busy_ones():
     down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority"
     assert dead_wait(record("PENDING", reason=down))
     assert not dead_wait(record("PENDING", reason="Resources"))
     assert [takes_no_jobs(state) for state in ("ALLOCATED", "IDLE+POWERED_DOWN")] == [False, False]
 
 
-def one_of(node: str, **changes: Any) -> Verdict:
-    return replace(Verdict("storage", "", "p100", Status.PASS, job={"nodes": node}), **changes)
-
-
-def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night() -> None:
+def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night():
     site = load_site(find_site_file("embedded"))
     count = site.partition("p100").nodes
-    whole = [one_of(f"p100-0{n}") for n in range(1, count + 1)]
+    one = Verdict("storage", "", "p100", Status.PASS)
+    whole = [replace(one, job={"nodes": f"p100-0{n}"}) for n in range(1, count + 1)]
     asked = CheckRequest(distribute=True)
     assert _nodes_without(site, asked, whole) == []
     (missing,) = _nodes_without(site, asked, whole[:-1])
     assert missing.reason == f"{count - 1} of {count} nodes were checked: p100-01"
-    dead = one_of("", planned=f"p100-0{count}", status=Status.ERROR)
+    dead = replace(one, planned=f"p100-0{count}", status=Status.ERROR)
     assert _nodes_without(site, asked, [*whole[:-1], dead]) == [], "it has an error of its own"
     assert _nodes_without(site, CheckRequest(), whole[:-1]) == []
 
@@ -83,19 +72,16 @@ def rows(nodes: tuple[str, ...], days: int) -> list[Result]:
     ]  # fmt: skip
 
 
-def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path: Path) -> None:
-    three = ("n1", "n2", "n3")
+@pytest.mark.parametrize(("nights", "lost"), [
+    ([("n1", "n2"), ("n1", "n2", "n3"), ("n1", "n2", "n3")], ["n3"]),
+    ([("n1",), ("n2",), ("n3",)], []),  # on one node or another
+])  # fmt: skip
+def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path, nights, lost):
     with open_history(tmp_path / "h", "x") as history:
-        history.add([*rows(three, 2), *rows(three, 1), *rows(("n1", "n2"), 0)])
-        (finding,) = ask(history, now=NOW).findings
-    assert (finding.kind, finding.node) == ("lost node", "n3")
-    assert "n3 gave no result" in finding.description
-
-
-def test_checks_on_one_node_or_another_are_no_lost_node(tmp_path: Path) -> None:
-    with open_history(tmp_path / "h", "x") as history:
-        history.add([*rows(("n1",), 2), *rows(("n2",), 1), *rows(("n3",), 0)])
-        assert ask(history, now=NOW).open
+        history.add(row for days, nodes in enumerate(nights) for row in rows(nodes, days))
+        found = ask(history, now=NOW).findings
+    assert [(one.kind, one.node) for one in found] == [("lost node", node) for node in lost]
+    assert all("n3 gave no result" in one.description for one in found)
 
 
 def run_of(ran: tuple[str, ...], tmp_path: Path, **request: Any) -> list[Verdict]:
@@ -103,57 +89,44 @@ def run_of(ran: tuple[str, ...], tmp_path: Path, **request: Any) -> list[Verdict
     cases = tuple([{"name": name, "display_name": name, "result": "success"}] for name in ran)
     session = Session(0, cases, (), len(cases))
     site = load_site(find_site_file("embedded"))
-    directory = RunDirectory(tmp_path)
-    return _verdicts(site, {}, directory, CheckRequest(**request), session, None)
+    return _verdicts(site, {}, RunDirectory(tmp_path), CheckRequest(**request), session, None)
 
 
 @pytest.mark.parametrize("names", [(), ("storage",)])
-def test_a_mistyped_name_is_an_error_and_no_night(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_mistyped_name_is_an_error_and_no_night(tmp_path, names):
     found = run_of(names, tmp_path, names=("storge", *names))
     (night,) = run_of((), tmp_path, tags=("nightly",))
     assert night.faults[0].kind is FaultKind.RUN, "a tag that selects nothing went wrong"
     told = [one for one in found if "storge" in one.reason]
     assert [one.faults[0].kind for one in told] == [FaultKind.SELECTION]
-    verdicts = [failed(one.reason, faults=[fault.as_data() for fault in one.faults])
-                for one in told]  # fmt: skip
+    verdicts = [failed(one.reason, faults=[f.as_data() for f in one.faults]) for one in told]
     assert [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())] == []
 
 
-def test_options_that_no_training_has_are_refused_before_anything_runs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = ["check", "run", "--site", "embedded", "--set", "delay=400"]
-    assert main(words) == 2
-    assert "did you mean 'delay_ms'" in capsys.readouterr().err
+def test_options_that_no_training_has_are_refused_before_anything_runs(hpcdl):
+    words = ("check", "run", "--site", "embedded", "--set", "delay=400")
+    assert "did you mean 'delay_ms'" in hpcdl(*words, code=2).err
 
 
-def test_a_report_is_of_the_newest_run_that_has_verdicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = find_site_file("embedded").read_text().replace("$HPCDL_HOME/embedded/", f"{tmp_path}/")
-    (tmp_path / "site.yaml").write_text(text)
-    monkeypatch.setenv("HPCDL_SITE", str(tmp_path / "site.yaml"))
-    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
-    site = load_site(tmp_path / "site.yaml")
-    runs = site.paths.work / "checks" / "runs"
-    for name, verdicts in (("20261101-010000Z-0000", "[]"), ("20261102-010000Z-0000", "")):
-        (runs / name).mkdir(parents=True)
-        if verdicts:
-            (runs / name / "verdicts.json").write_text(
-                json.dumps({"schema": 2, "run": str(runs / name), "verdicts": []})
-            )
-    (runs.parent / "latest").symlink_to("runs/20261102-010000Z-0000")
-    assert main(["check", "report", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["run"].endswith("20261101-010000Z-0000")
+def test_a_report_is_of_the_newest_run_that_has_verdicts(hpcdl):
+    checks = load_site(find_site_file("embedded")).paths.work / "checks"
+    whole, stopped = (checks / "runs" / f"2026110{day}-010000Z-0000" for day in (1, 2))
+    for run in (whole, stopped):
+        run.mkdir(parents=True)
+    text = json.dumps({"schema": 2, "run": str(whole), "verdicts": []})
+    (whole / "verdicts.json").write_text(text)
+    (checks / "latest").symlink_to(stopped)
+    told = hpcdl("check", "report", "--site", "embedded", "--format", "json").out
+    assert json.loads(told)["run"] == str(whole)
 
 
-def test_it_is_said_when_nothing_was_measured_that_could_be_proposed() -> None:
+def test_it_is_said_when_nothing_was_measured_that_could_be_proposed():
     assert "no night of the release" in proposals_text(Drafts((), (), nights=False))
     assert "has its reference" in proposals_text(Drafts((), ()))
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null", '{"runs": null}'])
-def test_a_report_that_reframe_did_not_finish_holds_no_case(tmp_path: Path, text: str) -> None:
+def test_a_report_that_reframe_did_not_finish_holds_no_case(tmp_path, text):
     run = RunDirectory(tmp_path)
     run.report.write_text(text)
     assert read_session(run, 1).cases == ()
@@ -164,22 +137,21 @@ def failed(reason: str, **changes: Any) -> dict[str, Any]:
             "reason": reason, "metrics": [], "faults": [], **changes}  # fmt: skip
 
 
-def test_two_problems_of_a_night_without_a_job_are_both_kept() -> None:
+def test_two_problems_of_a_night_without_a_job_are_both_kept():
     broken = [failed("a.py: SyntaxError"), *[failed("b.py: ImportError")] * 2]
-    run: dict[str, Any] = {"run": "r", "verdicts": broken}
-    found = [one.reason for one in of_run(run, NOW.isoformat())]
-    assert found == ["a.py: SyntaxError; b.py: ImportError"]
-    tried = run | {"settings": ["delay_ms=400"]}
+    (one,) = of_run({"run": "r", "verdicts": broken}, NOW.isoformat())
+    assert one.reason == "a.py: SyntaxError; b.py: ImportError"
+    tried = {"run": "r", "verdicts": broken, "settings": ["delay_ms=400"]}
     assert [*of_run(tried, NOW.isoformat())] == [], "with other settings it is no night"
 
 
-def test_a_copied_verdict_file_is_of_its_own_night(tmp_path: Path) -> None:
+def test_a_copied_verdict_file_is_of_its_own_night(tmp_path):
     run = {"schema": 2, "run": "/work/checks/runs/20260601-020000Z-abcd"}
     (tmp_path / "verdicts.json").write_text("{}")
     assert _time(tmp_path / "verdicts.json", run) == "2026-06-01T02:00:00+00:00"
 
 
-def test_groups_of_a_partition_s_nodes_are_that_partition(tmp_path: Path) -> None:
+def test_groups_of_a_partition_s_nodes_are_that_partition(tmp_path):
     site = load_site(Path(__file__).parents[1] / "golden/mixed.yaml")
     name = next(name for name, one in site.partitions.items() if len(one.gpu_groups) > 1)
     labels = [part.label for part in site.by_groups([name])]
@@ -189,7 +161,7 @@ def test_groups_of_a_partition_s_nodes_are_that_partition(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", [1e-300, 1e300])
-def test_a_value_that_no_measurement_has_is_refused_and_ends_no_gate(value: float) -> None:
+def test_a_value_that_no_measurement_has_is_refused_and_ends_no_gate(value):
     metric = {"name": "rate", "value": value, "unit": "1/s"}
     with pytest.raises(BadInput, match="larger or smaller than any measurement"):
         list(of_run({"run": "r", "verdicts": [failed("", metrics=[metric])]}, NOW.isoformat()))

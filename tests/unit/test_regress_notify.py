@@ -1,8 +1,7 @@
 """People are told what has changed; what hangs or lacks costs ten seconds and a line at most."""
 
-from __future__ import annotations
-
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -20,7 +19,6 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcdl.cli import main
 from hpcdl.regress import notify
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.history import Result, open_history
@@ -38,23 +36,20 @@ HOSTILE = "<!channel> @all ``` *x* [y](http://evil) \x1b[2J\nBcc: all"
 class Server:
     """A real web server that keeps what it is sent, and answers as it is told."""
 
-    def __init__(self, code: int = 200, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, code: int = 200, **headers: str) -> None:
         self.got: list[tuple[str, dict[str, str], Any]] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:  # the library's name for it
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                server.got.append((self.path, dict(self.headers), json.loads(body)))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                server.got.append((self.path, dict(self.headers), json.loads(body or "null")))
                 self.send_response(code)
-                for name, value in (headers or {}).items():
+                for name, value in headers.items():
                     self.send_header(name, value)
                 self.end_headers()
 
-            def do_GET(self) -> None:  # what follows a redirection asks so
-                server.got.append((self.path, dict(self.headers), None))
-                self.send_response(code)
-                self.end_headers()
+            do_GET = do_POST  # noqa: N815 - what follows a redirection asks so
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -65,11 +60,14 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
+def server() -> Iterator[Server]:
     one = Server()
     yield one
     one.http.shutdown()
+
+
+def hook(url: str, **more: Any) -> dict[str, Any]:
+    return {"kind": "webhook", "url": url, **more}
 
 
 def to(*targets: dict[str, Any], when: str = "change") -> Addressees:
@@ -77,47 +75,43 @@ def to(*targets: dict[str, Any], when: str = "change") -> Addressees:
     return Addressees(found, when, "https://x/night.html")
 
 
-def test_only_what_changed_is_told_and_once(server: Server) -> None:
-    hook = to({"kind": "webhook", "url": server.url, "headers": {"X-Key": "k"}})
+def test_only_what_changed_is_told_and_once(server):
+    asked = to(hook(server.url, headers={"X-Key": "k"}))
     both = GateAnswer(9, (DROP, SLOW), 9)
     for answer in (CLOSED, CLOSED, both, both, GateAnswer(9, (SLOW,), 9), OPEN, OPEN):
-        assert tell("here", answer, hook) == []
-    told = [(len(body["new"]), len(body["over"]), body["gate"]["open"])
-            for _, _, body in server.got]  # fmt: skip
+        assert tell("here", answer, asked) == []
+    bodies = [body for _, _, body in server.got]
+    told = [(len(body["new"]), len(body["over"]), body["gate"]["open"]) for body in bodies]
     assert told == [(1, 0, False), (1, 0, False), (0, 1, False), (0, 1, True)]
     assert server.got[0][1]["X-Key"] == "k"
-    tell("here", OPEN, replace(hook, when="always"))
+    tell("here", OPEN, replace(asked, when="always"))
     assert len(server.got) == 5
 
 
-def test_who_could_not_be_told_is_told_the_next_time(server: Server) -> None:
+def test_who_could_not_be_told_is_told_the_next_time(server):
     broken = Server(code=500)
-    good, bad = ({"kind": "webhook", "url": one.url} for one in (server, broken))
-    (line,) = tell("here", CLOSED, to(good, bad))
-    assert line == "webhook at 127.0.0.1: it answered 500"
-    tell("here", CLOSED, to(good, bad))
+    both = to(hook(server.url), hook(broken.url))
+    assert tell("here", CLOSED, both) == ["webhook at 127.0.0.1: it answered 500"]
+    tell("here", CLOSED, both)
     assert (len(server.got), len(broken.got)) == (1, 2)
 
 
-def test_a_secret_goes_to_nobody_else(server: Server) -> None:
-    elsewhere = Server(code=302, headers={"Location": server.url})
-    target = {"kind": "webhook", "url": elsewhere.url, "headers": {"Authorization": "secret"}}
+def test_a_secret_goes_to_nobody_else(server):
+    elsewhere = Server(code=302, Location=server.url)
+    target = hook(elsewhere.url, headers={"Authorization": "secret"})
     (line,) = tell("here", CLOSED, to(target))
     assert "it answered 302" in line
     assert "secret" not in line
     assert server.got == []
 
 
-def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(server, monkeypatch):
     assert notify.SECONDS == 10
     monkeypatch.setattr(notify, "SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
-        hung = [{"kind": "webhook", "url": f"{url}{n}"} for n in range(3)]
+        hung = [hook(f"http://127.0.0.1:{silent.getsockname()[1]}/{n}") for n in range(3)]
         begun = time.monotonic()
-        lines = tell("here", CLOSED, to(*hung, {"kind": "webhook", "url": server.url}))
+        lines = tell("here", CLOSED, to(*hung, hook(server.url)))
         seconds = time.monotonic() - begun
     assert 1.8 < seconds < 12
     assert len(lines) == 3
@@ -125,7 +119,7 @@ def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_what_others_chose_is_neither_formatted_nor_a_mention(kind: str) -> None:
+def test_what_others_chose_is_neither_formatted_nor_a_mention(kind):
     odd = replace(DROP, series=SERIES._replace(check=HOSTILE), description=HOSTILE)
     body = BODIES[kind](notice_of("here", GateAnswer(1, (odd,), 1), {}))
     assert "\\x1b" not in repr(body)
@@ -169,13 +163,13 @@ class Smtp:
                 say(b"221 bye" if word == b"QUIT" else b"250 ok")
 
 
-def test_a_mail_has_what_changed_and_the_page(server: Server, tmp_path: Path) -> None:
+def test_a_mail_has_what_changed_and_the_page(tmp_path):
     smtp = Smtp()
-    (tmp_path / "night.html").write_text("<html>the page</html>")
+    page = tmp_path / "night.html"
+    page.write_text("<html>the page</html>")
     target = {"kind": "mail", "to": ["ada@example.org"], "smtp": f"127.0.0.1:{smtp.port}"}
     odd = replace(DROP, description=HOSTILE)
-    answer = GateAnswer(9, (odd,), 9)
-    assert tell("here\nBcc: all", answer, to(target), tmp_path / "night.html") == []
+    assert tell("here\nBcc: all", GateAnswer(9, (odd,), 9), to(target), page) == []
     mail: Any = message_from_bytes(smtp.mail, policy=policy.default)
     assert mail["Subject"].startswith("[hpcdl] here")
     assert mail["Bcc"] is None
@@ -185,9 +179,7 @@ def test_a_mail_has_what_changed_and_the_page(server: Server, tmp_path: Path) ->
     assert [part.get_filename() for part in mail.iter_attachments()] == ["night.html"]
 
 
-def test_no_password_goes_to_a_server_that_nobody_vouches_for(
-    server: Server, tmp_path: Path
-) -> None:
+def test_no_password_goes_to_a_server_that_nobody_vouches_for(tmp_path):
     """Whoever is in between answers with a certificate of his own."""
     key, said = tmp_path / "key", list[bytes]()
     subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=evil",
@@ -218,9 +210,7 @@ def test_no_password_goes_to_a_server_that_nobody_vouches_for(
     assert said == []
 
 
-def test_a_mail_goes_by_sendmail(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mail_goes_by_sendmail(tmp_path, monkeypatch):
     program = tmp_path / "bin" / "sendmail"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\n[ "$*" = "-t -i" ] && cat >{tmp_path}/sent\n')
@@ -230,9 +220,7 @@ def test_a_mail_goes_by_sendmail(
     assert "To: ada@example.org" in (tmp_path / "sent").read_text()
 
 
-def test_a_missing_mailer_is_one_line(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_mailer_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     if Path("/usr/sbin/sendmail").exists():
         pytest.skip("this machine has a sendmail")
@@ -246,22 +234,17 @@ def addressees(path: Path, mode: int = 0o600, **target: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("mode", "target", "said"),
-    [
-        (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
-        (0o600, {"kind": "slack"}, "1 fault"),
-        (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
-        (0o600, {"kind": "mail"}, "1 fault"),
-        (0o600, {"kind": "pigeon"}, "fault"),
-        (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
-        (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
-        (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
-    ],
-)
-def test_a_file_that_others_read_or_that_tells_nobody_is_refused(
-    tmp_path: Path, mode: int, target: dict[str, Any], said: str
-) -> None:
+@pytest.mark.parametrize(("mode", "target", "said"), [
+    (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
+    (0o600, {"kind": "slack"}, "1 fault"),
+    (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
+    (0o600, {"kind": "mail"}, "1 fault"),
+    (0o600, {"kind": "pigeon"}, "fault"),
+    (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
+    (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
+    (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
+])  # fmt: skip
+def test_a_file_that_others_read_or_that_tells_nobody_is_refused(tmp_path, mode, target, said):
     with pytest.raises(BadInput, match=said):
         read_addressees(addressees(tmp_path / "n.yaml", mode, **target))
 
@@ -272,31 +255,28 @@ def test_a_file_that_others_read_or_that_tells_nobody_is_refused(
     "schema: 1\ntargets:\n- {kind: mail, to: [a@b.c], password: [hush]}\n",
     "schema: 1\ntargets:\n- {kind: mail, password: hush\n",
 ])  # fmt: skip
-def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path: Path, text: str) -> None:
+def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path, text):
     (tmp_path / "n.yaml").write_text(text)
     (tmp_path / "n.yaml").chmod(0o600)
     with pytest.raises(BadInput) as found:
         read_addressees(tmp_path / "n.yaml")
-    assert "n.yaml:3" in found.value.render() or "n.yaml:4" in found.value.render()
-    assert "hush" not in found.value.render()
+    said = found.value.render()
+    assert re.search("n.yaml:[34]", said)
+    assert "hush" not in said
 
 
-def test_the_gate_answers_the_same_whoever_can_be_told(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl):
     at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
+    row = Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL")
     with open_history(tmp_path / "h", "embedded") as history:
-        history.add([Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL",
-                            reason="slow")])  # fmt: skip
+        history.add([row])
     words = ["check", "gate", "--site", "embedded", "--history", str(tmp_path / "h")]
-    assert main(words) == 1
-    answer = capsys.readouterr().out
+    answer = hpcdl(*words, code=1).out
     with socket.socket() as nobody_listens:
         nobody_listens.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}/secret"
         file = addressees(tmp_path / "n.yaml", kind="mattermost", url=url)
-        assert main([*words, "--notify", str(file)]) == 1
-    told = capsys.readouterr()
-    assert told.out == answer
-    assert told.err == "not told: mattermost at 127.0.0.1: Connection refused\n"
-    assert main([*words, "--name", "throughput", "--notify", str(file)]) == 2
+        told = hpcdl(*words, "--notify", str(file), code=1)
+    said = "not told: mattermost at 127.0.0.1: Connection refused\n"
+    assert (told.out, told.err) == (answer, said)
+    hpcdl(*words, "--name", "throughput", "--notify", str(file), code=2)

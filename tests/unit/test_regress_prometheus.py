@@ -1,7 +1,5 @@
 """What is exported is taken by the real Prometheus, and the dashboard asks for what is there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -12,6 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ from hpcdl.regress.ci import dashboard
 from hpcdl.regress.formats import as_openmetrics, as_prometheus
 from hpcdl.regress.identity import Series
 from tests.npm import unpack
+from tests.unit.test_regress_formats import METRIC, verdict
+from tests.waiting import wait_for
 
 SERIES = Series("bw", 'size="1"\\,x', "p100", "rate", "foss", "GB/s")
 ANSWER = GateAnswer(3, (Finding(SERIES, "drop", "-5 %"),), 3,
@@ -30,13 +31,11 @@ ANSWER = GateAnswer(3, (Finding(SERIES, "drop", "-5 %"),), 3,
 
 
 def run() -> dict[str, Any]:
-    metric = {"name": "rate", "value": 90.5, "unit": "GB/s", "reference": 100.0, "low": 80.0,
-              "high": None, "wanted": True, "better": "higher"}  # fmt: skip
-    verdict = {"check": "bw", "case": SERIES.case, "partition": "p100", "environment": "foss",
-               "status": "FAIL", "ok": False, "waived": False, "reason": "", "seconds": 1.0,
-               "metrics": [metric], "job": {"nodes": "p100-01"}}  # fmt: skip
-    waived = verdict | {"case": "", "status": "STALE", "waived": True, "ok": True}
-    return {"site": "here", "time": time.time(), "seconds": 1.0, "verdicts": [verdict, waived]}
+    same = {"check": "bw", "environment": "foss", "job": {"nodes": "p100-01"},
+            "metrics": [METRIC | {"name": "rate", "unit": "GB/s", "better": "higher"}]}  # fmt: skip
+    each = [verdict("FAIL", case=SERIES.case, **same),
+            verdict("STALE", case="", waived=True, ok=True, **same)]  # fmt: skip
+    return {"site": "here", "time": time.time(), "seconds": 1.0, "verdicts": each}
 
 
 def expressions() -> list[str]:
@@ -46,7 +45,7 @@ def expressions() -> list[str]:
     return [re.sub(r"\$\w+", ".*", text) for text in found]
 
 
-def test_the_dashboard_asks_for_metrics_that_are_exported() -> None:
+def test_the_dashboard_asks_for_metrics_that_are_exported():
     exported = set(re.findall(r"^(hpcdl_\w+)\{", as_prometheus(run(), ANSWER), re.M))
     asked = set(re.findall(r"hpcdl_\w+", " ".join(expressions())))
     assert asked <= exported
@@ -54,7 +53,7 @@ def test_the_dashboard_asks_for_metrics_that_are_exported() -> None:
 
 
 @pytest.mark.long
-def test_the_dashboard_is_of_grafanas_own_types(tmp_path: Path) -> None:
+def test_the_dashboard_is_of_grafanas_own_types(tmp_path):
     """An enumeration's values are written as text."""
     schema = unpack("@grafana/schema", "13.2.3", tmp_path / "node_modules" / "@grafana")
     schema.rename(schema.with_name("schema"))
@@ -71,11 +70,11 @@ def test_the_dashboard_is_of_grafanas_own_types(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_promtool_finds_nothing_wrong() -> None:
+def test_promtool_finds_nothing_wrong():
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
-    done = subprocess.run(["promtool", "check", "metrics"], text=True, capture_output=True,
-                          input=as_prometheus(run(), ANSWER))  # fmt: skip
+    words, text = ["promtool", "check", "metrics"], as_prometheus(run(), ANSWER)
+    done = subprocess.run(words, input=text, text=True, capture_output=True, check=False)
     assert done.returncode in {0, 3}, done.stderr
     assert "error while linting" not in done.stderr
 
@@ -124,16 +123,13 @@ def ask(address: str, expression: str) -> list[Any]:
     return result
 
 
-def test_a_real_prometheus_answers_every_question_of_the_dashboard(prometheus: str) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            if ask(prometheus, "up == 1"):
-                break
-        except OSError:
-            pass
-        assert time.monotonic() < deadline, "Prometheus took no export"
-        time.sleep(0.3)
+def test_a_real_prometheus_answers_every_question_of_the_dashboard(prometheus):
+    def up() -> bool:
+        with suppress(OSError):
+            return bool(ask(prometheus, "up == 1"))
+        return False
+
+    wait_for(up, 120)
     for expression in expressions():
         assert ask(prometheus, expression), expression
     (gate,) = ask(prometheus, "hpcdl_check_gate_open")

@@ -1,7 +1,5 @@
 """Drafted references: from the nights of the release that is published now, as a diff."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
@@ -31,6 +29,7 @@ from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import CheckFailed
+from tests.unit.conftest import shipped
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
 OLD = Reference(
@@ -59,61 +58,58 @@ def night(site: Site, day: int, value: float | None, **changes: Any) -> None:
     (folder / "verdicts.json").write_text(json.dumps(run))
 
 
+def nights(site: Site, *values: float | None, **changes: Any) -> None:
+    for day, value in enumerate(values, 1):
+        night(site, day, value, **changes)
+
+
 def drafts(site: Site) -> Drafts:
     return propose(site, Module((), None, "r1"), ("p100",))
 
 
-def test_three_nights_make_a_reference(site: Site) -> None:
-    for day, value in enumerate([100.0, 104.0, 102.0], 1):
-        night(site, day, value)
+def test_three_nights_make_a_reference(site):
+    nights(site, 100.0, 104.0, 102.0)
     (row,) = drafts(site).rows
     assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r1")
     assert (row.date, row.nodes, row.proof) == ("2026-01-03", ("p100-01",), "run")
 
 
 @pytest.mark.parametrize(("values", "count"), [([100.0, 100.0], 2), ([0.0, 0.0, 0.0], 0)])
-def test_too_few_good_nights_wait_for_more(site: Site, values: list[float], count: int) -> None:
-    for day, value in enumerate(values, 1):
-        night(site, day, value)
+def test_too_few_good_nights_wait_for_more(site, values, count):
+    nights(site, *values)
     waiting = (f"throughput/mlp on p100, images_per_second: {count} of 3 runs",)
     assert drafts(site) == Drafts((), waiting)
 
 
-def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site: Site) -> None:
+def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site):
     ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
-    for day in (1, 2, 3):
-        night(site, day, None, metrics=[ruled])
+    nights(site, None, None, None, metrics=[ruled])
     night(site, 4, None)
-    (runs_directory(site) / "20260105-020000-abcd").mkdir()
+    night(site, 5, None)
     (runs_directory(site) / "20260105-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
     assert drafts(site) == Drafts((), (), nights=False)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"release": "r0"},
-        {"status": "FAIL"},
-        {"status": "ERROR"},
-        {"settings": ["delay_ms=60"]},
-        {"partition": "cpu"},
-        {"machine": "another"},
-        {"driver": "580.1"},
-        {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
-    ],
-)
-def test_other_nights_do_not_count(site: Site, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [
+    {"release": "r0"},
+    {"status": "FAIL"},
+    {"status": "ERROR"},
+    {"settings": ["delay_ms=60"]},
+    {"partition": "cpu"},
+    {"machine": "another"},
+    {"driver": "580.1"},
+    {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
+])  # fmt: skip
+def test_other_nights_do_not_count(site, change):
     night(site, 1, 50.0, **change)
     night(site, 2, 100.0)
     night(site, 3, 100.0)
     assert drafts(site).edits == ()
 
 
-def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site) -> None:
-    for day in (1, 2, 3):
-        night(site, day, 100.0)
-    fresh = dataclasses.replace(OLD, release="r1")
-    update_references(site, "embedded", [fresh])
+def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site):
+    nights(site, 100.0, 100.0, 100.0)
+    update_references(site, "embedded", [dataclasses.replace(OLD, release="r1")])
     assert drafts(site) == Drafts((), ())
     update_references(site, "embedded", [OLD])
     (edit,) = drafts(site).edits
@@ -123,14 +119,13 @@ def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site: Site)
 
 @pytest.mark.parametrize("old", [[], [OLD, dataclasses.replace(OLD, case="other")]])
 @pytest.mark.parametrize("tool", [["git", "apply"], ["patch", "-p1", "-i"]])
-def test_the_diff_is_one_that_tools_take(site: Site, old: list[Reference], tool: list[str]) -> None:
+def test_the_diff_is_one_that_tools_take(site, old, tool):
     if shutil.which(tool[0]) is None:
         pytest.skip(f"{tool[0]} is not installed")
     site.paths.prefix.mkdir()
     if old:
         update_references(site, "embedded", old)
-    for day in (1, 2, 3):
-        night(site, day, 100.0)
+    nights(site, 100.0, 100.0, 100.0)
     (edit,) = drafts(site).edits
     (site.paths.prefix / "change").write_text(edit.diff)
     subprocess.run([*tool, "change"], cwd=site.paths.prefix, check=True, capture_output=True)
@@ -138,7 +133,7 @@ def test_the_diff_is_one_that_tools_take(site: Site, old: list[Reference], tool:
     assert edit.path.read_text() == edit.after
 
 
-def test_published_references_name_records_with_a_source() -> None:
+def test_published_references_name_records_with_a_source():
     records = {record["id"]: record for record in facts.load("throughput")["records"]}
     for name, groups in facts.load("references")["sets"].items():
         rows = published(name)
@@ -151,43 +146,39 @@ def test_published_references_name_records_with_a_source() -> None:
         assert all(row.source and row.proof in {"published", "doubtful"} for row in rows)
 
 
-def test_the_generations_of_gpus_have_published_references_under_the_checks_own_cases() -> None:
-    site = load_site(find_site_file("p100-v100-k80"))
-    found = {name: load_references(site, site.partition(name).reference_set)
-             for name in ("k80", "p100", "v100")}  # fmt: skip
-    case = "resnet50-1x1-synthetic-fp32"
-    rows = {name: rows["throughput", case, name, "images_per_second"]
-            for name, rows in found.items()}  # fmt: skip
-    assert {name: row.value for name, row in rows.items()} == {"k80": 51.9, "p100": 219.0,
-                                                               "v100": 432.0}  # fmt: skip
-    a100 = load_site(find_site_file("a100-h100"))
-    assert load_references(a100, a100.partition("a100").reference_set)
-    assert ("throughput", "resnet50-1x4-synthetic-fp32", "p100", "images_per_second") in found[
-        "p100"
-    ]
+@pytest.mark.parametrize(("site_name", "gpu", "case", "value"), [
+    ("p100-v100-k80", "k80", "resnet50-1x1-synthetic-fp32", 51.9),
+    ("p100-v100-k80", "p100", "resnet50-1x1-synthetic-fp32", 219.0),
+    ("p100-v100-k80", "v100", "resnet50-1x1-synthetic-fp32", 432.0),
+    ("p100-v100-k80", "p100", "resnet50-1x4-synthetic-fp32", None),
+    ("a100-h100", "a100", None, None),
+])  # fmt: skip
+def test_gpus_have_published_references_under_the_checks_own_cases(site_name, gpu, case, value):
+    site = shipped(site_name)
+    rows = load_references(site, site.partition(gpu).reference_set)
+    assert rows
+    assert case is None or value in {None, rows["throughput", case, gpu, KEY[3]].value}
 
 
-def test_two_proposals_written_at_once_lose_nothing(site: Site) -> None:
-    for day in (1, 2, 3):
-        night(site, day, 100.0)
+def test_two_proposals_written_at_once_lose_nothing(site):
+    nights(site, 100.0, 100.0, 100.0)
     found = drafts(site)
     update_references(site, "embedded", [dataclasses.replace(OLD, check="storage")])
     found.write(site)
-    written = read_references(site_file(site, "embedded"))
-    assert {row.check for row in written} == {"storage", "throughput"}
+    checks = {row.check for row in read_references(site_file(site, "embedded"))}
+    assert checks == {"storage", "throughput"}
 
 
-def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site: Site) -> None:
+def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site):
     update_references(site, "embedded", [OLD])
     path = site_file(site, "embedded")
     path.write_text(path.read_text().rstrip("\n"))
-    for day in (1, 2, 3):
-        night(site, day, 100.0)
+    nights(site, 100.0, 100.0, 100.0)
     (edit,) = drafts(site).edits
     assert "\\ No newline at end of file\n" in edit.diff
 
 
-def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site: Site) -> None:
+def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site):
     verdicts = tuple(
         Verdict(*KEY[:3], Status.PASS, release="r1", driver="580.1", job={"nodes": node}, metrics=(
             MetricVerdict(KEY[3], value, "images/s"),
@@ -203,15 +194,11 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     assert row.nodes == ("p100-01", "p100-02")
 
 
-@pytest.mark.parametrize(
-    ("there", "words", "code"),
-    [(True, ["--if-missing"], 0), (False, ["--if-missing"], 1), (True, [], 1),
-     (True, ["--dry-run"], 0)],
-)  # fmt: skip
-def test_what_is_there_is_measured_again_only_when_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool,
-    words: list[str], code: int,
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(("there", "words", "code"), [
+    (True, ["--if-missing"], 0), (False, ["--if-missing"], 1), (True, [], 1),
+    (True, ["--dry-run"], 0),
+])  # fmt: skip
+def test_what_is_there_is_measured_again_only_when_asked(monkeypatch, capsys, there, words, code):
     def measure(*_: object, **__: object) -> None:
         raise CheckFailed("measuring is left out here")
 

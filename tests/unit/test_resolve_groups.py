@@ -1,6 +1,7 @@
 """One build from wheels serves the GPUs that one TensorFlow can; Pythons are the machine's."""
 
 import dataclasses
+import sys
 from types import MappingProxyType
 
 import pytest
@@ -16,6 +17,7 @@ from hpcdl.system.resources import folder
 
 GPUS = facts.load("gpus")["gpus"]
 HERE = ("3.11", "3.13")
+TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no build of these"
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +38,9 @@ def site_of(stack: StackRequest, **models: str | None) -> Site:
         for name, model in models.items()
     }  # fmt: skip
     return dataclasses.replace(
-        plain,
-        partitions=MappingProxyType(parts),
+        plain, partitions=MappingProxyType(parts), default_partition=next(iter(parts)),
         stacks=MappingProxyType({stack.name: stack}),
-        default_partition=next(iter(parts)),
-    )
+    )  # fmt: skip
 
 
 def wheels(**more: object) -> StackRequest:
@@ -67,17 +67,13 @@ def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why():
     assert "sm_60, which the same build serves, needs cuDNN <= 9.10" in said
 
 
-TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no build of these"
-
-
-@pytest.mark.parametrize(
-    ("models", "proof", "said"),
-    [({"p100": "P100-PCIe", "v100": "V100-SXM2"}, "compiled", TRIED),
-     ({"v100": "V100-SXM2"}, "compiled", TRIED), ({"k80": "K80"}, "compiled", TRIED),
-     ({"k80": "K80", "k20": "K20"}, "published", ONLY), ({"cpu": None}, "run", "tried as a whole"),
-     ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
-     ({"a100": "A100-SXM4-40GB"}, "published", ONLY), ({"h100": "H100-SXM5"}, "published", ONLY)],
-)  # fmt: skip
+@pytest.mark.parametrize(("models", "proof", "said"), [
+    ({"p100": "P100-PCIe", "v100": "V100-SXM2"}, "compiled", TRIED),
+    ({"v100": "V100-SXM2"}, "compiled", TRIED), ({"k80": "K80"}, "compiled", TRIED),
+    ({"k80": "K80", "k20": "K20"}, "published", ONLY), ({"cpu": None}, "run", "tried as a whole"),
+    ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
+    ({"a100": "A100-SXM4-40GB"}, "published", ONLY), ({"h100": "H100-SXM5"}, "published", ONLY),
+])  # fmt: skip
 def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(models, proof, said):
     """A build for fewer GPUs is a part of what was tried, one for more is not."""
     site = site_of(wheels(), **models)
@@ -100,25 +96,14 @@ def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle():
 
 def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(monkeypatch):
     site = site_of(wheels(), p100="P100-PCIe", k80="K80")
-    assert resolve(site, "p100")[0].versions["python"] == "3.11"
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13", "3.11"))
-    assert resolve(site, "p100")[0].versions["python"] == "3.13"
-    assert resolve(site, "k80")[0].versions["python"] == "3.11"
-
-
-def test_a_gpu_whose_tensorflow_has_no_wheel_for_any_python_here_does_not_fit(monkeypatch):
+    for here, expected in ((HERE, "3.11 3.11"), (("3.13", "3.11"), "3.13 3.11")):
+        monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda here=here: here)
+        found = [resolve(site, name)[0].versions["python"] for name in ("p100", "k80")]
+        assert found == expected.split()
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13",))
-    found = resolve(site_of(wheels(), k80="K80"), "k80")[0]
+    found = resolve(site, "k80")[0]
     assert not found.fits
     assert "the Pythons of this machine" in as_text([found])
-
-
-def test_the_pythons_of_a_machine_begin_with_the_running_one(tmp_path, monkeypatch):
-    import sys
-
-    monkeypatch.undo()
-    monkeypatch.setenv("PATH", "")
-    assert pythons() == (f"{sys.version_info[0]}.{sys.version_info[1]}",)
 
 
 def test_a_python_that_does_not_start_is_none(tmp_path, monkeypatch):
@@ -128,7 +113,7 @@ def test_a_python_that_does_not_start_is_none(tmp_path, monkeypatch):
         (tmp_path / f"python3.{minor}").chmod(0o755)
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
-    own = pythons()[0]
+    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     assert pythons() == (own, "3.10", "3.9")
     assert that_start(pythons()) == (own, "3.9")
     site = site_of(wheels(pins={"python": "3.10"}), p100="P100-PCIe")
@@ -162,14 +147,11 @@ def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_bui
     assert not any("535.104.05" in note for note in resolve(site, "h100")[0].notes)
 
 
-@pytest.mark.parametrize(
-    ("v100", "a100", "refused"),
-    [("580.95.05", "590.48", ""), ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
-     ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", "")],
-)  # fmt: skip
-def test_each_gpu_of_a_mixed_partition_is_compared_with_the_driver_of_its_own_nodes(
-    v100, a100, refused
-):
+@pytest.mark.parametrize(("v100", "a100", "refused"), [
+    ("580.95.05", "590.48", ""), ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
+    ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", ""),
+])  # fmt: skip
+def test_each_gpu_of_a_mixed_partition_meets_the_driver_of_its_own_nodes(v100, a100, refused):
     """`resolve` of each model and the build say the same: no driver of others counts for a GPU."""
     site = site_of(wheels(), mixed="V100-PCIe", new="A100-SXM4-40GB")
     old, new = site.partitions.values()
@@ -177,8 +159,7 @@ def test_each_gpu_of_a_mixed_partition_is_compared_with_the_driver_of_its_own_no
              dataclasses.replace(new, driver=a100, name="mixed"))  # fmt: skip
     mixed = dataclasses.replace(old, groups=nodes)
     site = dataclasses.replace(site, partitions=MappingProxyType({"mixed": mixed}))
-    build = resolve_build(site, site.stacks["tensorflow"], ("mixed",))
-    found = [*resolve(site), build]
+    found = [*resolve(site), resolve_build(site, site.stacks["tensorflow"], ("mixed",))]
     said = " ".join(as_text(found).split())
     assert [one.fits for one in found if one.wanted] == [not refused] * 3
     assert refused in said

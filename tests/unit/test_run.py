@@ -1,7 +1,5 @@
 """Commands: each leaves a record; a failure shows it, and how to reopen its place."""
 
-import os
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,12 +13,12 @@ from tests.unit.test_signals import wait_until_ended
 def test_a_record_holds_what_was_run_where_and_what_came(tmp_path):
     done = run(["bash", "-c", "pwd; echo err >&2; exit 3"], directory=tmp_path, check=False)
     assert (done.exit_code, done.stdout, done.stderr) == (3, f"{tmp_path}\n", "err\n")
-    assert done.directory == tmp_path
-    assert not done.ok
+    assert (done.directory, done.ok) == (tmp_path, False)
     assert done.seconds < 5
 
 
-def test_no_shell_reads_the_arguments(tmp_path):
+def test_bytes_that_are_no_text_do_no_harm_and_no_shell_reads_the_arguments(tmp_path):
+    assert run(["printf", r"a\377b"]).stdout == "a\ufffdb"
     assert run(["printf", "%s", f"$(touch {tmp_path}/x); `id`"]).stdout.startswith("$(touch")
     assert list(tmp_path.iterdir()) == []
 
@@ -38,17 +36,12 @@ def test_the_environment_is_added_to_or_replaced():
     assert sorted(only.split()) == ["A=1", "B=2"]
 
 
-def test_bytes_that_are_no_text_do_no_harm():
-    assert run(["printf", r"a\377b"]).stdout == "a\ufffdb"
-
-
 def test_a_failure_shows_command_place_and_last_lines(tmp_path):
     with pytest.raises(CommandFailed) as caught:
         run(["bash", "-c", "for i in {1..99}; do echo line $i; done; exit 7"], directory=tmp_path,
             hint="try again")  # fmt: skip
-    error = caught.value
-    assert error.exit_code == ExitCode.COMMAND_FAILED
-    said = error.render()
+    assert caught.value.exit_code == ExitCode.COMMAND_FAILED
+    said = caught.value.render()
     assert said.startswith("error: bash failed with exit code 7\n")
     assert f"directory: {tmp_path}" in said
     assert "| line 99" in said
@@ -56,8 +49,8 @@ def test_a_failure_shows_command_place_and_last_lines(tmp_path):
     assert said.endswith("help: try again")
 
 
-def reopen_script(error):
-    line = next(one for one in error.details if one.startswith("reopen:"))
+def reopen_script(error: CommandFailed) -> Path:
+    (line,) = (one for one in error.details if one.startswith("reopen:"))
     return Path(line.split()[-1])
 
 
@@ -72,11 +65,8 @@ def test_the_reopen_script_opens_a_shell_at_the_place_of_the_failure(tmp_path):
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\npwd\nprintf "%s" "$MARK"\n')
     shell.chmod(0o755)
-    done = subprocess.run(
-        ["bash", script], env={**os.environ, "SHELL": str(shell)}, capture_output=True, text=True
-    )
-    assert done.stdout == f"{place}\nit's\n$here"
-    assert done.stderr == ""
+    done = run(["bash", str(script)], env={"SHELL": str(shell)})
+    assert (done.stdout, done.stderr) == (f"{place}\nit's\n$here", "")
 
 
 def test_secrets_are_not_written():
@@ -90,28 +80,21 @@ def test_secrets_are_not_written():
 
 @pytest.mark.parametrize("logged", [False, True])
 def test_a_time_limit_ends_the_command_and_its_children(tmp_path, logged):
-    start = time.monotonic()
+    start, log = time.monotonic(), tmp_path / "log" if logged else None
+    sleeping = ["bash", "-c", f"sleep 61.5 & echo $! >{tmp_path}/pid; sleep 61.5"]
     with pytest.raises(Stopped, match=r"did not end within 1\.0 s"):
-        run(
-            ["bash", "-c", f"sleep 61.5 & echo $! >{tmp_path}/pid; sleep 61.5"],
-            timeout=1,
-            log=tmp_path / "log" if logged else None,
-        )
+        run(sleeping, timeout=1, log=log)
     assert time.monotonic() - start < 10
-    pid = int((tmp_path / "pid").read_text())
-    wait_until_ended(pid)
+    wait_until_ended(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.parametrize(
-    ("argv", "why"),
-    [
-        (["no-such-program"], "it is not installed or not on PATH"),
-        (["/etc/passwd"], "it is not a program that you may run"),
-        (["/etc/passwd/x"], "Not a directory"),
-        (["echo", "a\0b"], "null byte"),
-        (["echo", "x" * 200_000], "Argument list too long"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "why"), [
+    (["no-such-program"], "it is not installed or not on PATH"),
+    (["/etc/passwd"], "it is not a program that you may run"),
+    (["/etc/passwd/x"], "Not a directory"),
+    (["echo", "a\0b"], "null byte"),
+    (["echo", "x" * 200_000], "Argument list too long"),
+])  # fmt: skip
 def test_what_cannot_be_run_is_one_line(argv, why):
     with pytest.raises(MissingPrerequisite, match=why) as caught:
         run(argv, hint="install it")
@@ -125,7 +108,7 @@ def test_a_log_keeps_commands_and_outputs_in_order(tmp_path):
     run(["bash", "-c", "echo one; echo two >&2"], log=log)
     with pytest.raises(CommandFailed) as caught:
         run(["bash", "-c", "echo three; exit 1"], log=log)
-    first, second = ("$ bash -c 'echo one; echo two >&2'", "$ bash -c 'echo three; exit 1'")
+    first, second = "$ bash -c 'echo one; echo two >&2'", "$ bash -c 'echo three; exit 1'"
     assert log.read_text().splitlines() == [first, "one", "two", second, "three"]
     assert "| three" in caught.value.details
     assert f"log:       {log}" in caught.value.details

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.system.signals import terminable, undivided
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -91,9 +92,7 @@ while count < 200:
 
 
 def test_a_signal_at_the_begin_or_the_end_of_a_step_leaves_nothing_held_back():
-    done = subprocess.run([sys.executable, "-c", BOMBARDED], timeout=60, capture_output=True,
-                          text=True, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, "-c", BOMBARDED], timeout=60, check=True)
 
 
 PROGRAM = """
@@ -109,10 +108,8 @@ with terminable():
 
 
 # The signal comes when the program runs already, and Popen has not returned yet.
-EARLY = PROGRAM.replace(
-    "with terminable",
-    """
-import os, subprocess, signal, time
+EARLY = """
+import os, subprocess, signal, sys, time
 class Early(subprocess.Popen):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -121,33 +118,23 @@ class Early(subprocess.Popen):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.05)
 subprocess.Popen = Early
-with terminable""",
-)
+"""
 
 
-def test_what_has_just_been_started_ends_with_its_command(tmp_path):
-    started = tmp_path / "pid"
-    done = subprocess.run([sys.executable, "-c", EARLY, str(started)], check=False, timeout=60)
-    assert done.returncode == 5
-    wait_until_ended(int(started.read_text()))
-
-
-def test_what_a_stopped_command_runs_ends_with_it(tmp_path):
+@pytest.mark.parametrize("program", [EARLY + PROGRAM, PROGRAM], ids=["just started", "running"])
+def test_what_a_stopped_command_runs_ends_with_it(tmp_path, program):
     """All of it: a build must not go on compiling for hours."""
     started = tmp_path / "pid"
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(started)])
-    while not started.exists() and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
+    process = subprocess.Popen([sys.executable, "-c", program, str(started)])
+    if program == PROGRAM:
+        wait_for(lambda: started.exists() or process.poll() is not None)
+        process.terminate()
     assert process.wait(timeout=60) == 5
     wait_until_ended(int(started.read_text()))
 
 
 def wait_until_ended(pid):
-    deadline = time.monotonic() + 60
-    while runs(pid):
-        assert time.monotonic() < deadline, "it still runs"
-        time.sleep(0.02)
+    wait_for(lambda: not runs(pid), 60)
 
 
 def runs(pid):
@@ -157,9 +144,7 @@ def runs(pid):
         return False
 
 
-WHILE_IMPORTED = "import signal, hpcdl.__main__; signal.raise_signal(signal.SIGINT)"
-
-
 def test_ctrl_c_while_modules_are_imported_prints_nothing():
-    done = subprocess.run([sys.executable, "-c", WHILE_IMPORTED], capture_output=True, check=False)
+    program = "import signal, hpcdl.__main__; signal.raise_signal(signal.SIGINT)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -12,67 +12,50 @@ from hpcdl.slurm import parse
 from tests.unit import slurm_output as said
 
 
-def cluster(release: str, **nodes: str) -> LiveCluster:
+def nodes(release: str = "22.05", **changes: str) -> list[parse.NodeRecord]:
+    return [parse.node(line) for line in said.nodes(release, **changes).splitlines()]
+
+
+def cluster(release: str = "22.05", **changes: str) -> LiveCluster:
     """The cluster of `slurm_output`, as the live one would be read."""
-    records = [parse.node(line) for line in said.nodes(release, **nodes).splitlines()]
     config = parse.config(said.config(release))
+    partitions = [parse.partition(line) for line in said.partitions(release).splitlines()]
+    plugins = {"TaskPlugin": "task/affinity,task/cgroup,task/else"}
     return LiveCluster(
-        name=config["ClusterName"],
-        version=f"{release}.5",
-        mpi_plugins=parse.mpi_plugins(said.MPI_LISTS[release]),
-        mpi_default="pmix",
+        name=config["ClusterName"], version=f"{release}.5", mpi_default="pmix",
+        mpi_plugins=parse.mpi_plugins(said.MPI_LISTS[release]), select="cons_tres",
         accounting="slurmdbd" in config["AccountingStorageType"],
-        partitions=tuple(
-            describe(parse.partition(line), records)
-            for line in said.partitions(release).splitlines()
-        ),
-        select="cons_tres",
-        task_plugins=plugins_of(
-            {"TaskPlugin": "task/affinity,task/cgroup,task/else"}, "TaskPlugin"
-        ),
-        plugin_options=("no", "1up"),
-    )
+        partitions=tuple(describe(one, nodes(release, **changes)) for one in partitions),
+        task_plugins=plugins_of(plugins, "TaskPlugin"), plugin_options=("no", "1up"),
+    )  # fmt: skip
 
 
 @pytest.fixture
 def drafted(tmp_path: Path) -> Site:
-    file = tmp_path / "site.yaml"
-    file.write_text(draft(cluster("22.05")).text)
-    return load_site(file)
+    return loaded(cluster(), tmp_path)[0]
 
 
 @pytest.mark.parametrize("release", said.RELEASES)
-def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(
-    release: str, tmp_path: Path
-) -> None:
-    found = draft(cluster(release))
-    assert found.questions == ()
-    (tmp_path / "site.yaml").write_text(found.text)
-    site = load_site(tmp_path / "site.yaml")
-    assert compare(site, cluster(release)) == ()
+def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(release, tmp_path):
+    site, questions = loaded(cluster(release), tmp_path)
+    assert (questions, compare(site, cluster(release))) == ((), ())
     part = site.partition("p100")
     assert (part.nodes, part.cpus, part.memory_gb, part.max_time) == (2, 56, 250, "2-00:00:00")
-    assert part.gpu is not None
     assert (part.gpu.model, part.gpu.per_node) == ("P100-PCIe", 4)
-    assert site.partition("cpu").max_time == "unlimited"
+    assert (site.partition("cpu").max_time, site.default_partition) == ("unlimited", "p100")
     assert site.slurm.accounting
-    assert site.slurm.select == "cons_tres"
-    assert site.slurm.task_plugins == ("affinity", "cgroup")
+    assert (site.slurm.select, site.slurm.task_plugins) == ("cons_tres", ("affinity", "cgroup"))
     assert site.slurm.plugin_options == ("no", "1up"), "text, though YAML has a `no` of its own"
-    assert site.default_partition == "p100"
 
 
-@pytest.mark.parametrize(
-    ("gres", "said"),
-    [
-        ("gpu:4", "Slurm says no type"),
-        ("gpu:p1000:4", "Slurm says 'p1000'"),
-        # 7 of MIG's slices are not 7 GPUs of 40 GB.
-        ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
-    ],
-)
-def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres: str, said: str) -> None:
-    found = draft(cluster("22.05", gres=gres))
+@pytest.mark.parametrize(("gres", "said"), [
+    ("gpu:4", "Slurm says no type"),
+    ("gpu:p1000:4", "Slurm says 'p1000'"),
+    # 7 of MIG's slices are not 7 GPUs of 40 GB.
+    ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
+])  # fmt: skip
+def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres, said):
+    found = draft(cluster(gres=gres))
     (question,) = found.questions
     assert question.startswith("partitions.p100.gpu.model: ")
     assert said in question
@@ -80,58 +63,42 @@ def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres: str, said: str) 
     assert ("gpu_typed: false" in found.text) == (gres == "gpu:4")
 
 
-@pytest.mark.parametrize(
-    ("gres_type", "model"),
-    [
-        ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
-        ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
-        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
-        ("a16", "A16"), ("mi250", None), ("l400", None),
-        ("p100", "P100-PCIe"), ("P100", "P100-PCIe"), ("tesla_v100", "V100-SXM2"),
-        ("nvidia_a100-sxm4-40gb", "A100-SXM4-40GB"), ("a100-sxm4-80gb", "A100-SXM4-80GB"),
-        ("k80", "K80"), ("gpu", None), (None, None), ("", None),
-        ("a100_1g.5gb", None), ("nvidia_h100_80gb_hbm3_3g.40gb", None), ("a100-mig-1g", None),
-    ],
-)  # fmt: skip
-def test_gres_types_name_models_as_sites_write_them(
-    gres_type: str | None, model: str | None
-) -> None:
+@pytest.mark.parametrize(("gres_type", "model"), [
+    ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
+    ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
+    ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
+    ("a16", "A16"), ("mi250", None), ("l400", None),
+    ("p100", "P100-PCIe"), ("P100", "P100-PCIe"), ("tesla_v100", "V100-SXM2"),
+    ("nvidia_a100-sxm4-40gb", "A100-SXM4-40GB"), ("a100-sxm4-80gb", "A100-SXM4-80GB"),
+    ("k80", "K80"), ("gpu", None), (None, None), ("", None),
+    ("a100_1g.5gb", None), ("nvidia_h100_80gb_hbm3_3g.40gb", None), ("a100-mig-1g", None),
+])  # fmt: skip
+def test_gres_types_name_models_as_sites_write_them(gres_type, model):
     assert model_of_type(gres_type) == model
 
 
-def test_nodes_that_differ_are_named() -> None:
-    records = [parse.node(line) for line in said.nodes("22.05").splitlines()]
-    odd = records[1]._replace(memory_mb=128000)
+def test_nodes_that_differ_are_named():
+    first, second, *_ = nodes()
+    odd = second._replace(memory_mb=128000)
     partition = parse.partition(said.partitions("22.05").splitlines()[0])
-    live = describe(partition, [records[0], odd, records[0]._replace(name="p100-03")])
-    assert live.memory_gb == 250
-    assert live.odd_nodes == ("p100-02",)
+    live = describe(partition, [first, odd, first._replace(name="p100-03")])
+    assert (live.memory_gb, live.odd_nodes) == (250, ("p100-02",))
 
 
-def test_a_partition_without_nodes_is_still_described() -> None:
-    partition = parse.partition(
-        "PartitionName=empty Nodes=(null) TotalNodes=0 MaxTime=1:00 State=UP"
-    )
-    live = describe(partition, [])
+def test_a_partition_without_nodes_is_still_described():
+    text = "PartitionName=empty Nodes=(null) TotalNodes=0 MaxTime=1:00 State=UP"
+    live = describe(parse.partition(text), [])
     assert (live.nodes, live.gpus_per_node) == (0, 0)
 
 
-def test_each_difference_is_one_row_with_its_key(drafted: Site) -> None:
-    live = cluster("22.05")
-    p100, cpu = live.partitions
-    other = replace(
-        live,
-        version="23.02.1",
-        mpi_plugins=("none", "pmi2"),
-        accounting=False,
-        partitions=(
-            replace(
-                p100, nodes=3, hostlist="p100-[01-03]", sockets=1, memory_gb=128, gpu_type="v100",
-                gpus_per_node=2, max_time="1:00:00", odd_nodes=("p100-02",), features=("p100",),
-            ),
-            replace(cpu, name="fat"),
-        ),
+def test_each_difference_is_one_row_with_its_key(drafted):
+    p100, cpu = cluster().partitions
+    p100 = replace(
+        p100, nodes=3, hostlist="p100-[01-03]", sockets=1, memory_gb=128, gpu_type="v100",
+        gpus_per_node=2, max_time="1:00:00", odd_nodes=("p100-02",), features=("p100",),
     )  # fmt: skip
+    other = replace(cluster(), version="23.02.1", mpi_plugins=("none", "pmi2"), accounting=False,
+                    partitions=(p100, replace(cpu, name="fat")))  # fmt: skip
     found = {one.key: (one.file, one.cluster) for one in compare(drafted, other)}
     assert found == {
         "slurm.version": ("22.05.5", "23.02.1"),
@@ -150,68 +117,51 @@ def test_each_difference_is_one_row_with_its_key(drafted: Site) -> None:
     }
 
 
-def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted: Site) -> None:
-    live = cluster("22.05")
-    p100, cpu = live.partitions
-    roomy = replace(p100, memory_gb=999, max_time="UNLIMITED")
-    same = replace(p100, hostlist="p100-02,p100-01")
-    for other in (roomy, same):
-        assert compare(drafted, replace(live, partitions=(other, cpu))) == ()
+@pytest.mark.parametrize("change", [
+    {"memory_gb": 999, "max_time": "UNLIMITED"}, {"hostlist": "p100-02,p100-01"},
+])  # fmt: skip
+def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted, change):
+    p100, cpu = cluster().partitions
+    assert compare(drafted, replace(cluster(), partitions=(replace(p100, **change), cpu))) == ()
 
 
 def mixed(*gres: str) -> LiveCluster:
     """A cluster whose partition p100 has nodes with these Gres, one after the other."""
-    live = cluster("22.05")
-    records = [parse.node(line) for line in said.nodes("22.05").splitlines()]
-    nodes = [
-        records[0]._replace(name=f"p100-{number:02d}", gres=one)
-        for number, one in enumerate(gres, 1)
-    ]
+    each = [nodes()[0]._replace(name=f"p100-{n:02d}", gres=one) for n, one in enumerate(gres, 1)]
     partition = parse.partition(said.partitions("22.05").splitlines()[0])
     p100 = partition._replace(nodes=f"p100-[01-{len(gres):02d}]", node_count=len(gres))
-    return replace(live, partitions=(describe(p100, nodes),))
+    return replace(cluster(), partitions=(describe(p100, each),))
 
 
-def loaded(live: LiveCluster, tmp_path: Path, fill: str = "T4") -> tuple[Site, tuple[str, ...]]:
+def loaded(live: LiveCluster, tmp_path: Path) -> tuple[Site, tuple[str, ...]]:
+    """The site of a cluster's draft, and what the draft asks."""
     found = draft(live)
-    (tmp_path / "site.yaml").write_text(found.text.replace("FILL-IN", fill))
+    (tmp_path / "site.yaml").write_text(found.text.replace("FILL-IN", "T4"))
     return load_site(tmp_path / "site.yaml"), found.questions
 
 
-def test_nodes_of_different_gpus_are_drafted_as_groups_that_agree(tmp_path: Path) -> None:
-    live = mixed("gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)")
+NO_TYPE = "partitions.p100.groups.2.gpu.model: Slurm says no type"
+
+
+@pytest.mark.parametrize(("gres", "groups", "models", "asked"), [
+    (["gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)"],
+     [(2, 4, "a100"), (1, 8, "l40s"), (1, 0, None)], "A100-SXM4-40GB L40S", ()),
+    # Typed and untyped GPUs are each asked for in their own form.
+    (["gpu:a100:4", "gpu:4"], [(1, 4, "a100"), (1, 4, None)], "A100-SXM4-40GB T4", (NO_TYPE,)),
+    # Two models in one node are two groups of it.
+    (["gpu:a100:2,gpu:l40s:2"] * 2, [(2, 2, "a100"), (2, 2, "l40s")], "A100-SXM4-40GB L40S", ()),
+])  # fmt: skip
+def test_nodes_of_different_gpus_are_drafted_as_groups(tmp_path, gres, groups, models, asked):
+    live = mixed(*gres)
     site, questions = loaded(live, tmp_path)
-    assert questions == ()
     part = site.partition("p100")
-    assert [(g.nodes, g.gpus_per_node, g.hostlist) for g in part.groups] == [
-        (2, 4, "p100-01,p100-03"), (1, 8, "p100-02"), (1, 0, "p100-04"),
-    ]  # fmt: skip
-    assert part.gpu_models == ("A100-SXM4-40GB", "L40S")
-    assert (part.nodes, part.gpus_per_node) == (4, 4)
+    found = [(g.nodes, g.gpus_per_node, g.gpu and g.gpu.gres_type) for g in part.groups]
+    assert (found, " ".join(part.gpu_models), questions) == (groups, models, asked)
+    assert (part.nodes, part.gpus_per_node) == (len(gres), groups[0][1])
     assert compare(site, live) == ()
 
 
-def test_typed_and_untyped_gpus_are_each_asked_for_in_their_own_form(tmp_path: Path) -> None:
-    live = mixed("gpu:a100:4", "gpu:4")
-    site, questions = loaded(live, tmp_path)
-    assert questions == ("partitions.p100.groups.2.gpu.model: Slurm says no type",)
-    typed, untyped = site.partition("p100").groups
-    assert typed.gpu is not None
-    assert untyped.gpu is not None
-    assert (typed.gpu.gres_type, untyped.gpu.gres_type) == ("a100", None)
-    assert compare(site, live) == ()
-
-
-def test_two_models_in_one_node_are_two_groups_of_it(tmp_path: Path) -> None:
-    live = mixed("gpu:a100:2,gpu:l40s:2", "gpu:a100:2,gpu:l40s:2")
-    site, questions = loaded(live, tmp_path)
-    assert questions == ()
-    assert [group.nodes for group in site.partition("p100").groups] == [2, 2]
-    assert site.partition("p100").nodes == 2
-    assert compare(site, live) == ()
-
-
-def test_gpus_of_other_vendors_leave_a_cpu_partition_and_a_line(tmp_path: Path) -> None:
+def test_gpus_of_other_vendors_leave_a_cpu_partition_and_a_line(tmp_path):
     live = mixed("gpu:mi250:8", "gpu:mi250:8")
     site, (question,) = loaded(live, tmp_path)
     assert question.startswith("partitions.p100: 'mi250' is a GPU of AMD, which hpcdl does not")
@@ -219,7 +169,7 @@ def test_gpus_of_other_vendors_leave_a_cpu_partition_and_a_line(tmp_path: Path) 
     assert compare(site, live) == ()
 
 
-def test_a_file_without_groups_is_told_of_the_nodes_it_leaves_out(tmp_path: Path) -> None:
+def test_a_file_without_groups_is_told_of_the_nodes_it_leaves_out(tmp_path):
     site, _ = loaded(mixed("gpu:a100:4", "gpu:a100:4"), tmp_path)
     found = compare(site, mixed("gpu:a100:4", "gpu:l40s:8"))
     assert [(one.key, one.file, one.cluster) for one in found] == [

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.slurm import client, once, parse
 from hpcdl.slurm.consumed import consumed
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -30,12 +29,8 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     return write
 
 
-@pytest.mark.parametrize(
-    "name", ["SQUEUE_USERS", "SQUEUE_STATES", "SINFO_PARTITION", "SLURM_JOB_ID"]
-)
-def test_no_default_of_the_user_hides_a_job_or_forms_a_time(
-    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["SQUEUE_USERS", "SINFO_PARTITION", "SLURM_JOB_ID"])
+def test_no_default_of_the_user_hides_a_job_or_forms_a_time(command, monkeypatch, tmp_path, name):
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
     command("scontrol", 'echo "ClusterName = $SLURM_TIME_FORMAT"')
     assert client.config() == {"ClusterName": "standard"}
@@ -48,7 +43,7 @@ def test_no_default_of_the_user_hides_a_job_or_forms_a_time(
     assert once.submit(tmp_path / "job.sh", token="t") == kept, "a job has what its user set"
 
 
-def test_the_line_of_a_cluster_s_name_is_no_job(command: Command) -> None:
+def test_the_line_of_a_cluster_s_name_is_no_job(command):
     command("squeue", "printf 'CLUSTER: one\\nJOBID\\n7\\n'")
     assert client.own_jobs() == {7}
     command("squeue", "printf 'CLUSTER: one\\nJOBID\\n7\\n\\nCLUSTER: two\\nJOBID\\n8\\n'")
@@ -70,8 +65,6 @@ case "$*" in
 esac
 """
 _ENDS = "echo JOBID EXIT_CODE RESTARTS; echo 7 3:0 2; echo 8 0 1"
-
-
 _MARK = 'm=$(echo "$*" | grep -o "[|][0-9a-f]*[|]"); for ids; do :; done'
 """What sacct is asked to put between fields, and the last argument."""
 
@@ -82,38 +75,31 @@ def squeue(command: Command, ends: str) -> None:
     command("sacct", "exit 1")
 
 
-def test_how_a_job_ended_is_told_by_the_second_look(command: Command) -> None:
+def test_how_a_job_ended_is_told_by_the_second_look(command):
     squeue(command, _ENDS)
-    queue = [(one.id, one.exit_code, one.restarts) for one in client.queue()]
-    assert queue == [(7, 3, 2), (8, 0, 1)]
-    found = client.job(7)
-    assert found is not None
-    assert (found.state, found.exit_code) == ("COMPLETED", 3)
+    queue = [(one.id, one.state, one.exit_code, one.restarts) for one in client.queue()]
+    assert queue == [(7, "COMPLETED", 3, 2), (8, "RUNNING", 0, 1)]
+    assert client.job(7).exit_code == 3
     # Whose end nobody told did not end well.
     squeue(command, "echo JOBID EXIT_CODE RESTARTS; echo 8 0 1")
     assert [one.id for one in client.queue()] == [8]
     with pytest.raises(client.SlurmAway):
         client.job(7)
-    lines = dict.fromkeys(parse.ACCOUNTING_FIELDS.split(","), "x")
-    lines |= {"JobIDRaw": "7", "State": "FAILED", "ExitCode": "3:0"}
-    command("sacct", f'{_MARK}; echo "{"${m}".join(lines.values())}"')
+    fields = dict.fromkeys(parse.ACCOUNTING_FIELDS.split(","), "x")
+    fields |= {"JobIDRaw": "7", "State": "FAILED", "ExitCode": "3:0"}
+    command("sacct", f'{_MARK}; echo "{"${m}".join(fields.values())}"')
     found = client.job(7)
-    assert found is not None
     assert (found.state, found.exit_code) == ("FAILED", 3)
 
 
-def test_a_job_that_another_cluster_of_the_federation_runs_is_that_cluster_s(
-    command: Command,
-) -> None:
-    both = _SQUEUE.replace("for id in 7 8; do", "for id in 8 7 8; do").replace(
-        "state=COMPLETED;", "state=REVOKED;"
-    )
-    body = both.replace("[ $id = 8 ] && state=RUNNING", "[ $((n += 1)) = 3 ] && state=RUNNING")
+def test_a_job_that_another_cluster_of_the_federation_runs_is_that_cluster_s(command):
+    body = _SQUEUE.replace("for id in 7 8; do", "for id in 8 7 8; do")
+    body = body.replace("state=COMPLETED; [ $id = 8 ]", "state=REVOKED; [ $((n += 1)) = 3 ]")
     command("squeue", body.format(ends=_ENDS))
     assert [(one.id, one.state) for one in client.queue()] == [(7, "REVOKED"), (8, "RUNNING")]
 
 
-def test_accounting_tells_tokens_of_jobs_that_slurmctld_forgot(command: Command) -> None:
+def test_accounting_tells_tokens_of_jobs_that_slurmctld_forgot(command):
     tokens = [once.new_token() for _ in range(3)]
     lines = [f"7|sbatch --parsable /w/{tokens[0]}.sh {tokens[0]}", "8|sbatch a|b.sh",
              f"9_[0-3]|sbatch --comment={tokens[2]} /w/{tokens[1]}.sh {tokens[1]}",
@@ -124,13 +110,10 @@ def test_accounting_tells_tokens_of_jobs_that_slurmctld_forgot(command: Command)
     assert once.accounted(tokens) == {}
 
 
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [("Socket timed out on send/recv operation", client.SlurmAway), ("what", CommandFailed)],
-)
-def test_a_second_look_that_fails_is_no_exit_code_0(
-    command: Command, said: str, error: type[Exception]
-) -> None:
+@pytest.mark.parametrize(("said", "error"), [
+    ("Socket timed out on send/recv operation", client.SlurmAway), ("what", CommandFailed),
+])  # fmt: skip
+def test_a_second_look_that_fails_is_no_exit_code_0(command, said, error):
     squeue(command, f"echo 'squeue: error: {said}' >&2; exit 1")
     with pytest.raises(error):
         client.queue()
@@ -138,9 +121,7 @@ def test_a_second_look_that_fails_is_no_exit_code_0(
     assert client.job(7) is None
 
 
-def test_a_user_without_a_name_is_asked_about_by_number(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_name_is_asked_about_by_number(command, monkeypatch):
     monkeypatch.setattr(client.os, "getuid", lambda: 4_123_456)
     command("scontrol", "printf 'ClusterName = x\\nPrivateData = jobs\\n'")
     command("sacctmgr", 'case "$*" in *" 4123456 "*) echo Operator;; esac')
@@ -151,29 +132,22 @@ _GONE = "scancel: error: Kill job error on job id 7: Invalid job id specified"
 _ENDED = "scancel: error: Kill job error on job id 8: Job/step already completing or completed"
 
 
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        (_GONE, None),
-        (_ENDED, None),
-        (f"{_GONE}\n{_ENDED}", None),
-        (f"{_GONE}\nscancel: error: Kill job error on job id 8: Access/permission denied",
-         CommandFailed),
-        ("", CommandFailed),
-        ("scancel: error: Unable to contact slurm controller (connect failure)", client.SlurmAway),
-    ],
-)  # fmt: skip
-def test_to_cancel_what_has_ended_is_no_error_and_any_other_refusal_is_told(
-    command: Command, said: str, error: type[Exception] | None
-) -> None:
+@pytest.mark.parametrize(("said", "error"), [
+    (_GONE, None),
+    (_ENDED, None),
+    (f"{_GONE}\n{_ENDED}", None),
+    (f"{_GONE}\nscancel: error: Kill job error on job id 8: Access/permission denied",
+     CommandFailed),
+    ("", CommandFailed),
+    ("scancel: error: Unable to contact slurm controller (connect failure)", client.SlurmAway),
+])  # fmt: skip
+def test_to_cancel_what_has_ended_is_no_error_and_any_other_refusal_is_told(command, said, error):
     command("scancel", f"echo '{said}' >&2; exit 1" if said else "exit 1")
     with pytest.raises(error) if error else nullcontext():
         client.cancel([7, 8])
 
 
-def test_a_job_that_would_wait_for_nodes_is_not_refused_and_any_other_is(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_job_that_would_wait_for_nodes_is_not_refused_and_any_other_is(command, tmp_path):
     """What `sbatch --test-only` answers: no to what can never run, not to what has to wait."""
     for why in ("Requested node configuration is not available", "Requested nodes are busy",
                 "Required node not available (down, drained or reserved)"):  # fmt: skip
@@ -185,13 +159,8 @@ def test_a_job_that_would_wait_for_nodes_is_not_refused_and_any_other_is(
     assert caught.value.details == ("Invalid account or so",)
 
 
-GARBAGE = ["", "hello", "Name=x", "\x1b[31mred", "<html>503</html>"]
-
-
-@pytest.mark.parametrize("said", GARBAGE)
-def test_an_answer_that_is_none_is_no_empty_cluster(
-    command: Command, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("said", ["", "hello", "Name=x", "\x1b[31mred", "<html>503</html>"])
+def test_an_answer_that_is_none_is_no_empty_cluster(command, said, hpcdl, tmp_path):
     for name in ("scontrol", "sinfo", "srun", "squeue"):
         command(name, f"printf '%s\\n' '{said}'")
     for ask in (client.version, client.config, client.nodes, client.partitions, client.queue,
@@ -200,33 +169,21 @@ def test_an_answer_that_is_none_is_no_empty_cluster(
             ask()
     file = tmp_path / "site.yaml"
     for words in (["init", "--output", str(file)], ["check", "--site", "embedded"]):
-        assert main(["site", *words]) == 3
-        err = capsys.readouterr().err
+        err = hpcdl("site", *words, code=3).err
         assert "answered what no Slurm release answers" in err
         assert "\x1b" not in err
     assert not file.exists()
 
 
-def test_a_cluster_without_a_partition_is_no_site(
-    command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command(
-        "scontrol",
-        """case $2 in
-      config) echo "ClusterName = x";;
-      node) echo "No nodes in the system";;
-      partition) echo "No partitions in the system";;
-    esac""",
-    )
+def test_a_cluster_without_a_partition_is_no_site(command, hpcdl):
+    none = "node) echo No nodes in the system;; partition) echo No partitions in the system;;"
+    command("scontrol", f'case $2 in config) echo "ClusterName = x";; {none} esac')
     command("sinfo", "echo slurm-wlm 22.05.8")
     command("srun", "echo none")
-    assert main(["site", "init"]) == 3
-    assert "Slurm shows no partition here" in capsys.readouterr().err
+    assert "Slurm shows no partition here" in hpcdl("site", "init", code=3).err
 
 
-def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(command, monkeypatch):
     end = "|CANCELLED by 7|3:0|p100|n1|2026-01-01|2026-01-01|2026-01-01|1:00|"
     line = "${ids%%,*}" + end.replace("|", "${m}") + "a|b"
     command("sacct", f'echo >>"$0.asked"; {_MARK}; echo "{line}"; echo "of another|line"')
@@ -237,14 +194,13 @@ def test_who_cancelled_many_jobs_is_asked_in_parts_and_never_holds_up(
     cancelled = {job: said.job(id=job, state="CANCELLED") for job in jobs[::2]}
     found = client.with_accounting(cancelled, jobs)
     assert [job for job in found if found[job].cancelled_by == 7] == [*range(1, 30_001, 5000)]
-    asked = Path(shutil.which("sacct") or "").with_name("sacct.asked")
-    assert len(asked.read_text()) == 12, "six parts, twice"
+    assert len(Path(f"{shutil.which('sacct')}.asked").read_text()) == 12, "six parts, twice"
     monkeypatch.setattr(client, "_ANSWER_SECONDS", 0.2)
     command("sacct", "sleep 9")
     assert client.with_accounting({}, [1]) == {}
 
 
-def test_no_name_of_a_job_forges_what_others_used(command: Command) -> None:
+def test_no_name_of_a_job_forges_what_others_used(command):
     """A newline in a name began a line of accounting: 500,000 GPU hours of whom one liked."""
     line = "1|ada|physics|p100|2026-01-01T00:00:00|3600||cpu=1|x"
     forged = "9|bob|physics|p100|2026-01-01T00:00:00|3600000||gres/gpu=500|y"
