@@ -81,8 +81,7 @@ def smoke(site: Site) -> None:
         return
     subprocess.run([site.paths.prefix / "current/stack/bin/hpcdl", "data", "make", "digits",
                     site.paths.datasets / "digits"], check=True, capture_output=True)  # fmt: skip
-    request = CheckRequest(tags=("smoke",), measuring=True)
-    outcome = run_checks(site, modules, request)
+    outcome = run_checks(site, modules, CheckRequest(tags=("smoke",), measuring=True))
     report("checks: the whole smoke set", outcome.seconds, "s", most=300,
            note=f"{len(outcome.verdicts)} checks on {len(site.partitions)} partitions, "
            f"{load()}")  # fmt: skip

@@ -71,8 +71,7 @@ OTHERS: dict[str, Alarms] = {"CUSUM": cusum, "Shewhart": shewhart, "+-10 %": fix
 
 def told(nights: Sequence[Night]) -> list[int]:
     """The nights, as measured ones, on which a change for the worse is told."""
-    found = detect(runs_of(nights).nights)
-    return [one.seen for one in found if one.kind is not Kind.RISE]
+    return [one.seen for one in detect(runs_of(nights).nights) if one.kind is not Kind.RISE]
 
 
 def onset(nights: Sequence[Night]) -> int:

@@ -106,6 +106,5 @@ def judged(folder: Path, cases: list[dict[str, Any]], back: int, history: Histor
 def main() -> None:
     """Report every figure; with a directory as argument, leave the page there."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-", dir=os.environ.get("TMPDIR")) as name:
-        folder = Path(sys.argv[1] if sys.argv[1:] else name)
-        night(folder)
+        night(Path(sys.argv[1] if sys.argv[1:] else name))
         gate(Path(name))

@@ -212,8 +212,7 @@ def _slowed(made: Runs) -> None:
         for strategy, mark in _SECOND.items():
             job = f"{strategy}-{turn}"
             process = made.start(f"--strategy={strategy}", *asked, ranks=2, job=job)
-            slow = threading.Thread(target=_hold_back, args=(process, job, mark), daemon=True)
-            slow.start()
+            threading.Thread(target=_hold_back, args=(process, job, mark), daemon=True).start()
             rates[strategy].append(_rate(made.end(process, job, 900)))
     medians = {strategy: statistics.median(each) for strategy, each in rates.items()}
     ratio = medians["parameter-server"] / medians["horovod"]
@@ -269,8 +268,7 @@ def main() -> None:
     with runs() as made:
         _startup(made)
         _memory(made)
-        step = _step(made)
-        _checkpoint(made, step)
+        _checkpoint(made, _step(made))
         _fit(made)
         _tf_cnn(made)
         _ranks(made)

@@ -70,8 +70,7 @@ def killed(bench: Bench) -> None:
     for number in bench.times():
         words = _next(bench, number)
         prepare = partial(_prepared, bench, words)
-        argv = [*HPCDL, *words]
-        at = bench.kill(" ".join(words[:3]), number // 6, argv, prepare=prepare)
+        at = bench.kill(" ".join(words[:3]), number // 6, [*HPCDL, *words], prepare=prepare)
         what = f"{' '.join(words)} killed at {at}"
         if number % 3 == 2:
             _stopped(bench, what)

@@ -190,8 +190,7 @@ class Bench:
             done = self.run(argv, fault=counting, seconds=300)
             self.must(done.ok, f"it fails by itself: {done}")
             numbers = range(1, max(1, counting.count(self.home)) + 1)
-            order = random.Random(f"{self.seed}-{what}")
-            self.orders[what] = order.sample(numbers, len(numbers))
+            self.orders[what] = random.Random(f"{self.seed}-{what}").sample(numbers, len(numbers))
         return self.orders[what][turn % len(self.orders[what])]
 
 

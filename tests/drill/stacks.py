@@ -30,8 +30,7 @@ def releases(bench: Bench) -> Site:
 
 def sound(bench: Bench, site: Site, after: str) -> None:
     """What users and jobs read is whole."""
-    current = current_release(site)
-    if not bench.kept(current is not None, f"no release is current after {after}"):
+    if not bench.kept(current_release(site) is not None, f"no release is current after {after}"):
         return
     shown = site.paths.prefix / "current/modules"
     default = json.loads((shown / ".dispatch.json").read_text())["default"]

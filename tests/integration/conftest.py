@@ -61,8 +61,7 @@ class Shell:
     def submit(self, *words: str | Path) -> dict[str, Any]:
         """The answer of `job submit`, without modules and preflight."""
         shared = ("job", "submit", "--no-module", "--no-preflight", "--json")
-        answer: dict[str, Any] = json.loads(self.hpcdl(*shared, *words).stdout)
-        return answer
+        return json.loads(self.hpcdl(*shared, *words).stdout)
 
     def ended(self, job: object) -> dict[str, Any]:
         """How a job ended, watched until then, and its log as `text`."""

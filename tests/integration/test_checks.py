@@ -173,8 +173,7 @@ class ruled(HpcdlCheck):
 
 def test_what_a_check_demands_is_neither_measured_nor_replaced(site, tmp_path):
     (tmp_path / "team.py").write_text(RULED)
-    lax = reference("ruled", metric="accuracy", value=0.5, unit="")
-    update_references(site, "embedded", [lax])
+    update_references(site, "embedded", [reference("ruled", metric="accuracy", value=0.5, unit="")])
     (verdict,) = run(site, str(tmp_path / "team.py")).verdicts
     assert verdict.status is Status.FAIL
     assert "its reference 0.95" in verdict.reason
@@ -231,8 +230,7 @@ KILLED = {"ReFrame": "kill -9 $PPID", "both": "kill -9 $HPCDL_CHECK_PARENT $PPID
 def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(site, tmp_path, monkeypatch, who):
     real, commands = shutil.which("sbatch"), tmp_path / "bin"
     commands.mkdir()
-    body = f'#!/bin/sh\n{real} "$@" >{tmp_path}/queued\n{KILLED[who]}\n'
-    (commands / "sbatch").write_text(body)
+    (commands / "sbatch").write_text(f'#!/bin/sh\n{real} "$@" >{tmp_path}/queued\n{KILLED[who]}\n')
     (commands / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     start(site, "until_cancelled").wait(60)
@@ -332,8 +330,7 @@ def start(
 def verdicts(site: Site) -> list[dict[str, Any]]:
     """Those of the one run that a process of its own has made."""
     (file,) = runs_directory(site).glob("*/verdicts.json")
-    found: list[dict[str, Any]] = json.loads(file.read_text())["verdicts"]
-    return found
+    return json.loads(file.read_text())["verdicts"]
 
 
 def active_jobs(site: Site) -> list[int]:

@@ -171,6 +171,5 @@ def test_options_of_a_job_are_passed_on_to_slurm(site, tmp_path):
     outcome = run(site, tmp_path / "team.py", "-J", "nodelist=p100-02", "-J", "comment=passed-on")
     (verdict,) = outcome.verdicts
     assert verdict.job["nodes"] == "p100-02", told(outcome)
-    script = next(site.paths.work.rglob("rfm_job.sh")).read_text()
-    assert "#SBATCH --comment=passed-on" in script
+    assert "#SBATCH --comment=passed-on" in next(site.paths.work.rglob("rfm_job.sh")).read_text()
     assert client.job(int(verdict.job["id"])) is not None

@@ -64,8 +64,7 @@ def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
 
 def whole(batch: Batch) -> tuple[object, ...]:
     """Everything of a script but where its launch line is broken."""
-    launch = f"{batch.launcher} {batch.program}".strip()
-    return batch.directives, batch.before, launch, batch.after
+    return batch.directives, batch.before, f"{batch.launcher} {batch.program}".strip(), batch.after
 
 
 def test_checks_of_every_family_ask_for_what_fits(tmp_path):

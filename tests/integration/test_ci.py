@@ -70,8 +70,7 @@ def test_slurm_takes_the_options_of_the_scrontab(slurm, embedded_site, tmp_path)
         script = tmp_path / "script"
         directives = [option.replace("#SCRON", "#SBATCH") for option in options]
         script.write_text("\n".join(["#!/bin/sh", *directives, command.split(" ", 5)[5], ""]))
-        done = slurm("sbatch", "--test-only", script)
-        assert "to start at" in done.stderr
+        assert "to start at" in slurm("sbatch", "--test-only", script).stderr
 
 
 @pytest.mark.cluster

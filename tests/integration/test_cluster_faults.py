@@ -106,8 +106,7 @@ def test_daemon_that_dies_shows_its_last_words(embedded_site, place, tmp_path, m
 def test_too_many_nodes_says_how_to_ask_for_fewer(place, slurm):
     del place
     words = ["cluster", "up", "--site", "pi", "--dry-run"]
-    env = {**clean_environment(), "HPCDL_HOME": slurm.env["HPCDL_HOME"]}
-    ask = Shell(env, slurm.directory)
+    ask = Shell({**clean_environment(), "HPCDL_HOME": slurm.env["HPCDL_HOME"]}, slurm.directory)
     done = ask(sys.executable, "-m", "hpcdl", *words, "--mode", "auto", check=False)
     if done.returncode == 0:
         pytest.skip("this machine holds all 419 nodes")

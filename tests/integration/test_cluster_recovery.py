@@ -157,8 +157,7 @@ def test_everything_killed_is_brought_back(small_site, place, mode):
     for process in processes.of_cluster(place):
         processes.send(process, signal.SIGKILL)
     wait_for(lambda: not processes.of_cluster(place))  # on a busy machine they take a while to die
-    state = up(small_site, mode=mode, directory=place)
-    shell(state, place)("srun", "-p", "p100", "-N2", "true")
+    shell(up(small_site, mode=mode, directory=place), place)("srun", "-p", "p100", "-N2", "true")
 
 
 def test_up_killed_at_any_moment_can_be_stopped_and_repeated(small_site, place, mode):
@@ -174,8 +173,7 @@ def test_up_killed_at_any_moment_can_be_stopped_and_repeated(small_site, place, 
         if step % 2:
             down(place)
             nothing_is_left(place)
-    state = up(small_site, mode=mode, directory=place)
-    shell(state, place)("srun", "-p", "p100", "-N2", "true")
+    shell(up(small_site, mode=mode, directory=place), place)("srun", "-p", "p100", "-N2", "true")
 
 
 @pytest.mark.parametrize("damage", ["removed", "torn"])
@@ -293,8 +291,7 @@ def test_without_root_the_nodes_share_the_machine(place, small_site):
     home = Path("/tmp") / f"hpcdl-{os.getpid()}"
     here = Path(__file__).resolve().parents[2]
     for package in ("jinja2", "markupsafe", "yaml"):
-        source = Path(import_module(package).__file__ or "").parent
-        shutil.copytree(source, home / "code" / package)
+        shutil.copytree(Path(import_module(package).__file__ or "").parent, home / "code" / package)
     for part in ("hpcdl", "templates"):
         shutil.copytree(here / part, home / "code" / part)
     shutil.copy(small_site.source, home / "small.yaml")

@@ -215,8 +215,7 @@ def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs, photos):
 
 
 def test_records_that_do_not_do_are_refused_before_training(fed, copied):
-    said = "96 training examples, fewer than one global batch of 97"
-    fed("--global-batch=97", code=2, says=said)
+    fed("--global-batch=97", code=2, says="96 training examples, fewer than one global batch of 97")
     shard = min(copied.glob("train-*"))
     shard.unlink()
     fed(code=2, says=f"{shard.name} (train): missing")
@@ -301,15 +300,13 @@ def test_bench_of_nothing_is_refused(runs, images, said):
 
 
 def test_images_of_any_kind_are_trained_on(runs, fed):
-    folder = folder_of(runs, [picture(100, 120)] * 7 + ODD)
-    runs.data("inspect", "--index", "--classes=10", folder)
+    runs.data("inspect", "--index", "--classes=10", folder_of(runs, [picture(100, 120)] * 7 + ODD))
     assert fed("--steps=3").result["damaged_records"] == 0
 
 
 def test_records_that_another_made_are_not_lost(runs, copied):
     before = {path.name: path.read_bytes() for path in copied.iterdir()}
-    said = "holds photos records, which would be lost"
-    runs.data("make", "digits", copied, code=2, says=said)
+    runs.data("make", "digits", copied, code=2, says="holds photos records, which would be lost")
     (copied / "dataset.json").unlink()
     runs.data("make", "photos", copied, *PHOTOS, code=2)
     assert {path.name for path in copied.iterdir()} == before.keys() - {"dataset.json"}

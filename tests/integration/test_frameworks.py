@@ -53,8 +53,7 @@ def trained(folder: Path, framework: str, *options: str) -> dict[str, object]:
         ))  # fmt: skip
     outs = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outs
-    values: dict[str, object] = json.loads((folder / "result.json").read_text())
-    return values
+    return json.loads((folder / "result.json").read_text())
 
 
 @pytest.mark.long

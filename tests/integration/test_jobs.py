@@ -243,8 +243,7 @@ def test_a_task_that_asks_to_run_again_leaves_the_finished_ones_alone(slurm):
     sweep()
     folder = Path(sweep.told["directory"])
     wait_for(lambda: sweep("--status") == ["done"] * 3, seconds=150)
-    runs = sorted(file.read_text().count("x") for file in folder.glob("points/*/runs"))
-    assert runs == [1, 1, 2]
+    assert sorted(file.read_text().count("x") for file in folder.glob("points/*/runs")) == [1, 1, 2]
 
 
 def test_the_site_file_drafted_from_the_cluster_agrees_with_it(slurm, tmp_path):

@@ -83,8 +83,7 @@ def test_pythonhome_of_another_python_meets_a_clear_word(modules):
 
 def test_avail_spider_and_help_name_it(modules):
     assert "tensorflow/2.21.0-cpu" in lmod(modules, "module --terse avail").stderr
-    spider = lmod(modules, "module spider tensorflow").stderr
-    assert "TensorFlow 2.21.0, Horovod 0.28.1" in spider
+    assert "TensorFlow 2.21.0, Horovod 0.28.1" in lmod(modules, "module spider tensorflow").stderr
     assert "python -m venv --system-site-packages" in lmod(modules, "module help tensorflow").stderr
 
 
@@ -305,8 +304,7 @@ def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(tmp_path
     ],
 )  # fmt: skip
 def test_the_guard_takes_a_model_for_no_other(site, tmp_path, gpu, fits):
-    needs = {"gpus": ["L4", "P40", "B200", "RTX 5000 Ada"]}
-    release = make_release(site, "guarded", needs=needs)
+    release = make_release(site, "guarded", needs={"gpus": ["L4", "P40", "B200", "RTX 5000 Ada"]})
     publish(site, release.id, passing, say=silent)
     on_machine(release.modules / f"{release.module}.lua", tmp_path / "proc", "570.1.2", gpu)
     done = lmod(release.modules, "module load tensorflow && echo loaded", SLURMD_NODENAME="n1")
@@ -404,5 +402,4 @@ def test_pythons_of_other_versions_start_as_ever(modules, name):
 def test_a_sitecustomize_of_the_user_still_runs(modules, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('mine ran')\n")
     script = "module load tensorflow; /usr/bin/python3 -c 'print(1)'"
-    done = lmod(modules, script, PYTHONPATH=str(tmp_path))
-    assert done.stdout == "mine ran\n1\n"
+    assert lmod(modules, script, PYTHONPATH=str(tmp_path)).stdout == "mine ran\n1\n"

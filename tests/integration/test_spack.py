@@ -68,8 +68,7 @@ def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home):
 
 def test_a_sites_settings_take_the_place_of_the_defaults(spack_home):
     settings = SpackSettings(externals=(External("slurm", "20.11.9", Path("/usr")),))
-    pi = load_site(folder("templates") / "sites" / "pi.yaml")
-    site = dataclasses.replace(pi, spack=settings)
+    site = dataclasses.replace(load_site(folder("templates") / "sites" / "pi.yaml"), spack=settings)
     scope = spack_home / "site.yaml"
     scope.write_text(render_site(site, site.partitions["k80"]))
     where = str(spack_home / "environments" / "k80")
@@ -188,8 +187,7 @@ def _bills_are_valid(release: Release) -> None:
     assert purls["py-numpy"].startswith("pkg:pypi/numpy@")
     assert purls["py-tensorflow"] == "pkg:github/tensorflow/tensorflow@v2.20.0"
     assert purls["openmpi"].startswith("pkg:generic/openmpi@5.0.10?checksum=sha256:")
-    wrong = [purl for name, purl in purls.items() if ":pypi/" in purl and name[:3] != "py-"]
-    assert wrong == []
+    assert [purl for name, purl in purls.items() if ":pypi/" in purl and name[:3] != "py-"] == []
 
 
 @pytest.mark.long

@@ -62,8 +62,7 @@ def build(where: Folders, spack: Spack, **env: str) -> list[Tally]:
 
 def names(spack: Spack, where: Folders) -> set[str]:
     hashes = installed(spack, where.environment)
-    packages = inventory(spack, where.environment).packages
-    return {one.name for one in packages if one.hash in hashes}
+    return {one.name for one in inventory(spack, where.environment).packages if one.hash in hashes}
 
 
 def test_a_failure_names_the_package_its_last_lines_and_reopens_and_then_goes_on(small, tmp_path):
@@ -85,8 +84,7 @@ def test_a_failure_names_the_package_its_last_lines_and_reopens_and_then_goes_on
     assert tallies[0].done >= 1, "what was built counts from the start"
     assert (tallies[-1].done, tallies[-1].total) == (3, 3)
     assert names(spack, where) == {"works", "above", "waits"}
-    log = where.log.read_text()
-    assert "works@1.0 install" not in log, "what is built is not built again"
+    assert "works@1.0 install" not in where.log.read_text(), "what is built is not built again"
 
 
 def test_a_killed_build_goes_on(small, tmp_path):
@@ -235,8 +233,7 @@ def test_a_mirror_takes_bazels_downloads_in(small, tmp_path):
     where = solve(small, "above")
     cache, mirror = tmp_path / "cache", tmp_path / "mirror"
     for text in ("one", "two"):
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        place = cache / "content_addressable" / "sha256" / digest
+        place = cache / "content_addressable" / "sha256" / hashlib.sha256(text.encode()).hexdigest()
         place.mkdir(parents=True)
         (place / "file").write_text(text)
         planned = spack_mirror.plan_mirror(mirror, where.root, ["small"], str(cache))
@@ -255,8 +252,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
     shutil.copytree(small, home)
     for name, package in (("old", "above"), ("new", "works")):
         where = solve(home, package, tree="store")
-        spack = opened(where)
-        build(where, spack)
+        build(where, opened(where))
         made = make_release(site, name, version=f"2.{len(package)}.{ord(name[0])}")
         own = made.root / "spack"
         own.mkdir()
@@ -265,8 +261,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
         publish(site, name, passing, say=silent)
 
     def in_store() -> set[str]:
-        found = (home.parent / "store").rglob("*-1.0-*/.spack")
-        return {path.parent.name for path in found}
+        return {path.parent.name for path in (home.parent / "store").rglob("*-1.0-*/.spack")}
 
     both = in_store()
     assert len(both) == 2

@@ -140,16 +140,14 @@ def kill_publishes(site: Site, times: int, seed: int) -> int:
             longest = 1.2 * (time.monotonic() - start)
             rollback(site)
         act = functools.partial(publish_anew, site, target, f"new{number}")
-        ended = killed_after(chance.uniform(0, longest), act)
-        killed += not ended
+        killed += not killed_after(chance.uniform(0, longest), act)
         assert_valid(site, current.id, target)
     return killed
 
 
 @pytest.mark.parametrize("lmod", [False, pytest.param(True, marks=needs_lmod)])
 def test_a_killed_publish_leaves_the_old_state_or_the_new_one(tmp_path, lmod):
-    site = published_site(tmp_path / "prefix", lmod=lmod)
-    assert kill_publishes(site, 12, seed=1) > 0
+    assert kill_publishes(published_site(tmp_path / "prefix", lmod=lmod), 12, seed=1) > 0
 
 
 def test_publishes_at_once_queue_and_all_succeed(tmp_path):

@@ -76,8 +76,7 @@ def test_a_full_disk(home):
 def test_a_full_disk_while_building(home):
     prefix = home / "embedded" / "prefix"
     small = f"mount -t tmpfs -o size=5m none {prefix}"
-    site = small_site(prefix)
-    plan = plan_build(site)
+    plan = plan_build(small_site(prefix))
     house = wheelhouse_folder(plan.recipe, plan.python)
     if not (house / "lock.json").is_file():
         pytest.skip("the wheels have not been fetched")

@@ -21,8 +21,7 @@ def members(job: Path) -> Iterator[tuple[str, int]]:
         with suppress(OSError):
             said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
             if b"hpcdl.train" in said and str(job).encode() in said:
-                text = said.decode(errors="replace")
-                found = re.search(r'"type": "(\w+)", "index": (\d+)', text)
+                found = re.search(r'"type": "(\w+)", "index": (\d+)', said.decode(errors="replace"))
                 if found:
                     yield f"{found[1]} {found[2]}", int(process.name)
 

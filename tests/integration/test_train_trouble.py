@@ -64,8 +64,7 @@ def test_scoring_and_checkpoints_are_watched_too(runs, model, words, ranks, wher
     words = ("--global-batch=48", "--steps=12", "--hang-limit=10", f"--model=stuck:{model}", *words)
     done = runs.learn(*words, ranks=ranks, code=5, says="error: no step for 10 s")
     assert re.search(where, done.err), done.err
-    kept = list((done.folder / "checkpoints").glob("*.ckpt"))
-    assert len(kept) == (model == "scores_never")
+    assert len(list((done.folder / "checkpoints").glob("*.ckpt"))) == (model == "scores_never")
 
 
 def test_a_loss_that_explodes_ends_the_run_and_condemns_what_led_to_it(runs):

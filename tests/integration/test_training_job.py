@@ -24,20 +24,13 @@ class Jobs:
 
     def submit(self, *words: str, train: list[str]) -> dict[str, Any]:
         shared = (*self.site, "--json", "--time", "20", "--job-dir", f"job-{time.time_ns()}")
-        answer: dict[str, Any] = json.loads(
-            self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout
-        )
-        return answer
+        return json.loads(self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout)
 
     def watch(self, answer: dict[str, Any], timeout: float = 150) -> dict[str, Any]:
-        found: dict[str, Any] = self.shell.json(
-            "job", "watch", *self.site, str(answer["job_id"]), timeout=timeout
-        )
-        return found
+        return self.shell.json("job", "watch", *self.site, str(answer["job_id"]), timeout=timeout)
 
     def result(self, answer: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(Path(answer["result"]).read_text())
-        return found
+        return json.loads(Path(answer["result"]).read_text())
 
 
 @pytest.fixture
@@ -75,8 +68,7 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     # Long enough for the node to be lost in it on a fast machine too, by waiting.
     train = [*options(digits, 150), "--checkpoint-every", "200", "--delay-ms", "5"]
     answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=train)
-    folder = Path(answer["directory"])
-    progress = folder / "progress.json"
+    progress = Path(answer["directory"]) / "progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
     jobs.shell.hpcdl("cluster", "node", "kill", "p100-02")
     mend = threading.Timer(

@@ -75,8 +75,7 @@ def test_a_tutorial_to_its_end(name, shell):
 
 def test_what_a_page_may_leave_open():
     first = "$ first   # exits with status 3\njob ... is   done\n...\nend\n"
-    page = f"```console\n{first}$ a \\\n> b\n```\n"
-    one, two = steps(page)
+    one, two = steps(f"```console\n{first}$ a \\\n> b\n```\n")
     assert (one.line, one.status, two.command, two.expected) == (2, 3, "a \\\nb", "")
     for said in ("job 7 is done\nend\n", "job 7, 8 is done\nmore\n\nmore\nend\n"):
         assert matches(one.expected, said)

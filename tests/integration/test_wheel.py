@@ -23,8 +23,7 @@ def installed(tmp_path_factory) -> Path:
     made = subprocess.run(build, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[-2000:]
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    wheel = next(folder.glob("hpcdl-*.whl"))
-    pip = [folder / "venv/bin/pip", "install", "--quiet", wheel]
+    pip = [folder / "venv/bin/pip", "install", "--quiet", next(folder.glob("hpcdl-*.whl"))]
     subprocess.run(pip, check=True, capture_output=True)
     return folder / "venv/bin/hpcdl"
 

@@ -53,8 +53,7 @@ def groups():
         results = []
         for at in range(0, 8, size):
             part = slice(at, at + size)
-            group = Group(images[part], labels[part], size)
-            results += step(group, rates[part], RankSignal(), at)
+            results += step(Group(images[part], labels[part], size), rates[part], RankSignal(), at)
         found[size] = {
             "weights": [variable.numpy().tobytes().hex()[:4000] for variable in network.trainable],
             "losses": [result.loss for result in results],

@@ -39,8 +39,7 @@ class Done:
 
     @property
     def result(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
-        return loaded
+        return json.loads((self.folder / "result.json").read_text())
 
     @property
     def losses(self) -> list[float]:
@@ -55,8 +54,7 @@ class Done:
     @property
     def weights(self) -> bytes:
         """The arrays of the newest checkpoint, as bytes."""
-        newest = max((self.folder / "checkpoints").glob("step-*.ckpt"))
-        data = newest.read_bytes()
+        data = max((self.folder / "checkpoints").glob("step-*.ckpt")).read_bytes()
         start = len(b"hpcdl-checkpoint-1\n")
         return data[start + 12 + int.from_bytes(data[start : start + 8], "little") :]
 
@@ -146,8 +144,7 @@ def environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def train_python(request) -> Path:
     """The interpreter that has TensorFlow, Horovod and hpcdl."""
-    named = os.environ.get("HPCDL_TEST_PYTHON")
-    return Path(named or request.getfixturevalue("release").python)
+    return Path(os.environ.get("HPCDL_TEST_PYTHON") or request.getfixturevalue("release").python)
 
 
 @pytest.fixture

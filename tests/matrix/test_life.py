@@ -67,8 +67,7 @@ def test_the_program_s_exit_code_is_the_job_s(machine, code):
 def test_when_a_rank_dies_its_peers_are_ended(machine):
     program = 'if [ "$SLURM_PROCID" = 3 ]; then sleep 1; exit 9; fi; sleep 300'
     begin = time.monotonic()
-    job = machine.submit(script(machine, ["sh", "-c", program], nodes=2, tasks_per_node=2))
-    ended = job.end()
+    ended = machine.submit(script(machine, ["sh", "-c", program], nodes=2, tasks_per_node=2)).end()
     assert ended.state == "FAILED"
     assert ended.exit_code != 0
     assert time.monotonic() - begin < 45
@@ -89,8 +88,7 @@ def test_a_sweep_runs_as_an_array_with_a_throttle(machine):
     options = "--no-module --no-preflight --json --partition cpu --cpus-per-task 1 --running 2"
     sweep = ["job", "sweep", *options.split(), "--name", name, "--over", "n=1,2,3"]
     program = ["--", "sh", "-c", "echo $SLURM_ARRAY_TASK_COUNT {n} >out"]
-    begun = json.loads(machine.hpcdl(*sweep, *program))
-    assert len(begun["points"]) == 3
+    assert len(json.loads(machine.hpcdl(*sweep, *program))["points"]) == 3
 
     def states():
         again = json.loads(machine(HPCDL, *sweep, "--status", *program).stdout)

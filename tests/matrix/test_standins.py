@@ -183,8 +183,7 @@ def standin(release: str, one: Submission, folder: Path) -> Told:
     if not steps:
         return found
     step = json.loads(steps[-1].read_text())["step"]
-    held = step["cpus_held_per_node"] * step["nodes"]
-    return Told(found.refused, found.about, found.ranks, held)
+    return Told(found.refused, found.about, found.ranks, step["cpus_held_per_node"] * step["nodes"])
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -46,8 +46,7 @@ def facts(name: str) -> dict:
 
 def order(text: str, point: int) -> tuple[int, ...]:
     """A release as numbers; `point` where it names no point release."""
-    parts = [int(part) for part in text.split(".")[:3]]
-    return (*parts, point)[:3]
+    return (*[int(part) for part in text.split(".")[:3]], point)[:3]
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class Slurm:
 
     @classmethod
     def of(cls, environment: dict[str, str]) -> Slurm:
-        newest = facts("slurm_rules")["releases"][-1]
-        return cls(environment.get("SLURM_STANDIN_VERSION", newest))
+        return cls(environment.get("SLURM_STANDIN_VERSION", facts("slurm_rules")["releases"][-1]))
 
     def within(self, row: dict) -> bool:
         """Whether the release lies in a row's span."""

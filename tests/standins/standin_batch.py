@@ -79,12 +79,7 @@ def words_of(text: str) -> list[str]:
 
 
 def submit(
-    slurm: model.Slurm,
-    given: model.Given,
-    job: dict,
-    data: bytes,
-    rest: list[str],
-    around: dict,
+    slurm: model.Slurm, given: model.Given, job: dict, data: bytes, rest: list[str], around: dict
 ) -> int:
     job_id = around.get("SLURM_STANDIN_JOB_ID", "1")
     if given.has("test-only"):
