@@ -125,13 +125,10 @@ def test_nothing_passes_that_does_not_deserve_it(site):
     assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
-@pytest.mark.parametrize(
-    ("file", "request_", "reason"),
-    [
-        ("checks_with_an_error.py", {}, "ReFrame left out check file"),
-        ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
-    ],
-)
+@pytest.mark.parametrize(("file", "request_", "reason"), [
+    ("checks_with_an_error.py", {}, "ReFrame left out check file"),
+    ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
+])  # fmt: skip
 def test_a_run_without_a_check_fails(site, file, request_, reason):
     outcome = run(site, file, **request_)
     assert not outcome.ok

@@ -28,17 +28,14 @@ PROBE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("words", "ranks", "gpus", "hosts"),
-    [
-        ("--partition cpu --nodes 2", 2, "none", 2),
-        ("--partition p100 --gpus 1", 1, r"\d", 1),
-        ("--partition p100 --gpus 4", 4, "0,1,2,3", 1),
-        ("--partition v100 --gpus 16", 16, "0,1,2,3,4,5,6,7", 2),
-        ("--partition v100 --nodes 2 --gpus-per-node 6", 12, r"\d(,\d){5}", 2),
-        ("--partition k80 --gpus 4 --launcher single", 1, "0,1,2,3", 1),
-    ],
-)
+@pytest.mark.parametrize(("words", "ranks", "gpus", "hosts"), [
+    ("--partition cpu --nodes 2", 2, "none", 2),
+    ("--partition p100 --gpus 1", 1, r"\d", 1),
+    ("--partition p100 --gpus 4", 4, "0,1,2,3", 1),
+    ("--partition v100 --gpus 16", 16, "0,1,2,3,4,5,6,7", 2),
+    ("--partition v100 --nodes 2 --gpus-per-node 6", 12, r"\d(,\d){5}", 2),
+    ("--partition k80 --gpus 4 --launcher single", 1, "0,1,2,3", 1),
+])  # fmt: skip
 def test_every_layout_reaches_its_ranks(slurm, words, ranks, gpus, hosts):
     lines = slurm.run(*words.split(), "--", "bash", "-c", PROBE)["text"].splitlines()
     found = [dict(part.split("=", 1) for part in line.split()) for line in lines if "rank=" in line]

@@ -25,15 +25,12 @@ def overdue(cluster_env, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("policy", "words", "shown"),
-    [
-        ("node", ["--mem", "10G"], r"MinMemoryNode=10G"),
-        ("cpu", ["--mem", "8000"], r"MinMemoryCPU=1000M"),
-        ("gpu", ["--mem-per-gpu", "3G"], r"MemPerTres=gres:gpu:3072"),
-        ("none", [], r"MinMemoryCPU=7.50G"),
-    ],
-)
+@pytest.mark.parametrize(("policy", "words", "shown"), [
+    ("node", ["--mem", "10G"], r"MinMemoryNode=10G"),
+    ("cpu", ["--mem", "8000"], r"MinMemoryCPU=1000M"),
+    ("gpu", ["--mem-per-gpu", "3G"], r"MemPerTres=gres:gpu:3072"),
+    ("none", [], r"MinMemoryCPU=7.50G"),
+])  # fmt: skip
 def test_memory_is_asked_for_as_the_site_wants_it(slurm, tmp_path, policy, words, shown):
     keys = f"memory: {policy}\n  exclusive: false\n  requeue: false\n  accounting: false"
     site = site_file(tmp_path, ("accounting: false", keys))

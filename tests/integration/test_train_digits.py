@@ -83,16 +83,12 @@ def test_making_digits_again_keeps_them(runs, digits):
     assert {path.name: path.stat().st_mtime_ns for path in digits.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--precision=fp16", "--compress"),
-        ("--precision=bf16",),
-        ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
-        ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
-    ],
-    ids=lambda words: words[0].strip("-"),
-)
+@pytest.mark.parametrize("words", [
+    ("--precision=fp16", "--compress"),
+    ("--precision=bf16",),
+    ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
+    ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
+], ids=lambda words: words[0].strip("-"))  # fmt: skip
 def test_every_option_of_the_step_trains(runs, words):
     found = runs.learn(*STEPS, *words, ranks=2 if "--compress" in words else 1).losses
     assert found[0] == pytest.approx(2.31, abs=0.05)

@@ -50,15 +50,11 @@ def saves_never(shape, classes):
 
 
 @pytest.mark.long  # scoring is compiled first: it may take six times the limit
-@pytest.mark.parametrize(
-    ("model", "words", "ranks", "where"),
-    [
-        ("scores_never", (), 2, r"tasks.py\", line \d+ in evaluate"),
-        ("saves_never", ("--checkpoint-every=4",), 1, r"checkpoint.py\", line \d+ in submit"),
-        ("saves_never", ("--checkpoint-every=0",), 1, r"checkpoint.py\", line \d+ in wait"),
-    ],
-    ids=["scoring", "checkpoint", "last-checkpoint"],
-)
+@pytest.mark.parametrize(("model", "words", "ranks", "where"), [
+    ("scores_never", (), 2, r"tasks.py\", line \d+ in evaluate"),
+    ("saves_never", ("--checkpoint-every=4",), 1, r"checkpoint.py\", line \d+ in submit"),
+    ("saves_never", ("--checkpoint-every=0",), 1, r"checkpoint.py\", line \d+ in wait"),
+], ids=["scoring", "checkpoint", "last-checkpoint"])  # fmt: skip
 def test_scoring_and_checkpoints_are_watched_too(runs, model, words, ranks, where):
     runs.write("stuck.py", STUCK)
     words = ("--global-batch=48", "--steps=12", "--hang-limit=10", f"--model=stuck:{model}", *words)

@@ -29,16 +29,13 @@ def here(slurm) -> Path:
     return slurm.directory
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--", "python3", "x.py", "1"], "ran job 1"),
-        (["--", "python3", "-m", "pkg", "1"], "ran job 1"),
-        (["--chdir", ".", "--", "python3", "-m", "pkg"], "ran HERE"),
-        (["--chdir", ".", "--", "./prog", "data.txt"], "ran HERE content"),
-        (["--", "env", "A=b", "python3", "x.py"], "ran job"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--", "python3", "x.py", "1"], "ran job 1"),
+    (["--", "python3", "-m", "pkg", "1"], "ran job 1"),
+    (["--chdir", ".", "--", "python3", "-m", "pkg"], "ran HERE"),
+    (["--chdir", ".", "--", "./prog", "data.txt"], "ran HERE content"),
+    (["--", "env", "A=b", "python3", "x.py"], "ran job"),
+])  # fmt: skip
 def test_a_program_finds_its_files(slurm, here, words, said):
     ended = slurm.run(*CPU, "--job-dir", here / "job", *words)
     assert ended["state"] == "COMPLETED", ended["text"]
