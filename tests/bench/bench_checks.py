@@ -73,7 +73,6 @@ def overhead(site: Site, folder: Path) -> None:
 
 
 def smoke(site: Site) -> None:
-    """The smoke checks of all partitions on the built release."""
     try:
         modules = modules_by_partition(site, published=True)
     except HpcdlError as lack:

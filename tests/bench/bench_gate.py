@@ -92,7 +92,6 @@ def night(folder: Path) -> None:
 
 
 def judged(folder: Path, cases: list[dict[str, Any]], back: int, history: History) -> Run:
-    """A night's verdicts, which the history has then."""
     ended = nights.END - timedelta(days=back)
     found = name_slow_nodes([judge_tries([one]) for one in cases])
     directory = RunDirectory(folder / f"{ended:%Y%m%d-%H%M%S}Z-0000")

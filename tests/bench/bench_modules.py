@@ -68,7 +68,6 @@ def publish_built() -> None:
 
 
 def measure(prefix: Path, scratch: Path) -> None:
-    """The figures that a user feels."""
     (scratch / "empty" / "none").mkdir(parents=True)
     (scratch / "empty" / "none" / "1.lua").write_text("")
     repeat = f"for i in $(seq {MANY}); do module load $1; module unload $1; done"

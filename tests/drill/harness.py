@@ -64,8 +64,6 @@ class Tally:
 
 @dataclass
 class Bench:
-    """Where a drill works."""
-
     home: Path
     numbers: range
     deadline: float
@@ -78,7 +76,6 @@ class Bench:
         self.chance = random.Random(f"{self.seed}-{self.numbers.start}")
 
     def times(self) -> Iterator[int]:
-        """Count up to the goal, as long as there is time."""
         for number in self.numbers:
             if time.monotonic() > self.deadline:
                 self.tally.note = "out of time"
@@ -88,7 +85,6 @@ class Bench:
 
     @property
     def goal(self) -> int:
-        """How many are left to do."""
         return len(self.numbers)
 
     @property
@@ -139,7 +135,6 @@ class Bench:
         return at
 
     def together(self, *commands: Sequence[str | Path]) -> list[Done]:
-        """Run commands at the same moment, each to its end."""
         started = [(tuple(map(str, argv)), self.start(argv)) for argv in commands]
         ended = []
         for argv, one in started:

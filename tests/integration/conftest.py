@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from hpcdl.cluster import ClusterState, environment, up
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES
-from hpcdl.cluster.needs import choose_mode
+from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
@@ -54,6 +55,12 @@ class Shell:
     def hpcdl(self, *words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
         return self(HPCDL, *words, **more)
 
+    def refused(self, code: int, *words: str | Path, **more: Any) -> str:
+        """What an hpcdl command that must fail says of it."""
+        done = self.hpcdl(*words, check=False, **more)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stderr
+
     def json(self, *words: str | Path, **more: Any) -> Any:
         """What an hpcdl command tells a machine, however it ends."""
         return json.loads(self.hpcdl(*words, "--json", check=False, **more).stdout)
@@ -78,6 +85,31 @@ class Shell:
         job = self("sbatch", "--parsable", *words, "sleep 900").stdout.strip()
         wait_for(lambda: self("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", 180)
         return job
+
+
+def shell_of(state: ClusterState, directory: Path, **env: str) -> Shell:
+    """Runs commands against a cluster of the test's own."""
+    return Shell({**environment(state, clean_environment()), **env}, directory)
+
+
+def need_packages(*, accounting: bool = False) -> None:
+    try:
+        check_packages(accounting=accounting)
+    except MissingPrerequisite as lack:
+        pytest.skip(f"{lack.message}; {lack.hint}")
+
+
+@contextmanager
+def small_disk(place: Path, options: str) -> Iterator[None]:
+    """A file system of its own at a directory, as `size=8m` makes it."""
+    place.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
 
 
 def site_file(folder: Path, *changes: tuple[str, object]) -> Path:
@@ -112,7 +144,6 @@ def mode(request) -> str:
 
 @pytest.fixture(scope="session")
 def cluster(cluster_home, embedded_site) -> ClusterState:
-    """The embedded cluster, up for the whole session."""
     directory = cluster_home / "cluster" / "embedded"
     try:
         return up(embedded_site, directory=directory)
@@ -122,7 +153,6 @@ def cluster(cluster_home, embedded_site) -> ClusterState:
 
 @pytest.fixture(scope="session")
 def cluster_env(cluster, cluster_home) -> dict[str, str]:
-    """The environment of programs that use the cluster."""
     return {
         **environment(cluster, clean_environment()),
         "HPCDL_HOME": str(cluster_home),
@@ -132,5 +162,4 @@ def cluster_env(cluster, cluster_home) -> dict[str, str]:
 
 @pytest.fixture
 def slurm(cluster, cluster_env, tmp_path) -> Shell:
-    """Runs commands against the cluster, in a folder of the test's own."""
     return Shell(cluster_env, tmp_path)

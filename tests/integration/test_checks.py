@@ -60,7 +60,6 @@ def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[by
 
 @pytest.fixture
 def site(cluster_env, tmp_path, monkeypatch) -> Site:
-    """The embedded site with a prefix and a work folder of the test's own."""
     return own_site(cluster_env, tmp_path, monkeypatch)
 
 

@@ -49,7 +49,6 @@ class mounts(filesystem_options_check):
 
 @pytest.fixture
 def site(cluster_env, tmp_path, monkeypatch) -> Site:
-    """The embedded site with a prefix and a work directory of the test's own."""
     return own_site(cluster_env, tmp_path, monkeypatch)
 
 

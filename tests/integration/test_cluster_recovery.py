@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, down, environment, processes, up
+from hpcdl.cluster import down, environment, processes, up
 from hpcdl.cluster import nodes as node_actions
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId, bridge_name
-from hpcdl.cluster.needs import check_packages, choose_mode
+from hpcdl.cluster.needs import choose_mode
 from hpcdl.cluster.query import of_nodes
 from hpcdl.cluster.state import write_state
 from hpcdl.site import Site, load_site
 from hpcdl.system.errors import MissingPrerequisite
-from tests.integration.conftest import Shell, clean_environment
+from tests.integration.conftest import Shell, clean_environment, need_packages
+from tests.integration.conftest import shell_of as shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -43,10 +44,7 @@ partitions:
 
 @pytest.fixture(scope="module")
 def small_site(cluster_home) -> Site:
-    try:
-        check_packages(accounting=False)
-    except MissingPrerequisite as lack:
-        pytest.skip(lack.message)
+    need_packages()
     path = cluster_home / "small.yaml"
     path.write_text(SMALL)
     return load_site(path)
@@ -62,10 +60,6 @@ def place(cluster_home) -> Iterator[Path]:
 def nothing_is_left(place: Path) -> None:
     assert processes.of_cluster(place) == []
     assert list(Path("/sys/class/net").glob(f"{bridge_name(place)}*")) == []
-
-
-def shell(state: ClusterState, directory: Path) -> Shell:
-    return Shell(environment(state, clean_environment()), directory)
 
 
 def test_down_leaves_nothing_and_twice_is_fine(small_site, place, mode):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import small_disk
 from tests.integration.train_runs import MPIRUN, Done, Runs, environment
 from tests.trace_format import faults
 
@@ -34,7 +35,6 @@ TRAIN = ("--model=small:network", "--image-size=32", "--global-batch=16", "--lr=
 
 @pytest.fixture(scope="module")
 def photos(train_python, tmp_path_factory) -> Path:
-    """Records of 96 photographs to train and 32 to test with."""
     folder = tmp_path_factory.mktemp("photos") / "set"
     Runs(train_python, folder.parent).data("make", "photos", folder, *PHOTOS)
     return folder
@@ -144,7 +144,6 @@ def test_a_run_resumes_inside_an_epoch_bitwise(fed, copied):
 
 
 def test_profile_and_scalars_are_written_for_the_usual_viewers(runs, copied):
-    """The timeline shows each rank's step and the threads of its input pipeline."""
     runs.write("small.py", SMALL)
     words = ("--data=set", *TRAIN[:-1], "--steps=14", "--profile", "--tensorboard")
     done = runs.train(*words, ranks=2)
@@ -165,7 +164,6 @@ def test_profile_and_scalars_are_written_for_the_usual_viewers(runs, copied):
 
 @pytest.mark.parametrize(("spoil", "ranks"), [(damage, 1), (spoil_image, 2)])
 def test_damaged_records_are_skipped_and_named_up_to_a_limit(fed, copied, spoil, ranks):
-    """Records whose checksum is wrong, and images that cannot be decoded."""
     shard = min(copied.glob("train-*"))
     said = [f"skipped a damaged record: {shard} at byte {spoil(shard, n)}" for n in (3, 8)]
     done = fed("--steps=6", ranks=ranks, job="skips", says=tuple(said))
@@ -199,19 +197,13 @@ def test_ranks_that_decode_differently_refuse_to_start(runs, fed, copied):
 
 def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs, photos):
     disk = runs.folder / "small"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs root")
     make = ("make", "photos", disk / "set", *PHOTOS, "--threads=1")
-    try:
+    with small_disk(disk, "size=400k"):
         runs.data(*make, code=3, says="cannot write")
         assert not (disk / "set" / "dataset.json").exists()
-        subprocess.run([*mount[:4], "remount,size=9m", *mount[5:]], check=True)
+        subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
         runs.data(*make)
         assert same_shards(photos, disk / "set")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_records_that_do_not_do_are_refused_before_training(fed, copied):

@@ -145,7 +145,6 @@ def test_a_submission_killed_at_any_call_is_one_job(once, chain):
 
 @needs_strace
 def test_a_sweep_killed_at_any_call_queues_each_point_once(once):
-    """Two arrays; killed anywhere between the first file and the last, and run again."""
     once(*sweep("first"))
     for number, (kind, count) in enumerate(once.points(*sweep("traced"))):
         name = f"s{number}"

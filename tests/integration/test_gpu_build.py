@@ -86,7 +86,6 @@ def build(case: Case, root: Root, more: str, *options: str, **env: str) -> Itera
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
 def built(request) -> Iterator[Built]:
-    """From wheels."""
     yield from build(request.param, root_of(request.param.suite), "")
 
 
@@ -245,7 +244,6 @@ def with_spack(root: Root) -> tuple[Root, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def by_spack() -> Iterator[tuple[Built, dict[str, str]]]:
-    """By Spack, and the variables for it."""
     if why_not():
         pytest.skip(why_not())
     case = CASES[0]

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, environment, up
-from hpcdl.cluster.needs import check_packages
+from hpcdl.cluster import down, up
 from hpcdl.site import load_site
-from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.trust import user_of
-from tests.integration.conftest import HPCDL, Shell, clean_environment, site_file
+from tests.integration.conftest import HPCDL, Shell, need_packages, shell_of, site_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -87,9 +85,8 @@ def test_tensorflow_s_server_does_not_start_on_nodes_that_others_may_use(slurm, 
 
 def test_cancelling_never_requeues(slurm, tmp_path):
     program = "trap 'exit 75' TERM; touch ready; sleep 120 & wait"
-    job = str(
-        slurm.submit(*CPU, "--job-dir", tmp_path / "job", "--", "bash", "-c", program)["job_id"]
-    )
+    words = (*CPU, "--job-dir", tmp_path / "job", "--", "bash", "-c", program)
+    job = str(slurm.submit(*words)["job_id"])
     wait_for((tmp_path / "job/ready").exists)
     slurm.hpcdl("job", "cancel", job)
     answer = slurm.ended(job)
@@ -155,7 +152,6 @@ def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(slurm
 
 
 def test_staged_data_lies_on_every_node_and_goes_with_the_job(slurm, tmp_path):
-    """The job finds its copy in HPCDL_DATA; what it staged is gone afterwards, the source not."""
     words = with_scratch(slurm, tmp_path, f"{tmp_path}/$SLURMD_NODENAME")
     for node in ("p100-01", "p100-02"):
         (tmp_path / node).mkdir()
@@ -186,9 +182,7 @@ def test_what_the_partition_can_never_hold_is_refused_in_slurm_s_words(slurm, tm
     """The site file promises a node too many: only Slurm knows better."""
     site = ("--site", site_file(tmp_path, ("nodes: 2", "nodes: 9")))
     words = ("--no-module", "--nodes", "9", "--job-dir", tmp_path / "job", "--", "true")
-    refused = slurm.hpcdl("job", "submit", *site, *words, check=False)
-    assert refused.returncode == 2, refused.stdout
-    assert "Slurm did not take this job" in refused.stderr
+    assert "Slurm did not take this job" in slurm.refused(2, "job", "submit", *site, *words)
     assert not (tmp_path / "job").exists()
 
 
@@ -198,10 +192,9 @@ def test_slurm_away_is_one_clear_line(slurm, tmp_path):
     )
     slurm.env = {**slurm.env, "SLURM_CONF": f"{tmp_path}/slurm.conf"}
     words = ("job", "submit", "--no-module", *CPU, "--", "true")
-    answer = slurm.hpcdl(*words, check=False, timeout=90)
-    assert answer.returncode == 3
-    assert answer.stderr.startswith("error: Slurm does not answer\n")
-    assert "Traceback" not in answer.stderr
+    said = slurm.refused(3, *words, timeout=90)
+    assert said.startswith("error: Slurm does not answer\n")
+    assert "Traceback" not in said
 
 
 class Sweep:
@@ -260,17 +253,14 @@ def test_the_site_file_drafted_from_the_cluster_agrees_with_it(slurm, tmp_path):
 @pytest.fixture
 def accounted(embedded_site, cluster_home, tmp_path) -> Iterator[Shell]:
     """Runs commands against a cluster with accounting that forgets ended jobs after 2 s."""
-    try:
-        check_packages(accounting=True)
-    except MissingPrerequisite as lack:
-        pytest.skip(f"{lack.message}; {lack.hint}")
+    need_packages(accounting=True)
     place = cluster_home / "cluster" / "accounts"
     try:
         state = up(embedded_site, directory=place, accounting=True)
         conf = state.configuration
         conf.write_text(conf.read_text().replace("MinJobAge=3600", "MinJobAge=2"))
-        shell = Shell({**environment(state, clean_environment()), "HPCDL_HOME": str(cluster_home),
-                       "HPCDL_CLUSTER_DIR": str(place)}, tmp_path)  # fmt: skip
+        env = {"HPCDL_HOME": str(cluster_home), "HPCDL_CLUSTER_DIR": str(place)}
+        shell = shell_of(state, tmp_path, **env)
         shell("scontrol", "reconfigure")
         yield shell
     finally:

@@ -137,7 +137,6 @@ def test_a_user_s_own_load_of_it_and_its_folder_stay(hidden):
 
 
 def test_a_job_of_it_loads_what_it_was_built_upon(hidden):
-    """A script purges everything first."""
     release, _ = hidden
     script = f"module --force purge; module use '{release.modules}'; module load {release.module}"
     done = lmod(Path("/nonexistent"), f"{script}; echo $MPI_HOME", SLURMD_NODENAME="gpu01")
@@ -145,7 +144,6 @@ def test_a_job_of_it_loads_what_it_was_built_upon(hidden):
 
 
 def test_the_loaded_module_that_brings_the_mpi_is_found(tmp_path):
-    """As in the shell of an admin who builds: others that are loaded do not matter."""
     program = tmp_path / "apps" / "openmpi" / "bin" / "mpirun"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")

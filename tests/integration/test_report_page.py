@@ -82,13 +82,11 @@ def until(page: Page, question: str) -> None:
 
 
 def drawn(page: Page, figure: str) -> None:
-    """Bring a figure into view and wait until it is drawn."""
     page.do(f"document.querySelector('{figure}').scrollIntoView({{behavior: 'instant'}})")
     until(page, f"document.querySelector('{figure} svg') !== null")
 
 
 def open_all(page: Page) -> None:
-    """Open a row, and have every kind of figure drawn."""
     page.do("document.querySelector('.open').click()")
     for figure in ("figure.heat", "figure.lines", "figure.time"):
         drawn(page, figure)

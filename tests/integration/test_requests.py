@@ -60,9 +60,7 @@ def test_a_reservation_is_run_in(slurm, tmp_path):
     try:
         assert "cpu-01" in slurm.run(*CPU, "--reservation", name, "--", "hostname")["text"]
         words = ("job", "submit", "--no-module", *CPU, "--reservation", "nosuch", "--", "true")
-        refused = slurm.hpcdl(*words, check=False)
-        assert refused.returncode == 2
-        assert "reservation" in refused.stderr.lower()
+        assert "reservation" in slurm.refused(2, *words).lower()
     finally:
         slurm("scontrol", "delete", f"reservationname={name}")
 

@@ -28,6 +28,7 @@ from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, requi
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
+from tests.integration.conftest import small_disk
 from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
 from tests.small_release import make_release, passing, silent, small_site
 from tests.waiting import wait_for
@@ -109,14 +110,8 @@ def test_a_killed_build_goes_on(small, tmp_path):
 
 
 def test_a_full_disk_is_named_and_nothing_is_lost(small):
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
     tree = small.parent / "tree"
-    tree.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tree)]
-    if subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_disk(tree, "size=8m"):
         where = solve(small, "works", "fills")
         spack = opened(where)
         said = "no space left while Spack built fills"
@@ -124,8 +119,6 @@ def test_a_full_disk_is_named_and_nothing_is_lost(small):
             build(where, spack, SMALL_TREE=str(tree))
         assert "what is built stays built" in caught.value.hint
         assert names(spack, where) == {"works"}
-    finally:
-        subprocess.run(["umount", "-l", str(tree)], check=True)
 
 
 @pytest.fixture
@@ -158,7 +151,6 @@ def test_the_build_cache_is_signed_and_taken_from(small, keyring):
 
 
 def test_what_cannot_be_adopted_is_refused(small, tmp_path):
-    """Not installed, half installed, of another Spack: a line each."""
     site = small_site(tmp_path / "prefix")
     recipe = small / "spack_repo" / "hpcdl" / "packages" / "py_tensorflow_wheels" / "package.py"
     recipe.write_text(RECIPE.format(name="PyTensorflowWheels", more="", command="true"))

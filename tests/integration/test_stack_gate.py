@@ -29,7 +29,6 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def _on_the_cluster(cluster_env, monkeypatch) -> None:
-    """This process talks to the embedded cluster."""
     for name in ("PATH", "SLURM_CONF", "HPCDL_HOME", "HPCDL_CLUSTER_DIR"):
         if name in cluster_env:
             monkeypatch.setenv(name, cluster_env[name])

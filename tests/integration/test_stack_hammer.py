@@ -71,7 +71,6 @@ def load_while(site: Site, scratch: Path, loads: int, work: Callable[[], None]) 
 
 
 def publish_and_roll_back(site: Site, times: int) -> None:
-    """Switch back and forth between all releases."""
     for number in range(times):
         if number % 3 == 2:
             rollback(site)

@@ -100,7 +100,6 @@ def test_a_read_only_file_system(home):
 
 @needs_root
 def test_no_permission():
-    """As a user who may read the prefix and not write it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         site = replace(small_site(Path(folder) / "prefix"), private=True)

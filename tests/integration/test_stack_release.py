@@ -83,7 +83,6 @@ def test_the_plan_after_a_publish_is_nothing_to_do(stack_site, release):
 
 
 def test_a_killed_build_is_no_release_and_the_next_one_completes(stack_site, release, tmp_path):
-    """Kill a build at several moments; what it left is never listed, and building works."""
     site = small_site(tmp_path / "prefix")
     program = (
         "import sys; from pathlib import Path; from tests.small_release import small_site, silent;"
@@ -133,7 +132,6 @@ def test_every_module_has_its_bytecode_and_the_gate_wrote_none(release):
 
 
 def test_hpcdl_in_the_module_knows_its_site(stack_site, release):
-    """A user who loads the module names no site file."""
     done = in_module(stack_site, release, ["hpcdl", "site", "show", "--json"])
     assert done.ok, done.stderr
     assert json.loads(done.stdout)["name"] == "embedded"

@@ -18,7 +18,6 @@ STEPS = ("--steps=60", "--global-batch=64")
 
 @pytest.fixture(scope="module")
 def four_and_one(train_python, digits, tmp_path_factory) -> tuple[Done, Done]:
-    """The same training by four ranks and by one."""
     runs = Runs(train_python, tmp_path_factory.mktemp("runs"), digits)
     words = ("--global-batch=128", "--epochs=20")
     four = runs.learn(*words, "--target-accuracy=0.95", ranks=4, job="four")

@@ -17,8 +17,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 
 @dataclass
 class Jobs:
-    """Submits training jobs of the shared release to the embedded cluster."""
-
     shell: Shell
     site: tuple[str, str]
 
@@ -35,7 +33,6 @@ class Jobs:
 
 @pytest.fixture
 def jobs(slurm, release, stack_site, tmp_path) -> Jobs:
-    """The embedded site, its software where the shared release lies, its work in the test's."""
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
     site = site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
     return Jobs(slurm, ("--site", str(site)))

@@ -17,7 +17,6 @@ SAYS = "import os, sys; print('ran', os.path.basename(os.getcwd()), *sys.argv[1:
 
 @pytest.fixture
 def here(slurm) -> Path:
-    """Where the user stands: a script, a package, a program and data."""
     (slurm.directory / "pkg").mkdir()
     for name in ("x.py", "pkg/__init__.py"):
         (slurm.directory / name).write_text("")
@@ -119,7 +118,5 @@ def test_ranks_exchange_long_messages_from_container_to_container(slurm, here, i
 
 
 def test_an_image_that_is_not_there_is_refused(slurm, charliecloud):
-    submit = ("job", "submit", "--no-module")
-    done = slurm.hpcdl(*submit, "--container", "/no/image", "--", "true", check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no image /no/image\nhelp: ")
+    words = ("job", "submit", "--no-module", "--container", "/no/image", "--", "true")
+    assert slurm.refused(2, *words).startswith("error: there is no image /no/image\nhelp: ")

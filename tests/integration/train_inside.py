@@ -89,7 +89,6 @@ def at_rest():
 
 
 def pipeline(folder):
-    """What the input pipeline reads, crops and draws."""
     return {name: globals()[name](folder) for name in ("ahead", "decoders", "crops", "operations")}
 
 
@@ -127,7 +126,6 @@ def crops(_):
 
 
 def parameters():
-    """Trainable values, and all, of every network there is."""
     found = {}
     for name, row in facts.load("models")["models"].items():
         network = models.build(name, tuple(row["input"]), row["classes"], 1)
@@ -277,7 +275,6 @@ def augmented():
 
 
 def refusals(lines):
-    """The exit code of every command line, and what it says."""
     found = []
     for line in json.loads(lines):
         with contextlib.redirect_stderr(io.StringIO()) as said:

@@ -143,7 +143,6 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def train_python(request) -> Path:
-    """The interpreter that has TensorFlow, Horovod and hpcdl."""
     return Path(os.environ.get("HPCDL_TEST_PYTHON") or request.getfixturevalue("release").python)
 
 

@@ -63,7 +63,6 @@ class Machine:
 
     @property
     def release(self) -> Release:
-        """The release that runs, with its point."""
         return Release.parse(self.state.slurm_version)
 
     @cached_property

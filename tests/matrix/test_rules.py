@@ -282,7 +282,6 @@ TEXTS = {
 
 @pytest.fixture(scope="session")
 def outcomes(machines):
-    """Every script submitted to every release at once."""
     return {
         (machine.name, name): machine.submit(case.script)
         for name, case in CASES.items()

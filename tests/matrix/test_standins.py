@@ -157,7 +157,6 @@ def _numbered(ranks: list[dict[str, str]]) -> tuple[tuple[str, ...], ...]:
 
 @pytest.fixture(scope="session")
 def real(machines):
-    """Everything submitted to every release at once."""
     return {
         (machine.name, name): machine.submit(one.script, **one.around)
         for name, one in ALL.items()
