@@ -13,13 +13,8 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_release, read_release, release_for, release_ids
 from hpcdl.stack.seal import check_integrity
 from tests.drill.harness import Bench, Drill
-from tests.integration.test_stack_hammer import (
-    LMOD,
-    load_while,
-    publish_and_roll_back,
-    published_site,
-)
-from tests.small_release import make_release, passing, silent, small_site
+from tests.integration.test_stack_hammer import load_while, publish_and_roll_back, published_site
+from tests.small_release import LMOD, make_release, passing, silent, small_site
 
 ACT = (sys.executable, "-m", "tests.drill.acts")
 

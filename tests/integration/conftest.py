@@ -22,9 +22,11 @@ from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
+from tests.small_release import LMOD
 from tests.waiting import wait_for
 
 HPCDL = Path(sys.executable).with_name("hpcdl")
+needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
 _FOREIGN = ("MAKE", "MFLAGS", "SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
 
 

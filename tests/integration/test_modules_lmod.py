@@ -12,10 +12,10 @@ from hpcdl.site import Site, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import Release
-from tests.small_release import make_release, passing, silent, small_site
+from tests.integration.conftest import needs_lmod
+from tests.small_release import LMOD, make_release, passing, silent, small_site
 
-LMOD = Path("/usr/share/lmod/lmod/init/bash")
-pytestmark = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
+pytestmark = needs_lmod
 
 
 def lmod(modulepath: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -132,12 +132,9 @@ class Check:
             process = subprocess.Popen(
                 words, env=dict(self.once.slurm.env), cwd=self.once.folder, stdout=out, stderr=out
             )
-        wait_for(self._over)
+        wait_for(lambda: self.log.exists() and "+++" in self.log.read_text())
         process.kill()
         process.wait()
-
-    def _over(self) -> bool:
-        return self.log.exists() and "+++" in self.log.read_text()
 
     def points(self) -> list[Point]:
         """The calls from the first note of the submission to the last one."""
@@ -150,7 +147,7 @@ class Check:
             counts[line[1]] += 1
             found.append((line[1], counts[line[1]]))
             notes.append(line[1] == "write" and '\\"token\\"' in line[2])
-        (first, second) = [at for at, note in enumerate(notes) if note][:2]
+        first, second = [at for at, note in enumerate(notes) if note][:2]
         return found[first : second + 2]
 
     def killed(self, kind: str, count: int) -> None:

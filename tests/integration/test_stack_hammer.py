@@ -1,11 +1,9 @@
 """Publishing while users load, and publishing that is killed: the tree is valid every time."""
 
-import dataclasses
 import functools
 import json
-import os
+import multiprocessing
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,10 +14,11 @@ import pytest
 from hpcdl.site import Site
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_release, release_for, release_ids
-from tests.small_release import make_release, passing, silent, small_site
+from tests.drill.acts import publish_anew
+from tests.integration.conftest import needs_lmod
+from tests.small_release import LMOD, make_release, passing, silent, small_site
 
-LMOD = Path("/usr/share/lmod/lmod/init/bash")
-needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
+FORK = multiprocessing.get_context("fork")
 VERSIONS = ("2.19.0", "2.20.0", "2.21.0")
 
 LOADS = """
@@ -89,22 +88,17 @@ def test_loads_never_fail_while_releases_are_switched(tmp_path):
 
 def killed_after(seconds: float, act: Callable[[], object]) -> bool:
     """Run `act` in a child and kill it after that time; whether it had ended before."""
-    child = os.fork()
-    if child == 0:
-        try:
-            act()
-        finally:
-            os._exit(0)
+    child = FORK.Process(target=act)
+    child.start()
     time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.WIFEXITED(status)
+    child.kill()
+    child.join()
+    return child.exitcode >= 0
 
 
 def assert_valid(site: Site, before: str, after: str) -> None:
     """What users and jobs read is whole: the old state or the new one."""
     current = current_release(site)
-    assert current is not None
     assert current.id in {before, after}
     shown = site.paths.prefix / "current/modules"
     assert (shown / f"{current.module}.lua").read_text().startswith("local release = {")
@@ -117,20 +111,12 @@ def assert_valid(site: Site, before: str, after: str) -> None:
     assert sorted(release_ids(site)) == ["a", "b", "c", "d"]
 
 
-def publish_anew(site: Site, target: str, added: str) -> None:
-    """All of a publish: the admin has added a partition, so there are modulefiles to write."""
-    partitions = {**site.partitions, added: site.partitions["cpu"]}
-    changed = dataclasses.replace(site, partitions=partitions)
-    publish(changed, target, passing, say=silent, verify_again=True)
-
-
 def kill_publishes(site: Site, times: int, seed: int) -> int:
     """Kill that many publishes at random moments; how many were killed before their end."""
     chance = random.Random(seed)
     killed = 0
     for number in range(times):
         current = current_release(site)
-        assert current is not None
         target = chance.choice([name for name in "abcd" if name != current.id])
         if number % 10 == 0:
             # How long one takes now, on a machine that others use too; and then back again.
@@ -151,18 +137,12 @@ def test_a_killed_publish_leaves_the_old_state_or_the_new_one(tmp_path, lmod):
 
 def test_publishes_at_once_queue_and_all_succeed(tmp_path):
     site = published_site(tmp_path / "prefix", lmod=False)
-    children = []
-    for name in "abcd":
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                publish(site, name, passing, say=silent)
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert codes == [0, 0, 0, 0]
+    act = functools.partial(publish, site, gate=passing, say=silent)
+    children = [FORK.Process(target=act, args=[name]) for name in "abcd"]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0, 0]
     events = json.loads((site.paths.prefix / "history.json").read_text())["events"]
     assert current_release(site).id == events[-1]["release"]
