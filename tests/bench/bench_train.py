@@ -128,9 +128,8 @@ def _tf_cnn(made: Runs) -> None:
          f"--num_intra_threads={threads}", f"--num_inter_threads={threads}"],
         r"\d+\timages/sec", {"TF_USE_LEGACY_KERAS": "1"},
     )  # fmt: skip
-    ours = _start(
-        [str(made.python), "-m", "tests.bench.train_lines", "resnet50", "8", "99"], r"done", {}
-    )
+    words = ["-m", "tests.bench.train_lines", "resnet50", "8", "99"]
+    ours = _start([str(made.python), *words], r"done", {})
     clock = _clock()
     try:
         turns = [(theirs.turn(2), ours.turn(2)) for _ in range(_TURNS + 1)][1:]
@@ -173,9 +172,8 @@ def _ranks(made: Runs) -> None:
         begun = {job: _pinned(made, job, launcher) for job, launcher in alone.items()}
         apart = sum(_rate(made.end(process, job, 900)) for job, process in begun.items())
         job = f"joined-{turn}"
-        process = _pinned(
-            made, job, ("mpirun", "-np", "2", "--map-by", "core", "--bind-to", "core")
-        )
+        launcher = ("mpirun", "-np", "2", "--map-by", "core", "--bind-to", "core")
+        process = _pinned(made, job, launcher)
         ratios.append(_rate(made.end(process, job, 900)) / apart)
     ratio = statistics.median(ratios)
     report("2 ranks: share of two single runs", ratio, "x", least=0.95,

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -54,30 +53,30 @@ class Shell:
             raise AssertionError(f"{argv} gave {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
-    def hpcdl(self, *words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    def hpcdl(self, *words: str | Path, **more) -> subprocess.CompletedProcess[str]:
         return self(HPCDL, *words, **more)
 
-    def refused(self, code: int, *words: str | Path, **more: Any) -> str:
+    def refused(self, code: int, *words: str | Path, **more) -> str:
         """What an hpcdl command that must fail says of it."""
         done = self.hpcdl(*words, check=False, **more)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stderr
 
-    def json(self, *words: str | Path, **more: Any) -> Any:
+    def json(self, *words: str | Path, **more):
         """What an hpcdl command tells a machine, however it ends."""
         return json.loads(self.hpcdl(*words, "--json", check=False, **more).stdout)
 
-    def submit(self, *words: str | Path) -> dict[str, Any]:
+    def submit(self, *words: str | Path) -> dict:
         """The answer of `job submit`, without modules and preflight."""
         shared = ("job", "submit", "--no-module", "--no-preflight", "--json")
         return json.loads(self.hpcdl(*shared, *words).stdout)
 
-    def ended(self, job: object) -> dict[str, Any]:
+    def ended(self, job: object) -> dict:
         """How a job ended, watched until then, and its log as `text`."""
         answer = self.json("job", "watch", str(job), timeout=280)
         return {**answer, "text": Path(answer["log"]).read_text()}
 
-    def run(self, *words: str | Path) -> dict[str, Any]:
+    def run(self, *words: str | Path) -> dict:
         answer = self.submit(*words)
         return {**answer, **self.ended(answer["job_id"])}
 

@@ -164,9 +164,8 @@ def test_reframe_s_settings_of_others_are_not_read(shared, evil, slurm, tmp_path
     (tmp_path / "check.py").write_text(CHECK)
     env = {"RFM_CONFIG_FILES": f"{shared}/settings.py", "RFM_CONFIG_PATH": str(shared),
            "RFM_CHECK_SEARCH_PATH": str(shared), "RFM_SYSTEM": "evil"}  # fmt: skip
-    Shell({**slurm.env, **env}, shared)(
-        sys.executable, tmp_path / "check.py", site, STANDINS, "run"
-    )
+    check = (sys.executable, tmp_path / "check.py", site, STANDINS, "run")
+    Shell({**slurm.env, **env}, shared)(*check)
     (verdicts,) = (shared / "work/checks/runs").glob("*/verdicts.json")
     assert json.loads(verdicts.read_text())["verdicts"][0]["check"] == "honest"
 

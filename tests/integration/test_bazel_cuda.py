@@ -18,7 +18,6 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -177,7 +176,7 @@ def _add_cudnn(top: Path) -> None:
     link.symlink_to("libcudnn.so.9")
 
 
-def recipes_options(root: Root, name: str, **env: str) -> dict[str, Any]:
+def recipes_options(root: Root, name: str, **env: str) -> dict:
     """What the recipe makes in /opt/NAME, for bazel: `arguments` and `environment`."""
     spack = find_spack()
     script = (

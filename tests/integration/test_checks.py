@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -323,7 +322,7 @@ def start(
     return subprocess.Popen([sys.executable, "-c", RUN, *words])
 
 
-def verdicts(site: Site) -> list[dict[str, Any]]:
+def verdicts(site: Site) -> list[dict]:
     """Those of the one run that a process of its own has made."""
     (file,) = runs_directory(site).glob("*/verdicts.json")
     return json.loads(file.read_text())["verdicts"]

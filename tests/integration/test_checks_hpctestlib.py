@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 
@@ -132,9 +131,9 @@ def test_a_sites_log_server_gets_hpcdls_fields(site, tmp_path):
 
 
 @contextmanager
-def listening() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def listening() -> Iterator[tuple[int, list[dict]]]:
     """A server on loopback, its port, and the records that it was sent."""
-    received: list[dict[str, Any]] = []
+    received: list[dict] = []
 
     class Takes(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -81,9 +81,7 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site, place, mode):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to take /etc/hosts away")
 def test_a_machine_without_hosts_file_has_loopback(small_site, place):
-    bare = (
-        "mount -t tmpfs tmpfs /mnt && cp -a /etc/. /mnt && rm /mnt/hosts && mount --bind /mnt /etc"
-    )
+    bare = "mount -t tmpfs m /mnt && cp -a /etc/. /mnt && rm /mnt/hosts && mount --bind /mnt /etc"
     hpcdl = f"{sys.executable} -m hpcdl cluster"
     env = clean_environment()
     env |= {"HPCDL_CLUSTER_DIR": str(place), "HPCDL_SITE": str(small_site.source)}
@@ -102,10 +100,8 @@ def test_a_machine_without_hosts_file_has_loopback(small_site, place):
 
 def test_make_down_needs_no_environment(small_site, place, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    env = clean_environment() | {
-        "HPCDL_HOME": str(place.parent.parent), "HPCDL_CACHE": str(tmp_path),
-        "HPCDL_SITE": str(small_site.source),
-    }  # fmt: skip
+    env = clean_environment() | {"HPCDL_HOME": str(place.parent.parent)}
+    env |= {"HPCDL_CACHE": str(tmp_path), "HPCDL_SITE": str(small_site.source)}
     words = ["make", "down", f"VENV={tmp_path}/none", f"PYTHON={tmp_path}/bare/bin/python"]
     up(small_site, directory=place)
     for expected in ("stopped\n", "nothing was running\n"):
@@ -129,10 +125,8 @@ def test_up_restarts_what_was_killed(small_site, place):
     victims = ["munged", "slurmctld", "p100-01", "spare-01"]
     state = up(small_site, directory=place)
     ask = shell(state, place)
-    job = ask(
-        "sbatch", "--parsable", "-p", "spare", "-w", "spare-02", "--output=/dev/null",
-        "--wrap=sleep 60",
-    ).stdout.strip()  # fmt: skip
+    words = ("-p", "spare", "-w", "spare-02", "--output=/dev/null", "--wrap=sleep 60")
+    job = ask("sbatch", "--parsable", *words).stdout.strip()
     wait_for(lambda: ask("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n")
     begun = time.time()  # slurmctld saves its jobs every 5 s, where something has changed
     ask("scontrol", "update", f"jobid={job}", "comment=saved")
@@ -155,12 +149,11 @@ def test_everything_killed_is_brought_back(small_site, place, mode):
 
 
 def test_up_killed_at_any_moment_can_be_stopped_and_repeated(small_site, place, mode):
-    words = ["cluster", "up", "--mode", mode, "--site", str(small_site.source)]
+    words = [sys.executable, "-m", "hpcdl", "cluster", "up", "--mode", mode, "--site",
+             small_site.source]  # fmt: skip
     env = {**clean_environment(), "HPCDL_CLUSTER_DIR": str(place)}
     for step in range(8):
-        starting = subprocess.Popen(
-            [sys.executable, "-m", "hpcdl", *words], env=env, stderr=subprocess.DEVNULL
-        )
+        starting = subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL)
         time.sleep(0.08 + 0.05 * step)
         starting.kill()
         starting.wait()
@@ -265,9 +258,8 @@ def test_restarted_node_answers_at_once_those_who_knew_it(small_site, place):
     reach = "exec 3<>/dev/tcp/spare-02/$(scontrol show node spare-02 | grep -oP 'Port=\\K[0-9]+')"
 
     def on(node: str, command: str) -> str:
-        return slurm(
-            "srun", "-p", "spare", "-w", node, "timeout", "5", "bash", "-c", command
-        ).stdout
+        words = ("srun", "-p", "spare", "-w", node, "timeout", "5", "bash", "-c", command)
+        return slurm(*words).stdout
 
     on("spare-01", reach)
     before = on("spare-02", hardware)

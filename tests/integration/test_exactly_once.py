@@ -27,7 +27,15 @@ KINDS = (
     "rename,unlink,symlink,mkdir,write,pwrite64,ftruncate,fchmod,fsync,flock,"
     "clone,vfork,clone3,execve,poll,wait4"
 )
-_CALL = re.compile(r"([a-z0-9_]+)\((.*)")
+
+
+def calls(log: Path) -> list[tuple[str, int, str]]:
+    """Kind, number within its kind, and arguments of each call that strace wrote down."""
+    counts, found = Counter(), []
+    for kind, arguments in re.findall(r"^([a-z0-9_]+)\((.*)", log.read_text(), re.M):
+        counts[kind] += 1
+        found.append((kind, counts[kind], arguments))
+    return found
 
 
 class Once:
@@ -61,22 +69,15 @@ class Once:
         assert code == -9 or (code == self.code and kind in {"poll", "wait4"}), (kind, count, code)
         return code == -9
 
-    def trace(self, *words: str) -> list[tuple[str, str]]:
+    def points(self, *words: str) -> list[tuple[str, int]]:
+        """Kind and number of each call from the first file of a submission to the last one."""
         log = self.folder / "strace"
         argv = ["strace", "-o", str(log), "-s", "200", "-e", f"trace={KINDS}", *self.argv(*words)]
         assert self.slurm(*argv, check=False, timeout=120).returncode == self.code
-        return [found.groups() for found in map(_CALL.match, log.read_text().splitlines()) if found]
-
-    def points(self, *words: str) -> list[tuple[str, int]]:
-        """Kind and number of each call from the first file of a submission to the last one."""
-        counts: Counter[str] = Counter()
-        found, ours = [], []
-        for kind, arguments in self.trace(*words):
-            counts[kind] += 1
-            found.append((kind, counts[kind]))
-            ours.append(str(self.work) in arguments and kind != "write")  # which may tell of it
-        last = len(ours) - ours[::-1].index(True)
-        return found[ours.index(True) : last]
+        found = calls(log)
+        ours = [at for at, (kind, _, said) in enumerate(found)
+                if str(self.work) in said and kind != "write"]  # fmt: skip
+        return [(kind, count) for kind, count, _ in found[ours[0] : ours[-1] + 1]]
 
     def jobs(self, name: str) -> list[int]:
         """What Slurm holds by this name, ended or not."""

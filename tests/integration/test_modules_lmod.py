@@ -116,11 +116,8 @@ def hidden(site, tmp_path) -> tuple[Release, Path]:
 
 def test_what_it_was_built_upon_comes_and_goes_with_it(hidden):
     release, _ = hidden
-    script = (
-        "module load tensorflow; echo $MPI_HOME; module unload tensorflow; "
-        "echo [$MPI_HOME] $MODULEPATH"
-    )
-    done = lmod(release.modules, script)
+    shows = "echo $MPI_HOME; module unload tensorflow; echo [$MPI_HOME] $MODULEPATH"
+    done = lmod(release.modules, f"module load tensorflow; {shows}")
     assert done.stdout.splitlines() == ["/apps/openmpi/.4.1.5", f"[] {release.modules}"]
     assert done.stderr == ""
     assert "openmpi" not in lmod(release.modules, "module --terse avail").stderr, "users see none"
@@ -128,10 +125,8 @@ def test_what_it_was_built_upon_comes_and_goes_with_it(hidden):
 
 def test_a_user_s_own_load_of_it_and_its_folder_stay(hidden):
     release, folder = hidden
-    script = (
-        "module load openmpi/.4.1.5 tensorflow; module unload tensorflow; "
-        'echo "$MPI_HOME $MODULEPATH"'
-    )
+    script = "module load openmpi/.4.1.5 tensorflow; module unload tensorflow; "
+    script += 'echo "$MPI_HOME $MODULEPATH"'
     path = f"{release.modules}:{folder}"
     assert lmod(Path(path), script).stdout == f"/apps/openmpi/.4.1.5 {path}\n"
 
@@ -338,9 +333,7 @@ def guarded(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize(("wrong", "reason"), FAULTS)
-def test_a_machine_that_does_not_fit_is_an_error_in_a_job_and_else_a_warning(
-    guarded, wrong, reason
-):
+def test_a_machine_that_does_not_fit_is_an_error_in_a_job_else_a_warning(guarded, wrong, reason):
     done = guarded(wrong, SLURMD_NODENAME="gpu01")
     assert done.stdout == ""
     assert told(done).count(reason) == 1

@@ -138,9 +138,7 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, mo
     (where / ".solved").write_text(plan.stamp(where / "spack.lock"))
     program = open_build(plan, BuildCache(tmp_path / "cache", None, None))
     program.run("-e", where, "install", "--fake", timeout=1800)
-    (venv,) = (
-        one.prefix for one in inventory(program, where).packages if one.name == "python-venv"
-    )
+    venv = {one.name: one for one in inventory(program, where).packages}["python-venv"].prefix
     run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", venv])
 
     # Empty packages have no Python modules.
@@ -170,9 +168,8 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, mo
     listed, libraries, flags, hpcdl, after = run(["bash", "-c", script], env=env).stdout.split()
     assert listed == release.module
     stack = release.prefix
-    assert libraries.split(":") == [
-        f"{stack}/{part}" for part in ("lib", "extras/CUPTI/lib64", "lib64")
-    ]
+    parts = ("lib", "extras/CUPTI/lib64", "lib64")
+    assert libraries.split(":") == [f"{stack}/{part}" for part in parts]
     assert flags == f"--xla_gpu_cuda_data_dir={stack}"
     assert hpcdl == f"{stack}/bin/hpcdl"
     assert after == "[]"

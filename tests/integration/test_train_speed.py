@@ -1,7 +1,6 @@
 """What makes the program fast is still there, seen without a clock."""
 
 import itertools
-from typing import Any
 
 import pytest
 
@@ -35,7 +34,7 @@ def test_normalisation_is_one_operation_and_gives_the_same(runs):
 
 
 @pytest.fixture(scope="module")
-def pipeline(train_python, tmp_path_factory) -> Any:
+def pipeline(train_python, tmp_path_factory):
     """What the input pipeline does with 96 photographs of 96 x 72 in 4 shards."""
     folder = tmp_path_factory.mktemp("photos") / "set"
     words = ("--count=96", "--shards=4", "--size=96x72", "--bytes=5000")

@@ -5,7 +5,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,14 +19,14 @@ class Jobs:
     shell: Shell
     site: tuple[str, str]
 
-    def submit(self, *words: str, train: list[str]) -> dict[str, Any]:
+    def submit(self, *words: str, train: list[str]) -> dict:
         shared = (*self.site, "--json", "--time", "20", "--job-dir", f"job-{time.time_ns()}")
         return json.loads(self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout)
 
-    def watch(self, answer: dict[str, Any], timeout: float = 150) -> dict[str, Any]:
+    def watch(self, answer: dict, timeout: float = 150) -> dict:
         return self.shell.json("job", "watch", *self.site, str(answer["job_id"]), timeout=timeout)
 
-    def result(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def result(self, answer: dict) -> dict:
         return json.loads(Path(answer["result"]).read_text())
 
 
@@ -68,9 +67,8 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     progress = Path(answer["directory"]) / "progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
     jobs.shell.hpcdl("cluster", "node", "kill", "p100-02")
-    mend = threading.Timer(
-        3, lambda: jobs.shell.hpcdl("cluster", "node", "up", "p100-02", check=False)
-    )
+    up = ("cluster", "node", "up", "p100-02")
+    mend = threading.Timer(3, jobs.shell.hpcdl, up, {"check": False})
     mend.start()
     try:
         ended = jobs.watch(answer, timeout=240)

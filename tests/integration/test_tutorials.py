@@ -60,14 +60,10 @@ def test_a_tutorial_to_its_end(name, shell):
     page = f"tutorial-{name}.md"
     text = (DOCS / page).read_text()
     if name != "admin":  # what the page asks for before it begins
-        for command in (
-            "stack build",
-            "stack publish --partition p100",
-            "data make digits $DIGITS",
-        ):
+        for words in ("stack build", "stack publish --partition p100", "data make digits $DIGITS"):
             said, status = shell(
                 f"DIGITS=$HPCDL_HOME/embedded/datasets/digits; export HPCDL_SITE=embedded; "
-                f'hpcdl cluster up >/dev/null; eval "$(hpcdl cluster env)"; hpcdl {command}'
+                f'hpcdl cluster up >/dev/null; eval "$(hpcdl cluster env)"; hpcdl {words}'
             )
             assert status == 0, said
     follow(shell, page, text)

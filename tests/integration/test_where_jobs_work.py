@@ -104,10 +104,8 @@ def test_ranks_exchange_long_messages_from_container_to_container(slurm, here, i
     for name in ("usr", "lib", "lib64"):
         (image / name).mkdir(exist_ok=True)
     (here / "sum.py").write_text(ALLREDUCE)
-    binds = [f"--bind=/{name}" for name in ("usr", "lib", "lib64")]
-    (here / "ch-run").write_text(
-        f'#!/bin/sh\nexec {shutil.which("ch-run")} {" ".join(binds)} "$@"\n'
-    )
+    run = f"{shutil.which('ch-run')} --bind=/usr --bind=/lib --bind=/lib64"
+    (here / "ch-run").write_text(f'#!/bin/sh\nexec {run} "$@"\n')
     (here / "ch-run").chmod(0o755)
     words = ("--nodes", "2", "--gpus-per-node", "2", "--container", image,
              "--launcher", "mpi", "--env", f"PATH={here}:/usr/bin:/bin",

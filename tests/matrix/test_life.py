@@ -43,10 +43,8 @@ def test_mpirun_joins_ranks_without_any_plug_in(machine, mpi_program, nodes):
 
 def test_workers_of_tf_distribute_know_each_other(machine):
     program = ["sh", "-c", 'echo "task $TF_CONFIG"']
-    text = script(
-        machine, program, partition="p100", nodes=2, gpus_per_node=2, launcher="multiworker"
-    )
-    ended = machine.submit(text).end()
+    shape = {"partition": "p100", "nodes": 2, "gpus_per_node": 2, "launcher": "multiworker"}
+    ended = machine.submit(script(machine, program, **shape)).end()
     assert ended.state == "COMPLETED", ended.said
     found = [json.loads(one) for one in re.findall(r"task (\{.*\})", ended.log)]
     workers = found[0]["cluster"]["worker"]
@@ -126,17 +124,12 @@ def test_a_job_is_found_by_its_token_alone(machine, monkeypatch, options):
     jobs = [once.submit(script, asked, token=token) for token in tokens[:2]]
     forged = machine.submit("#!/bin/sh\nexit 0\n", "--hold", f"--comment={tokens[2]}",
                             f"--job-name=x\n9|{tokens[2]}.sh")  # fmt: skip
-    assert once.by_token(tokens) == {
-        token: (job,) for token, job in zip(tokens, jobs, strict=False)
-    }
-    wait_for(
-        lambda: (
-            {one.array_job or one.id for one in client.queue() if one.state == "RUNNING"} & {*jobs}
-        ),
-        30,
-    )
+
+    def ours():
+        return [one for one in client.queue() if (one.array_job or one.id) in jobs]
+
+    assert once.by_token(tokens) == {tokens[0]: (jobs[0],), tokens[1]: (jobs[1],)}
+    wait_for(lambda: [one for one in ours() if one.state == "RUNNING"], 30)
     machine("scancel", *map(str, [*jobs, forged.number]))
-    wait_for(
-        lambda: not {one.array_job or one.id for one in client.queue() if one.active} & {*jobs}
-    )
+    wait_for(lambda: not [one for one in ours() if one.active])
     assert once.by_token(tokens).keys() == {*tokens[:2]}, "ended ones, too"

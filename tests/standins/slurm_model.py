@@ -60,11 +60,8 @@ class Slurm:
         return cls(environment.get("SLURM_STANDIN_VERSION", facts("slurm_rules")["releases"][-1]))
 
     def within(self, row: dict) -> bool:
-        here = order(self.version, NEWEST_POINT)
-        since, until = row.get("since"), row.get("until")
-        return (since is None or order(since, 0) <= here) and (
-            until is None or here < order(until, 0)
-        )
+        since, until = row.get("since") or "0.0.0", row.get("until") or "99.0.0"
+        return order(since, 0) <= order(self.version, NEWEST_POINT) < order(until, 0)
 
     def holds(self, rule: str) -> bool:
         (row,) = [one for one in facts("slurm_rules")["rules"] if one["id"] == rule]
