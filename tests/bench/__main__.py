@@ -24,7 +24,6 @@ def run_one(name: str) -> list[dict[str, object]]:
     argv = [sys.executable, "-c", f"from tests.bench import bench_{name} as one; one.main()"]
     process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE)
     figures = []
-    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(MARK):
             figures.append(json.loads(line.removeprefix(MARK)))

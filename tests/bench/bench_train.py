@@ -88,7 +88,6 @@ class _Steps:
     last: str = ""
 
     def read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.last = line.strip() or self.last
             if self.line.match(line):

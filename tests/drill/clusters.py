@@ -43,7 +43,6 @@ def running(bench: Bench) -> ClusterState:
     done = bench.hpcdl("cluster", "up")
     assert done.ok, str(done)
     state = read_state(place(bench))
-    assert state is not None
     keys = ("SLURM_CONF", "PATH", "MODULEPATH")
     bench.extra |= {key: environment(state, clean_environment())[key] for key in keys}
     return state

@@ -1,8 +1,4 @@
-"""Real things for the integration tests: an embedded cluster per session, always torn down.
-
-The cluster lies in a short folder of its own below /tmp, never in HPCDL_HOME of the person who
-runs the tests.
-"""
+"""Real things for the integration tests: an embedded cluster per session, always torn down."""
 
 import json
 import os

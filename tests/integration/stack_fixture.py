@@ -1,8 +1,6 @@
 """The built release that tests share: made once per machine, kept in the cache.
 
-A plugin: `pytest_plugins = ["tests.integration.stack_fixture"]` in the conftest gives
-`stack_site` and `release`. The software goes below the cache, so the next run finds wheels,
-Horovod and, while hpcdl's sources are the same, the very release.
+The next run finds wheels, Horovod and, while hpcdl's sources are the same, the very release.
 """
 
 import json

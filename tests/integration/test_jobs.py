@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import down, up
-from hpcdl.site import load_site
 from hpcdl.system.trust import user_of
 from tests.integration.conftest import HPCDL, Shell, need_packages, shell_of, site_file
 from tests.waiting import wait_for
@@ -109,21 +108,6 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(slurm, tmp_path, follow):
     assert f"error: stopped watching; job {job} continues\nhelp: `hpcdl job watch {job}`" in told
     assert "RUNNING" in slurm("squeue", "--noheader", "--format=%T", "--job", job).stdout
     slurm.hpcdl("job", "cancel", job)
-
-
-def test_a_lost_node_puts_the_job_on_another_one(slurm, tmp_path):
-    hosts = tmp_path / "job/hosts"
-    program = "hostname >>hosts; (( ${SLURM_RESTART_COUNT:-0} )) || sleep 300"
-    words = ("--partition", "p100", "--gpus", "1", "--job-dir", tmp_path / "job")
-    job = slurm.submit(*words, "--", "bash", "-c", program)["job_id"]
-    node = wait_for(lambda: hosts.exists() and hosts.read_text().split())[0]
-    slurm.hpcdl("cluster", "node", "kill", node)
-    try:
-        answer = slurm.ended(job)
-    finally:
-        slurm.hpcdl("cluster", "node", "up", node)
-    assert (answer["state"], answer["restarts"]) == ("COMPLETED", 1)
-    assert hosts.read_text().split()[1] != node
 
 
 def with_scratch(slurm: Shell, folder: Path, scratch: str) -> list[str | Path]:
@@ -240,14 +224,9 @@ def test_the_site_file_drafted_from_the_cluster_agrees_with_it(slurm, tmp_path):
     file = tmp_path / "site.yaml"
     slurm.hpcdl("site", "init", "--output", file)
     slurm.hpcdl("site", "check", "--site", file)
-    drafted = load_site(file).slurm
-    assert (drafted.select, drafted.task_plugins) == ("cons_tres", ("none",))
     file.write_text(file.read_text().replace("per_node: 8", "per_node: 7"))
-    drift = slurm.hpcdl("site", "check", "--json", "--site", file, check=False)
-    assert drift.returncode == 1
-    assert json.loads(drift.stdout)["drift"] == [
-        {"key": "partitions.v100.gpu.per_node", "file": "7", "cluster": "8"}
-    ]
+    (drift,) = slurm.json("site", "check", "--site", file)["drift"]
+    assert drift == {"key": "partitions.v100.gpu.per_node", "file": "7", "cluster": "8"}
 
 
 @pytest.fixture

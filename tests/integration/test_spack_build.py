@@ -193,11 +193,9 @@ def test_an_environment_that_another_spack_holds_is_refused_at_once(small):
     with subprocess.Popen(
         [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(MissingPrerequisite, match=f"process {holder.pid}"):
             concretize(small, SMALL, silent)
-        assert holder.stdin is not None
         holder.stdin.close()
     require_unlocked(where)
 

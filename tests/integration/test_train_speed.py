@@ -43,19 +43,6 @@ def pipeline(train_python, tmp_path_factory):
     return runs.script(*INSIDE, "pipeline", folder)
 
 
-def test_tensorflow_crops_images_while_it_decodes_them(pipeline):
-    found = pipeline["operations"]
-    assert "DecodeAndCropJpeg" in found
-    assert "DecodeJpeg" not in found, "no JPEG is decoded as a whole"
-    assert "PrefetchDataset" in found
-
-
-def test_only_the_new_form_makes_batches_before_anybody_asks(pipeline):
-    """TensorFlow would do so for the old one as well, of its own accord."""
-    spent = pipeline["ahead"]
-    assert spent["new"] > 1.5 * spent["old"], spent
-
-
 def test_the_library_and_tensorflow_crop_the_same(pipeline):
     found = pipeline["decoders"]
     if found["decoders"][0] == "TensorFlow":
