@@ -347,5 +347,6 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(site, tmp_path
         browser.do(f"{row}.querySelector('.open').click()")
         browser.do("document.querySelectorAll('.file').forEach((one) => { one.open = true })")
         browser.settle()
-        script, log = browser.do("[...document.querySelectorAll('pre')].map((e) => e.textContent)")
+        shown = "[...document.querySelectorAll('tr.detail:not([hidden]) pre')]"
+        script, log = browser.do(f"{shown}.map((e) => e.textContent)")
         assert (script, log) == tuple(Path(one).read_text() for one in (slower.script, slower.log))

@@ -20,7 +20,6 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site
-from hpcdl.slurm import client
 from tests.integration.check_runs import own_site, told
 from tests.small_release import make_release
 
@@ -170,4 +169,3 @@ def test_options_of_a_job_are_passed_on_to_slurm(site, tmp_path):
     (verdict,) = outcome.verdicts
     assert verdict.job["nodes"] == "p100-02", told(outcome)
     assert "#SBATCH --comment=passed-on" in next(site.paths.work.rglob("rfm_job.sh")).read_text()
-    assert client.job(int(verdict.job["id"])) is not None

@@ -62,8 +62,7 @@ def test_shell_finds_slurm_and_modules_after_eval(slurm, cluster, tmp_path):
     assert "p100" in done.stdout.splitlines()
     modules = f"{cluster.prefix}/current/modules"
     path = next(line for line in done.stdout.splitlines() if "current/modules" in line)
-    assert path.split(":")[0] == modules
-    assert path.count(modules) == 1
+    assert (path.split(":")[0], path.count(modules)) == (modules, 1)
     assert "/opt/other modules" in path.split(":")
     if cluster.lmod_init.exists():
         assert done.stdout.splitlines()[-1] == "function"

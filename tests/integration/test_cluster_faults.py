@@ -134,5 +134,3 @@ def test_128_loopback_nodes_take_20_seconds_and_500_megabytes(embedded_site, pla
     state = up(small(embedded_site, 128), mode="loopback", directory=place)
     assert state.seconds <= 20
     assert memory_mb(state) <= 500
-    show = ("srun", "-N128", "bash", "-c", "echo $SLURMD_NODENAME")
-    assert len(set(shell_of(state, place)(*show).stdout.split())) == 128

@@ -89,9 +89,6 @@ def test_photos_have_the_wanted_number_and_bytes(runs, photos):
     report = json.loads(runs.data("inspect", photos, "--json").out)
     assert (report["sound"], report["records"]) == (True, 128)
     assert report["bytes"] / 128 == pytest.approx(8000, rel=0.06)
-    records = [r for path in photos.glob("*.tfrecord") for r in walk(path, check_data=True)]
-    assert len(records) == 128
-    assert not any(record.fault for record in records)
 
 
 def test_inspect_names_every_fault_by_file_and_offset(runs, photos, copied):
@@ -258,8 +255,7 @@ def folder_of(runs: Runs, images: list[bytes], label: int | None = 1) -> Path:
 def test_bench_takes_any_folder_of_records_with_images_of_any_kind(runs, pipeline):
     folder = folder_of(runs, [picture(100, 120)] * 12 + ODD, label=None)
     found = json.loads(runs.data(*BENCH, f"--pipeline={pipeline}", "--json").out)
-    assert (found["records"], found["damaged_records"]) == (21, 0)
-    assert found["pipeline"] == pipeline
+    assert (found["records"], found["damaged_records"], found["pipeline"]) == (21, 0, pipeline)
     assert min(found["images_per_second"], found["images_per_cpu_second"]) > 10
     assert not list(folder.glob("dataset.json")), "nothing is written"
 

@@ -241,8 +241,7 @@ def test_after_ten_minutes_it_is_withdrawn_and_a_late_job_ends_itself(once, tmp_
     assert "NOT QUEUED" not in once("job", "list")
     (tmp_path / "job.sh").write_text(script)
     done = once.slurm("sbatch", "--parsable", "--wait", tmp_path / "job.sh", token, check=False)
-    assert done.returncode == 5
-    assert runs(once.work) == []
+    assert (done.returncode, runs(once.work)) == (5, [])
     assert "0: withdrawn" in (folder / "job.log").read_text()
 
 
@@ -251,8 +250,7 @@ def test_two_jobs_of_one_token_run_once(once, tmp_path):
     twice = '{real} "$@" >/dev/null; {real} "$@"'
     once(*job("twice"), path=command(tmp_path / "bin", "sbatch", twice))
     wait_for(lambda: not once.slurm("squeue", "--me", "--noheader").stdout)
-    assert len(once.jobs("twice")) == 2
-    assert runs(once.work) == ["x\n"]
+    assert (len(once.jobs("twice")), runs(once.work)) == (2, ["x\n"])
 
 
 def test_a_refused_job_leaves_nothing(once, tmp_path):

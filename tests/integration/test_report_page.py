@@ -94,8 +94,7 @@ def open_all(page: Page) -> None:
 
 def test_it_asks_the_network_for_nothing_and_reports_no_error(page, file):
     open_all(page)
-    assert page.requests == [file.as_uri()]
-    assert page.errors == []
+    assert (page.requests, page.errors) == ([file.as_uri()], [])
 
 
 def test_only_figures_near_the_view_are_drawn(page):
@@ -227,8 +226,7 @@ def test_hostile_names_and_logs_run_nothing(browser, tmp_path):
         browser.press("ArrowLeft")
     until(browser, "document.querySelector('pre').textContent.includes('alert(1)')")
     assert browser.do("window.ran") is None
-    assert browser.do("document.images.length") == 0
-    assert browser.errors == []
+    assert (browser.do("document.images.length"), browser.errors) == (0, [])
 
 
 def test_a_script_from_elsewhere_is_refused(browser, file, tmp_path):

@@ -58,8 +58,8 @@ def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(runs, number, co
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[-1]), number)
     done = runs.end(process, timeout=30).must(code)
-    assert done.result["outcome"]["status"] == status
-    assert done.result["outcome"]["exit_code"] == code
+    outcome = done.result["outcome"]
+    assert (outcome["status"], outcome["exit_code"]) == (status, code)
     step = done.result["steps"]["done"]
     assert (done.folder / "checkpoints" / f"step-{step:09d}.ckpt").exists()
     assert json.loads((done.folder / "progress.json").read_text())["outcome"]["status"] == status

@@ -42,9 +42,6 @@ def test_a_program_finds_its_files(slurm, here, words, said):
     assert lines == [said.replace("HERE", here.name)] * 2, ended["text"]
 
 
-# --- in a container ---
-
-
 @pytest.fixture(scope="module")
 def image(tmp_path_factory) -> Path:
     """A directory that is an image of a few programs: Debian's static busybox."""
