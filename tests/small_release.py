@@ -9,6 +9,8 @@ from hpcdl.stack.release import Release
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.verify import Check, Proof, new_proof
 
+LMOD = Path("/usr/share/lmod/lmod/init/bash")
+
 
 def small_site(prefix: Path, *, lmod: bool = False) -> Site:
     """The embedded site with its software below `prefix`.

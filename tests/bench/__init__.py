@@ -34,7 +34,6 @@ def report(
 
 
 def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of one call, by a clock."""
     start = clock()
     work()
     return clock() - start
@@ -60,5 +59,4 @@ def children() -> float:
 
 
 def load() -> str:
-    """How busy the machine is, for a note."""
     return f"load {os.getloadavg()[0]:.0f}"

@@ -21,11 +21,9 @@ START, END = "<!-- figures -->", "<!-- end of figures -->"
 def run_one(name: str) -> list[dict[str, object]]:
     """The figures of one benchmark; one that breaks is a figure that says so."""
     print(f"-- {name}", flush=True)
-    program = f"from tests.bench import bench_{name} as one; one.main()"
-    argv = [sys.executable, "-c", program]
+    argv = [sys.executable, "-c", f"from tests.bench import bench_{name} as one; one.main()"]
     process = subprocess.Popen(argv, cwd=ROOT, text=True, stdout=subprocess.PIPE)
     figures = []
-    assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(MARK):
             figures.append(json.loads(line.removeprefix(MARK)))
@@ -56,8 +54,7 @@ def write_page(rows: list[list[str]], command: str) -> None:
         "|" + "---|" * len(head),
         *("| " + " | ".join(cell.replace("|", "/") for cell in line) + " |" for line in rows),
     ]
-    page = PAGE.read_text()
-    before, _, rest = page.partition(START)
+    before, _, rest = PAGE.read_text().partition(START)
     _, _, after = rest.partition(END)
     PAGE.write_text(f"{before}{START}\n" + "\n".join(lines) + f"\n{END}{after}")
 

@@ -73,7 +73,6 @@ def overhead(site: Site, folder: Path) -> None:
 
 
 def smoke(site: Site) -> None:
-    """The smoke checks of all partitions on the built release."""
     try:
         modules = modules_by_partition(site, published=True)
     except HpcdlError as lack:
@@ -81,8 +80,7 @@ def smoke(site: Site) -> None:
         return
     subprocess.run([site.paths.prefix / "current/stack/bin/hpcdl", "data", "make", "digits",
                     site.paths.datasets / "digits"], check=True, capture_output=True)  # fmt: skip
-    request = CheckRequest(tags=("smoke",), measuring=True)
-    outcome = run_checks(site, modules, request)
+    outcome = run_checks(site, modules, CheckRequest(tags=("smoke",), measuring=True))
     report("checks: the whole smoke set", outcome.seconds, "s", most=300,
            note=f"{len(outcome.verdicts)} checks on {len(site.partitions)} partitions, "
            f"{load()}")  # fmt: skip

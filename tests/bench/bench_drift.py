@@ -71,8 +71,7 @@ OTHERS: dict[str, Alarms] = {"CUSUM": cusum, "Shewhart": shewhart, "+-10 %": fix
 
 def told(nights: Sequence[Night]) -> list[int]:
     """The nights, as measured ones, on which a change for the worse is told."""
-    found = detect(runs_of(nights).nights)
-    return [one.seen for one in found if one.kind is not Kind.RISE]
+    return [one.seen for one in detect(runs_of(nights).nights) if one.kind is not Kind.RISE]
 
 
 def onset(nights: Sequence[Night]) -> int:
@@ -165,9 +164,8 @@ def report_kind(kind: str, runs: int, python: str | None) -> None:
     if kind == WIDENING:
         return
     calm = kind in INDEPENDENT
-    goals = (
-        (0.99 if calm else 0.75, 0.99, 0.99) if runs > 1 else (0.75 if calm else 0.5, 0.97, 0.95)
-    )
+    soon = {True: (0.75, 0.99), False: (0.5, 0.75)}[calm][runs > 1]
+    goals = (soon, 0.99, 0.99) if runs > 1 else (soon, 0.97, 0.95)
     shares = (ours.in_time / ours.drops, ours.ever / ours.drops, two)
     names = ("5 % drop within 3 nights", "5 % drop ever seen", "10 % drop within 2 nights")
     for name, share, goal in zip(names, shares, goals, strict=True):

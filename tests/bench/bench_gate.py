@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from hpcdl.regress.answer import SLOW_NODE
 from hpcdl.regress.exchange import of_outcome
@@ -57,7 +56,7 @@ def gate(folder: Path) -> None:
     report(f"gate: memory for {series:,} series", memory, "MB", most=300)
 
 
-def case(node: int, rng: random.Random) -> dict[str, Any]:
+def case(node: int, rng: random.Random) -> dict:
     """What ReFrame reports of a check on one node."""
     name = f"n{node:04d}"
     value = 6.0 * (0.85 if name == SLOW else 1 + 0.01 * rng.gauss(0, 1))
@@ -91,8 +90,7 @@ def night(folder: Path) -> None:
            note=f"{len(page) / 1e6:.1f} MB")  # fmt: skip
 
 
-def judged(folder: Path, cases: list[dict[str, Any]], back: int, history: History) -> Run:
-    """A night's verdicts, which the history has then."""
+def judged(folder: Path, cases: list[dict], back: int, history: History) -> Run:
     ended = nights.END - timedelta(days=back)
     found = name_slow_nodes([judge_tries([one]) for one in cases])
     directory = RunDirectory(folder / f"{ended:%Y%m%d-%H%M%S}Z-0000")
@@ -106,6 +104,5 @@ def judged(folder: Path, cases: list[dict[str, Any]], back: int, history: Histor
 def main() -> None:
     """Report every figure; with a directory as argument, leave the page there."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-", dir=os.environ.get("TMPDIR")) as name:
-        folder = Path(sys.argv[1] if sys.argv[1:] else name)
-        night(folder)
+        night(Path(sys.argv[1] if sys.argv[1:] else name))
         gate(Path(name))

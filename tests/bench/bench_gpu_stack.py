@@ -57,8 +57,7 @@ def figures(root: Root) -> None:
     for wheel in (cache() / "wheels").glob(f"horovod-*-tf{CASES[0].module.split('/')[1][:6]}-*"):
         shutil.rmtree(wheel)
     build = ("stack", "build", "--json")
-    compiled = timed(lambda: root.hpcdl(*build))
-    tell("GPU stack, wheels cached, Horovod compiled", compiled, 300)
+    tell("GPU stack, wheels cached, Horovod compiled", timed(lambda: root.hpcdl(*build)), 300)
     release = json.loads(root.hpcdl(*build).stdout)["id"]
     shutil.rmtree(f"{root.prefix}/releases/{release}")
     tell("GPU stack, wheels and Horovod cached", timed(lambda: root.hpcdl(*build)), 60)

@@ -134,7 +134,6 @@ def started(stamp: Path, ranks: int) -> float:
 
 @contextmanager
 def cluster() -> Iterator[tuple[dict[str, str], Path]]:
-    """The environment of a cluster of its own, and a directory."""
     with short_home() as folder:
         # The preflight's goal is for four nodes.
         cpu = "  cpu:\n    nodes: "

@@ -13,9 +13,8 @@ from hpcdl.stack.release import release_ids
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE
 from hpcdl.system.resources import cache
 from tests.bench import alternate, middle, report, timed
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import LMOD, make_release, passing, silent, small_site
 
-LMOD = Path("/usr/share/lmod/lmod/init/bash")
 RUNS = 7
 # Loads in one shell, so that starting the shell is not what is measured.
 MANY = 5
@@ -68,7 +67,6 @@ def publish_built() -> None:
 
 
 def measure(prefix: Path, scratch: Path) -> None:
-    """The figures that a user feels."""
     (scratch / "empty" / "none").mkdir(parents=True)
     (scratch / "empty" / "none" / "1.lua").write_text("")
     repeat = f"for i in $(seq {MANY}); do module load $1; module unload $1; done"

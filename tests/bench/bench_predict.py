@@ -34,10 +34,8 @@ def main() -> None:
     note = f"equal ranks and links, {len(NETWORKS)} networks, 4 to 64 GPUs"
     report("predict: closed form off the simulation", 100 * worst, "%", most=2, note=note)
     found = errors([row.error for row in validate(read_records()).judged])
-    for name, value, goal in (
-        ("median", found.median, 4),
-        ("90th percentile", found.ninetieth, 15),
-    ):
+    rows = (("median", found.median, 4), ("90th percentile", found.ninetieth, 15))
+    for name, value, goal in rows:
         note = f"{found.rows} published rows, source left out"
         report(f"predict validate: {name} of the errors", 100 * value, "%", most=goal, note=note)
 

@@ -86,8 +86,7 @@ def many() -> Iterator[Result]:
     for again in range(RESULTS // len(year) + 1):
         for one in year:
             case = f"{one.case_name}-{again % 5}" if again % 5 else one.case_name
-            hour = f"T{3 + again // 5:02d}:"
-            moment = one.time.replace("T03:", hour)
+            moment = one.time.replace("T03:", f"T{3 + again // 5:02d}:")
             yield replace(one, run=f"{one.run}-{again}", case_name=case, time=moment)
 
 

@@ -88,7 +88,6 @@ class _Steps:
     last: str = ""
 
     def read(self) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.last = line.strip() or self.last
             if self.line.match(line):
@@ -128,9 +127,8 @@ def _tf_cnn(made: Runs) -> None:
          f"--num_intra_threads={threads}", f"--num_inter_threads={threads}"],
         r"\d+\timages/sec", {"TF_USE_LEGACY_KERAS": "1"},
     )  # fmt: skip
-    ours = _start(
-        [str(made.python), "-m", "tests.bench.train_lines", "resnet50", "8", "99"], r"done", {}
-    )
+    words = ["-m", "tests.bench.train_lines", "resnet50", "8", "99"]
+    ours = _start([str(made.python), *words], r"done", {})
     clock = _clock()
     try:
         turns = [(theirs.turn(2), ours.turn(2)) for _ in range(_TURNS + 1)][1:]
@@ -173,9 +171,8 @@ def _ranks(made: Runs) -> None:
         begun = {job: _pinned(made, job, launcher) for job, launcher in alone.items()}
         apart = sum(_rate(made.end(process, job, 900)) for job, process in begun.items())
         job = f"joined-{turn}"
-        process = _pinned(
-            made, job, ("mpirun", "-np", "2", "--map-by", "core", "--bind-to", "core")
-        )
+        launcher = ("mpirun", "-np", "2", "--map-by", "core", "--bind-to", "core")
+        process = _pinned(made, job, launcher)
         ratios.append(_rate(made.end(process, job, 900)) / apart)
     ratio = statistics.median(ratios)
     report("2 ranks: share of two single runs", ratio, "x", least=0.95,
@@ -212,8 +209,7 @@ def _slowed(made: Runs) -> None:
         for strategy, mark in _SECOND.items():
             job = f"{strategy}-{turn}"
             process = made.start(f"--strategy={strategy}", *asked, ranks=2, job=job)
-            slow = threading.Thread(target=_hold_back, args=(process, job, mark), daemon=True)
-            slow.start()
+            threading.Thread(target=_hold_back, args=(process, job, mark), daemon=True).start()
             rates[strategy].append(_rate(made.end(process, job, 900)))
     medians = {strategy: statistics.median(each) for strategy, each in rates.items()}
     ratio = medians["parameter-server"] / medians["horovod"]
@@ -269,8 +265,7 @@ def main() -> None:
     with runs() as made:
         _startup(made)
         _memory(made)
-        step = _step(made)
-        _checkpoint(made, step)
+        _checkpoint(made, _step(made))
         _fit(made)
         _tf_cnn(made)
         _ranks(made)

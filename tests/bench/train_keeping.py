@@ -52,8 +52,7 @@ def memory(training, steps: int) -> dict[str, float]:
 
 def resident() -> float:
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def main(model: str, what: str, batch: int, size: int, count: int) -> None:

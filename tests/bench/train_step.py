@@ -40,10 +40,8 @@ def prepare(model, batch, folder, size=0):
     shape = (size, size, 3) if size else tuple(row["input"])
     network = models.build(model, shape, row["classes"], 1)
     optimizer = optimizers.make_optimizer(network, "sgd", 0.9, 0.0)
-    share = Share(batch, 1, 0, 1)
-    source = Synthetic(shape, row["classes"], share)
-    task = make_task("classes", 0.0)
-    parts = StepParts(network, task, optimizer, Communicator(), source.prepare)
+    source = Synthetic(shape, row["classes"], Share(batch, 1, 0, 1))
+    parts = StepParts(network, make_task("classes", 0.0), optimizer, Communicator(), source.prepare)
     return loop.Training(
         TrainOptions(model=model, job_dir=str(folder)), RunPlan(batch, 0, 0, 1e-6, 0), parts.ranks,
         parts, source, make_step(parts), Reporter(folder, 0, 1e9, silent=False),
@@ -58,8 +56,7 @@ def bare_step(training):
     def body(images, labels):
         with tf.GradientTape() as tape:
             logits = tf.cast(network.forward(images, True), tf.float32)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-            loss = tf.reduce_mean(losses)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
         none = tf.UnconnectedGradients.ZERO
         gradients = tape.gradient(loss, network.trainable, unconnected_gradients=none)
         optimizer.apply(network.trainable, gradients, tf.constant(1e-6))

@@ -32,12 +32,8 @@ def image(record):
 
 def main(folder: str, seconds: float) -> None:
     files = tf.data.Dataset.list_files(f"{folder}/train-*").repeat()
-    records = files.interleave(
-        tf.data.TFRecordDataset, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False
-    )
-    images = records.shuffle(1024).map(
-        image, num_parallel_calls=tf.data.AUTOTUNE, deterministic=False
-    )
+    free = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": False}
+    images = files.interleave(tf.data.TFRecordDataset, **free).shuffle(1024).map(image, **free)
     batches = iter(images.batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
     for _ in range(WARMUP):
         next(batches)

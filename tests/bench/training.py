@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.integration.train_runs import Runs, environment
 
@@ -33,7 +32,7 @@ def runs() -> Iterator[Runs]:
         yield Runs(stack_python(), Path(folder))
 
 
-def script(python: Path, name: str, *words: object) -> Any:
+def script(python: Path, name: str, *words: object):
     command = [str(python), "-m", f"tests.bench.{name}", *map(str, words)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,

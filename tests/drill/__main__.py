@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tests.drill.drills import DRILLS
 from tests.drill.harness import ROOT, Drill, Tally, carry_out
@@ -59,8 +58,8 @@ def _one(drill: Drill, goal: int, seed: int) -> bool:
     return not found
 
 
-def _kept() -> dict[str, dict[str, Any]]:
-    kept: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+def _kept() -> dict[str, dict]:
+    kept: dict[str, dict] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return kept
 
 

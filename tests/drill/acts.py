@@ -35,7 +35,6 @@ def publish_anew(site: Site, name: str, added: str) -> None:
 
 
 def build_tiny(site: Site, version: str) -> None:
-    """Build a release from two wheels, all steps of it."""
     build(tiny_plan(site, version), silent)
 
 

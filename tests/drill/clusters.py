@@ -43,7 +43,6 @@ def running(bench: Bench) -> ClusterState:
     done = bench.hpcdl("cluster", "up")
     assert done.ok, str(done)
     state = read_state(place(bench))
-    assert state is not None
     keys = ("SLURM_CONF", "PATH", "MODULEPATH")
     bench.extra |= {key: environment(state, clean_environment())[key] for key in keys}
     return state
@@ -70,8 +69,7 @@ def killed(bench: Bench) -> None:
     for number in bench.times():
         words = _next(bench, number)
         prepare = partial(_prepared, bench, words)
-        argv = [*HPCDL, *words]
-        at = bench.kill(" ".join(words[:3]), number // 6, argv, prepare=prepare)
+        at = bench.kill(" ".join(words[:3]), number // 6, [*HPCDL, *words], prepare=prepare)
         what = f"{' '.join(words)} killed at {at}"
         if number % 3 == 2:
             _stopped(bench, what)

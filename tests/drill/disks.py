@@ -160,8 +160,7 @@ def clocks(bench: Bench) -> None:
         shift = {"LD_PRELOAD": library, **shifts[number % 4]}
         before = len(read_history(site))
         target = next(one for one in release_ids(site) if one != current_id(site))
-        words = [*ACT, "publish", str(site.paths.prefix), target, "new"]
-        done = bench.run(words, env=shift)
+        done = bench.run([*ACT, "publish", str(site.paths.prefix), target, "new"], env=shift)
         bench.must(done.ok and current_id(site) == target, f"publish at {shift}: {done}")
         back = bench.run([*ACT, "rollback", str(site.paths.prefix)])  # by the true clock
         bench.must(back.ok and current_id(site) != target, f"rollback after {shift}: {back}")

@@ -2,11 +2,4 @@
 
 from tests.drill import clusters, disks, faults, jobs, spack, stacks
 
-DRILLS = (
-    *clusters.DRILLS,
-    *stacks.DRILLS,
-    *spack.DRILLS,
-    *jobs.DRILLS,
-    *disks.DRILLS,
-    *faults.DRILLS,
-)
+DRILLS = [drill for one in (clusters, stacks, spack, jobs, disks, faults) for drill in one.DRILLS]

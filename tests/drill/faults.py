@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from hpcdl.cluster import ClusterState, read_state
+from hpcdl.cluster import read_state
 from tests.drill.clusters import place, running
 from tests.drill.harness import HPCDL, ROOT, Bench, Done, Drill
 from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
@@ -32,9 +32,7 @@ def slurm_words(bench: Bench, number: int) -> list[str]:
 
 
 def _controller(bench: Bench) -> int:
-    state = read_state(place(bench))
-    assert isinstance(state, ClusterState)
-    return state.processes["slurmctld"].pid
+    return read_state(place(bench)).processes["slurmctld"].pid
 
 
 def _each(bench: Bench, breaks: Callable[[Bench, int], None], *, gone: bool) -> None:

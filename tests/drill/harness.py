@@ -64,8 +64,6 @@ class Tally:
 
 @dataclass
 class Bench:
-    """Where a drill works."""
-
     home: Path
     numbers: range
     deadline: float
@@ -78,7 +76,6 @@ class Bench:
         self.chance = random.Random(f"{self.seed}-{self.numbers.start}")
 
     def times(self) -> Iterator[int]:
-        """Count up to the goal, as long as there is time."""
         for number in self.numbers:
             if time.monotonic() > self.deadline:
                 self.tally.note = "out of time"
@@ -88,7 +85,6 @@ class Bench:
 
     @property
     def goal(self) -> int:
-        """How many are left to do."""
         return len(self.numbers)
 
     @property
@@ -139,7 +135,6 @@ class Bench:
         return at
 
     def together(self, *commands: Sequence[str | Path]) -> list[Done]:
-        """Run commands at the same moment, each to its end."""
         started = [(tuple(map(str, argv)), self.start(argv)) for argv in commands]
         ended = []
         for argv, one in started:
@@ -190,8 +185,7 @@ class Bench:
             done = self.run(argv, fault=counting, seconds=300)
             self.must(done.ok, f"it fails by itself: {done}")
             numbers = range(1, max(1, counting.count(self.home)) + 1)
-            order = random.Random(f"{self.seed}-{what}")
-            self.orders[what] = order.sample(numbers, len(numbers))
+            self.orders[what] = random.Random(f"{self.seed}-{what}").sample(numbers, len(numbers))
         return self.orders[what][turn % len(self.orders[what])]
 
 

@@ -2,26 +2,78 @@
 
 import json
 import shutil
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack.gc import collect
-from hpcdl.stack.publish import publish
+from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_release, read_release, release_for, release_ids
 from hpcdl.stack.seal import check_integrity
 from tests.drill.harness import Bench, Drill
-from tests.integration.test_stack_hammer import (
-    LMOD,
-    load_while,
-    publish_and_roll_back,
-    published_site,
-)
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import LMOD, make_release, passing, silent, small_site
 
 ACT = (sys.executable, "-m", "tests.drill.acts")
+VERSIONS = ("2.19.0", "2.20.0", "2.21.0")
+LOADS = """
+. "$LMOD_INIT"; failed=0; done=0
+while (( done < COUNT )) || [[ ! -e "$STOP" ]]; do
+  (
+    module load tensorflow || exit
+    [[ -n $HPCDL_RELEASE && -x $HPCDL_STACK/bin/python ]] || exit
+    (( done % 10 )) && exit
+    module unload tensorflow && [[ -z $HPCDL_RELEASE && $PATH == /usr/bin:/bin ]]
+  ) 2>>"$ERRORS" || failed=$((failed + 1))
+  done=$((done + 1))
+done
+echo "$done $failed"
+"""
+
+
+def published_site(prefix: Path, *, lmod: bool) -> Site:
+    """Three releases, two of one version, all published once."""
+    site = small_site(prefix, lmod=lmod)
+    for name, version in zip("abc", VERSIONS, strict=True):
+        make_release(site, name, version=version)
+    make_release(site, "d", version=VERSIONS[-1])
+    for name in "abcd":
+        publish(site, name, passing, say=silent)
+    return site
+
+
+def load_while(site: Site, scratch: Path, loads: int, work: Callable[[], None]) -> tuple[int, str]:
+    """Load in four shells while `work` runs, and unload some; the loads, and what failed."""
+    env = {
+        "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LMOD_INIT": str(LMOD),
+        "MODULEPATH": str(site.paths.prefix / "current/modules"), "COUNT": str(loads // 4),
+        "STOP": str(scratch / "stop"), "ERRORS": str(scratch / "errors"),
+    }  # fmt: skip
+    shells = [
+        subprocess.Popen(["bash", "--noprofile", "--norc", "-c", LOADS], env=env,
+                         stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]  # fmt: skip
+    try:
+        work()
+    finally:
+        (scratch / "stop").touch()
+        said = [shell.communicate()[0].split() for shell in shells]
+    failures = sum(int(failed) for _, failed in said)
+    errors = (scratch / "errors").read_text()[:2000] if failures else ""
+    return sum(int(done) for done, _ in said), f"{failures} failed {errors}" if failures else ""
+
+
+def publish_and_roll_back(site: Site, times: int) -> None:
+    for number in range(times):
+        if number % 3 == 2:
+            rollback(site)
+        else:
+            publish(site, "abcd"[number % 4], passing, say=silent)
+        time.sleep(0.01)
 
 
 def releases(bench: Bench) -> Site:
@@ -31,9 +83,10 @@ def releases(bench: Bench) -> Site:
 def sound(bench: Bench, site: Site, after: str) -> None:
     """What users and jobs read is whole."""
     current = current_release(site)
-    if not bench.kept(current is not None, f"no release is current after {after}"):
+    if not bench.kept(current, f"no release is current after {after}"):
         return
     shown = site.paths.prefix / "current/modules"
+    bench.must((shown / f"{current.module}.lua").is_file(), f"no modulefile after {after}")
     default = json.loads((shown / ".dispatch.json").read_text())["default"]
     bench.must(default in release_ids(site), f"a module of a release that is gone, {after}")
     bench.must(release_for(site, "p100"), f"a partition without a release after {after}")

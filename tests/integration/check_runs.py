@@ -36,16 +36,13 @@ def with_release(site: Site, prefix: Path, digits: Path) -> Site:
 
 
 def statuses(outcome: CheckOutcome) -> dict[str, Status]:
-    """The verdicts' words by check and case."""
     return {verdict.name: verdict.status for verdict in outcome.verdicts}
 
 
 def told(outcome: CheckOutcome) -> str:
-    """All that went wrong, for a failing test's message."""
     return "\n".join(f"{v.status.value} {v.name}: {v.reason}, {v.log}" for v in outcome.verdicts)
 
 
 def value(verdict: Verdict, metric: str) -> float:
     (found,) = [m.value for m in verdict.metrics if m.name == metric]
-    assert found is not None
     return found

@@ -1,29 +1,27 @@
-"""Real things for the integration tests: an embedded cluster per session, always torn down.
-
-The cluster lies in a short folder of its own below /tmp, never in HPCDL_HOME of the person who
-runs the tests.
-"""
+"""Real things for the integration tests: an embedded cluster per session, always torn down."""
 
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcdl.cluster import ClusterState, environment, up
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES
-from hpcdl.cluster.needs import choose_mode
+from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
+from tests.small_release import LMOD
 from tests.waiting import wait_for
 
 HPCDL = Path(sys.executable).with_name("hpcdl")
+needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
 _FOREIGN = ("MAKE", "MFLAGS", "SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
 
 
@@ -51,25 +49,30 @@ class Shell:
             raise AssertionError(f"{argv} gave {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
-    def hpcdl(self, *words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    def hpcdl(self, *words: str | Path, **more) -> subprocess.CompletedProcess[str]:
         return self(HPCDL, *words, **more)
 
-    def json(self, *words: str | Path, **more: Any) -> Any:
+    def refused(self, code: int, *words: str | Path, **more) -> str:
+        """What an hpcdl command that must fail says of it."""
+        done = self.hpcdl(*words, check=False, **more)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stderr
+
+    def json(self, *words: str | Path, **more):
         """What an hpcdl command tells a machine, however it ends."""
         return json.loads(self.hpcdl(*words, "--json", check=False, **more).stdout)
 
-    def submit(self, *words: str | Path) -> dict[str, Any]:
+    def submit(self, *words: str | Path) -> dict:
         """The answer of `job submit`, without modules and preflight."""
         shared = ("job", "submit", "--no-module", "--no-preflight", "--json")
-        answer: dict[str, Any] = json.loads(self.hpcdl(*shared, *words).stdout)
-        return answer
+        return json.loads(self.hpcdl(*shared, *words).stdout)
 
-    def ended(self, job: object) -> dict[str, Any]:
+    def ended(self, job: object) -> dict:
         """How a job ended, watched until then, and its log as `text`."""
         answer = self.json("job", "watch", str(job), timeout=280)
         return {**answer, "text": Path(answer["log"]).read_text()}
 
-    def run(self, *words: str | Path) -> dict[str, Any]:
+    def run(self, *words: str | Path) -> dict:
         answer = self.submit(*words)
         return {**answer, **self.ended(answer["job_id"])}
 
@@ -79,6 +82,31 @@ class Shell:
         job = self("sbatch", "--parsable", *words, "sleep 900").stdout.strip()
         wait_for(lambda: self("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n", 180)
         return job
+
+
+def shell_of(state: ClusterState, directory: Path, **env: str) -> Shell:
+    """Runs commands against a cluster of the test's own."""
+    return Shell({**environment(state, clean_environment()), **env}, directory)
+
+
+def need_packages(*, accounting: bool = False) -> None:
+    try:
+        check_packages(accounting=accounting)
+    except MissingPrerequisite as lack:
+        pytest.skip(f"{lack.message}; {lack.hint}")
+
+
+@contextmanager
+def small_disk(place: Path, options: str) -> Iterator[None]:
+    """A file system of its own at a directory, as `size=8m` makes it."""
+    place.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", place], check=True)
 
 
 def site_file(folder: Path, *changes: tuple[str, object]) -> Path:
@@ -113,7 +141,6 @@ def mode(request) -> str:
 
 @pytest.fixture(scope="session")
 def cluster(cluster_home, embedded_site) -> ClusterState:
-    """The embedded cluster, up for the whole session."""
     directory = cluster_home / "cluster" / "embedded"
     try:
         return up(embedded_site, directory=directory)
@@ -123,7 +150,6 @@ def cluster(cluster_home, embedded_site) -> ClusterState:
 
 @pytest.fixture(scope="session")
 def cluster_env(cluster, cluster_home) -> dict[str, str]:
-    """The environment of programs that use the cluster."""
     return {
         **environment(cluster, clean_environment()),
         "HPCDL_HOME": str(cluster_home),
@@ -133,5 +159,4 @@ def cluster_env(cluster, cluster_home) -> dict[str, str]:
 
 @pytest.fixture
 def slurm(cluster, cluster_env, tmp_path) -> Shell:
-    """Runs commands against the cluster, in a folder of the test's own."""
     return Shell(cluster_env, tmp_path)

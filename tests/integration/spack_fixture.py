@@ -19,6 +19,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import cache, folder
 
 PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
+BOOTSTRAP = "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
 SMALL = Environment("small", "Small", ("nobody",), (), {}, "")
 
 
@@ -64,17 +65,13 @@ def own_spack(tmp_path: Path, spack_cache: Path, setenv: Callable[[str, str], No
     packages = {"packages": {"gcc": gccs, "slurm": slurm, "pmix": pmix}}
     (settings / "packages.yaml").write_text(yaml.safe_dump(packages))
     (settings / "repos.yaml").write_text(f"repos::\n  builtin: {PACKAGES}\n")
-    (settings / "bootstrap.yaml").write_text(
-        "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
-    )
+    (settings / "bootstrap.yaml").write_text(BOOTSTRAP)
     setenv("SPACK_PYTHON", os.environ.get("SPACK_PYTHON", sys.executable))
     setenv("SPACK_USER_CONFIG_PATH", str(settings))
     setenv("SPACK_SYSTEM_CONFIG_PATH", str(tmp_path / "none"))
     setenv("SPACK_USER_CACHE_PATH", str(spack_cache))
-    shutil.copytree(
-        folder("spack"), tmp_path / "spack", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    return tmp_path / "spack"
+    skip = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(folder("spack"), tmp_path / "spack", ignore=skip))
 
 
 RECIPE = '''
@@ -131,14 +128,10 @@ def want(home: Path, *specs: str, tree: str = "tree") -> Path:
         "repos": {"hpcdl": "$env/../../spack_repo/hpcdl"},
         "specs": list(specs),
         "packages": {"all": {"require": ["target=x86_64_v3"]}},
-        "concretizer": {
-            "unify": True,
-            "reuse": False,
-            "static_analysis": True,
-            "targets": {"host_compatible": False},
-        },
+        "concretizer": {"unify": True, "reuse": False, "static_analysis": True,
+                        "targets": {"host_compatible": False}},
         "config": {"install_tree": {"root": str(home.parent / tree), "padded_length": 128}},
         "view": {"default": {"root": "view", "link": "run"}},
-    }
+    }  # fmt: skip
     (where / "spack.yaml").write_text(yaml.safe_dump({"spack": settings}))
     return where

@@ -1,15 +1,15 @@
 """The built release that tests share: made once per machine, kept in the cache.
 
-A plugin: `pytest_plugins = ["tests.integration.stack_fixture"]` in the conftest gives
-`stack_site` and `release`. The software goes below the cache, so the next run finds wheels,
-Horovod and, while hpcdl's sources are the same, the very release.
+The next run finds wheels, Horovod and, while hpcdl's sources are the same, the very release.
 """
 
+import json
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -62,3 +62,17 @@ def _forget_old(site: Site, newest: Release) -> None:
             old = time.time() - folder.stat().st_mtime > _YOUNG
             if old and row["id"] != newest.id and not row["current"]:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def bills(release: Release) -> tuple[list[dict[str, Any]], Any]:
+    """Components of its CycloneDX file, and its SPDX document; their own libraries take both."""
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+    from spdx_tools.spdx.parser.parse_anything import parse_file
+    from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+    text = (release.root / "sbom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    document = parse_file(str(release.root / "sbom.spdx.json"))
+    assert validate_full_spdx_document(document) == []
+    return json.loads(text)["components"], document

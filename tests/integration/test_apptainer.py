@@ -71,9 +71,8 @@ def test_a_job_in_an_image_sees_its_data_and_its_own_directory(with_apptainer):
     data.mkdir()
     (data / "shard").write_text("shard")
     site = load_site(machine.state.site_file)
-    site = replace(
-        site, container="apptainer", paths=replace(site.paths, work=machine.folder / "work")
-    )
+    paths = replace(site.paths, work=machine.folder / "work")
+    site = replace(site, container="apptainer", paths=paths)
     for folder in (site.paths.datasets, site.paths.work, machine.folder / "job"):
         folder.mkdir(parents=True, exist_ok=True)
     program = 'echo "$(cat $HPCDL_DATA/shard) by $SLURM_PROCID"; ls /usr; echo kept >kept'

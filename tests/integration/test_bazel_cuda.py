@@ -18,7 +18,6 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -177,7 +176,7 @@ def _add_cudnn(top: Path) -> None:
     link.symlink_to("libcudnn.so.9")
 
 
-def recipes_options(root: Root, name: str, **env: str) -> dict[str, Any]:
+def recipes_options(root: Root, name: str, **env: str) -> dict:
     """What the recipe makes in /opt/NAME, for bazel: `arguments` and `environment`."""
     spack = find_spack()
     script = (
@@ -186,8 +185,7 @@ def recipes_options(root: Root, name: str, **env: str) -> dict[str, Any]:
     )
     root.run("bash", "-ec", script, SPACK_USER_CACHE_PATH="/opt/spack-cache",
              SPACK_DISABLE_LOCAL_CONFIG="1", **env)  # fmt: skip
-    told: dict[str, Any] = json.loads((root.directory / "opt" / f"{name}.json").read_text())
-    return told
+    return json.loads((root.directory / "opt" / f"{name}.json").read_text())
 
 
 def bazel(root: Root, name: str, before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -198,8 +196,7 @@ def bazel(root: Root, name: str, before: str = "", **env: str) -> subprocess.Com
     objects = "bazel-bin/tensorflow/tools/pip_package/_objs/wheel/*.o"
     script = (f"cd /opt/{name}; {before} {command}; code=$?; mkdir -p out; rm -f out/*; "
               f"cp -L {objects} out; rm -rf {state}; exit $code")  # fmt: skip
-    environment = {**told["environment"], "CC": COMPILER}
-    return root.run("bash", "-c", script, check=False, **environment)
+    return root.run("bash", "-c", script, check=False, **{**told["environment"], "CC": COMPILER})
 
 
 def write_project(root: Root, name: str) -> Path:

@@ -2,15 +2,15 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +22,6 @@ from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
-from hpcdl.regress.report.tonight import headline
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
@@ -60,7 +59,6 @@ def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[by
 
 @pytest.fixture
 def site(cluster_env, tmp_path, monkeypatch) -> Site:
-    """The embedded site with a prefix and a work folder of the test's own."""
     return own_site(cluster_env, tmp_path, monkeypatch)
 
 
@@ -125,13 +123,10 @@ def test_nothing_passes_that_does_not_deserve_it(site):
     assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
-@pytest.mark.parametrize(
-    ("file", "request_", "reason"),
-    [
-        ("checks_with_an_error.py", {}, "ReFrame left out check file"),
-        ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
-    ],
-)
+@pytest.mark.parametrize(("file", "request_", "reason"), [
+    ("checks_with_an_error.py", {}, "ReFrame left out check file"),
+    ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
+])  # fmt: skip
 def test_a_run_without_a_check_fails(site, file, request_, reason):
     outcome = run(site, file, **request_)
     assert not outcome.ok
@@ -173,8 +168,7 @@ class ruled(HpcdlCheck):
 
 def test_what_a_check_demands_is_neither_measured_nor_replaced(site, tmp_path):
     (tmp_path / "team.py").write_text(RULED)
-    lax = reference("ruled", metric="accuracy", value=0.5, unit="")
-    update_references(site, "embedded", [lax])
+    update_references(site, "embedded", [reference("ruled", metric="accuracy", value=0.5, unit="")])
     (verdict,) = run(site, str(tmp_path / "team.py")).verdicts
     assert verdict.status is Status.FAIL
     assert "its reference 0.95" in verdict.reason
@@ -231,14 +225,12 @@ KILLED = {"ReFrame": "kill -9 $PPID", "both": "kill -9 $HPCDL_CHECK_PARENT $PPID
 def test_a_job_whose_id_nobody_noted_is_cancelled_by_its_token(site, tmp_path, monkeypatch, who):
     real, commands = shutil.which("sbatch"), tmp_path / "bin"
     commands.mkdir()
-    body = f'#!/bin/sh\n{real} "$@" >{tmp_path}/queued\n{KILLED[who]}\n'
-    (commands / "sbatch").write_text(body)
+    (commands / "sbatch").write_text(f'#!/bin/sh\n{real} "$@" >{tmp_path}/queued\n{KILLED[who]}\n')
     (commands / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     start(site, "until_cancelled").wait(60)
     assert active_jobs(site) == [], "no id is known"
     record = client.job(int((tmp_path / "queued").read_text()))
-    assert record is not None
     if who == "both":
         assert record.active
         assert sweep(site) == [record.id]
@@ -250,22 +242,17 @@ def test_a_lost_node_is_an_error_that_names_it(site, slurm):
     process = start(site, "until_cancelled")
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     (job,) = active_jobs(site)
-    record = client.job(job)
-    assert record is not None
-    hpcdl = Path(sys.executable).with_name("hpcdl")
-    slurm(hpcdl, "cluster", "node", "kill", record.nodes)
+    node = client.job(job).nodes
+    slurm.hpcdl("cluster", "node", "kill", node)
     try:
         assert process.wait(120) == 0
         (lost,) = verdicts(site)
-        assert lost["status"] == "ERROR"
-        assert "node lost" in lost["reason"]
-        assert record.nodes in lost["reason"], "it is named"
-        assert lost["job"]["nodes"] == record.nodes
+        assert (lost["status"], lost["job"]["nodes"]) == ("ERROR", node)
+        assert re.search(f"node lost.*{node}", lost["reason"])
     finally:
-        slurm(hpcdl, "cluster", "node", "up", record.nodes)
+        slurm.hpcdl("cluster", "node", "up", node)
         wait_for(lambda: not active_jobs(site))
-        idle = ["sinfo", "-h", "-n", record.nodes, "-o", "%t"]
-        wait_for(lambda: slurm(*idle).stdout == "idle\n")
+        wait_for(lambda: slurm("sinfo", "-h", "-n", node, "-o", "%t").stdout == "idle\n")
 
 
 @pytest.mark.long
@@ -278,11 +265,8 @@ def test_a_check_for_a_drained_node_answers_within_a_minute(site, slurm):
         seconds = time.monotonic() - begun
     finally:
         slurm("scontrol", "update", "NodeName=p100-02", "State=RESUME")
-    found = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
-    assert len(found) == 1, told(outcome)
-    (lost,) = found
-    assert "p100-02 is" in lost.reason
-    assert "DRAIN" in lost.reason
+    (lost,) = [verdict for verdict in outcome.verdicts if verdict.status is Status.ERROR]
+    assert re.search("p100-02 is.*DRAIN", lost.reason), told(outcome)
     assert seconds < 90, f"it took {seconds:.0f} s"
 
 
@@ -299,7 +283,6 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site, cluster):
     process = start(site, "lasting")  # its limit does not end it before Slurm is back
     wait_for(lambda: bool(list(runs_directory(site).glob("*/stage/**/started"))))
     state = read_state(cluster.directory)
-    assert state is not None
     # Not by SIGKILL: it saves its jobs every 5 s, and may forget this one, or take it for waiting.
     processes.end([state.processes["slurmctld"]], grace=60)
     try:
@@ -318,8 +301,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(site):
     assert [process.wait(60) for process in both] == [0, 0]
     verdicts = [path.read_text() for path in runs_directory(site).glob("*/verdicts.json")]
     assert len(verdicts) == 2
-    for text in verdicts:
-        assert '"PASS"' in text, text
+    assert all('"PASS"' in text for text in verdicts), verdicts
 
 
 def start(
@@ -329,11 +311,10 @@ def start(
     return subprocess.Popen([sys.executable, "-c", RUN, *words])
 
 
-def verdicts(site: Site) -> list[dict[str, Any]]:
+def verdicts(site: Site) -> list[dict]:
     """Those of the one run that a process of its own has made."""
     (file,) = runs_directory(site).glob("*/verdicts.json")
-    found: list[dict[str, Any]] = json.loads(file.read_text())["verdicts"]
-    return found
+    return json.loads(file.read_text())["verdicts"]
 
 
 def active_jobs(site: Site) -> list[int]:
@@ -356,22 +337,16 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(site, tmp_path
     imported = ["check", "history", "import", str(outcome.directory.path)]
     assert main([*imported, "--site", str(site.source), "--history", str(history)]) == 0
     assert capsys.readouterr().out.startswith("0 new results")
+    slower = next(one for one in outcome.verdicts if one.check == "slower")
+    assert "try 2; the first was FAIL" in slower.reason
     with chromium() as browser:
         browser.open(page.as_uri())
         title = browser.do("document.querySelector('h1').textContent")
         assert title == "Gate closed: 1 finding in 2 series"
-        lead = browser.do("document.querySelector('.lead').textContent")
-        assert lead.startswith(headline([asdict(one) | {"ok": one.ok} for one in outcome.verdicts]))
-        slower = next(one for one in outcome.verdicts if one.check == "slower")
         row = "[...document.querySelectorAll('tr.row')].find((e) => e.dataset.text.match('slower'))"
         browser.do(f"{row}.querySelector('.open').click()")
         browser.do("document.querySelectorAll('.file').forEach((one) => { one.open = true })")
         browser.settle()
-        detail = "document.querySelector('tr.detail:not([hidden])')"
-        script, log = browser.do(f"[...{detail}.querySelectorAll('pre')].map((e) => e.textContent)")
-        assert script == Path(slower.script).read_text()
-        assert "#SBATCH" in script
-        assert log == Path(slower.log).read_text()
-        assert "try 2; the first was FAIL" in slower.reason
-        assert browser.do(f"{detail}.querySelector('.reason').textContent") == slower.reason
-        assert browser.errors == []
+        shown = "[...document.querySelectorAll('tr.detail:not([hidden]) pre')]"
+        script, log = browser.do(f"{shown}.map((e) => e.textContent)")
+        assert (script, log) == tuple(Path(one).read_text() for one in (slower.script, slower.log))

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,6 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site
-from hpcdl.slurm import client
 from tests.integration.check_runs import own_site, told
 from tests.small_release import make_release
 
@@ -49,7 +47,6 @@ class mounts(filesystem_options_check):
 
 @pytest.fixture
 def site(cluster_env, tmp_path, monkeypatch) -> Site:
-    """The embedded site with a prefix and a work directory of the test's own."""
     return own_site(cluster_env, tmp_path, monkeypatch)
 
 
@@ -133,9 +130,9 @@ def test_a_sites_log_server_gets_hpcdls_fields(site, tmp_path):
 
 
 @contextmanager
-def listening() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def listening() -> Iterator[tuple[int, list[dict]]]:
     """A server on loopback, its port, and the records that it was sent."""
-    received: list[dict[str, Any]] = []
+    received: list[dict] = []
 
     class Takes(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -171,6 +168,4 @@ def test_options_of_a_job_are_passed_on_to_slurm(site, tmp_path):
     outcome = run(site, tmp_path / "team.py", "-J", "nodelist=p100-02", "-J", "comment=passed-on")
     (verdict,) = outcome.verdicts
     assert verdict.job["nodes"] == "p100-02", told(outcome)
-    script = next(site.paths.work.rglob("rfm_job.sh")).read_text()
-    assert "#SBATCH --comment=passed-on" in script
-    assert client.job(int(verdict.job["id"])) is not None
+    assert "#SBATCH --comment=passed-on" in next(site.paths.work.rglob("rfm_job.sh")).read_text()

@@ -31,7 +31,6 @@ MEASURED = {Status.PASS, Status.NO_REFERENCE}
 
 @pytest.fixture
 def site(cluster_env, stack_site, release, digits, tmp_path, monkeypatch) -> Site:
-    """The embedded site with the built release, and references of the test's own."""
     own = own_site(cluster_env, tmp_path, monkeypatch)
     return with_release(own, stack_site.paths.prefix, digits)
 

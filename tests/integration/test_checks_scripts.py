@@ -19,6 +19,7 @@ from hpcdl.site import Site, find_site_file, load_site
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
 REFRAME = Path(sys.executable).with_name("reframe")
 NO_MODULE = Module(())
+SITES = ["p100-v100-k80", pytest.param("a100-h100", marks=pytest.mark.long)]
 SHAPES = [(1, 1), (1, ALL), (2, ALL), (4, ALL)]
 
 
@@ -40,9 +41,7 @@ def dry_run(site: Site, folder: Path, pattern: str) -> dict[tuple[str, str], Pat
     return found
 
 
-@pytest.mark.parametrize(
-    "name", ["p100-v100-k80", pytest.param("a100-h100", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("name", SITES)
 def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
     site = load_site(find_site_file(name))
     scripts = dry_run(site, tmp_path, "throughput.*resnet50.*synthetic-fp32")
@@ -64,8 +63,7 @@ def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
 
 def whole(batch: Batch) -> tuple[object, ...]:
     """Everything of a script but where its launch line is broken."""
-    launch = f"{batch.launcher} {batch.program}".strip()
-    return batch.directives, batch.before, launch, batch.after
+    return batch.directives, batch.before, f"{batch.launcher} {batch.program}".strip(), batch.after
 
 
 def test_checks_of_every_family_ask_for_what_fits(tmp_path):

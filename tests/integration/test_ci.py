@@ -35,14 +35,6 @@ def test_a_pipeline_fits_the_schema_of_its_service(kind, schema, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_schema_finds_a_fault(tmp_path):
-    broken = tmp_path / "broken.yml"
-    text = render("gitlab", shipped("pi"), Request("s"))[".gitlab-ci.yml"]
-    broken.write_text(text.replace("interruptible: false", "interruptible: perhaps"))
-    words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.gitlab-ci"]
-    assert subprocess.run([*words, broken], capture_output=True).returncode == 1
-
-
 def test_systemd_takes_the_units(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
@@ -70,11 +62,4 @@ def test_slurm_takes_the_options_of_the_scrontab(slurm, embedded_site, tmp_path)
         script = tmp_path / "script"
         directives = [option.replace("#SCRON", "#SBATCH") for option in options]
         script.write_text("\n".join(["#!/bin/sh", *directives, command.split(" ", 5)[5], ""]))
-        done = slurm("sbatch", "--test-only", script)
-        assert "to start at" in done.stderr
-
-
-@pytest.mark.cluster
-def test_slurm_refuses_an_option_that_is_none(slurm, tmp_path):
-    (tmp_path / "script").write_text("#!/bin/sh\n#SBATCH --partition=none-such\ntrue\n")
-    assert slurm("sbatch", "--test-only", tmp_path / "script", check=False).returncode != 0
+        assert "to start at" in slurm("sbatch", "--test-only", script).stderr

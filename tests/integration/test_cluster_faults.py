@@ -1,7 +1,6 @@
 """What a machine lacks is said in one clear line, before or instead of half a cluster."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,12 +10,11 @@ import pytest
 
 from hpcdl.cluster import daemons, down, nodes, processes, up
 from hpcdl.cluster.model import NAMESPACES, Ports
-from hpcdl.cluster.needs import check_packages
 from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.bench.bench_cluster import memory_mb, small
-from tests.integration.conftest import Shell, clean_environment
+from tests.integration.conftest import Shell, clean_environment, need_packages, shell_of, small_disk
 
 pytestmark = pytest.mark.cluster
 
@@ -29,11 +27,8 @@ def place(cluster_home) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def packages() -> None:
-    try:
-        check_packages(accounting=False)
-    except MissingPrerequisite as lack:
-        pytest.skip(lack.message)
+def _packages() -> None:
+    need_packages()
 
 
 @pytest.mark.parametrize("base", [-1, 0, 80, 65535, 70000])
@@ -74,16 +69,10 @@ def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(embedded_s
     assert [path for path, modes in seen.items() if max(modes) & 0o022] == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_full_disk_is_one_line(embedded_site, cluster_home):
-    disk = cluster_home / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
-    try:
-        with pytest.raises(MissingPrerequisite, match="not enough disk space"):
-            up(embedded_site, directory=disk / "c")
-    finally:
-        subprocess.run(["umount", disk], check=True)
+    disk, said = cluster_home / "disk", "not enough disk space"
+    with small_disk(disk, "size=8m"), pytest.raises(MissingPrerequisite, match=said):
+        up(embedded_site, directory=disk / "c")
 
 
 @pytest.mark.parametrize("name", ["slurmctld", "slurmd"])
@@ -106,8 +95,7 @@ def test_daemon_that_dies_shows_its_last_words(embedded_site, place, tmp_path, m
 def test_too_many_nodes_says_how_to_ask_for_fewer(place, slurm):
     del place
     words = ["cluster", "up", "--site", "pi", "--dry-run"]
-    env = {**clean_environment(), "HPCDL_HOME": slurm.env["HPCDL_HOME"]}
-    ask = Shell(env, slurm.directory)
+    ask = Shell({**clean_environment(), "HPCDL_HOME": slurm.env["HPCDL_HOME"]}, slurm.directory)
     done = ask(sys.executable, "-m", "hpcdl", *words, "--mode", "auto", check=False)
     if done.returncode == 0:
         pytest.skip("this machine holds all 419 nodes")
@@ -119,27 +107,22 @@ def test_too_many_nodes_says_how_to_ask_for_fewer(place, slurm):
 def test_shipped_sites_come_up_small(place):
     for path in sorted((folder("templates") / "sites").glob("*.yaml")):
         site = load_site(path)
-        state = up(site, max_nodes=2, directory=place)
-        ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
+        ask = shell_of(up(site, max_nodes=2, directory=place), place)
         for name, partition in site.partitions.items():
-            gpu = partition.gpu
-            want = [f"--gres=gpu:{gpu.gres_type}:{gpu.per_node}"] if gpu else []
-            nodes = f"-N{min(2, partition.nodes)}"
-            ask("sbatch", "--test-only", "-p", name, nodes, *want, "--wrap=true")
+            words = ["-p", name, f"-N{min(2, partition.nodes)}"]
+            if gpu := partition.gpu:
+                words.append(f"--gres=gpu:{gpu.gres_type}:{gpu.per_node}")
+            ask("sbatch", "--test-only", *words, "--wrap=true")
         down(place)
 
 
 def test_accounting_outlives_the_cluster(embedded_site, place):
-    """What a job had and used is in test_jobs.py."""
-    try:
-        check_packages(accounting=True)
-    except MissingPrerequisite as lack:
-        pytest.skip(f"{lack.message}; {lack.hint}")
+    need_packages(accounting=True)
     state = up(embedded_site, directory=place, accounting=True)
     if state.mode == NAMESPACES:
         everywhere = f" 00000000:{Ports(state.port_base).database:04X} "
         assert everywhere not in Path("/proc/net/tcp").read_text(), "slurmdbd listens on the bridge"
-    ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
+    ask = shell_of(state, place)
     left = ask("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 100").stdout.strip()
     down(place)
     up(embedded_site, directory=place, accounting=True)
@@ -151,6 +134,3 @@ def test_128_loopback_nodes_take_20_seconds_and_500_megabytes(embedded_site, pla
     state = up(small(embedded_site, 128), mode="loopback", directory=place)
     assert state.seconds <= 20
     assert memory_mb(state) <= 500
-    ask = Shell({**clean_environment(), "SLURM_CONF": str(state.configuration)}, place)
-    names = ask("srun", "-N128", "bash", "-c", "echo $SLURMD_NODENAME").stdout.split()
-    assert len(set(names)) == 128

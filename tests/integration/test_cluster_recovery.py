@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, down, environment, processes, up
+from hpcdl.cluster import down, environment, processes, up
 from hpcdl.cluster import nodes as node_actions
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId, bridge_name
-from hpcdl.cluster.needs import check_packages, choose_mode
+from hpcdl.cluster.needs import choose_mode
 from hpcdl.cluster.query import of_nodes
 from hpcdl.cluster.state import write_state
 from hpcdl.site import Site, load_site
 from hpcdl.system.errors import MissingPrerequisite
-from tests.integration.conftest import Shell, clean_environment
+from tests.integration.conftest import Shell, clean_environment, need_packages
+from tests.integration.conftest import shell_of as shell
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -43,10 +44,7 @@ partitions:
 
 @pytest.fixture(scope="module")
 def small_site(cluster_home) -> Site:
-    try:
-        check_packages(accounting=False)
-    except MissingPrerequisite as lack:
-        pytest.skip(lack.message)
+    need_packages()
     path = cluster_home / "small.yaml"
     path.write_text(SMALL)
     return load_site(path)
@@ -62,10 +60,6 @@ def place(cluster_home) -> Iterator[Path]:
 def nothing_is_left(place: Path) -> None:
     assert processes.of_cluster(place) == []
     assert list(Path("/sys/class/net").glob(f"{bridge_name(place)}*")) == []
-
-
-def shell(state: ClusterState, directory: Path) -> Shell:
-    return Shell(environment(state, clean_environment()), directory)
 
 
 def test_down_leaves_nothing_and_twice_is_fine(small_site, place, mode):
@@ -87,9 +81,7 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site, place, mode):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to take /etc/hosts away")
 def test_a_machine_without_hosts_file_has_loopback(small_site, place):
-    bare = (
-        "mount -t tmpfs tmpfs /mnt && cp -a /etc/. /mnt && rm /mnt/hosts && mount --bind /mnt /etc"
-    )
+    bare = "mount -t tmpfs m /mnt && cp -a /etc/. /mnt && rm /mnt/hosts && mount --bind /mnt /etc"
     hpcdl = f"{sys.executable} -m hpcdl cluster"
     env = clean_environment()
     env |= {"HPCDL_CLUSTER_DIR": str(place), "HPCDL_SITE": str(small_site.source)}
@@ -108,10 +100,8 @@ def test_a_machine_without_hosts_file_has_loopback(small_site, place):
 
 def test_make_down_needs_no_environment(small_site, place, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
-    env = clean_environment() | {
-        "HPCDL_HOME": str(place.parent.parent), "HPCDL_CACHE": str(tmp_path),
-        "HPCDL_SITE": str(small_site.source),
-    }  # fmt: skip
+    env = clean_environment() | {"HPCDL_HOME": str(place.parent.parent)}
+    env |= {"HPCDL_CACHE": str(tmp_path), "HPCDL_SITE": str(small_site.source)}
     words = ["make", "down", f"VENV={tmp_path}/none", f"PYTHON={tmp_path}/bare/bin/python"]
     up(small_site, directory=place)
     for expected in ("stopped\n", "nothing was running\n"):
@@ -135,10 +125,8 @@ def test_up_restarts_what_was_killed(small_site, place):
     victims = ["munged", "slurmctld", "p100-01", "spare-01"]
     state = up(small_site, directory=place)
     ask = shell(state, place)
-    job = ask(
-        "sbatch", "--parsable", "-p", "spare", "-w", "spare-02", "--output=/dev/null",
-        "--wrap=sleep 60",
-    ).stdout.strip()  # fmt: skip
+    words = ("-p", "spare", "-w", "spare-02", "--output=/dev/null", "--wrap=sleep 60")
+    job = ask("sbatch", "--parsable", *words).stdout.strip()
     wait_for(lambda: ask("squeue", "-h", "-j", job, "-o", "%T").stdout == "RUNNING\n")
     begun = time.time()  # slurmctld saves its jobs every 5 s, where something has changed
     ask("scontrol", "update", f"jobid={job}", "comment=saved")
@@ -157,25 +145,22 @@ def test_everything_killed_is_brought_back(small_site, place, mode):
     for process in processes.of_cluster(place):
         processes.send(process, signal.SIGKILL)
     wait_for(lambda: not processes.of_cluster(place))  # on a busy machine they take a while to die
-    state = up(small_site, mode=mode, directory=place)
-    shell(state, place)("srun", "-p", "p100", "-N2", "true")
+    shell(up(small_site, mode=mode, directory=place), place)("srun", "-p", "p100", "-N2", "true")
 
 
 def test_up_killed_at_any_moment_can_be_stopped_and_repeated(small_site, place, mode):
-    words = ["cluster", "up", "--mode", mode, "--site", str(small_site.source)]
+    words = [sys.executable, "-m", "hpcdl", "cluster", "up", "--mode", mode, "--site",
+             small_site.source]  # fmt: skip
     env = {**clean_environment(), "HPCDL_CLUSTER_DIR": str(place)}
     for step in range(8):
-        starting = subprocess.Popen(
-            [sys.executable, "-m", "hpcdl", *words], env=env, stderr=subprocess.DEVNULL
-        )
+        starting = subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL)
         time.sleep(0.08 + 0.05 * step)
         starting.kill()
         starting.wait()
         if step % 2:
             down(place)
             nothing_is_left(place)
-    state = up(small_site, mode=mode, directory=place)
-    shell(state, place)("srun", "-p", "p100", "-N2", "true")
+    shell(up(small_site, mode=mode, directory=place), place)("srun", "-p", "p100", "-N2", "true")
 
 
 @pytest.mark.parametrize("damage", ["removed", "torn"])
@@ -273,9 +258,8 @@ def test_restarted_node_answers_at_once_those_who_knew_it(small_site, place):
     reach = "exec 3<>/dev/tcp/spare-02/$(scontrol show node spare-02 | grep -oP 'Port=\\K[0-9]+')"
 
     def on(node: str, command: str) -> str:
-        return slurm(
-            "srun", "-p", "spare", "-w", node, "timeout", "5", "bash", "-c", command
-        ).stdout
+        words = ("srun", "-p", "spare", "-w", node, "timeout", "5", "bash", "-c", command)
+        return slurm(*words).stdout
 
     on("spare-01", reach)
     before = on("spare-02", hardware)
@@ -293,8 +277,7 @@ def test_without_root_the_nodes_share_the_machine(place, small_site):
     home = Path("/tmp") / f"hpcdl-{os.getpid()}"
     here = Path(__file__).resolve().parents[2]
     for package in ("jinja2", "markupsafe", "yaml"):
-        source = Path(import_module(package).__file__ or "").parent
-        shutil.copytree(source, home / "code" / package)
+        shutil.copytree(Path(import_module(package).__file__ or "").parent, home / "code" / package)
     for part in ("hpcdl", "templates"):
         shutil.copytree(here / part, home / "code" / part)
     shutil.copy(small_site.source, home / "small.yaml")

@@ -21,9 +21,8 @@ def ask(slurm, tmp_path):
         done = slurm(*launch, *words, check=False)
         data = json.loads(done.stdout)
         assert (done.returncode == 3) is not data["complete"]
-        return {
-            one["name"]: one["remedy"] for one in data["findings"] if one["found"] is None
-        }, done
+        lacks = [one for one in data["findings"] if one["found"] is None]
+        return {one["name"]: one["remedy"] for one in lacks}, done
 
     return lacking
 

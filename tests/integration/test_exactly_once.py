@@ -27,7 +27,15 @@ KINDS = (
     "rename,unlink,symlink,mkdir,write,pwrite64,ftruncate,fchmod,fsync,flock,"
     "clone,vfork,clone3,execve,poll,wait4"
 )
-_CALL = re.compile(r"([a-z0-9_]+)\((.*)")
+
+
+def calls(log: Path) -> list[tuple[str, int, str]]:
+    """Kind, number within its kind, and arguments of each call that strace wrote down."""
+    counts, found = Counter(), []
+    for kind, arguments in re.findall(r"^([a-z0-9_]+)\((.*)", log.read_text(), re.M):
+        counts[kind] += 1
+        found.append((kind, counts[kind], arguments))
+    return found
 
 
 class Once:
@@ -61,22 +69,15 @@ class Once:
         assert code == -9 or (code == self.code and kind in {"poll", "wait4"}), (kind, count, code)
         return code == -9
 
-    def trace(self, *words: str) -> list[tuple[str, str]]:
+    def points(self, *words: str) -> list[tuple[str, int]]:
+        """Kind and number of each call from the first file of a submission to the last one."""
         log = self.folder / "strace"
         argv = ["strace", "-o", str(log), "-s", "200", "-e", f"trace={KINDS}", *self.argv(*words)]
         assert self.slurm(*argv, check=False, timeout=120).returncode == self.code
-        return [found.groups() for found in map(_CALL.match, log.read_text().splitlines()) if found]
-
-    def points(self, *words: str) -> list[tuple[str, int]]:
-        """Kind and number of each call from the first file of a submission to the last one."""
-        counts: Counter[str] = Counter()
-        found, ours = [], []
-        for kind, arguments in self.trace(*words):
-            counts[kind] += 1
-            found.append((kind, counts[kind]))
-            ours.append(str(self.work) in arguments and kind != "write")  # which may tell of it
-        last = len(ours) - ours[::-1].index(True)
-        return found[ours.index(True) : last]
+        found = calls(log)
+        ours = [at for at, (kind, _, said) in enumerate(found)
+                if str(self.work) in said and kind != "write"]  # fmt: skip
+        return [(kind, count) for kind, count, _ in found[ours[0] : ours[-1] + 1]]
 
     def jobs(self, name: str) -> list[int]:
         """What Slurm holds by this name, ended or not."""
@@ -145,7 +146,6 @@ def test_a_submission_killed_at_any_call_is_one_job(once, chain):
 
 @needs_strace
 def test_a_sweep_killed_at_any_call_queues_each_point_once(once):
-    """Two arrays; killed anywhere between the first file and the last, and run again."""
     once(*sweep("first"))
     for number, (kind, count) in enumerate(once.points(*sweep("traced"))):
         name = f"s{number}"
@@ -241,8 +241,7 @@ def test_after_ten_minutes_it_is_withdrawn_and_a_late_job_ends_itself(once, tmp_
     assert "NOT QUEUED" not in once("job", "list")
     (tmp_path / "job.sh").write_text(script)
     done = once.slurm("sbatch", "--parsable", "--wait", tmp_path / "job.sh", token, check=False)
-    assert done.returncode == 5
-    assert runs(once.work) == []
+    assert (done.returncode, runs(once.work)) == (5, [])
     assert "0: withdrawn" in (folder / "job.log").read_text()
 
 
@@ -251,8 +250,7 @@ def test_two_jobs_of_one_token_run_once(once, tmp_path):
     twice = '{real} "$@" >/dev/null; {real} "$@"'
     once(*job("twice"), path=command(tmp_path / "bin", "sbatch", twice))
     wait_for(lambda: not once.slurm("squeue", "--me", "--noheader").stdout)
-    assert len(once.jobs("twice")) == 2
-    assert runs(once.work) == ["x\n"]
+    assert (len(once.jobs("twice")), runs(once.work)) == (2, ["x\n"])
 
 
 def test_a_refused_job_leaves_nothing(once, tmp_path):

@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -43,7 +42,7 @@ def free_ports(count: int) -> list[int]:
 def together(runs: Runs, command: list[str], env: dict[str, str], ranks: int) -> str:
     """The workers that TF_CONFIG describes."""
     workers = [f"localhost:{port}" for port in free_ports(ranks)]
-    started: list[Any] = []
+    started: list = []
     for rank in range(ranks):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         started.append(subprocess.Popen(

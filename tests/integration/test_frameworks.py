@@ -53,8 +53,7 @@ def trained(folder: Path, framework: str, *options: str) -> dict[str, object]:
         ))  # fmt: skip
     outs = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outs
-    values: dict[str, object] = json.loads((folder / "result.json").read_text())
-    return values
+    return json.loads((folder / "result.json").read_text())
 
 
 @pytest.mark.long
@@ -80,14 +79,12 @@ def test_two_ranks_train_and_leave_a_result_as_hpcdl_train_does(tmp_path, framew
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("model", WEIGHTS)
 def test_a_network_has_as_many_weights_as_that_of_hpcdl_train(tmp_path, framework, model):
-    """Those of hpcdl train: the study's rule `equal` compares them on the cluster."""
     found = trained(tmp_path, framework, "--model", model, "--steps", "1", "--batch-per-rank", "2")
     assert found["parameters"] == WEIGHTS[model]
 
 
 @pytest.fixture
 def harness(monkeypatch) -> Iterator[ModuleType]:
-    """What the programs share, found as they find it."""
     monkeypatch.syspath_prepend(str(PROGRAMS))
     yield importlib.import_module("harness")
     for name in ("harness", "pictures"):

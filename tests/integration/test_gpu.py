@@ -42,7 +42,6 @@ def gpus() -> int:
 
 @pytest.fixture(scope="module")
 def published(gpus) -> tuple[Site, Release]:
-    """The site's current release, which must be for GPUs."""
     try:
         site = load_site(find_site_file(None))
         release = current_release(site)

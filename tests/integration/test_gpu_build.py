@@ -20,7 +20,7 @@ from hpcdl.stack.fatbin import read_device_code
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.system.resources import cache
 from tests.gpu_roots import CASES, Case, Root, install_hpcdl, root_of, write_site
-from tests.integration.spack_fixture import PACKAGES, why_not
+from tests.integration.spack_fixture import BOOTSTRAP, PACKAGES, why_not
 
 pytestmark = [pytest.mark.gpu_build, pytest.mark.timeout(5400)]
 
@@ -86,7 +86,6 @@ def build(case: Case, root: Root, more: str, *options: str, **env: str) -> Itera
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
 def built(request) -> Iterator[Built]:
-    """From wheels."""
     yield from build(request.param, root_of(request.param.suite), "")
 
 
@@ -94,7 +93,6 @@ def test_it_is_what_resolve_plan_and_list_say(built):
     assert built.record["module"] == built.case.module
     assert built.record["proof"] == "compiled"
     versions = built.record["versions"]
-    assert isinstance(versions, dict)
     resolved = json.loads(built.root.hpcdl("stack", "resolve", "--json").stdout)["resolutions"]
     wanted = [one["versions"] for one in resolved if one["wanted"]]
     assert len(wanted) == len(built.case.gpus)
@@ -155,12 +153,9 @@ def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_conta
     assert {int(sm) for sm in re.findall(r"\.sm_(\d+)\.cubin", listed)} == built.case.codes
     assert {code.sm for code in read_device_code(library) if code.machine} == built.case.codes
     majors = {sm // 10 for sm in built.case.codes}
-    for pattern in (
-        "tensorflow/libtensorflow_cc.so.2",
-        "nvidia/cudnn/lib/libcudnn_cnn*.so.*",
-        "nvidia/nccl/lib/libnccl.so.2",
-        "nvidia/cublas/lib/libcublas.so.*",
-    ):
+    patterns = ("tensorflow/libtensorflow_cc.so.2", "nvidia/cudnn/lib/libcudnn_cnn*.so.*",
+                "nvidia/nccl/lib/libnccl.so.2", "nvidia/cublas/lib/libcublas.so.*")  # fmt: skip
+    for pattern in patterns:
         for path in built.packages().glob(pattern):
             have = {code.sm // 10 for code in read_device_code(path) if code.machine}
             assert majors <= have or not have, path
@@ -194,13 +189,12 @@ def test_without_horovod_it_is_built_without_any_compiler_and_loads(built):
     try:
         assert made["built"]
         assert "horovod" not in made["versions"]
-        said = built.root.hpcdl("stack", "verify", made["id"], "--local", "--json").stdout
-        proof = json.loads(said)
+        verify = ("stack", "verify", made["id"], "--local", "--json")
+        proof = json.loads(built.root.hpcdl(*verify).stdout)
         assert proof["passed"]
-        assert {one["name"]: one["detail"] for one in proof["checks"] if one["skipped"]} == {
-            f"{what} of 2 ranks": "the release has no Horovod"
-            for what in ("all-reduce", "training")
-        }
+        left = {(one["name"], one["detail"]) for one in proof["checks"] if one["skipped"]}
+        why = "the release has no Horovod"
+        assert left == {("all-reduce of 2 ranks", why), ("training of 2 ranks", why)}
         load = f"module use {root}/modules && module load tensorflow && python -c '{DISTRIBUTED}'"
         assert "SEEN True 1 None" in built.root.shell(load)
     finally:
@@ -230,9 +224,7 @@ def with_spack(root: Root) -> tuple[Root, dict[str, str]]:
     settings = root.directory / "etc" / "spack-user"
     settings.mkdir(exist_ok=True)
     (settings / "repos.yaml").write_text(f"repos::\n  builtin: {PACKAGES}\n")
-    (settings / "bootstrap.yaml").write_text(
-        "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
-    )
+    (settings / "bootstrap.yaml").write_text(BOOTSTRAP)
     return replace(root, shared=(spack, packages)), {
         "HPCDL_SPACK_ROOT": str(spack),
         "HPCDL_SPACK_PACKAGES": str(packages),
@@ -245,7 +237,6 @@ def with_spack(root: Root) -> tuple[Root, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def by_spack() -> Iterator[tuple[Built, dict[str, str]]]:
-    """By Spack, and the variables for it."""
     if why_not():
         pytest.skip(why_not())
     case = CASES[0]

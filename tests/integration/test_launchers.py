@@ -105,7 +105,6 @@ def told(cluster_env, tmp_path_factory) -> dict[str, int]:
 
 
 def test_ranks_that_leave_early_end_none_that_still_writes_its_checkpoint(slurm, told):
-    """Four ranks of two nodes, which need 1 s and 20 s."""
     ended = slurm.ended(told[SLOW])
     assert (ended["state"], ended["exit_code"], ended["restarts"]) == ("COMPLETED", 0, 1)
     assert sorted(re.findall(r"rank (\d) wrote", ended["text"])) == ["0", "1", "2", "3"]

@@ -12,10 +12,10 @@ from hpcdl.site import Site, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import Release
-from tests.small_release import make_release, passing, silent, small_site
+from tests.integration.conftest import needs_lmod
+from tests.small_release import LMOD, make_release, passing, silent, small_site
 
-LMOD = Path("/usr/share/lmod/lmod/init/bash")
-pytestmark = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
+pytestmark = needs_lmod
 
 
 def lmod(modulepath: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -83,8 +83,7 @@ def test_pythonhome_of_another_python_meets_a_clear_word(modules):
 
 def test_avail_spider_and_help_name_it(modules):
     assert "tensorflow/2.21.0-cpu" in lmod(modules, "module --terse avail").stderr
-    spider = lmod(modules, "module spider tensorflow").stderr
-    assert "TensorFlow 2.21.0, Horovod 0.28.1" in spider
+    assert "TensorFlow 2.21.0, Horovod 0.28.1" in lmod(modules, "module spider tensorflow").stderr
     assert "python -m venv --system-site-packages" in lmod(modules, "module help tensorflow").stderr
 
 
@@ -117,11 +116,8 @@ def hidden(site, tmp_path) -> tuple[Release, Path]:
 
 def test_what_it_was_built_upon_comes_and_goes_with_it(hidden):
     release, _ = hidden
-    script = (
-        "module load tensorflow; echo $MPI_HOME; module unload tensorflow; "
-        "echo [$MPI_HOME] $MODULEPATH"
-    )
-    done = lmod(release.modules, script)
+    shows = "echo $MPI_HOME; module unload tensorflow; echo [$MPI_HOME] $MODULEPATH"
+    done = lmod(release.modules, f"module load tensorflow; {shows}")
     assert done.stdout.splitlines() == ["/apps/openmpi/.4.1.5", f"[] {release.modules}"]
     assert done.stderr == ""
     assert "openmpi" not in lmod(release.modules, "module --terse avail").stderr, "users see none"
@@ -129,16 +125,13 @@ def test_what_it_was_built_upon_comes_and_goes_with_it(hidden):
 
 def test_a_user_s_own_load_of_it_and_its_folder_stay(hidden):
     release, folder = hidden
-    script = (
-        "module load openmpi/.4.1.5 tensorflow; module unload tensorflow; "
-        'echo "$MPI_HOME $MODULEPATH"'
-    )
+    script = "module load openmpi/.4.1.5 tensorflow; module unload tensorflow; "
+    script += 'echo "$MPI_HOME $MODULEPATH"'
     path = f"{release.modules}:{folder}"
     assert lmod(Path(path), script).stdout == f"/apps/openmpi/.4.1.5 {path}\n"
 
 
 def test_a_job_of_it_loads_what_it_was_built_upon(hidden):
-    """A script purges everything first."""
     release, _ = hidden
     script = f"module --force purge; module use '{release.modules}'; module load {release.module}"
     done = lmod(Path("/nonexistent"), f"{script}; echo $MPI_HOME", SLURMD_NODENAME="gpu01")
@@ -146,7 +139,6 @@ def test_a_job_of_it_loads_what_it_was_built_upon(hidden):
 
 
 def test_the_loaded_module_that_brings_the_mpi_is_found(tmp_path):
-    """As in the shell of an admin who builds: others that are loaded do not matter."""
     program = tmp_path / "apps" / "openmpi" / "bin" / "mpirun"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
@@ -305,8 +297,7 @@ def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(tmp_path
     ],
 )  # fmt: skip
 def test_the_guard_takes_a_model_for_no_other(site, tmp_path, gpu, fits):
-    needs = {"gpus": ["L4", "P40", "B200", "RTX 5000 Ada"]}
-    release = make_release(site, "guarded", needs=needs)
+    release = make_release(site, "guarded", needs={"gpus": ["L4", "P40", "B200", "RTX 5000 Ada"]})
     publish(site, release.id, passing, say=silent)
     on_machine(release.modules / f"{release.module}.lua", tmp_path / "proc", "570.1.2", gpu)
     done = lmod(release.modules, "module load tensorflow && echo loaded", SLURMD_NODENAME="n1")
@@ -342,12 +333,9 @@ def guarded(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.parametrize(("wrong", "reason"), FAULTS)
-def test_a_machine_that_does_not_fit_is_an_error_in_a_job_and_else_a_warning(
-    guarded, wrong, reason
-):
+def test_a_machine_that_does_not_fit_is_an_error_in_a_job_else_a_warning(guarded, wrong, reason):
     done = guarded(wrong, SLURMD_NODENAME="gpu01")
-    assert done.stdout == ""
-    assert told(done).count(reason) == 1
+    assert (done.stdout, told(done).count(reason)) == ("", 1)
     shell_of_salloc = {"SLURM_JOB_ID": "1", "SLURM_JOB_PARTITION": "k80"}
     for env in ({}, shell_of_salloc) if wrong.get("gpu") != "" else ():
         done = guarded(wrong, **env)
@@ -404,5 +392,4 @@ def test_pythons_of_other_versions_start_as_ever(modules, name):
 def test_a_sitecustomize_of_the_user_still_runs(modules, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('mine ran')\n")
     script = "module load tensorflow; /usr/bin/python3 -c 'print(1)'"
-    done = lmod(modules, script, PYTHONPATH=str(tmp_path))
-    assert done.stdout == "mine ran\n1\n"
+    assert lmod(modules, script, PYTHONPATH=str(tmp_path)).stdout == "mine ran\n1\n"

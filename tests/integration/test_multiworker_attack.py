@@ -62,8 +62,8 @@ class Running:
 
     def reaches(self, address: str, port: int, node: str | None = None) -> bool:
         """Whether `nobody` can open a connection, from this machine or from a node."""
-        inside = ["nsenter", "--net", "-t", str(process_of(self.cluster, node))] if node else []
-        argv = [*inside, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
+        enter = ["nsenter", "--net", "-t", str(self.cluster.processes[node].pid)] if node else []
+        argv = [*enter, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
                 "/usr/bin/python3", "-c", KNOCK, address, str(port)]  # fmt: skip
         return subprocess.run(argv, cwd="/", check=False, capture_output=True).returncode == 0
 
@@ -77,14 +77,9 @@ class Running:
         return done.stdout.strip()
 
 
-def process_of(cluster: ClusterState, node: str) -> int:
-    """A process in a node's network."""
-    return cluster.processes[node].pid
-
-
 def iptables(cluster: ClusterState, node: str, *words: str) -> None:
-    enter = ["nsenter", "--net", "-t", str(process_of(cluster, node)), "iptables", "-w"]
-    subprocess.run([*enter, *words], check=True)
+    enter = ["nsenter", "--net", "-t", str(cluster.processes[node].pid)]
+    subprocess.run([*enter, "iptables", "-w", *words], check=True)
 
 
 def fence(running: Running) -> None:
@@ -107,7 +102,6 @@ def running(jobs, cluster, digits, release) -> Iterator[Running]:
     if cluster.mode != NAMESPACES:
         pytest.skip("the nodes have no networks of their own")
     now = read_state(cluster.directory)  # other tests may have started nodes again
-    assert now is not None
     started = Running(jobs, now, digits, release)
     yield started
     jobs.shell("scancel", str(started.answer["job_id"]), check=False)

@@ -6,10 +6,8 @@ last of some kinds, `make test-long` all of them.
 """
 
 import json
-import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -19,7 +17,7 @@ from hpcdl.site import Site, load_site
 from hpcdl.slurm import client
 from hpcdl.stack.publish import publish
 from tests.drill.jobs import CHECK, STANDINS
-from tests.integration.test_exactly_once import KINDS, Once, needs_strace, once
+from tests.integration.test_exactly_once import KINDS, Once, calls, needs_strace, once
 from tests.integration.test_study import TINY
 from tests.small_release import make_release, passing, silent
 from tests.waiting import wait_for
@@ -132,26 +130,17 @@ class Check:
             process = subprocess.Popen(
                 words, env=dict(self.once.slurm.env), cwd=self.once.folder, stdout=out, stderr=out
             )
-        wait_for(self._over)
+        wait_for(lambda: self.log.exists() and "+++" in self.log.read_text())
         process.kill()
         process.wait()
-
-    def _over(self) -> bool:
-        return self.log.exists() and "+++" in self.log.read_text()
 
     def points(self) -> list[Point]:
         """The calls from the first note of the submission to the last one."""
         self.run("-e", f"trace={KINDS}")
-        lines = [found for line in self.log.read_text().splitlines()
-                 if (found := re.match(r"([a-z0-9_]+)\((.*)", line))]  # fmt: skip
-        counts: Counter[str] = Counter()
-        found, notes = [], []
-        for line in lines:
-            counts[line[1]] += 1
-            found.append((line[1], counts[line[1]]))
-            notes.append(line[1] == "write" and '\\"token\\"' in line[2])
-        (first, second) = [at for at, note in enumerate(notes) if note][:2]
-        return found[first : second + 2]
+        found = calls(self.log)
+        notes = [at for at, (kind, _, said) in enumerate(found)
+                 if kind == "write" and '\\"token\\"' in said]  # fmt: skip
+        return [(kind, count) for kind, count, _ in found[notes[0] : notes[1] + 2]]
 
     def killed(self, kind: str, count: int) -> None:
         self.run("-e", f"trace={kind}", "-e", f"inject={kind}:signal=KILL:when={count}")

@@ -28,16 +28,14 @@ from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, requi
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
+from tests.integration.conftest import small_disk
 from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
 from tests.small_release import make_release, passing, silent, small_site
 from tests.waiting import wait_for
 
-pytestmark = [
-    pytest.mark.spack,
-    pytest.mark.long,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.timeout(2400),
-]
+pytestmark = [pytest.mark.spack, pytest.mark.long,
+              pytest.mark.skipif(bool(why_not()), reason=why_not()),
+              pytest.mark.timeout(2400)]  # fmt: skip
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -62,8 +60,7 @@ def build(where: Folders, spack: Spack, **env: str) -> list[Tally]:
 
 def names(spack: Spack, where: Folders) -> set[str]:
     hashes = installed(spack, where.environment)
-    packages = inventory(spack, where.environment).packages
-    return {one.name for one in packages if one.hash in hashes}
+    return {one.name for one in inventory(spack, where.environment).packages if one.hash in hashes}
 
 
 def test_a_failure_names_the_package_its_last_lines_and_reopens_and_then_goes_on(small, tmp_path):
@@ -85,8 +82,7 @@ def test_a_failure_names_the_package_its_last_lines_and_reopens_and_then_goes_on
     assert tallies[0].done >= 1, "what was built counts from the start"
     assert (tallies[-1].done, tallies[-1].total) == (3, 3)
     assert names(spack, where) == {"works", "above", "waits"}
-    log = where.log.read_text()
-    assert "works@1.0 install" not in log, "what is built is not built again"
+    assert "works@1.0 install" not in where.log.read_text(), "what is built is not built again"
 
 
 def test_a_killed_build_goes_on(small, tmp_path):
@@ -111,14 +107,8 @@ def test_a_killed_build_goes_on(small, tmp_path):
 
 
 def test_a_full_disk_is_named_and_nothing_is_lost(small):
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system")
     tree = small.parent / "tree"
-    tree.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(tree)]
-    if subprocess.run(mount, check=False).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
+    with small_disk(tree, "size=8m"):
         where = solve(small, "works", "fills")
         spack = opened(where)
         said = "no space left while Spack built fills"
@@ -126,8 +116,6 @@ def test_a_full_disk_is_named_and_nothing_is_lost(small):
             build(where, spack, SMALL_TREE=str(tree))
         assert "what is built stays built" in caught.value.hint
         assert names(spack, where) == {"works"}
-    finally:
-        subprocess.run(["umount", "-l", str(tree)], check=True)
 
 
 @pytest.fixture
@@ -160,7 +148,6 @@ def test_the_build_cache_is_signed_and_taken_from(small, keyring):
 
 
 def test_what_cannot_be_adopted_is_refused(small, tmp_path):
-    """Not installed, half installed, of another Spack: a line each."""
     site = small_site(tmp_path / "prefix")
     recipe = small / "spack_repo" / "hpcdl" / "packages" / "py_tensorflow_wheels" / "package.py"
     recipe.write_text(RECIPE.format(name="PyTensorflowWheels", more="", command="true"))
@@ -206,11 +193,9 @@ def test_an_environment_that_another_spack_holds_is_refused_at_once(small):
     with subprocess.Popen(
         [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(MissingPrerequisite, match=f"process {holder.pid}"):
             concretize(small, SMALL, silent)
-        assert holder.stdin is not None
         holder.stdin.close()
     require_unlocked(where)
 
@@ -235,8 +220,7 @@ def test_a_mirror_takes_bazels_downloads_in(small, tmp_path):
     where = solve(small, "above")
     cache, mirror = tmp_path / "cache", tmp_path / "mirror"
     for text in ("one", "two"):
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        place = cache / "content_addressable" / "sha256" / digest
+        place = cache / "content_addressable" / "sha256" / hashlib.sha256(text.encode()).hexdigest()
         place.mkdir(parents=True)
         (place / "file").write_text(text)
         planned = spack_mirror.plan_mirror(mirror, where.root, ["small"], str(cache))
@@ -255,8 +239,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
     shutil.copytree(small, home)
     for name, package in (("old", "above"), ("new", "works")):
         where = solve(home, package, tree="store")
-        spack = opened(where)
-        build(where, spack)
+        build(where, opened(where))
         made = make_release(site, name, version=f"2.{len(package)}.{ord(name[0])}")
         own = made.root / "spack"
         own.mkdir()
@@ -265,8 +248,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
         publish(site, name, passing, say=silent)
 
     def in_store() -> set[str]:
-        found = (home.parent / "store").rglob("*-1.0-*/.spack")
-        return {path.parent.name for path in found}
+        return {path.parent.name for path in (home.parent / "store").rglob("*-1.0-*/.spack")}
 
     both = in_store()
     assert len(both) == 2

@@ -29,7 +29,6 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(autouse=True)
 def _on_the_cluster(cluster_env, monkeypatch) -> None:
-    """This process talks to the embedded cluster."""
     for name in ("PATH", "SLURM_CONF", "HPCDL_HOME", "HPCDL_CLUSTER_DIR"):
         if name in cluster_env:
             monkeypatch.setenv(name, cluster_env[name])
@@ -63,7 +62,6 @@ def test_a_release_is_proven_in_a_job_on_its_partition(stack_site, release, tmp_
     assert (proof.gate, proof.level, proof.partitions) == ("job", "run", {"p100"})
     one = proof.runs[0]
     record = client.job(one.job or 0)
-    assert record is not None
     assert (record.partition, record.nodes, record.state) == ("p100", one.nodes, "COMPLETED")
     assert one.samples["losses"][-1] < 0.1 * one.samples["losses"][0]
     names = {check.name for check in proof.checks if check.partition == "p100"}
@@ -79,9 +77,7 @@ def test_a_failing_job_leaves_the_old_release_and_says_why(site):
     assert "No module named 'tensorflow'" in said
     assert f"{site.paths.work}/jobs/gate-cpu" in said
     assert current_id(site) == "old"
-    proof = read_proof(new)
-    assert proof is not None
-    assert not proof.passed
+    assert not read_proof(new).passed
 
 
 def test_a_job_that_gets_no_node_is_cancelled_and_told(site, slurm):
@@ -101,10 +97,8 @@ def test_a_partition_that_slurm_does_not_know_fails_by_name(site):
     new = dataclasses.replace(site.partitions["cpu"], name="newer")
     site = dataclasses.replace(site, partitions={**site.partitions, "newer": new})
     proof = verify(site, "new", JobGate(silent, ("newer",)))
-    failed = [check.describe() for check in proof.checks if check.name == "job"]
-    assert len(failed) == 1
-    assert "newer: job: " in failed[0]
-    assert "partition" in failed[0]
+    (failed,) = [check.describe() for check in proof.checks if check.name == "job"]
+    assert re.search("newer: job: .*partition", failed)
 
 
 def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(site, slurm, tmp_path):
@@ -134,8 +128,7 @@ def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(site, slurm
 
 def test_the_gate_s_program_is_of_any_python_and_of_no_hpcdl():
     """It runs with a release's Python, in which hpcdl may be missing."""
-    assert "import hpcdl" not in PROBE.read_text()
-    assert "from hpcdl" not in PROBE.read_text()
+    assert not re.search("(import|from) hpcdl", PROBE.read_text())
 
 
 def test_gc_keeps_what_an_interactive_job_may_have_loaded(site, slurm):
@@ -169,7 +162,6 @@ def test_a_stopped_publish_cancels_its_jobs(site, slurm, cluster_env, tmp_path, 
         words = [sys.executable, "-c", program, site.paths.prefix]
         process = subprocess.Popen(words, env=cluster_env, cwd=REPOSITORY, text=True,
                                    stdout=subprocess.PIPE)  # fmt: skip
-        assert process.stdout is not None
         jobs = [process.stdout.readline().split()[1] for _ in range(2)]
         process.send_signal(number)
         said = process.communicate(timeout=120)[0]

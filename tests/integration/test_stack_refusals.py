@@ -1,5 +1,6 @@
 """What the machine refuses becomes one line with an exit code, and nothing is lost."""
 
+import multiprocessing
 import os
 import shlex
 import shutil
@@ -8,7 +9,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -22,7 +22,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from tests.small_release import make_release, passing, silent, small_site
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount or change user")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount or change user")
 
 
 @pytest.fixture
@@ -46,11 +46,8 @@ def hpcdl(home: Path, *words: str, before: str = "true") -> subprocess.Completed
     return subprocess.run(
         ["unshare", "--mount", "bash", "-ec", f"{before}\ncd {ROOT}\n{command}"],
         env={**os.environ, "HPCDL_HOME": str(home), "HPCDL_CACHE": str(home / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
 
 
 def assert_one_line(done: subprocess.CompletedProcess[str], code: int, words: str) -> None:
@@ -59,7 +56,6 @@ def assert_one_line(done: subprocess.CompletedProcess[str], code: int, words: st
     assert "Traceback" not in done.stderr
 
 
-@needs_root
 def test_a_full_disk(home):
     prefix = home / "embedded" / "prefix"
     small = (
@@ -72,12 +68,10 @@ def test_a_full_disk(home):
     assert done.stdout.split() == ["releases/a", "a", "b"]
 
 
-@needs_root
 def test_a_full_disk_while_building(home):
     prefix = home / "embedded" / "prefix"
     small = f"mount -t tmpfs -o size=5m none {prefix}"
-    site = small_site(prefix)
-    plan = plan_build(site)
+    plan = plan_build(small_site(prefix))
     house = wheelhouse_folder(plan.recipe, plan.python)
     if not (house / "lock.json").is_file():
         pytest.skip("the wheels have not been fetched")
@@ -91,7 +85,6 @@ def test_a_full_disk_while_building(home):
     assert "hpcdl stack gc" in done.stderr
 
 
-@needs_root
 def test_a_read_only_file_system(home):
     prefix = home / "embedded" / "prefix"
     frozen = f"mount --bind {prefix} {prefix} && mount -o remount,bind,ro {prefix}"
@@ -99,34 +92,26 @@ def test_a_read_only_file_system(home):
     assert current_id(embedded(home)) == "a"
 
 
-@needs_root
 def test_no_permission():
-    """As a user who may read the prefix and not write it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         site = replace(small_site(Path(folder) / "prefix"), private=True)
         make_release(site, "b")
-        child = os.fork()
-        if child == 0:
-            _publish_as_nobody(site)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        child = multiprocessing.get_context("fork").Process(target=_publish_as_nobody, args=[site])
+        child.start()
+        child.join()
+        assert child.exitcode == 3
         assert current_id(site) is None
 
 
-def _publish_as_nobody(site: Site) -> NoReturn:
-    """Leave with the error's exit code where it is the right one."""
-    code = 99
-    try:
-        os.setgid(65534)
-        os.setuid(65534)
+def _publish_as_nobody(site: Site) -> None:
+    os.setgid(65534)
+    os.setuid(65534)
+    with pytest.raises(MissingPrerequisite, match="no permission") as lack:
         publish(site, "b", passing, say=silent)
-    except MissingPrerequisite as lack:
-        code = int(lack.exit_code) if "no permission" in lack.message else 98
-    finally:
-        os._exit(code)
+    sys.exit(lack.value.exit_code)
 
 
-@needs_root
 def test_releases_on_another_file_system_than_the_cache(home):
     """Nothing is hard-linked or renamed across; publishing works as ever."""
     prefix = home / "embedded" / "prefix"
@@ -138,7 +123,6 @@ def test_releases_on_another_file_system_than_the_cache(home):
     assert done.returncode == 0, done.stderr
 
 
-@needs_root
 def test_a_prefix_that_is_a_file(home):
     shutil.rmtree(home / "embedded" / "prefix")
     (home / "embedded" / "prefix").touch()

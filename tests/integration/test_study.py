@@ -42,7 +42,6 @@ scales:
 
 @pytest.fixture
 def site(release, stack_site, tmp_path) -> Path:
-    """The embedded site with the shared release, its work in the test's folder."""
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
     return site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
 

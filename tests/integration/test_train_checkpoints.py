@@ -19,7 +19,6 @@ WORDS = ("--deterministic", "--global-batch=64", "--steps=60", "--checkpoint-eve
 
 @pytest.fixture(scope="module")
 def whole(train_python, digits, tmp_path_factory):
-    """The weights of an uninterrupted run on some ranks."""
     runs = Runs(train_python, tmp_path_factory.mktemp("whole"), digits)
     return cache(lambda ranks: runs.learn(*WORDS, ranks=ranks, job=f"of-{ranks}").weights)
 

@@ -18,7 +18,6 @@ STEPS = ("--steps=60", "--global-batch=64")
 
 @pytest.fixture(scope="module")
 def four_and_one(train_python, digits, tmp_path_factory) -> tuple[Done, Done]:
-    """The same training by four ranks and by one."""
     runs = Runs(train_python, tmp_path_factory.mktemp("runs"), digits)
     words = ("--global-batch=128", "--epochs=20")
     four = runs.learn(*words, "--target-accuracy=0.95", ranks=4, job="four")
@@ -59,8 +58,8 @@ def test_a_signal_to_one_rank_writes_a_checkpoint_and_all_leave(runs, number, co
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[-1]), number)
     done = runs.end(process, timeout=30).must(code)
-    assert done.result["outcome"]["status"] == status
-    assert done.result["outcome"]["exit_code"] == code
+    outcome = done.result["outcome"]
+    assert (outcome["status"], outcome["exit_code"]) == (status, code)
     step = done.result["steps"]["done"]
     assert (done.folder / "checkpoints" / f"step-{step:09d}.ckpt").exists()
     assert json.loads((done.folder / "progress.json").read_text())["outcome"]["status"] == status
@@ -83,16 +82,12 @@ def test_making_digits_again_keeps_them(runs, digits):
     assert {path.name: path.stat().st_mtime_ns for path in digits.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--precision=fp16", "--compress"),
-        ("--precision=bf16",),
-        ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
-        ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
-    ],
-    ids=lambda words: words[0].strip("-"),
-)
+@pytest.mark.parametrize("words", [
+    ("--precision=fp16", "--compress"),
+    ("--precision=bf16",),
+    ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
+    ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
+], ids=lambda words: words[0].strip("-"))  # fmt: skip
 def test_every_option_of_the_step_trains(runs, words):
     found = runs.learn(*STEPS, *words, ranks=2 if "--compress" in words else 1).losses
     assert found[0] == pytest.approx(2.31, abs=0.05)

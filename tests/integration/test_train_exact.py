@@ -48,7 +48,6 @@ def softmax(shape, classes):
 
 @pytest.fixture
 def runs(runs) -> Runs:
-    """With the users' models."""
     runs.write("users.py", USERS)
     return runs
 

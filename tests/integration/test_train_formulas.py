@@ -1,7 +1,6 @@
 """The step's arithmetic against formulas written down a second time, in NumPy."""
 
 import math
-from typing import Any
 
 import pytest
 
@@ -75,7 +74,7 @@ print(json.dumps(found))
 """
 
 
-def reference(found: dict[str, Any], kind: str) -> list[Any]:
+def reference(found: dict, kind: str) -> list:
     """Momentum SGD with L2 on kernels; LARS as equation 6 of arXiv 1708.03888 has it."""
     np = pytest.importorskip("numpy", reason="numpy comes with the stack")
     weights = [np.array(value, np.float64) for value in found["start"]]
@@ -94,7 +93,7 @@ def reference(found: dict[str, Any], kind: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def found(train_python, tmp_path_factory) -> dict[str, Any]:
+def found(train_python, tmp_path_factory) -> dict:
     return Runs(train_python, tmp_path_factory.mktemp("formulas")).script("-c", PROGRAM)
 
 
@@ -135,5 +134,5 @@ def test_smoothed_labels_move_towards_ignorance(found):
     assert found["smooth-findings"] == pytest.approx(expected, rel=1e-5)
 
 
-def flat(values: Any) -> list[float]:
+def flat(values) -> list[float]:
     return [x for value in values for x in flat(value)] if isinstance(values, list) else [values]

@@ -65,9 +65,8 @@ def test_the_layers_of_the_facts_are_those_of_the_real_keras_models(train_python
 @pytest.mark.parametrize("function", ["spare", pytest.param("subclass", marks=pytest.mark.long)])
 def test_a_users_network_of_any_kind_trains(runs, function):
     runs.write("own.py", MODULE)
-    assert (
-        runs.learn("--epochs=3", "--lr=0.05", f"--model=own:{function}").metrics["accuracy"] > 0.6
-    )
+    done = runs.learn("--epochs=3", "--lr=0.05", f"--model=own:{function}")
+    assert done.metrics["accuracy"] > 0.6
 
 
 @pytest.mark.parametrize("strategy", ["horovod", "multiworker"])

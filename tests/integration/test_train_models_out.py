@@ -146,8 +146,7 @@ def test_other_forms_are_written_by_packages_that_a_release_has_not(runs, option
         assert runs.learn(*words, code=3, says=said).result["steps"]["done"] == 0
     else:
         runs.learn(*words)
-        written = (runs.folder / option.partition("=")[2]).read_bytes()
-        assert written[: len(begins)] == begins
+        assert (runs.folder / option.partition("=")[2]).read_bytes()[: len(begins)] == begins
 
 
 def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(runs):

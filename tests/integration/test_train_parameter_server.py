@@ -21,8 +21,7 @@ def members(job: Path) -> Iterator[tuple[str, int]]:
         with suppress(OSError):
             said = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
             if b"hpcdl.train" in said and str(job).encode() in said:
-                text = said.decode(errors="replace")
-                found = re.search(r'"type": "(\w+)", "index": (\d+)', text)
+                found = re.search(r'"type": "(\w+)", "index": (\d+)', said.decode(errors="replace"))
                 if found:
                     yield f"{found[1]} {found[2]}", int(process.name)
 
@@ -64,14 +63,10 @@ def test_a_killed_worker_server_and_chief_end_nothing(runs):
     assert begun[0] == 0 < begun[1] < begun[2]
 
 
-@pytest.mark.parametrize(
-    ("more", "env", "code", "said"),
-    [
-        (("--xla", "--precision=fp16"), {}, 2, "--xla, --precision fp16 cannot be had with"),
-        ((), {"HPCDL_TRUSTED_NETWORK": "0"}, 3, "asks nobody for a password"),
-        ((), {"TF_CONFIG": "no JSON"}, 2, "TF_CONFIG is not the JSON of a cluster"),
-    ],
-    ids=["unfit", "not-trusted", "bad-config"],
-)
+@pytest.mark.parametrize(("more", "env", "code", "said"), [
+    (("--xla", "--precision=fp16"), {}, 2, "--xla, --precision fp16 cannot be had with"),
+    ((), {"HPCDL_TRUSTED_NETWORK": "0"}, 3, "asks nobody for a password"),
+    ((), {"TF_CONFIG": "no JSON"}, 2, "TF_CONFIG is not the JSON of a cluster"),
+], ids=["unfit", "not-trusted", "bad-config"])  # fmt: skip
 def test_what_cannot_be_is_one_error(runs, more, env, code, said):
     runs.learn(SERVERS, *more, code=code, says=said, **env)

@@ -1,23 +1,16 @@
 """What makes the program fast is still there, seen without a clock."""
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.integration.train_runs import INSIDE, Runs
 
 pytestmark = pytest.mark.stack
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def inside(runs: Runs, *words: str | Path) -> Any:
-    return runs.script(*INSIDE, *words)
 
 
 def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(runs):
-    found = inside(runs, "groups")
+    found = runs.script(*INSIDE, "groups")
     assert found["8"]["weights"] == found["1"]["weights"]
     assert found["8"]["losses"] == found["1"]["losses"]
     assert len(set(found["8"]["losses"])) == 8, "each step had a batch of its own"
@@ -25,7 +18,7 @@ def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(runs):
 
 
 def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(runs):
-    first, second, again = inside(runs, "dropout")
+    first, second, again = runs.script(*INSIDE, "dropout")
     masks = [[value % 10 == 1 for value in first], [value >= 10 for value in first],
              [value % 10 == 1 for value in second], [value >= 10 for value in second]]  # fmt: skip
     assert again == first, "a resumed run draws the same"
@@ -34,33 +27,20 @@ def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(runs):
 
 
 def test_normalisation_is_one_operation_and_gives_the_same(runs):
-    found = inside(runs, "normalization")
+    found = runs.script(*INSIDE, "normalization")
     assert any(name.startswith("FusedBatchNorm") for name in found["operations"])
     # The moving variance is that of a sample: 378 values of each channel, so 1/377 away at most.
     assert found["away"] < 0.02
 
 
 @pytest.fixture(scope="module")
-def pipeline(train_python, tmp_path_factory) -> Any:
+def pipeline(train_python, tmp_path_factory):
     """What the input pipeline does with 96 photographs of 96 x 72 in 4 shards."""
     folder = tmp_path_factory.mktemp("photos") / "set"
     words = ("--count=96", "--shards=4", "--size=96x72", "--bytes=5000")
     runs = Runs(train_python, folder.parent)
     runs.data("make", "photos", folder, *words)
-    return inside(runs, "pipeline", folder)
-
-
-def test_tensorflow_crops_images_while_it_decodes_them(pipeline):
-    found = pipeline["operations"]
-    assert "DecodeAndCropJpeg" in found
-    assert "DecodeJpeg" not in found, "no JPEG is decoded as a whole"
-    assert "PrefetchDataset" in found
-
-
-def test_only_the_new_form_makes_batches_before_anybody_asks(pipeline):
-    """TensorFlow would do so for the old one as well, of its own accord."""
-    spent = pipeline["ahead"]
-    assert spent["new"] > 1.5 * spent["old"], spent
+    return runs.script(*INSIDE, "pipeline", folder)
 
 
 def test_the_library_and_tensorflow_crop_the_same(pipeline):

@@ -57,7 +57,6 @@ def environment_of(version: str, keras: str) -> Path:
 
 
 def with_horovod(site: Site, version: str) -> Path:
-    """The interpreter of a release with this TensorFlow and a Horovod built for it."""
     request = dataclasses.replace(next(iter(site.stacks.values())), pins={"tensorflow": version})
     pinned = dataclasses.replace(site, stacks={request.name: request})
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import small_disk
 from tests.integration.train_runs import Done, Runs, environment
 
 pytestmark = pytest.mark.stack
@@ -50,22 +51,17 @@ def saves_never(shape, classes):
 
 
 @pytest.mark.long  # scoring is compiled first: it may take six times the limit
-@pytest.mark.parametrize(
-    ("model", "words", "ranks", "where"),
-    [
-        ("scores_never", (), 2, r"tasks.py\", line \d+ in evaluate"),
-        ("saves_never", ("--checkpoint-every=4",), 1, r"checkpoint.py\", line \d+ in submit"),
-        ("saves_never", ("--checkpoint-every=0",), 1, r"checkpoint.py\", line \d+ in wait"),
-    ],
-    ids=["scoring", "checkpoint", "last-checkpoint"],
-)
+@pytest.mark.parametrize(("model", "words", "ranks", "where"), [
+    ("scores_never", (), 2, r"tasks.py\", line \d+ in evaluate"),
+    ("saves_never", ("--checkpoint-every=4",), 1, r"checkpoint.py\", line \d+ in submit"),
+    ("saves_never", ("--checkpoint-every=0",), 1, r"checkpoint.py\", line \d+ in wait"),
+], ids=["scoring", "checkpoint", "last-checkpoint"])  # fmt: skip
 def test_scoring_and_checkpoints_are_watched_too(runs, model, words, ranks, where):
     runs.write("stuck.py", STUCK)
     words = ("--global-batch=48", "--steps=12", "--hang-limit=10", f"--model=stuck:{model}", *words)
     done = runs.learn(*words, ranks=ranks, code=5, says="error: no step for 10 s")
     assert re.search(where, done.err), done.err
-    kept = list((done.folder / "checkpoints").glob("*.ckpt"))
-    assert len(kept) == (model == "scores_never")
+    assert len(list((done.folder / "checkpoints").glob("*.ckpt"))) == (model == "scores_never")
 
 
 def test_a_loss_that_explodes_ends_the_run_and_condemns_what_led_to_it(runs):
@@ -82,18 +78,10 @@ def test_a_loss_that_explodes_ends_the_run_and_condemns_what_led_to_it(runs):
 
 def test_a_full_disk_is_said_and_the_last_checkpoint_stays(runs):
     disk = runs.folder / "job"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=240k", "tmpfs", disk]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        words = ("--steps=40", "--checkpoint-every=4", "--global-batch=64", "--keep-checkpoints=9")
+    words = ("--steps=40", "--checkpoint-every=4", "--global-batch=64", "--keep-checkpoints=9")
+    with small_disk(disk, "size=240k"):
         runs.learn(*words, code=3, says="no space left on the file system")
-        kept = [path.name for path in (disk / "checkpoints").glob("step-*")]
-        assert kept
-        assert all(name.endswith(".ckpt") for name in kept)
-    finally:
-        subprocess.run(["umount", disk], check=True)
+        assert {path.suffix for path in (disk / "checkpoints").glob("step-*")} == {".ckpt"}
 
 
 LIMIT = 8 << 30

@@ -5,7 +5,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,32 +16,22 @@ pytestmark = [pytest.mark.cluster, pytest.mark.stack]
 
 @dataclass
 class Jobs:
-    """Submits training jobs of the shared release to the embedded cluster."""
-
     shell: Shell
     site: tuple[str, str]
 
-    def submit(self, *words: str, train: list[str]) -> dict[str, Any]:
+    def submit(self, *words: str, train: list[str]) -> dict:
         shared = (*self.site, "--json", "--time", "20", "--job-dir", f"job-{time.time_ns()}")
-        answer: dict[str, Any] = json.loads(
-            self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout
-        )
-        return answer
+        return json.loads(self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout)
 
-    def watch(self, answer: dict[str, Any], timeout: float = 150) -> dict[str, Any]:
-        found: dict[str, Any] = self.shell.json(
-            "job", "watch", *self.site, str(answer["job_id"]), timeout=timeout
-        )
-        return found
+    def watch(self, answer: dict, timeout: float = 150) -> dict:
+        return self.shell.json("job", "watch", *self.site, str(answer["job_id"]), timeout=timeout)
 
-    def result(self, answer: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(Path(answer["result"]).read_text())
-        return found
+    def result(self, answer: dict) -> dict:
+        return json.loads(Path(answer["result"]).read_text())
 
 
 @pytest.fixture
 def jobs(slurm, release, stack_site, tmp_path) -> Jobs:
-    """The embedded site, its software where the shared release lies, its work in the test's."""
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
     site = site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
     return Jobs(slurm, ("--site", str(site)))
@@ -75,13 +64,11 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     # Long enough for the node to be lost in it on a fast machine too, by waiting.
     train = [*options(digits, 150), "--checkpoint-every", "200", "--delay-ms", "5"]
     answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=train)
-    folder = Path(answer["directory"])
-    progress = folder / "progress.json"
+    progress = Path(answer["directory"]) / "progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
     jobs.shell.hpcdl("cluster", "node", "kill", "p100-02")
-    mend = threading.Timer(
-        3, lambda: jobs.shell.hpcdl("cluster", "node", "up", "p100-02", check=False)
-    )
+    up = ("cluster", "node", "up", "p100-02")
+    mend = threading.Timer(3, jobs.shell.hpcdl, up, {"check": False})
     mend.start()
     try:
         ended = jobs.watch(answer, timeout=240)

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, down, environment, up
+from hpcdl.cluster import ClusterState, down, up
 from hpcdl.cluster.model import NAMESPACES, bridge_name
-from hpcdl.cluster.needs import check_packages
 from hpcdl.site import load_site
-from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
-from tests.integration.conftest import Shell, clean_environment
+from tests.integration.conftest import Shell, need_packages, shell_of
 
 pytestmark = pytest.mark.cluster
 
@@ -31,10 +29,7 @@ RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
 @pytest.fixture
 def two(tmp_path, mode) -> Iterator[list[ClusterState]]:
     """Two clusters of one site, and so of one work directory, started at once."""
-    try:
-        check_packages(accounting=False)
-    except MissingPrerequisite as lack:
-        pytest.skip(lack.message)
+    need_packages()
     file = tmp_path / "small.yaml"
     file.write_text(SITE.format(work=tmp_path / "work"))
     with short_home() as first, short_home() as second, ThreadPoolExecutor() as pool:
@@ -43,8 +38,7 @@ def two(tmp_path, mode) -> Iterator[list[ClusterState]]:
 
 
 def shell(state: ClusterState, place: Path) -> Shell:
-    home = {"HPCDL_HOME": str(state.directory.parent.parent)}
-    return Shell({**environment(state, clean_environment()), **home}, place)
+    return shell_of(state, place, HPCDL_HOME=str(state.directory.parent.parent))
 
 
 def on_two_nodes(slurm: Shell) -> set[str]:

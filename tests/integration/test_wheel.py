@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hpcdl
+from tests.integration.conftest import Shell
 from tools.release import built, faults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,36 +24,28 @@ def installed(tmp_path_factory) -> Path:
     made = subprocess.run(build, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr[-2000:]
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    wheel = next(folder.glob("hpcdl-*.whl"))
-    pip = [folder / "venv/bin/pip", "install", "--quiet", wheel]
+    pip = [folder / "venv/bin/pip", "install", "--quiet", next(folder.glob("hpcdl-*.whl"))]
     subprocess.run(pip, check=True, capture_output=True)
     return folder / "venv/bin/hpcdl"
 
 
-def run(command: Path, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: Path, *words: str, folder: Path) -> str:
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "HPCDL_HOME": str(folder / "home")}
-    return subprocess.run(
-        [command, *words], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
+    return Shell(env, folder)(command, *words).stdout
 
 
 def test_every_group_shows_its_help(installed, tmp_path):
     overview = run(installed, "--help", folder=tmp_path)
-    assert overview.returncode == 0
-    assert overview.stdout.startswith("example: ")
-    groups = re.findall(r"^  (\w+)", overview.stdout, re.M)
+    assert overview.startswith("example: ")
+    groups = re.findall(r"^  (\w+)", overview, re.M)
     assert {"job", "stack", "check"} <= set(groups)
     for group in groups:
-        answer = run(installed, group, "--help", folder=tmp_path)
-        assert answer.returncode == 0, answer.stderr
-        assert "example: " in answer.stdout
+        assert "example: " in run(installed, group, "--help", folder=tmp_path)
 
 
 def test_templates_and_shipped_sites_are_inside(installed, tmp_path):
     words = ("job", "render", "--site", "pi", "--partition", "p100", "--gpus", "2", "--no-module")
-    answer = run(installed, *words, folder=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.startswith("#!/bin/bash\n")
+    assert run(installed, *words, folder=tmp_path).startswith("#!/bin/bash\n")
 
 
 def test_modulefiles_spack_and_checks_are_inside(installed):
@@ -89,7 +82,6 @@ def test_an_extra_of_the_wheel_s_file_brings_its_packages(installed):
 
 @pytest.mark.long
 def test_a_release_is_the_same_bytes_twice(tmp_path):
-    one, two = (built(tmp_path / name) for name in ("one", "two"))
-    assert {path.name: path.read_bytes() for path in one} == {
-        path.name: path.read_bytes() for path in two
-    }
+    made = [built(tmp_path / name) for name in ("one", "two")]
+    one, two = ({path.name: path.read_bytes() for path in paths} for paths in made)
+    assert one == two

@@ -17,7 +17,6 @@ SAYS = "import os, sys; print('ran', os.path.basename(os.getcwd()), *sys.argv[1:
 
 @pytest.fixture
 def here(slurm) -> Path:
-    """Where the user stands: a script, a package, a program and data."""
     (slurm.directory / "pkg").mkdir()
     for name in ("x.py", "pkg/__init__.py"):
         (slurm.directory / name).write_text("")
@@ -29,24 +28,18 @@ def here(slurm) -> Path:
     return slurm.directory
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--", "python3", "x.py", "1"], "ran job 1"),
-        (["--", "python3", "-m", "pkg", "1"], "ran job 1"),
-        (["--chdir", ".", "--", "python3", "-m", "pkg"], "ran HERE"),
-        (["--chdir", ".", "--", "./prog", "data.txt"], "ran HERE content"),
-        (["--", "env", "A=b", "python3", "x.py"], "ran job"),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), [
+    (["--", "python3", "x.py", "1"], "ran job 1"),
+    (["--", "python3", "-m", "pkg", "1"], "ran job 1"),
+    (["--chdir", ".", "--", "python3", "-m", "pkg"], "ran HERE"),
+    (["--chdir", ".", "--", "./prog", "data.txt"], "ran HERE content"),
+    (["--", "env", "A=b", "python3", "x.py"], "ran job"),
+])  # fmt: skip
 def test_a_program_finds_its_files(slurm, here, words, said):
     ended = slurm.run(*CPU, "--job-dir", here / "job", *words)
     assert ended["state"] == "COMPLETED", ended["text"]
     lines = re.findall("ran.*", ended["text"])
     assert lines == [said.replace("HERE", here.name)] * 2, ended["text"]
-
-
-# --- in a container ---
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +101,8 @@ def test_ranks_exchange_long_messages_from_container_to_container(slurm, here, i
     for name in ("usr", "lib", "lib64"):
         (image / name).mkdir(exist_ok=True)
     (here / "sum.py").write_text(ALLREDUCE)
-    binds = [f"--bind=/{name}" for name in ("usr", "lib", "lib64")]
-    (here / "ch-run").write_text(
-        f'#!/bin/sh\nexec {shutil.which("ch-run")} {" ".join(binds)} "$@"\n'
-    )
+    run = f"{shutil.which('ch-run')} --bind=/usr --bind=/lib --bind=/lib64"
+    (here / "ch-run").write_text(f'#!/bin/sh\nexec {run} "$@"\n')
     (here / "ch-run").chmod(0o755)
     words = ("--nodes", "2", "--gpus-per-node", "2", "--container", image,
              "--launcher", "mpi", "--env", f"PATH={here}:/usr/bin:/bin",
@@ -122,7 +113,5 @@ def test_ranks_exchange_long_messages_from_container_to_container(slurm, here, i
 
 
 def test_an_image_that_is_not_there_is_refused(slurm, charliecloud):
-    submit = ("job", "submit", "--no-module")
-    done = slurm.hpcdl(*submit, "--container", "/no/image", "--", "true", check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: there is no image /no/image\nhelp: ")
+    words = ("job", "submit", "--no-module", "--container", "/no/image", "--", "true")
+    assert slurm.refused(2, *words).startswith("error: there is no image /no/image\nhelp: ")

@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,8 +52,7 @@ def groups():
         results = []
         for at in range(0, 8, size):
             part = slice(at, at + size)
-            group = Group(images[part], labels[part], size)
-            results += step(group, rates[part], RankSignal(), at)
+            results += step(Group(images[part], labels[part], size), rates[part], RankSignal(), at)
         found[size] = {
             "weights": [variable.numpy().tobytes().hex()[:4000] for variable in network.trainable],
             "losses": [result.loss for result in results],
@@ -63,44 +61,14 @@ def groups():
     return found
 
 
-def records(folder, batch=4, form="new"):
+def records(folder):
     """A source of batches of 64 x 64 pixels."""
-    repairs, share = Repairs(0, lambda _: False, print), Share(batch, 1, 0, 1)
-    return Records(read_dataset(Path(folder)), share, (64, 64), 2, repairs, form)
-
-
-def ahead(folder):
-    """CPU-seconds that each form of the pipeline takes when one batch of three is asked for."""
-    found = {}
-    for form in ("old", "new"):
-        batches = records(folder, 32, form).batches(0, 0)
-        begun = time.process_time()
-        next(batches)
-        found[form] = at_rest() - begun
-    return found
-
-
-def at_rest():
-    """The CPU-seconds of this process once nothing in it works any more."""
-    last, now = 0.0, time.process_time()
-    while now - last > 0.002:
-        time.sleep(0.3)
-        last, now = now, time.process_time()
-    return now
+    repairs, share = Repairs(0, lambda _: False, print), Share(4, 1, 0, 1)
+    return Records(read_dataset(Path(folder)), share, (64, 64), 2, repairs)
 
 
 def pipeline(folder):
-    """What the input pipeline reads, crops and draws."""
-    return {name: globals()[name](folder) for name in ("ahead", "decoders", "crops", "operations")}
-
-
-def operations(folder):
-    """The operations of the input pipeline's functions where TensorFlow crops."""
-    os.environ["HPCDL_JPEG"] = "tensorflow"
-    graph = records(folder).dataset(0, 0)._as_serialized_graph().numpy()
-    definition = tf.compat.v1.GraphDef.FromString(graph)
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    return sorted({node.op for node in nodes})
+    return {"decoders": decoders(folder), "crops": crops()}
 
 
 def decoders(folder):
@@ -119,7 +87,7 @@ def decoders(folder):
             "decoders": [source.images.decoder for source in sources]}  # fmt: skip
 
 
-def crops(_):
+def crops():
     """3,000 random crops of an image of 375 x 500."""
     images = Images((224, 224), None)
     seeds = tf.stack([tf.zeros(3000, tf.int64), tf.range(3000, dtype=tf.int64)], 1)
@@ -128,7 +96,6 @@ def crops(_):
 
 
 def parameters():
-    """Trainable values, and all, of every network there is."""
     found = {}
     for name, row in facts.load("models")["models"].items():
         network = models.build(name, tuple(row["input"]), row["classes"], 1)
@@ -278,7 +245,6 @@ def augmented():
 
 
 def refusals(lines):
-    """The exit code of every command line, and what it says."""
     found = []
     for line in json.loads(lines):
         with contextlib.redirect_stderr(io.StringIO()) as said:

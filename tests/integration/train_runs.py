@@ -10,14 +10,13 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", "-np")
 INSIDE = ("-m", "tests.integration.train_inside")
-_PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+_PIPES: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,8 @@ class Done:
         return self
 
     @property
-    def result(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
-        return loaded
+    def result(self) -> dict:
+        return json.loads((self.folder / "result.json").read_text())
 
     @property
     def losses(self) -> list[float]:
@@ -55,8 +53,7 @@ class Done:
     @property
     def weights(self) -> bytes:
         """The arrays of the newest checkpoint, as bytes."""
-        newest = max((self.folder / "checkpoints").glob("step-*.ckpt"))
-        data = newest.read_bytes()
+        data = max((self.folder / "checkpoints").glob("step-*.ckpt")).read_bytes()
         start = len(b"hpcdl-checkpoint-1\n")
         return data[start + 12 + int.from_bytes(data[start : start + 8], "little") :]
 
@@ -93,7 +90,7 @@ class Runs:
         done = self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
         return done.must(code, *([says] if isinstance(says, str) else says))
 
-    def learn(self, *words: str, **more: Any) -> Done:
+    def learn(self, *words: str, **more) -> Done:
         return self.train("--data", str(self.digits), *words, **more)
 
     def data(self, *words: str | Path, code: int = 0, says: str | tuple[str, ...] = ()) -> Done:
@@ -103,10 +100,8 @@ class Runs:
 
     def refused(self, *rows: tuple[tuple[str, ...], str]) -> None:
         """These command lines are refused in these words; one process takes them all."""
-        data = ("--data", str(self.digits))
-        lines = [
-            ("--job-dir", f"refused-{at}", *data, *words) for at, (words, _) in enumerate(rows)
-        ]
+        data = ("--data", str(self.digits), "--job-dir")
+        lines = [(*data, f"refused-{at}", *words) for at, (words, _) in enumerate(rows)]
         found = self.script(*INSIDE, "refusals", json.dumps(lines))
         for (code, err), (_, said) in zip(found, rows, strict=True):
             Done(code, "", err, self.folder).must(2, said)
@@ -115,7 +110,7 @@ class Runs:
         """A file where runs find it as a module."""
         (self.folder / name).write_text(text)
 
-    def script(self, *words: str | Path, timeout: float = 500, **env: str) -> Any:
+    def script(self, *words: str | Path, timeout: float = 500, **env: str):
         """The JSON that a program prints last, run by the interpreter."""
         known = environment() | {"PYTHONPATH": str(ROOT)} | env
         done = subprocess.run([self.python, *words], cwd=self.folder, env=known, timeout=timeout,
@@ -145,9 +140,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def train_python(request) -> Path:
-    """The interpreter that has TensorFlow, Horovod and hpcdl."""
-    named = os.environ.get("HPCDL_TEST_PYTHON")
-    return Path(named or request.getfixturevalue("release").python)
+    return Path(os.environ.get("HPCDL_TEST_PYTHON") or request.getfixturevalue("release").python)
 
 
 @pytest.fixture

@@ -57,7 +57,6 @@ def _start(release: str, home: Path) -> Machine | str:
 
 @pytest.fixture(params=rootfs.releases())
 def machine(request, machines) -> Machine:
-    """Each release in turn."""
     found = machines[request.param]
     if isinstance(found, str):
         pytest.skip(found)

@@ -46,8 +46,7 @@ class Debian:
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         }  # fmt: skip
         if (self.root / _ACCESS[_CERTIFICATES]).is_file():
-            bundle = f"/{_ACCESS[_CERTIFICATES]}"
-            variables |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), bundle)
+            variables |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), f"/{_ACCESS[_CERTIFICATES]}")
         pairs = [f"{name}={value}" for name, value in variables.items()]
         alone = ("--uts", "--pid", "--fork", "--kill-child")
         return subprocess.run(

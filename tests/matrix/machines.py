@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from hpcdl.cluster import ClusterState, environment
 from hpcdl.jobs import JobSpec, Module
@@ -63,21 +62,16 @@ class Machine:
 
     @property
     def release(self) -> Release:
-        """The release that runs, with its point."""
         return Release.parse(self.state.slurm_version)
 
     @cached_property
     def env(self) -> dict[str, str]:
         """What a person's shell has: nothing of ours but Slurm's commands is on PATH."""
-        base = {
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": os.environ.get("HOME", "/"),
-            "LANG": "C.UTF-8",
-            "HPCDL_HOME": str(self.state.directory.parent.parent),
-            "HPCDL_CLUSTER_DIR": str(self.state.directory),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }
+        base = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8",
+                "HPCDL_HOME": str(self.state.directory.parent.parent),
+                "HPCDL_CLUSTER_DIR": str(self.state.directory), "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
         return environment(self.state, base)
 
     def __call__(
@@ -137,10 +131,10 @@ class Job:
         return Ended("", record, self.text())
 
 
-def script(machine: Machine, program: Sequence[str], **spec: Any) -> str:
+def script(machine: Machine, program: Sequence[str], **spec) -> str:
     """The script of a job, as render writes it for this release."""
     site = load_site(machine.state.site_file)
     # Jobs of all releases run at once, and have the same numbers.
     site = replace(site, paths=replace(site.paths, work=machine.folder / "work"))
-    asked: dict[str, Any] = {"partition": "cpu", "preflight": False, **spec}
+    asked: dict = {"partition": "cpu", "preflight": False, **spec}
     return render_script(site, JobSpec(program=tuple(program), **asked), Module(())).text

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 
@@ -29,9 +30,7 @@ class Shape:
 
 SHAPES = {
     "CPU only": Shape("--partition cpu", 1, 1, 16, 0, "none"),
-    "CPU only, 2 nodes x 4": Shape(
-        "--partition cpu --nodes 2 --tasks-per-node 4", 2, 4, 4, 0, "none"
-    ),
+    "CPUs, 2 nodes x 4": Shape("--partition cpu --nodes 2 --tasks-per-node 4", 2, 4, 4, 0, "none"),
     "1 GPU": Shape("--gpus 1", 1, 1, 4, 1, r"\d"),
     "part of a node": Shape("--gpus 2", 1, 2, 4, 2, r"\d,\d"),
     "part of 2 nodes": Shape("--nodes 2 --gpus-per-node 2", 2, 2, 4, 2, r"\d,\d"),
@@ -83,10 +82,8 @@ def test_a_layout_reaches_its_ranks_and_slurm_s_records(machine, layout_jobs, fo
     world = shape.nodes * shape.tasks
     assert sorted(int(rank["rank"]) for rank in ranks) == list(range(world))
     assert {rank["world"] for rank in ranks} == {str(world)}
-    expected = {
-        (str(node), str(task)) for node in range(shape.nodes) for task in range(shape.tasks)
-    }
-    assert {(rank["node"], rank["local"]) for rank in ranks} == expected
+    places = {(int(rank["node"]), int(rank["local"])) for rank in ranks}
+    assert places == {*product(range(shape.nodes), range(shape.tasks))}
     assert {rank["cpus"] for rank in ranks} == {str(shape.cpus)}
     assert all(re.fullmatch(shape.sees, rank["gpus"]) for rank in ranks), ranks
 

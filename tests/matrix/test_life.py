@@ -43,10 +43,8 @@ def test_mpirun_joins_ranks_without_any_plug_in(machine, mpi_program, nodes):
 
 def test_workers_of_tf_distribute_know_each_other(machine):
     program = ["sh", "-c", 'echo "task $TF_CONFIG"']
-    text = script(
-        machine, program, partition="p100", nodes=2, gpus_per_node=2, launcher="multiworker"
-    )
-    ended = machine.submit(text).end()
+    shape = {"partition": "p100", "nodes": 2, "gpus_per_node": 2, "launcher": "multiworker"}
+    ended = machine.submit(script(machine, program, **shape)).end()
     assert ended.state == "COMPLETED", ended.said
     found = [json.loads(one) for one in re.findall(r"task (\{.*\})", ended.log)]
     workers = found[0]["cluster"]["worker"]
@@ -67,8 +65,7 @@ def test_the_program_s_exit_code_is_the_job_s(machine, code):
 def test_when_a_rank_dies_its_peers_are_ended(machine):
     program = 'if [ "$SLURM_PROCID" = 3 ]; then sleep 1; exit 9; fi; sleep 300'
     begin = time.monotonic()
-    job = machine.submit(script(machine, ["sh", "-c", program], nodes=2, tasks_per_node=2))
-    ended = job.end()
+    ended = machine.submit(script(machine, ["sh", "-c", program], nodes=2, tasks_per_node=2)).end()
     assert ended.state == "FAILED"
     assert ended.exit_code != 0
     assert time.monotonic() - begin < 45
@@ -89,8 +86,7 @@ def test_a_sweep_runs_as_an_array_with_a_throttle(machine):
     options = "--no-module --no-preflight --json --partition cpu --cpus-per-task 1 --running 2"
     sweep = ["job", "sweep", *options.split(), "--name", name, "--over", "n=1,2,3"]
     program = ["--", "sh", "-c", "echo $SLURM_ARRAY_TASK_COUNT {n} >out"]
-    begun = json.loads(machine.hpcdl(*sweep, *program))
-    assert len(begun["points"]) == 3
+    assert len(json.loads(machine.hpcdl(*sweep, *program))["points"]) == 3
 
     def states():
         again = json.loads(machine(HPCDL, *sweep, "--status", *program).stdout)
@@ -128,17 +124,12 @@ def test_a_job_is_found_by_its_token_alone(machine, monkeypatch, options):
     jobs = [once.submit(script, asked, token=token) for token in tokens[:2]]
     forged = machine.submit("#!/bin/sh\nexit 0\n", "--hold", f"--comment={tokens[2]}",
                             f"--job-name=x\n9|{tokens[2]}.sh")  # fmt: skip
-    assert once.by_token(tokens) == {
-        token: (job,) for token, job in zip(tokens, jobs, strict=False)
-    }
-    wait_for(
-        lambda: (
-            {one.array_job or one.id for one in client.queue() if one.state == "RUNNING"} & {*jobs}
-        ),
-        30,
-    )
+
+    def ours():
+        return [one for one in client.queue() if (one.array_job or one.id) in jobs]
+
+    assert once.by_token(tokens) == {tokens[0]: (jobs[0],), tokens[1]: (jobs[1],)}
+    wait_for(lambda: [one for one in ours() if one.state == "RUNNING"], 30)
     machine("scancel", *map(str, [*jobs, forged.number]))
-    wait_for(
-        lambda: not {one.array_job or one.id for one in client.queue() if one.active} & {*jobs}
-    )
+    wait_for(lambda: not [one for one in ours() if one.active])
     assert once.by_token(tokens).keys() == {*tokens[:2]}, "ended ones, too"

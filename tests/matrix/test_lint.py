@@ -38,10 +38,10 @@ def logged(machines):
             head = "#!/bin/bash\n#SBATCH --partition=cpu --time=5\n#SBATCH "
             late = f"{head}--output=made-late/%j.out\nmkdir -p made-late\necho ran\n"
             one = f"{head}--output=one.log --array=1-2%1\necho task $SLURM_ARRAY_TASK_ID\n"
-            jobs[machine.name] = (
-                (late, queue(machine, "late", late)),
-                (one, queue(machine, "one", one)),
-            )
+            texts = {"late": late, "one": one}
+            jobs[machine.name] = [
+                (text, queue(machine, name, text)) for name, text in texts.items()
+            ]
     return jobs
 
 

@@ -282,7 +282,6 @@ TEXTS = {
 
 @pytest.fixture(scope="session")
 def outcomes(machines):
-    """Every script submitted to every release at once."""
     return {
         (machine.name, name): machine.submit(case.script)
         for name, case in CASES.items()
@@ -304,11 +303,8 @@ def test_lint_finds_it_there(machine, name):
     case = CASES[name]
     version = machine.release
     site = load_site(machine.state.site_file)
-    partition, cluster = site.partition("p100" if case.gpus else "cpu"), of_site(site)
-    findings = lint(
-        case.script, name="job.sh", version=version, partition=partition, cluster=cluster
-    )
-    found = {one.rule.id for one in findings}
+    where = {"partition": site.partition("p100" if case.gpus else "cpu"), "cluster": of_site(site)}
+    found = {one.rule.id for one in lint(case.script, name="job.sh", version=version, **where)}
     wanted = {one for one in case.rules.split() if rule(one).lint}
     there = {one for one in wanted if rule(one).holds(version)}
     if case.span is not None and not case.span.holds(version):

@@ -157,7 +157,6 @@ def _numbered(ranks: list[dict[str, str]]) -> tuple[tuple[str, ...], ...]:
 
 @pytest.fixture(scope="session")
 def real(machines):
-    """Everything submitted to every release at once."""
     return {
         (machine.name, name): machine.submit(one.script, **one.around)
         for name, one in ALL.items()
@@ -183,8 +182,7 @@ def standin(release: str, one: Submission, folder: Path) -> Told:
     if not steps:
         return found
     step = json.loads(steps[-1].read_text())["step"]
-    held = step["cpus_held_per_node"] * step["nodes"]
-    return Told(found.refused, found.about, found.ranks, held)
+    return Told(found.refused, found.about, found.ranks, step["cpus_held_per_node"] * step["nodes"])
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -91,13 +91,14 @@ def result(**changes):
 
 
 REFERENCE = (40, -0.1, None, "1/s")
+CANCELS = "scancel $SLURM_JOB_ID; sleep 30"
 CHECKS = {
     Small: {
         "honest": {},
         "on_a_node": {"tags": {"node"}},
         "slower": result(summary={"images_per_second": 500.0}),
         "no_reference": {},
-        "cancelled_after_its_result": {"then": "scancel $SLURM_JOB_ID; sleep 30"},
+        "cancelled_after_its_result": {"then": CANCELS},
         "exit_code": {"then": "exit 3"},
         "no_metric": result(summary={}),
         "infinite_metric": result(summary={"images_per_second": float("inf")}),
@@ -118,9 +119,7 @@ CHECKS = {
         "plain_without_reference": {},
     },
     Unrated: {"plain_metric_not_found": {"reference": {"*": {"speed": REFERENCE}}}},
-    Plain: {
-        "plain_cancelled_after_its_pattern": {"postrun_cmds": ["scancel $SLURM_JOB_ID", "sleep 30"]}
-    },
+    Plain: {"plain_cancelled_after_its_pattern": {"postrun_cmds": CANCELS.split("; ")}},
 }
 for base, checks in CHECKS.items():
     for name, body in checks.items():

@@ -46,8 +46,7 @@ def facts(name: str) -> dict:
 
 def order(text: str, point: int) -> tuple[int, ...]:
     """A release as numbers; `point` where it names no point release."""
-    parts = [int(part) for part in text.split(".")[:3]]
-    return (*parts, point)[:3]
+    return (*[int(part) for part in text.split(".")[:3]], point)[:3]
 
 
 @dataclass(frozen=True)
@@ -58,16 +57,11 @@ class Slurm:
 
     @classmethod
     def of(cls, environment: dict[str, str]) -> Slurm:
-        newest = facts("slurm_rules")["releases"][-1]
-        return cls(environment.get("SLURM_STANDIN_VERSION", newest))
+        return cls(environment.get("SLURM_STANDIN_VERSION", facts("slurm_rules")["releases"][-1]))
 
     def within(self, row: dict) -> bool:
-        """Whether the release lies in a row's span."""
-        here = order(self.version, NEWEST_POINT)
-        since, until = row.get("since"), row.get("until")
-        return (since is None or order(since, 0) <= here) and (
-            until is None or here < order(until, 0)
-        )
+        since, until = row.get("since") or "0.0.0", row.get("until") or "99.0.0"
+        return order(since, 0) <= order(self.version, NEWEST_POINT) < order(until, 0)
 
     def holds(self, rule: str) -> bool:
         (row,) = [one for one in facts("slurm_rules")["rules"] if one["id"] == rule]
@@ -206,7 +200,6 @@ def from_environment(slurm: Slurm, command: str, environment: dict, given: Given
 
 
 def validate(slurm: Slurm, command: str, given: Given) -> None:
-    """Refuse what the release refuses, in its words."""
     for message in _conflicts(slurm, command, given):
         raise Fatal(f"{command}: {message}")
     if slurm.holds("cpus-per-gpu-excludes"):
@@ -279,7 +272,6 @@ def gpu_count(text: str) -> int:
 
 
 def allocation(slurm: Slurm, given: Given, node: Node) -> dict:
-    """Nodes, tasks, CPUs and GPUs per node of a job."""
     nodes = given.number("nodes", 1) or 1
     per_task = given.number("cpus-per-task", 1) or 1
     per_node = given.number("ntasks-per-node")
@@ -307,7 +299,6 @@ def allocation(slurm: Slurm, given: Given, node: Node) -> dict:
 
 
 def gpus_per_node(given: Given, nodes: int, tasks_per_node: int) -> int:
-    """GPUs on each node, from whichever option asks for them."""
     if given.has("gpus-per-node"):
         return gpu_count(given.values["gpus-per-node"])
     if "gpu" in given.values.get("gres", ""):
@@ -361,7 +352,6 @@ def visible(bind: str, gpus: int, local_rank: int) -> list[int]:
 
 
 def step(slurm: Slurm, given: Given, job: dict) -> dict:
-    """What a step gets of its job: tasks, CPUs it holds, CPUs and GPUs of each task."""
     nodes = min(given.number("nodes", job["nodes"]) or 1, job["nodes"])
     per_node = given.number("ntasks-per-node", job["tasks_per_node"]) or 1
     total = given.number("ntasks", nodes * per_node) or 1

@@ -34,9 +34,8 @@ def plan(slurm: model.Slurm, words: list[str], data: bytes, environment: dict) -
     for line in directives(data.decode("utf-8", "replace")):
         left = model.parse(slurm, "sbatch", line, "script", given)
         if left:
-            raise model.Fatal(
-                f"sbatch: error: Invalid directive found in batch script: {left[0]}", 255
-            )
+            said = f"sbatch: error: Invalid directive found in batch script: {left[0]}"
+            raise model.Fatal(said, 255)
     model.from_environment(slurm, "sbatch", environment, given)
     model.parse(slurm, "sbatch", words, "cli", given)
     model.validate(slurm, "sbatch", given)
@@ -79,12 +78,7 @@ def words_of(text: str) -> list[str]:
 
 
 def submit(
-    slurm: model.Slurm,
-    given: model.Given,
-    job: dict,
-    data: bytes,
-    rest: list[str],
-    around: dict,
+    slurm: model.Slurm, given: model.Given, job: dict, data: bytes, rest: list[str], around: dict
 ) -> int:
     job_id = around.get("SLURM_STANDIN_JOB_ID", "1")
     if given.has("test-only"):

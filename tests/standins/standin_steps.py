@@ -84,14 +84,8 @@ def rank_environment(given: model.Given, got: dict, rank: int, around: dict) -> 
     environment = dict(around)
     if "ALL" not in export.split(","):
         kept = [part.partition("=")[0] for part in export.split(",")]
-        environment = {
-            name: value
-            for name, value in around.items()
-            if name.startswith("SLURM_") or name in kept
-        }
-    environment |= {
-        part.partition("=")[0]: part.partition("=")[2] for part in export.split(",") if "=" in part
-    }
+        environment = {k: v for k, v in around.items() if k.startswith("SLURM_") or k in kept}
+    environment |= dict(part.split("=", 1) for part in export.split(",") if "=" in part)
     local, node = rank % got["tasks_per_node"], rank // got["tasks_per_node"]
     environment |= {
         "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node),
