@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.cluster.needs import choose_mode
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.packages import Package, apt_line, look, missing_names, version_in
+from hpcdl.system.packages import Package, apt_line, look, version_in
 from hpcdl.system.resources import to_install
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, table
@@ -47,16 +47,6 @@ def purposes() -> dict[str, dict[str, Any]]:
     """The purposes by name, each with `required` and `summary`."""
     known: dict[str, dict[str, Any]] = facts.load("packages")["purposes"]
     return known
-
-
-def missing_packages(chosen: Sequence[str]) -> list[str]:
-    """Names of missing packages, each once; of the required purposes where none is chosen."""
-    known = purposes()
-    for name in chosen:
-        if name not in known:
-            raise BadInput(f"unknown purpose '{name}'", hint=did_you_mean(name, known))
-    wanted = list(chosen) or [name for name, row in known.items() if row["required"]]
-    return missing_names(_packages(wanted))
 
 
 def diagnose(role: str = "", site_file: str | None = None) -> Diagnosis:
