@@ -1,4 +1,4 @@
-"""`hpcdl doctor`: the prerequisites of this machine, or of its role on a cluster."""
+"""`hpcdl doctor`: the prerequisites of the demo, or of a machine's role on a cluster."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from hpcdl.system.errors import ExitCode
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", metavar="ROLE", help="login, compute, admin or laptop")
+    parser.add_argument("--role", metavar="ROLE", default="demo",
+                        help="login, compute, admin or laptop (default: the demo)")  # fmt: skip
 
 
 def _doctor(args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows import doctor
 
-    diagnosis = doctor.diagnose(args.role or "", args.site)
+    diagnosis = doctor.diagnose(args.role, args.site)
     show(args, doctor.as_data(diagnosis), doctor.as_text(diagnosis))
     return ExitCode.MISSING_PREREQUISITE if diagnosis.lacking else ExitCode.OK
 
