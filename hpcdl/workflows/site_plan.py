@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hpcdl.regress.references import load_references
-from hpcdl.site import Site, load_site
+from hpcdl.site import Site
 from hpcdl.stack.build import plan_build
 from hpcdl.stack.dispatch import Event, read_history
-from hpcdl.stack.modules import SITE_FILE, render_modules
+from hpcdl.stack.modules import render_modules
 from hpcdl.stack.publish import Published, shown_after
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_for
@@ -184,14 +184,13 @@ class StaleReferences:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that would change; `site` are differences from the site file of the last publish."""
+    """All that would change."""
 
     site_name: str
     stacks: tuple[StackPlan, ...]
     modules: ModulesPlan
     jobs: JobsPlan
     references: tuple[StaleReferences, ...]
-    site: tuple[str, ...]
 
     @property
     def changes(self) -> bool:
@@ -215,7 +214,6 @@ def plan(site: Site, partition: str | None = None) -> Plan:
         modules=modules,
         jobs=_jobs_plan(site, modules, changed),
         references=tuple(_stale(site, changed)),
-        site=tuple(_site_changes(site)),
     )
 
 
@@ -361,23 +359,3 @@ def _stale(site: Site, changed: Mapping[str, Default]) -> Iterator[StaleReferenc
             )
             for release, count in counts.items():
                 yield StaleReferences(part.label, part.reference_set, count, release)
-
-
-def _site_changes(site: Site) -> Iterator[str]:
-    """How the site file differs from the one of the last publish, where it decides modules."""
-    path = site.paths.prefix / "etc" / SITE_FILE
-    try:
-        old = load_site(path).partitions if path.is_file() else site.partitions
-    except HpcdlError:
-        return
-    for name in dict.fromkeys([*old, *site.partitions]):
-        was, now = old.get(name), site.partitions.get(name)
-        if was is None or now is None:
-            yield f"partition {name} is {'new' if was is None else 'gone'}"
-            continue
-        said = [{"driver": one.driver or "not given", "stack": one.stack or "not given",
-                 "target": one.target or "not given",
-                 "GPU": " and ".join(one.gpu_models) or "none"} for one in (was, now)]  # fmt: skip
-        for what, before in said[0].items():
-            if before != said[1][what]:
-                yield f"{name}: {what} {before} -> {said[1][what]}"

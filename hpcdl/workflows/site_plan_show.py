@@ -21,7 +21,6 @@ def as_text(plan: Plan) -> str:
         "modules": _modules(plan),
         "jobs": _jobs(plan.jobs),
         "references": _references(plan),
-        "site file, against the one of the last publish": iter(plan.site),
     }
     for title, lines in sections.items():
         found = [f"  {line}" for line in lines]
@@ -135,7 +134,6 @@ def as_data(plan: Plan) -> dict[str, Any]:
             "unknown": [_use_data(use) for use in plan.jobs.unknown],
         },
         "references": [asdict(row) for row in plan.references],
-        "site_file": list(plan.site),
     }  # fmt: skip
 
 

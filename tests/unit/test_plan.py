@@ -132,13 +132,6 @@ def test_references_of_the_old_release_become_stale(site, monkeypatch):
     assert planned(site, monkeypatch, of(site, "old")).references == ()
 
 
-def test_a_driver_that_changed_since_the_last_publish_is_reported(site, monkeypatch):
-    driven = dataclasses.replace(site.partitions["p100"], driver="580.95.05")
-    site = dataclasses.replace(site, partitions={**site.partitions, "p100": driven})
-    plan = planned(site, monkeypatch, of(site, "old"))
-    assert plan.site == ("p100: driver not given -> 580.95.05",)
-
-
 def test_a_new_partition_writes_the_modulefiles_anew(site, monkeypatch):
     partitions = {**site.partitions, "new": site.partitions["cpu"]}
     site = dataclasses.replace(site, partitions=partitions)
@@ -147,7 +140,7 @@ def test_a_new_partition_writes_the_modulefiles_anew(site, monkeypatch):
     assert plan.modules.rewritten
 
 
-@pytest.mark.parametrize("file", ["releases/old/release.json", "etc/site.yaml", "current"])
+@pytest.mark.parametrize("file", ["releases/old/release.json", "current"])
 def test_what_is_damaged_is_no_reason_to_break(site, monkeypatch, file):
     new = of(site, "new")
     if file == "current":
