@@ -50,7 +50,7 @@ def _stack(one: StackPlan) -> Iterator[str]:
     yield f"  release {was} -> {known}; evidence: {after.proof}"
     yield from (f"  {step}" for step in target.steps or [f"nothing to build: {after.id} is built"])
     yield from (f"  note: {note}" for note in target.notes)
-    rows = [[f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}", row.reason]
+    rows = [[f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}"]
             for row in one.versions]  # fmt: skip
     if rows:
         yield table(rows)
