@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import Step
-from hpcdl.slurm.rules import fact
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _RANKS = re.compile(
@@ -17,8 +16,6 @@ _RANKS = re.compile(
 """In the words of a step: ranks that wait for each other, and that no MPI ends."""
 _TRAINING = re.compile(r"torchrun|accelerate|deepspeed|rank\b|train|ddp", re.I)
 """The same without GPUs, where Python's ranks may as well share out work, or abort by MPI."""
-_COUNTS_NODES = "SLURM_JOB_NUM_NODES"
-"""In a script: its nodes may be given at submission."""
 _TF_SERVER = re.compile(
     r"\bTF_CONFIG=|\b(MultiWorkerMirrored|ParameterServer)Strategy\b|--launcher[= ]multiworker\b",
     re.A,
@@ -47,10 +44,9 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         yield at(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
 
 
-def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
-    """The sruns that run the work, with all their options in sight; those that sleep if asked."""
-    seen = (step for step in job.sruns if not step.options.opaque)
-    return (step for step in seen if not (step.brief if sleeps else step.trivial))
+def _launches(job: Job) -> Iterator[Step]:
+    """The sruns that run the work, with all their options in sight."""
+    return (step for step in job.sruns if not (step.options.opaque or step.trivial))
 
 
 def _has_cpus(step: Step) -> bool:
@@ -122,22 +118,6 @@ def mpirun_without_whole(job: Job) -> Iterator[Hit]:
     for step in job.script.steps:
         if step.launcher in _MPIRUN:
             yield at("steps-exclusive", step)
-
-
-@checks("steps-whole")
-def steps_side_by_side(job: Job) -> Iterator[Hit]:
-    """Background steps of one job that all want the whole of it."""
-    side = [step for step in _launches(job, sleeps=True) if step.command.background]
-    several = job.nodes != 1 or (not job.options.has("nodes") and _COUNTS_NODES in job.script.text)
-    in_loop = any(step.command.within("loop") for step in side)
-    if len(side) < 2 and not in_loop:
-        return
-    for step in side:
-        own = step.options.has("exact", "exclusive", "overlap", "het-group", "nodelist", "relative")
-        some = several and step.options.has("nodes")
-        exact = _has_cpus(step) and fact("exact-implied", job.release) is not None
-        if not (own or some or job.heterogeneous or exact):
-            yield at("steps-whole", step)
 
 
 @checks("overlap-cpus-only")
