@@ -24,8 +24,6 @@ _OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "ali
 _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 """`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
 _MPIRUN = ("mpirun", "mpiexec", "orterun")
-_MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
-                "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
 
 
 @checks("cpus-per-task-lost", "cpus-per-task-default")
@@ -183,19 +181,3 @@ def servers_for_everybody(job: Job) -> Iterator[Hit]:
         if found and not line.text.lstrip().startswith("#"):
             yield Hit("tf-server-shared", line.start + found.start(), len(found.group()))
             return
-
-
-@checks("mpirun-bind")
-def mpirun_binding(job: Job) -> Iterator[Hit]:
-    """An mpirun of a program with threads, bound as Open MPI likes."""
-    if job.script.assigned(*_MPI_BINDING):
-        return
-    options = {"-bind-to", "--bind-to", "-map-by", "--map-by", "--rankfile", "-rf",
-               "--cpus-per-rank"}  # fmt: skip
-    for step in job.script.steps:
-        words = [word.raw for word in step.command.words]
-        program = any(word.rpartition("/")[2].startswith("python") for word in words)
-        opaque = any(word.lstrip('"').startswith("$") for word in words[1:2])
-        bound = any(word.partition("=")[0] in options for word in words)
-        if step.launcher in _MPIRUN and program and job.has_gpus and not bound and not opaque:
-            yield at("mpirun-bind", step)
