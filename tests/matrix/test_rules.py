@@ -124,8 +124,6 @@ CASES = {
     "CPUs per GPU and per task": Case(
         "cpus-per-gpu-excludes", "--nodes=1 --gpus-per-node=2 --cpus-per-gpu=2 --cpus-per-task=2",
         "true", EXCLUSIVE),
-    "--gpu-bind hides the others": Case(
-        "gpu-bind-isolates", FOUR, f"srun --gpu-bind=single:1 {GPUS_SEEN}", r"sees \d\n"),
     "task sharing on sbatch": Case(
         "allow-task-sharing-srun-only", f"{FOUR} --gres-flags=allow-task-sharing", "true",
         "only used with srun"),

@@ -33,7 +33,6 @@ _TESTED = re.compile(
 )
 _AMD = re.compile(r"\b(?:rocm|miopen|rccl|HIP_|ROCR_)", re.I)
 """Of AMD's GPUs, for which Slurm leaves NVIDIA's variables alone."""
-_HIDING_BINDS = re.compile(r"(?:^|[,:])(?:single|per_task|map_gpu|mask_gpu|closest|map|mask)\b")
 
 
 @checks("gpu-flag-pair", "gpu-flag-twice")
@@ -116,19 +115,6 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
         ignored = alone if command == "sbatch" else any(one is options for one in alone)
         if ignored and not options.has("cpus-per-task"):
             yield at("cpus-per-gpu-ignored", option)
-
-
-@checks("gpu-bind-isolates")
-def explicit_binds(job: Job) -> Iterator[Hit]:
-    """--gpu-bind that shows a task fewer GPUs than its node has."""
-    per_node = [one for one in job.options.gpus if one.option.name in {"gpus-per-node", "gres"}]
-    single = bool(per_node) and all(one.number == 1 for one in per_node)
-    if single or job.tasks == 1 or _without_srun(job):
-        return
-    for command, options, option in job.given("gpu-bind", "tres-bind"):
-        one_task = command == "srun" and options.number("ntasks") == 1
-        if not one_task and _HIDING_BINDS.search(option.text):
-            yield at("gpu-bind-isolates", option)
 
 
 def _without_srun(job: Job) -> bool:
