@@ -22,7 +22,6 @@ _GLOBAL_RANKS = (
     "MV2_COMM_WORLD_RANK", "WORLD_RANK",
 )  # fmt: skip
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
-_LOCAL = re.compile(r"\b(?:SLURM_LOCALID|OMPI_COMM_WORLD_LOCAL_RANK|LOCAL_RANK)\b", re.A)
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _NODE_RANK = re.compile(r"(?:node|machine)[-_]rank|NODEID")
 _INDEXED = re.compile(r"\[\s*\$?\{?(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\b", re.A)
@@ -132,25 +131,14 @@ def task_sharing(job: Job) -> Iterator[Hit]:
             yield at(f"allow-task-sharing-{where}", option)
 
 
-@checks("gpu-isolated-by-hand", "local-rank-global")
-def visible_devices(job: Job) -> Iterator[Hit]:
-    """Variables that say which GPUs a process sees, set by hand."""
-    for one in job.script.assigned(*_VISIBLE):
-        if one.value in {"", "-1", "NoDevFiles"} or one.command.within("substitution"):
-            continue
-        if _GLOBAL.search(one.value) and "%" not in one.value and job.nodes != 1:
-            yield at("local-rank-global", one)
-        elif _LOCAL.search(one.value) and job.tasks_per_node != 1:
-            yield at("gpu-isolated-by-hand", one)
-
-
 @checks("local-rank-global")
 def global_for_local(job: Job) -> Iterator[Hit]:
     """The global rank where the local one belongs, in a variable or an argument."""
     if job.nodes == 1:
         return
-    for one in job.script.assigned(*_LOCAL_RANKS):
-        if _GLOBAL.search(one.value) and "%" not in one.value:
+    for one in job.script.assigned(*_LOCAL_RANKS, *_VISIBLE):
+        apart = one.name in _VISIBLE and one.command.within("substitution")
+        if _GLOBAL.search(one.value) and "%" not in one.value and not apart:
             yield at("local-rank-global", one)
     for command in job.script.commands:
         for word, after in pairwise((*command.words, Word("", 0))):
