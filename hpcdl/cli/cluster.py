@@ -37,7 +37,6 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mode", choices=MODES, default="auto", help="how nodes are isolated")
     add("--accounting", action="store_true", help="start slurmdbd too, for sacct")
     add("--slurm", metavar="V", default="", help="another Slurm release, such as 24.11")
-    add("--port-base", type=int, metavar="PORT", help="first TCP port to use")
     add("--max-nodes-per-partition", type=int, metavar="K", help="at most K nodes per partition")
 
 
@@ -57,7 +56,6 @@ def _up(args: argparse.Namespace) -> ExitCode:
             site,
             mode=args.mode,
             accounting=args.accounting,
-            port_base=args.port_base,
             max_nodes=args.max_nodes_per_partition,
             slurm=args.slurm,
             say=_say,

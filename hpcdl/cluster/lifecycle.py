@@ -52,17 +52,15 @@ def prepare(
 
 
 def up(
-    site: Site, *, mode: str = "auto", accounting: bool = False, port_base: int | None = None,
-    max_nodes: int | None = None, directory: Path | None = None, slurm: str = "",
-    say: Say = silent,
+    site: Site, *, mode: str = "auto", accounting: bool = False, max_nodes: int | None = None,
+    directory: Path | None = None, slurm: str = "", say: Say = silent,
 ) -> ClusterState:  # fmt: skip
     """Start the embedded cluster of a site, or what of it is missing.
 
     `mode` is `namespaces`, `loopback` or `auto`; `accounting` adds a private MariaDB and slurmdbd.
     There are at most `max_nodes` of each partition. `slurm` is a release such as 24.11, from a
     rootfs of its own, empty for the machine's. `directory` is the state's, `state_directory(site)`
-    by default; a free range of TCP ports is found where `port_base` is None. The `seconds` of the
-    state are what the start took.
+    by default. The `seconds` of the state are what the start took.
 
     Raises:
         CheckFailed: it runs already, and was asked for in another shape.
@@ -85,7 +83,7 @@ def up(
                 _refuse_change(current, asked)
                 return _repair(current, say)
             clear(where, say if current else silent)
-            fresh = _start(site, asked, where, port_base, say)
+            fresh = _start(site, asked, where, say)
             took = round(time.monotonic() - begin, 2)
             return state.write_state(replace(fresh, phase="ready", seconds=took))
 
@@ -112,13 +110,11 @@ def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
     )
 
 
-def _start(
-    site: Site, asked: ClusterRequest, directory: Path, port_base: int | None, say: Say
-) -> ClusterState:
+def _start(site: Site, asked: ClusterRequest, directory: Path, say: Say) -> ClusterState:
     """Start everything; what was started is stopped again when that fails."""
     try:
         count = len(asked.node_names)
-        with network.allocating(), network.reserved_ports(asked.mode, count, port_base) as ports:
+        with network.allocating(), network.reserved_ports(asked.mode, count) as ports:
             begun = _lay_down(site, asked, directory, ports)
             say(f"starting {len(begun.nodes)} nodes in mode {asked.mode} below {directory}")
             begun = _start_controller(begun, fresh=True)

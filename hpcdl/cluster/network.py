@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
-from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import locked
 from hpcdl.system.resources import home
 from hpcdl.system.run import run
@@ -94,52 +94,32 @@ def _exists(link: str) -> bool:
 
 
 @contextmanager
-def reserved_ports(mode: str, nodes: int, base: int | None) -> Iterator[Ports]:
-    """A base from which all ports of a cluster are free; they are kept free until the end.
+def reserved_ports(mode: str, nodes: int) -> Iterator[Ports]:
+    """The first base from which all ports of a cluster are free; they are kept free until the end.
 
     Another user's cluster may choose at the same moment, and a lock that two users share any third
     could hold for ever. So each port is bound here, which the kernel lets one process do, and then
     marked for reuse: daemons, which ask for reuse, can listen on it, and another search cannot.
-    `base` is the one that the user wants, None for any.
 
     Raises:
-        BadInput: the wanted base is not a port.
-        MissingPrerequisite: a wanted port is taken, or no range is free.
+        MissingPrerequisite: no range is free.
     """
-    with ExitStack() as held:
-        if base is None:
-            yield _search(mode, nodes, held)
-            return
-        highest = 65535 - nodes - Ports.FIRST_NODE
-        if not 1024 <= base <= highest:
-            raise BadInput(f"--port-base {base} is outside 1024 to {highest}")
-        for port in Ports(base).on_host(mode, nodes):
-            # After `down` a port has old connections for a minute, which matter to nobody.
-            if not (_bind(port, held) or _bind(port, held, reuse=True)):
-                hint = "choose another --port-base, or leave it out and a free one is found"
-                raise MissingPrerequisite(f"port {port} is taken by another program", hint=hint)
-        yield Ports(base)
-
-
-def _search(mode: str, nodes: int, held: ExitStack) -> Ports:
-    """The first free base; its ports are bound in `held`."""
     # Where the kernel starts to hand out ports by itself; ours stay below.
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     last = max(int(text.split()[0]), _FIRST_PORT + 2000) - nodes - Ports.FIRST_NODE
     for candidate in range(_FIRST_PORT, last, _PORT_STEP):
         with ExitStack() as bound:
             if all(_bind(port, bound) for port in Ports(candidate).on_host(mode, nodes)):
-                held.push(bound.pop_all())
-                return Ports(candidate)
+                yield Ports(candidate)
+                return
     said = f"no range of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}"
     raise MissingPrerequisite(said, hint="stop other clusters: `hpcdl cluster down`")
 
 
-def _bind(port: int, held: ExitStack, *, reuse: bool = False) -> bool:
+def _bind(port: int, held: ExitStack) -> bool:
     """Take a TCP port of this machine, where nobody has it, without listening on it."""
     with ExitStack() as attempt:
         taken = attempt.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:
             taken.bind(("", port))
         except OSError:

@@ -144,22 +144,6 @@ def rule(rule_id: str) -> Rule:
     return rules[rule_id]
 
 
-def fact(name: str, version: str | Release) -> str | None:
-    """A fact that differs by release, None where the release has none.
-
-    Names are those of `facts` in slurm_rules.yaml: "cpus-per-task-variable",
-    "exact-implied", "step-default", "gpus-per-task-bind", "gpu-flag-pair"...
-
-    Raises:
-        KeyError: no release has a fact of this name: a misspelling in the caller.
-    """
-    release = as_release(version)
-    rows = [row for row in load("slurm_rules")["facts"] if row["name"] == name]
-    if not rows:
-        raise KeyError(name)
-    return next((str(row["value"]) for row in rows if span(row).holds(release)), None)
-
-
 def mpi_plugins(version: str | Release) -> tuple[str, ...]:
     """What `srun --mpi=` may name in a release, where Slurm was built with it."""
     release = as_release(version)

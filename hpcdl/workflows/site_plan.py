@@ -1,8 +1,8 @@
 """`hpcdl stack plan`: what would be built, published and loaded, before anything is done.
 
 What every stack of a site is to be (a `Target`, planned as `stack build` plans it) is compared with
-what is published: versions with the reason of each change, modules and what a plain load gives
-where, jobs that wait or run, references that would become STALE. Nothing is written.
+what is published: versions, modules and what a plain load gives where, jobs that wait or run,
+references that would become STALE. Nothing is written.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hpcdl.regress.references import load_references
-from hpcdl.site import Site, load_site
+from hpcdl.site import Site
 from hpcdl.stack.build import plan_build
 from hpcdl.stack.dispatch import Event, read_history
-from hpcdl.stack.modules import SITE_FILE, render_modules
+from hpcdl.stack.modules import render_modules
 from hpcdl.stack.publish import Published, shown_after
 from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_for
-from hpcdl.stack.resolve import resolve, why_not
-from hpcdl.stack.resolve_facts import COMPONENTS
-from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve import resolve
 from hpcdl.stack.resolve_solution import Resolution
-from hpcdl.stack.resolve_versions import sort_key
 from hpcdl.stack.spack_backend.spack_build import plan_spack
-from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.releases import Use, uses
 
@@ -43,7 +40,6 @@ class Target:
     stack: str
     backend: str
     partitions: tuple[str, ...]
-    resolution: Resolution
     release: Release | None
     built: bool
     steps: tuple[str, ...] = ()
@@ -73,13 +69,13 @@ def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
     if unserved:
         note = "none of the site's stacks names them: their jobs load what the others have"
         left = tuple(one.partition for one in unserved)
-        found.append(Target("", "", left, unserved[0], None, built=False, notes=(note,)))
+        found.append(Target("", "", left, None, built=False, notes=(note,)))
     return tuple(found)
 
 
 def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -> Target:
-    names, one = tuple(one.partition for one in group), group[0]
-    name = one.stack  # None where the site file names no stacks
+    names = tuple(one.partition for one in group)
+    name = group[0].stack  # None where the site file names no stacks
     try:
         venv = backend == "venv"
         plan = plan_build(site, name, names[0]) if venv else plan_spack(site, name)
@@ -88,7 +84,7 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
             release = read_release(site, release.id)
         steps, lack = tuple(plan.steps()), ""
     except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as fault:
-        return Target(stack, backend, names, one, None, False, blocked=fault.in_one_line())
+        return Target(stack, backend, names, None, False, blocked=fault.in_one_line())
     try:
         plan.require_ready(only_look=True)
     except (MissingPrerequisite, BadInput, CommandFailed) as fault:
@@ -96,7 +92,7 @@ def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -
     idle = ", ".join(name for name in names if site.partition(name).gpu is not None)
     note = f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {idle} idle"
     notes = (note,) if idle and "cuda" not in release.versions else ()
-    return Target(stack, backend, names, one, release, plan.exists, steps, lack, notes)
+    return Target(stack, backend, names, release, plan.exists, steps, lack, notes)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,6 @@ class VersionChange:
     component: str
     before: str | None
     after: str | None
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -184,14 +179,13 @@ class StaleReferences:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that would change; `site` are differences from the site file of the last publish."""
+    """All that would change."""
 
     site_name: str
     stacks: tuple[StackPlan, ...]
     modules: ModulesPlan
     jobs: JobsPlan
     references: tuple[StaleReferences, ...]
-    site: tuple[str, ...]
 
     @property
     def changes(self) -> bool:
@@ -215,7 +209,6 @@ def plan(site: Site, partition: str | None = None) -> Plan:
         modules=modules,
         jobs=_jobs_plan(site, modules, changed),
         references=tuple(_stale(site, changed)),
-        site=tuple(_site_changes(site)),
     )
 
 
@@ -224,7 +217,7 @@ def _stack_plan(site: Site, target: Target) -> StackPlan:
     have = [_serving(site, name) for name in target.partitions]
     # Where the partitions have different releases now, one that changes counts for all.
     before = next((one for one in have if one is None or one.id != after), have[0])
-    return StackPlan(target, before, tuple(_version_changes(site, target, before)))
+    return StackPlan(target, before, tuple(_version_changes(target, before)))
 
 
 def _serving(site: Site, partition: str) -> Release | None:
@@ -235,7 +228,7 @@ def _serving(site: Site, partition: str) -> Release | None:
         return None
 
 
-def _version_changes(site: Site, target: Target, before: Release | None) -> Iterator[VersionChange]:
+def _version_changes(target: Target, before: Release | None) -> Iterator[VersionChange]:
     after = target.release
     if after is None or (before is not None and before.id == after.id):
         return
@@ -246,8 +239,7 @@ def _version_changes(site: Site, target: Target, before: Release | None) -> Iter
         old = {name: version for name, version in old.items() if name in new}
     for name in dict.fromkeys([*new, *old]):
         if name != "driver" and old.get(name) != new.get(name):
-            reason = _reason(site, target, name, old.get(name), new.get(name))
-            yield VersionChange(name, old.get(name), new.get(name), reason)
+            yield VersionChange(name, old.get(name), new.get(name))
 
 
 def _contents(release: Release) -> dict[str, str]:
@@ -257,38 +249,6 @@ def _contents(release: Release) -> dict[str, str]:
                 if entry["name"] not in named}  # fmt: skip
     own = {"hpcdl": release.hpcdl} if release.hpcdl else {}
     return {**release.versions, **own, **packages}
-
-
-def _reason(site: Site, target: Target, name: str, before: str | None, after: str | None) -> str:
-    """Why a component changes: a pin, the newest that fits, or what rules the old one out."""
-    one = target.resolution
-    if name == "hpcdl":
-        return "hpcdl's own sources"
-    if name == "mpi":
-        return "the MPI of this machine" if target.backend == "venv" else "as Spack builds it"
-    if name not in COMPONENTS:
-        return "as the wheels are locked" if after else "no longer needed"
-    if name in one.pins:
-        return f"pinned by stack '{target.stack}'"
-    if before and after and sort_key(after) < sort_key(before):
-        return _ruled_out(site, one, name, before)
-    choice = next((c for c in one.choices if c.component == name and c.version == after), None)
-    if choice is None:
-        return "what this machine and the wheels offer"
-    if choice.limit is None:
-        return "the newest known"
-    because = chain_lines(choice.limit.chain, one.gpu)
-    return f"the newest that fits; not {choice.limit.newer}: {because[0] if because else ''}"
-
-
-def _ruled_out(site: Site, one: Resolution, name: str, version: str) -> str:
-    """Why a version that was there does not fit any more."""
-    try:
-        answer = why_not(site, f"{name}@{version}", one.partition, one.backend)[0]
-    except HpcdlError as fault:
-        return fault.message
-    lines = chain_lines(answer.chain, one.gpu)
-    return "; ".join(lines) if lines else f"{version} would fit: it follows from the rest"
 
 
 def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
@@ -361,23 +321,3 @@ def _stale(site: Site, changed: Mapping[str, Default]) -> Iterator[StaleReferenc
             )
             for release, count in counts.items():
                 yield StaleReferences(part.label, part.reference_set, count, release)
-
-
-def _site_changes(site: Site) -> Iterator[str]:
-    """How the site file differs from the one of the last publish, where it decides modules."""
-    path = site.paths.prefix / "etc" / SITE_FILE
-    try:
-        old = load_site(path).partitions if path.is_file() else site.partitions
-    except HpcdlError:
-        return
-    for name in dict.fromkeys([*old, *site.partitions]):
-        was, now = old.get(name), site.partitions.get(name)
-        if was is None or now is None:
-            yield f"partition {name} is {'new' if was is None else 'gone'}"
-            continue
-        said = [{"driver": one.driver or "not given", "stack": one.stack or "not given",
-                 "target": one.target or "not given",
-                 "GPU": " and ".join(one.gpu_models) or "none"} for one in (was, now)]  # fmt: skip
-        for what, before in said[0].items():
-            if before != said[1][what]:
-                yield f"{name}: {what} {before} -> {said[1][what]}"

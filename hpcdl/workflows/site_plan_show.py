@@ -21,7 +21,6 @@ def as_text(plan: Plan) -> str:
         "modules": _modules(plan),
         "jobs": _jobs(plan.jobs),
         "references": _references(plan),
-        "site file, against the one of the last publish": iter(plan.site),
     }
     for title, lines in sections.items():
         found = [f"  {line}" for line in lines]
@@ -51,7 +50,7 @@ def _stack(one: StackPlan) -> Iterator[str]:
     yield f"  release {was} -> {known}; evidence: {after.proof}"
     yield from (f"  {step}" for step in target.steps or [f"nothing to build: {after.id} is built"])
     yield from (f"  note: {note}" for note in target.notes)
-    rows = [[f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}", row.reason]
+    rows = [[f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}"]
             for row in one.versions]  # fmt: skip
     if rows:
         yield table(rows)
@@ -135,7 +134,6 @@ def as_data(plan: Plan) -> dict[str, Any]:
             "unknown": [_use_data(use) for use in plan.jobs.unknown],
         },
         "references": [asdict(row) for row in plan.references],
-        "site_file": list(plan.site),
     }  # fmt: skip
 
 

@@ -31,12 +31,6 @@ def _packages() -> None:
     need_packages()
 
 
-@pytest.mark.parametrize("base", [-1, 0, 80, 65535, 70000])
-def test_port_that_is_none_is_one_line(embedded_site, place, base):
-    with pytest.raises(BadInput, match="outside 1024 to"):
-        up(embedded_site, directory=place, port_base=base)
-
-
 def test_folder_of_somebody_else_is_left_alone(embedded_site, cluster_home):
     precious = cluster_home / "mine" / "etc" / "precious"
     precious.parent.mkdir(parents=True)

@@ -6,11 +6,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from hpcdl.cluster.model import LOOPBACK
 from hpcdl.cluster.network import reserved_ports
-from hpcdl.system.errors import MissingPrerequisite
 from tests.strangers import as_root
 
 CHOOSE = """
@@ -18,7 +15,7 @@ import os, sys
 from hpcdl.cluster.network import reserved_ports
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 print("ready", flush=True); sys.stdin.readline()
-with reserved_ports("loopback", 3, None) as ports:
+with reserved_ports("loopback", 3) as ports:
     print(ports.base, flush=True); sys.stdin.readline()
 """
 
@@ -45,8 +42,8 @@ def test_many_users_choose_at_once_and_none_gets_anothers_ports():
 
 def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it():
     with ExitStack() as held:
-        ports = held.enter_context(reserved_ports(LOOPBACK, 2, None))
-        with reserved_ports(LOOPBACK, 2, None) as others:
+        ports = held.enter_context(reserved_ports(LOOPBACK, 2))
+        with reserved_ports(LOOPBACK, 2) as others:
             assert others.base != ports.base
         addresses = ("", "127.0.0.1", "127.0.0.2", "")
         for port, address in zip(ports.on_host(LOOPBACK, 2), addresses, strict=True):
@@ -54,19 +51,4 @@ def test_a_daemon_listens_on_a_reserved_port_and_nobody_else_chooses_it():
             daemon.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             daemon.bind((address, port))
             daemon.listen()
-        held.enter_context(reserved_ports(LOOPBACK, 2, None))
-    with reserved_ports(LOOPBACK, 2, ports.base) as again:
-        assert again == ports, "all is given back"
-
-
-def test_a_wanted_port_that_somebody_listens_on_is_named():
-    with socket.socket() as other:
-        other.bind(("", 0))
-        other.listen()
-        base = other.getsockname()[1]
-        with (
-            pytest.raises(MissingPrerequisite, match=f"port {base} is taken") as caught,
-            reserved_ports(LOOPBACK, 1, base),
-        ):
-            pytest.fail("it was given away")
-    assert "--port-base" in caught.value.hint
+        held.enter_context(reserved_ports(LOOPBACK, 2))

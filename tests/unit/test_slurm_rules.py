@@ -9,7 +9,6 @@ from hpcdl.slurm.rules import (
     SEVERITIES,
     Release,
     all_rules,
-    fact,
     known_releases,
     mpi_plugins,
     rule,
@@ -78,19 +77,11 @@ def test_ids_are_unique_and_edges_lie_within_the_known_releases():
     assert all(Release.parse(f"{first}.0") <= edge <= Release.parse(last) for edge in edges)
 
 
-@pytest.mark.parametrize("release", known_releases())
-def test_srun_reads_the_variable_of_its_release(release):
-    read = "SRUN_CPUS_PER_TASK" if release in {"22.05", "23.02"} else "SLURM_CPUS_PER_TASK"
-    assert fact("cpus-per-task-variable", release) == read
-
-
 def test_no_fact_has_two_values_in_one_release():
     for name in {row["name"] for row in load("slurm_rules")["facts"]}:
         rows = [row for row in load("slurm_rules")["facts"] if row["name"] == name]
         for release in [*map(Release.parse, known_releases()), Release.parse("20.11.2")]:
             assert sum(span(row).holds(release) for row in rows) <= 1, (name, release)
-    with pytest.raises(KeyError):
-        fact("cpus-per-tusk", "22.05")
 
 
 def test_pmix_plugins_come_and_go_with_releases():

@@ -22,7 +22,6 @@ _GLOBAL_RANKS = (
     "MV2_COMM_WORLD_RANK", "WORLD_RANK",
 )  # fmt: skip
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
-_LOCAL = re.compile(r"\b(?:SLURM_LOCALID|OMPI_COMM_WORLD_LOCAL_RANK|LOCAL_RANK)\b", re.A)
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _NODE_RANK = re.compile(r"(?:node|machine)[-_]rank|NODEID")
 _INDEXED = re.compile(r"\[\s*\$?\{?(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\b", re.A)
@@ -33,7 +32,6 @@ _TESTED = re.compile(
 )
 _AMD = re.compile(r"\b(?:rocm|miopen|rccl|HIP_|ROCR_)", re.I)
 """Of AMD's GPUs, for which Slurm leaves NVIDIA's variables alone."""
-_HIDING_BINDS = re.compile(r"(?:^|[,:])(?:single|per_task|map_gpu|mask_gpu|closest|map|mask)\b")
 
 
 @checks("gpu-flag-pair", "gpu-flag-twice")
@@ -118,19 +116,6 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
             yield at("cpus-per-gpu-ignored", option)
 
 
-@checks("gpu-bind-isolates")
-def explicit_binds(job: Job) -> Iterator[Hit]:
-    """--gpu-bind that shows a task fewer GPUs than its node has."""
-    per_node = [one for one in job.options.gpus if one.option.name in {"gpus-per-node", "gres"}]
-    single = bool(per_node) and all(one.number == 1 for one in per_node)
-    if single or job.tasks == 1 or _without_srun(job):
-        return
-    for command, options, option in job.given("gpu-bind", "tres-bind"):
-        one_task = command == "srun" and options.number("ntasks") == 1
-        if not one_task and _HIDING_BINDS.search(option.text):
-            yield at("gpu-bind-isolates", option)
-
-
 def _without_srun(job: Job) -> bool:
     """Whether a batch script has no srun, not even one that cannot be read."""
     others = bool(job.script.steps) and not job.sruns
@@ -146,25 +131,14 @@ def task_sharing(job: Job) -> Iterator[Hit]:
             yield at(f"allow-task-sharing-{where}", option)
 
 
-@checks("gpu-isolated-by-hand", "local-rank-global")
-def visible_devices(job: Job) -> Iterator[Hit]:
-    """Variables that say which GPUs a process sees, set by hand."""
-    for one in job.script.assigned(*_VISIBLE):
-        if one.value in {"", "-1", "NoDevFiles"} or one.command.within("substitution"):
-            continue
-        if _GLOBAL.search(one.value) and "%" not in one.value and job.nodes != 1:
-            yield at("local-rank-global", one)
-        elif _LOCAL.search(one.value) and job.tasks_per_node != 1:
-            yield at("gpu-isolated-by-hand", one)
-
-
 @checks("local-rank-global")
 def global_for_local(job: Job) -> Iterator[Hit]:
     """The global rank where the local one belongs, in a variable or an argument."""
     if job.nodes == 1:
         return
-    for one in job.script.assigned(*_LOCAL_RANKS):
-        if _GLOBAL.search(one.value) and "%" not in one.value:
+    for one in job.script.assigned(*_LOCAL_RANKS, *_VISIBLE):
+        apart = one.name in _VISIBLE and one.command.within("substitution")
+        if _GLOBAL.search(one.value) and "%" not in one.value and not apart:
             yield at("local-rank-global", one)
     for command in job.script.commands:
         for word, after in pairwise((*command.words, Word("", 0))):

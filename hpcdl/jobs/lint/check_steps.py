@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import Step
-from hpcdl.slurm.rules import fact
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _RANKS = re.compile(
@@ -17,8 +16,6 @@ _RANKS = re.compile(
 """In the words of a step: ranks that wait for each other, and that no MPI ends."""
 _TRAINING = re.compile(r"torchrun|accelerate|deepspeed|rank\b|train|ddp", re.I)
 """The same without GPUs, where Python's ranks may as well share out work, or abort by MPI."""
-_COUNTS_NODES = "SLURM_JOB_NUM_NODES"
-"""In a script: its nodes may be given at submission."""
 _TF_SERVER = re.compile(
     r"\bTF_CONFIG=|\b(MultiWorkerMirrored|ParameterServer)Strategy\b|--launcher[= ]multiworker\b",
     re.A,
@@ -27,8 +24,6 @@ _OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "ali
 _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 """`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
 _MPIRUN = ("mpirun", "mpiexec", "orterun")
-_MPI_BINDING = ("OMPI_MCA_hwloc_base_binding_policy", "OMPI_MCA_rmaps_base_mapping_policy",
-                "PRTE_MCA_hwloc_default_binding_policy", "I_MPI_PIN")  # fmt: skip
 
 
 @checks("cpus-per-task-lost", "cpus-per-task-default")
@@ -47,10 +42,9 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         yield at(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
 
 
-def _launches(job: Job, *, sleeps: bool = False) -> Iterator[Step]:
-    """The sruns that run the work, with all their options in sight; those that sleep if asked."""
-    seen = (step for step in job.sruns if not step.options.opaque)
-    return (step for step in seen if not (step.brief if sleeps else step.trivial))
+def _launches(job: Job) -> Iterator[Step]:
+    """The sruns that run the work, with all their options in sight."""
+    return (step for step in job.sruns if not (step.options.opaque or step.trivial))
 
 
 def _has_cpus(step: Step) -> bool:
@@ -124,22 +118,6 @@ def mpirun_without_whole(job: Job) -> Iterator[Hit]:
             yield at("steps-exclusive", step)
 
 
-@checks("steps-whole")
-def steps_side_by_side(job: Job) -> Iterator[Hit]:
-    """Background steps of one job that all want the whole of it."""
-    side = [step for step in _launches(job, sleeps=True) if step.command.background]
-    several = job.nodes != 1 or (not job.options.has("nodes") and _COUNTS_NODES in job.script.text)
-    in_loop = any(step.command.within("loop") for step in side)
-    if len(side) < 2 and not in_loop:
-        return
-    for step in side:
-        own = step.options.has("exact", "exclusive", "overlap", "het-group", "nodelist", "relative")
-        some = several and step.options.has("nodes")
-        exact = _has_cpus(step) and fact("exact-implied", job.release) is not None
-        if not (own or some or job.heterogeneous or exact):
-            yield at("steps-whole", step)
-
-
 @checks("overlap-cpus-only")
 def overlap_and_gpus(job: Job) -> Iterator[Hit]:
     """A monitor beside the training step, where --overlap shares CPUs only."""
@@ -203,19 +181,3 @@ def servers_for_everybody(job: Job) -> Iterator[Hit]:
         if found and not line.text.lstrip().startswith("#"):
             yield Hit("tf-server-shared", line.start + found.start(), len(found.group()))
             return
-
-
-@checks("mpirun-bind")
-def mpirun_binding(job: Job) -> Iterator[Hit]:
-    """An mpirun of a program with threads, bound as Open MPI likes."""
-    if job.script.assigned(*_MPI_BINDING):
-        return
-    options = {"-bind-to", "--bind-to", "-map-by", "--map-by", "--rankfile", "-rf",
-               "--cpus-per-rank"}  # fmt: skip
-    for step in job.script.steps:
-        words = [word.raw for word in step.command.words]
-        program = any(word.rpartition("/")[2].startswith("python") for word in words)
-        opaque = any(word.lstrip('"').startswith("$") for word in words[1:2])
-        bound = any(word.partition("=")[0] in options for word in words)
-        if step.launcher in _MPIRUN and program and job.has_gpus and not bound and not opaque:
-            yield at("mpirun-bind", step)
