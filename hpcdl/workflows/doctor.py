@@ -78,7 +78,7 @@ def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def as_text(diagnosis: Diagnosis) -> str:
     """The diagnosis as text: a table, then what to do."""
-    parts = [f"{diagnosis.role}:\n{table([*map(_row, diagnosis.findings)])}"]
+    parts = [f"{diagnosis.role}:\n{table([*dict.fromkeys(map(_row, diagnosis.findings))])}"]
     remedies = [diagnosis.apt, *(_remedy(one) for one in diagnosis.lacking if one.remedy)]
     todo = [f"  {line}" for line in dict.fromkeys(remedies) if line]
     parts.append("\n".join(["what to do:", *todo]) if todo else "nothing is missing")
@@ -94,12 +94,12 @@ def as_text(diagnosis: Diagnosis) -> str:
 
 def _remedy(one: Finding) -> str:
     """A command as it is; what else to do with the name of what lacks."""
-    return one.remedy if one.remedy.startswith("pip ") else f"{one.name}: {one.remedy}"
+    return one.remedy if " pip install " in one.remedy else f"{one.name}: {one.remedy}"
 
 
-def _row(one: Finding) -> list[str]:
+def _row(one: Finding) -> tuple[str, ...]:
     state = one.found or ("MISSING" if one.required else "not there")
-    return ["  " + one.name, one.version or "-", state]
+    return ("  " + one.name, one.version or "-", state)
 
 
 def _packages(chosen: Iterable[str]) -> tuple[Package, ...]:
