@@ -26,7 +26,7 @@ def test_c_sources_travel_in_the_wheel() -> None:
 
 
 def test_the_folders_beside_the_package_travel_in_it() -> None:
-    for folder in ("templates", "modulefiles", "spack", "reframe_checks"):
+    for folder in ("examples", "templates", "modulefiles", "spack", "reframe_checks"):
         assert f"hpcdl.{folder}" in SETUP["options"]["packages"].split()
         assert f"hpcdl.{folder} = {folder}" in SETUP["options"]["package_dir"]
 
