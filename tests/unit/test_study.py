@@ -18,6 +18,9 @@ from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import RunStatus
+from hpcdl.predict.forecast import Point
+from hpcdl.predict.request import Request, answer
+from hpcdl.predict.step import IMAGENET, SYNTHETIC
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.document import InvalidDocument
@@ -25,12 +28,12 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
 from hpcdl.workflows.study.collect import Findings, collect
-from hpcdl.workflows.study.forecast import cost, expected, median_error, predict
+from hpcdl.workflows.study.forecast import median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped, study_schema
 from hpcdl.workflows.study.model import Panel, Values, matches
 from hpcdl.workflows.study.panels import caption, draw
-from hpcdl.workflows.study.show import show_data, show_text
+from hpcdl.workflows.study.show import show_text
 from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder, make_plan
 from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
 from tests.unit.conftest import shipped as shipped_site
@@ -203,6 +206,17 @@ def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(nam
         assert one.by or one.note
         for kind, _, what in (text.partition(": ") for text in one.by):
             assert what in known[kind], f"{one.item}: {kind} {what}"
+
+
+def expected(plan: Plan, cell: Cell) -> Point:
+    """What `hpcdl predict` says of a cell, from published rows alone."""
+    options = {**cell.run.options, **cell.values}
+    batch = options.get("batch-per-rank") or int(options["global-batch"]) // cell.gpus
+    request = Request(
+        plan.site.partition(cell.point.spec.partition), options["model"], str(cell.gpus),
+        int(batch), "fp32", data=SYNTHETIC if cell.data == SYNTHETIC else IMAGENET,
+    )  # fmt: skip
+    return answer(request).points[0]
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -414,32 +428,6 @@ def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, sca
     assert [one.errors for one in checked] == [()] * len(checked)
 
 
-def test_a_job_on_slowed_storage_costs_at_least_the_time_of_its_reads(
-    three_generations: Site,
-) -> None:
-    """AlexNet's 3 epochs of 295.1 GB at 200 MB/s, on 4 GPUs."""
-    study = load_study("tsubame-io")
-    plan = make_plan(three_generations, study, study.scales["full"])
-    slow = tuple(cell for cell in plan.cells if cell.run.name == "slow")
-    found = cost(replace(plan, cells=slow))
-    assert not found.unknown
-    reading = 3 * 295.1e9 / 200e6 / 3600 * 4
-    assert reading <= found.gpu_hours < 1.5 * reading
-
-
-def test_real_images_cost_more_than_synthetic_ones_where_cores_cannot_make_them(
-    three_generations: Site,
-) -> None:
-    study = load_study("aliyun-resnet50")
-    plan = make_plan(three_generations, study, study.scales["full"])
-    cells = [cell for cell in plan.cells if cell.run.name == "training"]
-    hours = [
-        cost(replace(plan, cells=tuple(c for c in cells if c.data == name))).gpu_hours
-        for name in ("imagenet", "synthetic")
-    ]
-    assert hours[0] > hours[1]
-
-
 def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
     tmp_path: Path, three_generations: Site
 ) -> None:
@@ -451,18 +439,6 @@ def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
     finish(plan, {1: 1000.0}, model="alexnet", batch_per_rank=64)
     (one,), _ = predict(findings_of(plan))
     assert one.rate < 200e6 / (295.1e9 / 2562334)
-
-
-def test_a_partition_without_references_has_unknown_costs(tmp_path: Path) -> None:
-    """No GPU, no published rows: named, and the study is shown all the same."""
-    study, site = load_study("hkbu-scaling"), site_in(tmp_path)
-    plan = make_plan(site, study, study.scales["small"])
-    bare = {**site.partitions, "p100": replace(site.partition("p100"), gpu=None)}
-    plan = replace(plan, site=replace(site, partitions=bare))
-    found = cost(plan)
-    assert found.cells == 0
-    assert any("no published rows" in why for why in found.unknown)
-    assert show_data(plan)["name"] == "hkbu-scaling"
 
 
 # Results.
@@ -898,7 +874,6 @@ def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixt
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert len(shown["cells"]) == 33
-    assert shown["cost"]["gpu_hours"] > 1
 
 
 def test_what_the_report_needs_is_asked_for_before_the_jobs_run(
