@@ -18,7 +18,15 @@ from hpcdl.predict.network import kept_bytes, names, network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.results import read_result
-from hpcdl.predict.step import IMAGENET, Training, feed, largest_of, profile
+from hpcdl.predict.step import (
+    IMAGENET,
+    Training,
+    constants,
+    feed,
+    largest_of,
+    predict_step,
+    profile,
+)
 from hpcdl.site import Partition, Site, find_site_file
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
@@ -130,21 +138,23 @@ def test_a_slow_network_limits_by_communication_and_many_ranks_by_stragglers(
 def test_a_tiny_network_is_limited_by_latency_and_helped_by_a_shorter_cycle(
     k80: Partition,
 ) -> None:
+    machine, training, base = prepare(Request(k80, "mlp", images_per_second=1e5))
     slow, fast = (
-        ask(k80, model="mlp", images_per_second=1e5, gpus="64", cycle_ms=cycle).points[0]
-        for cycle in (5.0, 0.5)
-    )
-    assert slow.step.limit == "latency"
-    assert fast.step.seconds < slow.step.seconds
+        predict_step(machine, training, profile(machine, training, base.seconds, known),
+                     64, 64 // machine.per_node, known)
+        for known in (replace(constants(), cycle=cycle) for cycle in (0.005, 0.0005))
+    )  # fmt: skip
+    assert slow.limit == "latency"
+    assert fast.seconds < slow.seconds
 
 
 def test_a_larger_buffer_sends_fewer_messages(k80: Partition) -> None:
-    def messages(fusion_mb: float) -> int:
-        request = Request(k80, "vgg16", fusion_mb=fusion_mb, cycle_ms=50.0)
-        machine, training, base = prepare(request)
-        return len(profile(machine, training, base.seconds, request.constants).packed)
+    def messages(buffer: float) -> int:
+        machine, training, base = prepare(Request(k80, "vgg16"))
+        known = replace(constants(), fusion_bytes=buffer, cycle=0.05)
+        return len(profile(machine, training, base.seconds, known).packed)
 
-    assert messages(1.0) > messages(1000.0)
+    assert messages(1e6) > messages(1e9)
 
 
 @pytest.mark.parametrize("slower", ["no_overlap", "parameter_server"])
@@ -334,7 +344,6 @@ def test_a_cpu_partition_needs_a_measured_step(cpu: Partition) -> None:
         ("pipeline", "old"), ("pipeline", "newest"),
         ("images_per_second", float("inf")), ("images_per_second", float("nan")),
         ("network_gbs", 0.0), ("link_gbs", -1.0),
-        ("cycle_ms", -1.0), ("fusion_mb", float("nan")),
         ("result", Path("/nowhere/result.json")),
     ],
 )  # fmt: skip
