@@ -41,8 +41,6 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
         help="result of a run on this site to start from, of one GPU or several;"
         " repeat for more runs and for results of all-reduce checks")  # fmt: skip
     add("--one", dest="images_per_second", type=float, metavar="IMAGES/S", help="rate of one GPU")
-    add("--cycle-ms", type=float, metavar="MS", help="HOROVOD_CYCLE_TIME (1)")
-    add("--fusion-mb", type=float, metavar="MB", help="HOROVOD_FUSION_THRESHOLD in MB (134)")
     add("--link", dest="link_gbs", type=float, metavar="GB/S",
         help="all-reduce bus bandwidth measured within a node")  # fmt: skip
     add("--network", dest="network_gbs", type=float, metavar="GB/S",

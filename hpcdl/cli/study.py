@@ -151,8 +151,7 @@ GROUP = Group(
     (
         Command("list", "List the studies and their questions.", "hpcdl study list", _list,
                 site=False),
-        Command("show",
-                "Show a study: its question, its jobs, their cost, and its acceptance rules.",
+        Command("show", "Show a study: its question, its jobs, and its acceptance rules.",
                 "hpcdl study show aliyun-resnet50 --scale full", _show, _which),
         Command("run", "Run a study's jobs and write its report; run it again to resume.",
                 "hpcdl study run sjtu-inception --scale small", _run, _run_options, changes=True),

@@ -155,15 +155,15 @@ def memory_bytes(training: steps.Training, gpus: int) -> float:
 def forecast(
     machine: Machine, training: steps.Training, calibration: Calibration, counts: Sequence[int], *,
     images: int = IMAGENET_IMAGES, loss: float = 0.1, deadline_hours: float | None = None,
-    known: steps.Constants | None = None, measured: Sequence[Measured] = (),
+    measured: Sequence[Measured] = (),
 ) -> Forecast:  # fmt: skip
     """Predict every count of GPUs (as `expand` gives them), and choose.
 
     `images` are those of an epoch, `loss` is the largest loss of efficiency that is accepted (0.1
-    for 10 %), `deadline_hours` the limit of an epoch for the cheapest choice, `known` are the
-    model's constants (default: the facts'), `measured` runs of several GPUs here.
+    for 10 %), `deadline_hours` the limit of an epoch for the cheapest choice, `measured`
+    are runs of several GPUs here.
     """
-    known = known or steps.constants()
+    known = steps.constants()
     one = steps.profile(machine, training, calibration.seconds, known)
     alone = steps.predict_step(machine, replace(training, plan=None), one, 1, 1, known)
 

@@ -27,7 +27,6 @@ from hpcdl.system.text import did_you_mean
 if TYPE_CHECKING:
     from hpcdl.site import Partition
 
-MEGA = 1e6
 _HUGE = 1e300
 _DEFAULT_BATCH = 64
 _MOST_PARTS = 100_000
@@ -40,8 +39,6 @@ _BOUNDS = {
     "storage_gbs": (1e-6, 1e6, "GB/s of storage"),
     "link_gbs": (1e-4, 1e5, "GB/s within a node"),
     "network_gbs": (1e-4, 1e5, "GB/s between nodes"),
-    "cycle_ms": (0.0, 1e4, "ms of Horovod's cycle"),
-    "fusion_mb": (0.0, 1e5, "MB of Horovod's fusion buffer"),
     "images_per_second": (1e-4, 1e9, "images/s of one GPU"),
 }
 _NAMES = {
@@ -64,8 +61,7 @@ class Request:
     `exchanges` are all-reduce checks or their results, one within a node, one between nodes at
     most.
     `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
-    node and between nodes; they replace the published ones. `cycle_ms` and `fusion_mb` are
-    HOROVOD_CYCLE_TIME and HOROVOD_FUSION_THRESHOLD; Horovod's defaults of today if None.
+    node and between nodes; they replace the published ones.
     A `plan` splits a transformer; the batch is then a micro-batch.
     """
 
@@ -88,8 +84,6 @@ class Request:
     exchanges: tuple[Path | Exchange, ...] = ()
     link_gbs: float | None = None
     network_gbs: float | None = None
-    cycle_ms: float | None = None
-    fusion_mb: float | None = None
     size: int | None = None
     plan: Plan | None = None
 
@@ -105,16 +99,6 @@ class Request:
                 for one in self.exchanges)  # fmt: skip
         return sorted(read, key=lambda one: one.nodes)
 
-    @property
-    def constants(self) -> steps.Constants:
-        """The model's constants, with Horovod's settings as asked."""
-        known = steps.constants()
-        if self.cycle_ms is not None:
-            known = replace(known, cycle=self.cycle_ms / 1000)
-        if self.fusion_mb is not None:
-            known = replace(known, fusion_bytes=self.fusion_mb * MEGA)
-        return known
-
 
 def answer(request: Request) -> Forecast:
     """The forecast that a request asks for.
@@ -126,7 +110,7 @@ def answer(request: Request) -> Forecast:
     counts, left_out = _counts(request, machine)
     found = forecast(
         machine, training, calibration, counts, images=request.images or IMAGENET_IMAGES,
-        loss=request.loss, deadline_hours=request.deadline_hours, known=request.constants,
+        loss=request.loss, deadline_hours=request.deadline_hours,
         measured=_measured(request, training),
     )  # fmt: skip
     return replace(found, links=tuple(one.describe for one in request.links), left_out=left_out)

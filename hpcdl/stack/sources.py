@@ -33,7 +33,7 @@ from hpcdl.system.run import run
 from hpcdl.system.scratch import scratch_directory
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_FOLDERS = ("modulefiles", "reframe_checks", "spack", "templates")
+_FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")
 # The second line is what Spack makes in a directory of spack/environments: links to gigabytes.
 _JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".gitignore",
          ".spack-env", "view", "._view", "concretize.log"}  # fmt: skip

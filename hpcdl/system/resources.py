@@ -1,4 +1,4 @@
-"""Finds templates, modulefiles, spack and checks, in a checkout and in a wheel."""
+"""Finds examples, templates, modulefiles, spack and checks, in a checkout and in a wheel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def folder(name: str) -> Path:
-    """The directory `templates`, `modulefiles`, `spack` or `reframe_checks`.
+    """The directory `examples`, `templates`, `modulefiles`, `spack` or `reframe_checks`.
 
     In a wheel it lies inside the package; in a checkout beside it; MissingPrerequisite elsewhere.
     """

@@ -7,7 +7,7 @@ from functools import partial
 
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
-from hpcdl.predict.step import profile
+from hpcdl.predict.step import constants, profile
 from hpcdl.predict.validate import errors, validate
 from hpcdl.site import Partition, find_site_file, load_site
 from tests.bench import children, middle, report
@@ -44,6 +44,6 @@ def _difference(partition: Partition, model: str, gpus: str) -> float:
     """|closed form / simulation - 1| with equal ranks and links."""
     request = Request(partition, model, gpus=gpus)
     machine, training, base = prepare(request)
-    one = profile(machine, training, base.seconds, request.constants)
-    closed, simulated = both(machine, training, one, int(gpus), request.constants)
+    one = profile(machine, training, base.seconds, constants())
+    closed, simulated = both(machine, training, one, int(gpus), constants())
     return abs(closed / simulated - 1)

@@ -26,8 +26,8 @@ from hpcdl.train.tasks import make_task  # noqa: E402
 RATE = 1e-6
 NETWORKS = {
     "resnet50": ("resnet50", (224, 224, 3), 1000),
-    "vit_s16": ("hpcdl.examples.transformers:vit_s16", (224, 224, 3), 1000),
-    "gpt": ("hpcdl.examples.transformers:gpt", (256,), 256),
+    "vit_s16": ("hpcdl.train.transformers:vit_s16", (224, 224, 3), 1000),
+    "gpt": ("hpcdl.train.transformers:gpt", (256,), 256),
     "mlp": ("mlp", (28, 28, 1), 10),
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.train_runs import ROOT, Runs, environment
 
-EXAMPLES = ROOT / "hpcdl" / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def run(runs: Runs, name: str, ranks: int = 1) -> str:

@@ -18,7 +18,7 @@ from hpcdl.workflows.study.collect import NEEDED
 from tests.integration.test_examples import free_ports
 from tests.integration.test_launchers import python_with
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "hpcdl" / "examples" / "frameworks"
+PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frameworks"
 # Of hpcdl train's networks, for 64 x 64 pixels and 1,000 classes.
 WEIGHTS = {"alexnet": 24_400_680, "googlenet": 6_624_904, "resnet50": 25_583_592,
            "vit_s16": 21_980_776}  # fmt: skip

@@ -97,12 +97,12 @@ def test_what_is_wrong_with_own_data_is_said(runs, own):
 def test_a_small_gpt_learns_the_text_of_pythons_library(runs):
     runs.write(
         "text.py",
-        "from hpcdl.examples.text import corpus\n"
+        "from hpcdl.train.data.text import corpus\n"
         "def some(split):\n"
         "    return tuple(part[:40] for part in corpus(split)) if split == 'train' else None\n",
     )
     done = runs.train(
-        "--model=hpcdl.examples.transformers:gpt", "--dataset=text:some",
+        "--model=hpcdl.train.transformers:gpt", "--dataset=text:some",
         "--optimizer=adamw", "--set=optimizer.global_clipnorm=1.0", "--lr=0.001",
         "--global-batch=4", "--steps=8", "--warmup-steps=2", timeout=500,
     )  # fmt: skip
@@ -113,6 +113,6 @@ def test_a_small_gpt_learns_the_text_of_pythons_library(runs):
 
 
 def test_a_vit_has_the_parameters_of_vit_s16(runs):
-    done = runs.train("--model=hpcdl.examples.transformers:vit_s16", "--global-batch=2",
+    done = runs.train("--model=hpcdl.train.transformers:vit_s16", "--global-batch=2",
                       "--steps=2", "--optimizer=adamw", timeout=500)  # fmt: skip
     assert done.result["parameters"] == 22_049_896, "timm's 22,050,664 less a token and its place"

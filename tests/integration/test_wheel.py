@@ -48,8 +48,14 @@ def test_templates_and_shipped_sites_are_inside(installed, tmp_path):
     assert run(installed, *words, folder=tmp_path).startswith("#!/bin/bash\n")
 
 
-def test_modulefiles_spack_and_checks_are_inside(installed):
+def test_examples_modulefiles_spack_and_checks_are_inside(installed):
     package = next(installed.parents[1].glob("lib/python3*/site-packages/hpcdl"))
+    for program in ("keras_digits.py", "frameworks/torch_networks.py", "frameworks/pictures.py"):
+        assert (package / "examples" / program).is_file()
+    asked = "import importlib.util as u; print(u.find_spec('hpcdl.examples.frameworks.pictures'))"
+    python = [installed.parent / "python", "-c", asked]
+    found = subprocess.run(python, cwd=package, capture_output=True, text=True, check=True).stdout
+    assert str(package / "examples" / "frameworks") in found, "for `hpcdl train --dataset`"
     assert list((package / "modulefiles").rglob("*.lua"))
     assert list((package / "reframe_checks").glob("*.py"))
     assert list((package / "spack").rglob("package.py"))

@@ -104,7 +104,7 @@ def imports_tensorflow(nodes):
 
 def test_what_the_login_node_imports_never_imports_tensorflow():
     """`hpcdl --help`, `job render` and `job lint` start quickly, and where it is not installed."""
-    beside = ("train", "measure", "examples")
+    beside = ("train", "measure")
     reached = reached_from({name for name in MODULES if layer_of(name) not in beside}, graph())
     assert "hpcdl.train.options" in reached
     reached.remove("hpcdl.stack.probe")  # runs in a release, by its path

@@ -26,6 +26,12 @@ def test_c_sources_travel_in_the_wheel():
         assert "*.c" in data.get(package, ""), f"add {source.name} to setup.cfg"
 
 
+def test_the_folders_beside_the_package_travel_in_it():
+    for folder in ("examples", "templates", "modulefiles", "spack", "reframe_checks"):
+        assert f"hpcdl.{folder}" in SETUP["options"]["packages"].split()
+        assert f"hpcdl.{folder} = {folder}" in SETUP["options"]["package_dir"]
+
+
 def test_a_login_node_needs_three_small_packages():
     needs = [line.split()[0] for line in SETUP["options"]["install_requires"].strip().splitlines()]
     assert sorted(needs) == ["PyYAML", "jinja2", "shtab"]

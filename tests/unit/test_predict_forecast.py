@@ -17,7 +17,15 @@ from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.results import read_result
 from hpcdl.predict.show import write_plot
-from hpcdl.predict.step import IMAGENET, Training, feed, largest_of, profile
+from hpcdl.predict.step import (
+    IMAGENET,
+    Training,
+    constants,
+    feed,
+    largest_of,
+    predict_step,
+    profile,
+)  # fmt: skip
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 RESULT = {
@@ -109,20 +117,28 @@ def test_what_limits_a_step_is_named(k80, asked, limit):
     assert ask(k80, **asked).points[0].step.limit == limit
 
 
-def test_latency_is_helped_by_a_shorter_cycle_and_storage_limits_the_rate(k80):
-    slow, fast = (ask(k80, **TINY, cycle_ms=cycle).points[0].step.seconds for cycle in (5.0, 0.5))
-    assert fast < slow
+def test_storage_limits_the_rate(k80):
     (point,) = ask(k80, data=IMAGENET, storage_gbs=0.02, gpus="64").points
     assert point.images_per_second <= 0.02e9 / 115129
 
 
-def test_a_larger_buffer_sends_fewer_messages(k80):
-    def messages(fusion_mb):
-        request = Request(k80, "vgg16", fusion_mb=fusion_mb, cycle_ms=50.0)
-        machine, training, base = prepare(request)
-        return len(profile(machine, training, base.seconds, request.constants).packed)
+def test_latency_is_helped_by_a_shorter_cycle(k80):
+    machine, training, base = prepare(Request(k80, "mlp", images_per_second=1e5))
+    slow, fast = (
+        predict_step(machine, training, profile(machine, training, base.seconds, known),
+                     64, 64 // machine.per_node, known)
+        for known in (replace(constants(), cycle=cycle) for cycle in (0.005, 0.0005))
+    )  # fmt: skip
+    assert fast.seconds < slow.seconds
 
-    assert messages(1.0) > messages(1000.0)
+
+def test_a_larger_buffer_sends_fewer_messages(k80):
+    def messages(buffer):
+        machine, training, base = prepare(Request(k80, "vgg16"))
+        known = replace(constants(), fusion_bytes=buffer, cycle=0.05)
+        return len(profile(machine, training, base.seconds, known).packed)
+
+    assert messages(1e6) > messages(1e9)
 
 
 def test_other_forms_are_slower_than_the_overlapped_all_reduce(k80):
@@ -266,7 +282,6 @@ def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80):
         ("images", 0), ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0),
         ("pipeline", "old"), ("pipeline", "newest"), ("images_per_second", float("inf")),
         ("images_per_second", float("nan")), ("network_gbs", 0.0), ("link_gbs", -1.0),
-        ("cycle_ms", -1.0), ("fusion_mb", float("nan")),
     ],
 )  # fmt: skip
 def test_an_absurd_question_is_one_clear_error(k80, field, value):

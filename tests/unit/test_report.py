@@ -18,7 +18,7 @@ from hpcdl.regress.report.comparisons import MOST, layout_of, nodes_of, scaling
 from hpcdl.regress.report.files import HEAD, TAIL, attach
 from hpcdl.regress.report.page import embedded_json
 from hpcdl.regress.report.series_view import view, views
-from hpcdl.regress.report.tonight import bar, headline, rows, when
+from hpcdl.regress.report.tonight import headline, rows, when
 from hpcdl.site import find_site_file, load_site
 from tests import nights
 from tests.strangers import STRANGER, as_root
@@ -142,13 +142,6 @@ def test_what_needs_a_person_stands_first():
     each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
             for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
     assert [row.node for _, row in rows(each)] == ["n1", "n2", ""], "where a case has several"
-
-
-def test_a_value_lies_where_its_bounds_say():
-    inside, outside = bar(100.0, 100.0, 90.0, None), bar(50.0, 100.0, 90.0, 110.0)
-    assert inside.low < inside.value == inside.reference < inside.high
-    assert 0 <= outside.value < outside.low
-    assert bar(None, 100.0, 90.0, None) is bar(float("nan"), 100.0, 90.0, None) is None
 
 
 def test_the_time_of_a_run_is_in_its_name():

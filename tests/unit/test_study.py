@@ -18,6 +18,9 @@ from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import RunStatus
+from hpcdl.predict.forecast import Point
+from hpcdl.predict.request import Request, answer
+from hpcdl.predict.step import IMAGENET, SYNTHETIC
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.document import InvalidDocument
@@ -25,12 +28,12 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
 from hpcdl.workflows.study.collect import Findings, collect
-from hpcdl.workflows.study.forecast import cost, expected, median_error, predict
+from hpcdl.workflows.study.forecast import median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped, study_schema
 from hpcdl.workflows.study.model import Panel, Values, matches
 from hpcdl.workflows.study.panels import caption, draw
-from hpcdl.workflows.study.show import show_data, show_text
+from hpcdl.workflows.study.show import show_text
 from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder, make_plan
 from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
 from tests.unit.conftest import shipped as shipped_site
@@ -203,6 +206,17 @@ def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(nam
         assert one.by or one.note
         for kind, _, what in (text.partition(": ") for text in one.by):
             assert what in known[kind], f"{one.item}: {kind} {what}"
+
+
+def expected(plan: Plan, cell: Cell) -> Point:
+    """What `hpcdl predict` says of a cell, from published rows alone."""
+    options = {**cell.run.options, **cell.values}
+    batch = options.get("batch-per-rank") or int(options["global-batch"]) // cell.gpus
+    request = Request(
+        plan.site.partition(cell.point.spec.partition), options["model"], str(cell.gpus),
+        int(batch), "fp32", data=SYNTHETIC if cell.data == SYNTHETIC else IMAGENET,
+    )  # fmt: skip
+    return answer(request).points[0]
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -414,32 +428,6 @@ def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, sca
     assert [one.errors for one in checked] == [()] * len(checked)
 
 
-def test_a_job_on_slowed_storage_costs_at_least_the_time_of_its_reads(
-    three_generations: Site,
-) -> None:
-    """AlexNet's 3 epochs of 295.1 GB at 200 MB/s, on 4 GPUs."""
-    study = load_study("tsubame-io")
-    plan = make_plan(three_generations, study, study.scales["full"])
-    slow = tuple(cell for cell in plan.cells if cell.run.name == "slow")
-    found = cost(replace(plan, cells=slow))
-    assert not found.unknown
-    reading = 3 * 295.1e9 / 200e6 / 3600 * 4
-    assert reading <= found.gpu_hours < 1.5 * reading
-
-
-def test_real_images_cost_more_than_synthetic_ones_where_cores_cannot_make_them(
-    three_generations: Site,
-) -> None:
-    study = load_study("aliyun-resnet50")
-    plan = make_plan(three_generations, study, study.scales["full"])
-    cells = [cell for cell in plan.cells if cell.run.name == "training"]
-    hours = [
-        cost(replace(plan, cells=tuple(c for c in cells if c.data == name))).gpu_hours
-        for name in ("imagenet", "synthetic")
-    ]
-    assert hours[0] > hours[1]
-
-
 def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
     tmp_path: Path, three_generations: Site
 ) -> None:
@@ -451,18 +439,6 @@ def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
     finish(plan, {1: 1000.0}, model="alexnet", batch_per_rank=64)
     (one,), _ = predict(findings_of(plan))
     assert one.rate < 200e6 / (295.1e9 / 2562334)
-
-
-def test_a_partition_without_references_has_unknown_costs(tmp_path: Path) -> None:
-    """No GPU, no published rows: named, and the study is shown all the same."""
-    study, site = load_study("hkbu-scaling"), site_in(tmp_path)
-    plan = make_plan(site, study, study.scales["small"])
-    bare = {**site.partitions, "p100": replace(site.partition("p100"), gpu=None)}
-    plan = replace(plan, site=replace(site, partitions=bare))
-    found = cost(plan)
-    assert found.cells == 0
-    assert any("no published rows" in why for why in found.unknown)
-    assert show_data(plan)["name"] == "hkbu-scaling"
 
 
 # Results.
@@ -540,8 +516,7 @@ def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_anoth
     # Two ranks: 8 images in 0.5 s + 1 s of exchanging 100 MB; the other one's are 200 MB.
     finish(plan, {1: 8.0, 2: 8 / 1.5}, of={"model": "alexnet"}, model="alexnet")
     finish(plan, {1: 8.0, 2: 8 / 2.5}, of={"model": "resnet50"}, parameters=50_000_000)
-    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
-    predicted, gaps = predict(findings_of(plan))
+    predicted, gaps = predict(replace(findings_of(plan), cores=2))
     assert not gaps
     steps = {(one.values["model"], one.gpus): one.gpus * 4 / one.rate for one in predicted}
     assert steps["resnet50", 2] == pytest.approx(0.5 + 2.0, rel=0.03)
@@ -565,8 +540,7 @@ def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(
     described(plan, "photos", images=100, size=10_000_000)
     waits = {"compute": [0.5] * 20, "input": [0.6] * 20, "seconds": [1.1] * 20}
     finish(plan, {1: 4 / 1.1}, samples={**a_result(1, 1.0)["samples"], **waits})
-    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
-    predicted, gaps = predict(findings_of(plan))
+    predicted, gaps = predict(replace(findings_of(plan), cores=2))
     assert not gaps
     steps = {one.gpus: one.gpus * 4 / one.rate for one in predicted}
     # On two cores, four ranks compute and decode twice as long.
@@ -828,9 +802,8 @@ def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
     samples["seconds"][::4] = [1.0] * 5
     finish(plan, {1: 8.0, 4: 8.0})
     finish(plan, {2: 15.0}, samples=samples)
-    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
     panel = replace(plan.study, figure=(Panel("efficiency", {}, "x"),))
-    found = findings_of(replace(plan, study=panel))
+    found = replace(findings_of(replace(plan, study=panel)), cores=2)
     draw(found, predict(found)[0])
     measured, hollow = drawn
     assert measured["1"] == pytest.approx(parts, abs=0.5)
@@ -862,24 +835,6 @@ def test_a_timeline_with_threads_is_drawn(study: Planned, tmp_path: Path) -> Non
         (folder / "timeline.json").write_text(damaged)
         drawn = draw(findings_of(plan), ())["svg"].decode()
         assert "timeline.json is damaged" in drawn
-
-
-@pytest.mark.parametrize("noted", ["{", "{}", "[]", "[" * 100_000, '{"cores": "many", "load": 0}'])
-def test_a_damaged_note_of_the_machine_is_no_other_machine(study: Planned, noted: str) -> None:
-    plan = study()
-    finish(plan, {1: 8.0})
-    (plan.folder / "machine.json").write_text(noted)
-    with pytest.raises(BadInput, match=r"machine\.json is damaged"):
-        findings_of(plan)
-
-
-def test_a_busy_machine_is_reported(study: Planned) -> None:
-    plan = study()
-    finish(plan, {1: 8.0})
-    for load, said in ((0.1, False), (9.0, True)):
-        text = json.dumps({"schema": 1, "cores": 2, "load": load})
-        (plan.folder / "machine.json").write_text(text)
-        assert ("a load of 9 on 2 cores" in as_text(make_report(findings_of(plan)))) is said
 
 
 def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path: Path) -> None:
@@ -919,7 +874,6 @@ def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixt
     assert main([*words, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert len(shown["cells"]) == 33
-    assert shown["cost"]["gpu_hours"] > 1
 
 
 def test_what_the_report_needs_is_asked_for_before_the_jobs_run(

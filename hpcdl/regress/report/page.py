@@ -210,7 +210,6 @@ def _render(
         script=script,
         style_hash=_hash(style),
         script_hash=_hash(script),
-        bar_size=(tonight.BAR_WIDTH, tonight.BAR_HEIGHT),
         **values,
     )
 

@@ -1,8 +1,7 @@
-"""Tonight's verdicts as rows of a table, and where their values lie within bounds. Pure."""
+"""Tonight's verdicts as rows of a table. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,20 +14,6 @@ from hpcdl.regress.run_directory import began
 from hpcdl.system.text import duration
 
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "PASS")
-BAR_WIDTH, BAR_HEIGHT = 104, 14
-_WIDEST = 0.15
-"""How far a bar reaches at least, as a fraction of the reference."""
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A value between its bounds as a small drawing: x of each part, in pixels."""
-
-    low: float
-    high: float
-    reference: float
-    value: float
-    text: str
 
 
 @dataclass(frozen=True)
@@ -46,7 +31,6 @@ class Row:
     metrics: Sequence[Mapping[str, Any]]
     """Those that are judged first: the first is the one that the table shows."""
     facts: tuple[tuple[str, str], ...]
-    bar: Bar | None
     node: str = ""
     """Where it ran, where the same case ran on several nodes."""
 
@@ -101,7 +85,6 @@ def _row(verdict: Mapping[str, Any]) -> Row:
         reason=str(verdict.get("reason") or ""),
         metrics=judged,
         facts=tuple(_facts(verdict)),
-        bar=bar(*map(judged[0].get, ("value", "reference", "low", "high"))) if judged else None,
         node=single_node(str((verdict.get("job") or {}).get("nodes") or "")),
     )
 
@@ -109,31 +92,6 @@ def _row(verdict: Mapping[str, Any]) -> Row:
 def change_text(value: float | None, reference: float | None) -> str:
     """How far a value lies from its reference, '' where nobody knows."""
     return signed(value / reference - 1) if value is not None and reference else ""
-
-
-def bar(
-    value: float | None, reference: float | None, low: float | None, high: float | None
-) -> Bar | None:
-    """Where a value lies, None where there is nothing to compare it with.
-
-    The drawing is centred on the reference and reaches as far to both sides as the farther of
-    bounds and value; a side without bound is open to the edge.
-    """
-    if value is None or not math.isfinite(value) or not reference or reference <= 0:
-        return None
-    apart = [abs(x / reference - 1) for x in (value, low, high) if x is not None]
-    reach = 1.15 * max([*apart, _WIDEST])
-
-    def place(x: float) -> float:
-        return round(BAR_WIDTH / 2 * (1 + (x / reference - 1) / reach), 1)
-
-    return Bar(
-        low=place(low) if low is not None else 0.0,
-        high=place(high) if high is not None else float(BAR_WIDTH),
-        reference=BAR_WIDTH / 2,
-        value=place(value),
-        text=f"{change_text(value, reference)} from the reference",
-    )
 
 
 def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from hpcdl.train.data.dataset import (
     read_dataset,
     write_dataset,
 )
-from hpcdl.train.data.tfrecord import Record, read, walk
+from hpcdl.train.data.tfrecord import Record, walk
 
 _FOR_TESTS = ("test", "val")
 """So names of shards begin that are to test or to validate with."""
@@ -53,7 +53,6 @@ class Report:
     folder: Path
     shards: tuple[ShardReport, ...]
     missing: tuple[str, ...]
-    features: dict[str, str] = field(default_factory=dict)
 
     @property
     def sound(self) -> bool:
@@ -78,8 +77,7 @@ class Report:
             for s in self.shards
         ]  # fmt: skip
         return {"directory": str(self.folder), "sound": self.sound, "records": self.examples,
-                "bytes": self.bytes, "missing": list(self.missing), "features": self.features,
-                "shards": shards}  # fmt: skip
+                "bytes": self.bytes, "missing": list(self.missing), "shards": shards}  # fmt: skip
 
     def as_text(self) -> str:
         """For people: faults first, the sum last."""
@@ -88,7 +86,6 @@ class Report:
             lines += [f"{shard.name}: at byte {f.offset:,}: {f.fault}" for f in shard.faults]
         faults = len(lines)
         state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
-        lines += [f"{name}: {layout}" for name, layout in self.features.items()]
         mean = f", {self.bytes / self.examples / 1e3:,.1f} KB each" if self.examples else ""
         lines.append(f"{len(self.shards)} shards, {self.examples:,} records, "
                      f"{self.bytes / 1e6:,.1f} MB{mean}: {state}")  # fmt: skip
@@ -112,8 +109,7 @@ def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> 
     files = shard_files(folder)
     with ThreadPoolExecutor(threads) as pool:
         shards = tuple(pool.map(lambda path: _look(path, count), files))
-    features = next((f for f in map(_features, files) if f), {})
-    return Report(folder, shards, tuple(missing(files)), features)
+    return Report(folder, shards, tuple(missing(files)))
 
 
 def compared(report: Report, dataset: Dataset) -> Report:
@@ -201,27 +197,3 @@ def missing(files: Sequence[Path]) -> list[str]:
             width = len(number)
             promised |= {f"{head}-{n:0{width}d}-of-{total}{dot}{suffix}" for n in range(int(total))}
     return sorted(promised - there)
-
-
-def _features(path: Path) -> dict[str, str]:
-    """Names and types of the first record's features, without TensorFlow's help."""
-    first = next(walk(path, check_data=False), None)
-    if first is None or first.fault:
-        return {}
-    try:
-        from tensorflow.core.example.example_pb2 import Example
-
-        parsed = Example.FromString(read(path, first.offset, first.length))
-    except Exception:
-        return {}
-    return {name: _form(value) for name, value in sorted(parsed.features.feature.items())}
-
-
-def _form(feature: Any) -> str:
-    kind = feature.WhichOneof("kind")
-    if kind is None:
-        return "empty"
-    values = getattr(feature, kind).value
-    if kind == "bytes_list" and len(values) == 1:
-        return f"{len(values[0]):,} bytes"
-    return f"{len(values)} {kind.removesuffix('_list')}"

@@ -1,4 +1,4 @@
-"""What the model says: of the cells that are too large here, of those that ran, and of the cost.
+"""What the model says: of the cells that are too large here, and of those that ran.
 
 Predictions start from the study's own one-rank measurement of the same series. Where all ranks
 share the cores of one machine, one rank's step is taken as longer by as much as there are more
@@ -11,13 +11,13 @@ cores' time as computing does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 
 from hpcdl import facts
-from hpcdl.predict.forecast import Point, expand
-from hpcdl.predict.network import names, network
+from hpcdl.predict.forecast import expand
+from hpcdl.predict.network import network
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.results import trained_precision
 from hpcdl.predict.step import IMAGENET, PIPELINES
@@ -27,7 +27,6 @@ from hpcdl.workflows.study.collect import Findings, Measured, alone, but
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
 from hpcdl.workflows.study.study_plan import Cell, Plan
 
-_HOUR = 3600.0
 _MEGA, _GIGA = 1e6, 1e9
 _GRADIENT_BYTES = 4.0
 _LEAST = 1e-6
@@ -58,15 +57,6 @@ class Predicted:
         return None if self.measured is None or self.from_itself else self.rate / self.measured - 1
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a scale costs, by the model: GPU-hours; and the cells of unknown cost, and why."""
-
-    gpu_hours: float
-    cells: int
-    unknown: Mapping[str, int]
-
-
 def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]:
     """Predictions for every series that has a one-rank measurement, and what has no prediction."""
     found: list[Predicted] = []
@@ -87,19 +77,6 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
         found = [replace(one, low=worst and one.rate / worst, high=worst and one.rate * worst)
                  for one in found]  # fmt: skip
     return tuple(found), tuple(gaps)
-
-
-def cost(plan: Plan) -> Cost:
-    """GPU-hours of all cells that can run, by published rows for the partition's GPU."""
-    hours, known, unknown = 0.0, 0, dict[str, int]()
-    for cell in plan.possible:
-        try:
-            rate = expected(plan, cell).images_per_second
-            hours += cell.gpus * _images(plan, cell) / rate / _HOUR
-            known += 1
-        except BadInput as fault:
-            unknown[fault.message] = unknown.get(fault.message, 0) + 1
-    return Cost(hours, known, unknown)
 
 
 def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
@@ -180,22 +157,6 @@ def _compute(partition: Partition) -> str | None:
     return partition.gpu.compute if partition.gpu else None
 
 
-def expected(plan: Plan, cell: Cell) -> Point:
-    """What the model says of a cell from published rows alone; a `BadInput` where it has none."""
-    options = {**cell.run.options, **cell.values}
-    partition = plan.site.partition(cell.point.spec.partition)
-    model = options.get("model", "mlp")
-    if model not in names():
-        raise BadInput(f"unknown to the model of scaling: '{model}'")
-    if partition.gpu is None:
-        raise BadInput(f"the partition '{partition.name}' has no GPUs, so no published rows")
-    request = Request(
-        partition, model=model, gpus=str(cell.gpus), batch=_batch(options, cell.gpus),
-        precision=trained_precision(options.get("precision", "fp32"), _compute(partition)),
-    )  # fmt: skip
-    return answer(_fed(request, plan, cell)).points[0]
-
-
 def _fed(request: Request, plan: Plan, cell: Cell) -> Request:
     """The request with a cell's input: that images are real, and how fast they are read.
 
@@ -211,24 +172,6 @@ def _fed(request: Request, plan: Plan, cell: Cell) -> Request:
     usual = float(facts.load("links")["input"]["bytes_per_image"])
     own = data.gigabytes * _GIGA / data.images if data.gigabytes and data.images else usual
     return replace(request, storage_gbs=reads.megabytes_per_second * _MEGA / _GIGA * usual / own)
-
-
-def _batch(options: Values, gpus: int) -> int:
-    if "batch-per-rank" in options:
-        return int(options["batch-per-rank"])
-    return max(1, int(options.get("global-batch", 64 * gpus)) // gpus)
-
-
-def _images(plan: Plan, cell: Cell) -> float:
-    """Images that a cell trains on."""
-    options = {**cell.run.options, **cell.values}
-    if "steps" in options:
-        return float(options["steps"]) * _batch(options, cell.gpus) * cell.gpus
-    data = plan.scale.data.get(cell.data)
-    images = data and (data.images or float(data.options.get("count", 0)))
-    if not images:
-        raise BadInput("the study does not say how many images a cell trains on")
-    return float(options.get("epochs", 1)) * images
 
 
 def median_error(predicted: tuple[Predicted, ...]) -> float | None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcdl.system.text import count_of, table
-from hpcdl.workflows.study.forecast import Cost, cost
 from hpcdl.workflows.study.load import load_study, shipped
 from hpcdl.workflows.study.model import Run, Scale
 from hpcdl.workflows.study.run import Checked
@@ -31,14 +30,14 @@ def list_data() -> dict[str, Any]:
 
 
 def show_text(plan: Plan) -> str:
-    """The question, the matrix, the cost, and the acceptance rules."""
+    """The question, the matrix, how long it takes, and the acceptance rules."""
     study, scale = plan.study, plan.scale
     parts = [
         f"{study.name}: {study.title}\n{study.question}\nfirst asked by {study.origin}\n"
         f"they found: {study.found}",
         f"scale {scale.name} on {plan.site.name}: {scale.shows}",
         "\n".join(_run_text(plan, run) for run in scale.runs),
-        _cost_text(plan, cost(plan)),
+        *_takes_text(scale),
         "must hold:\n" + "\n".join(f"  {rule.says}" for rule in scale.acceptance),
     ]
     if study.published:
@@ -52,9 +51,9 @@ def show_text(plan: Plan) -> str:
 
 def show_data(plan: Plan) -> dict[str, Any]:
     """What `show` prints, as plain values."""
-    study, scale, found = plan.study, plan.scale, cost(plan)
+    study, scale = plan.study, plan.scale
     return {
-        "schema": 1,
+        "schema": 2,
         "name": study.name, "title": study.title, "question": study.question,
         "origin": study.origin, "found": study.found,
         "scale": scale.name, "shows": scale.shows, "takes": scale.takes, "site": plan.site.name,
@@ -64,7 +63,6 @@ def show_data(plan: Plan) -> dict[str, Any]:
              "problem": cell.point.problem}
             for cell in plan.cells
         ],
-        "cost": _cost_data(scale, found),
         "acceptance": [{"rule": rule.rule, "says": rule.says} for rule in scale.acceptance],
         "published": [one.label for one in study.published],
     }  # fmt: skip
@@ -83,19 +81,19 @@ def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> st
     cells = len(plan.possible)
     left = [f"left out: {cell.label}: {cell.point.problem}" for cell in plan.impossible]
     last = f"{cells} cells in {len(checked)} scripts, checked by lint and bash -n"
-    return "\n".join([*blocks, table(rows), *left, _cost_text(plan, cost(plan)), last])
+    return "\n".join([*blocks, table(rows), *left, *_takes_text(plan.scale), last])
 
 
 def scripts_data(plan: Plan, checked: Sequence[Checked]) -> dict[str, Any]:
     """Scripts that were checked, as plain values."""
     return {
-        "schema": 1,
+        "schema": 2,
         "study": plan.study.name, "scale": plan.scale.name, "site": plan.site.name,
         "cells": len(plan.possible),
         "left_out": [
             {"values": dict(cell.values), "problem": cell.point.problem} for cell in plan.impossible
         ],
-        "cost": _cost_data(plan.scale, cost(plan)),
+        "takes": plan.scale.takes,
         "scripts": [
             {"run": one.run.name, "tasks": one.tasks, "errors": list(one.errors),
              "warnings": list(one.warnings), "script": one.script.text}
@@ -119,16 +117,7 @@ def _run_text(plan: Plan, run: Run) -> str:
     return f"  {run.name}: {len(cells)} jobs: {over}{again}{reads}{later}"
 
 
-def _cost_text(plan: Plan, found: Cost) -> str:
-    if plan.scale.execution.shared_cores:
-        return f"takes: {plan.scale.takes or 'not measured yet'}"
-    lines = [f"cost: about {found.gpu_hours:.1f} GPU-hours for {found.cells} jobs, by the model"]
-    lines += [f"  {count} jobs of unknown cost: {why}" for why, count in found.unknown.items()]
-    return "\n".join(lines)
-
-
-def _cost_data(scale: Scale, found: Cost) -> dict[str, Any]:
-    if scale.execution.shared_cores:
-        return {"gpu_hours": None, "takes": scale.takes, "unknown": {}}
-    return {"gpu_hours": round(found.gpu_hours, 3), "takes": scale.takes,
-            "unknown": dict(found.unknown)}  # fmt: skip
+def _takes_text(scale: Scale) -> list[str]:
+    """A line for scales whose jobs share the cores of one machine."""
+    shared = scale.execution.shared_cores
+    return [f"takes: {scale.takes or 'not measured yet'}"] if shared else []

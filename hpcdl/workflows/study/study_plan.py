@@ -15,13 +15,13 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
-from hpcdl import examples
 from hpcdl.jobs import sweep
 from hpcdl.jobs.launch import check_container, check_trust
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.sweep import JOB_KEYS
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.resources import folder as resource
 from hpcdl.system.resources import home
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_no_stranger
@@ -264,7 +264,7 @@ def _points(
 
 def _base(site: Site, study: Study, scale: Scale, run: Run, name: str) -> JobSpec:
     framework = study.frameworks.get(name, _USUAL)
-    programs = str(Path(examples.__file__).parent / "frameworks")
+    programs = str(resource("examples") / "frameworks")
     argv = [one.replace("{programs}", programs) for one in framework.program]
     for key, value in run.options.items():
         argv.append(f"--{key}" if value == "true" else f"--{key}={value}")

@@ -1,6 +1,6 @@
 """Transformers in plain Keras 3, to train and to copy from: a small GPT and ViT-S/16.
 
-`--model hpcdl.examples.transformers:gpt` and `:vit_s16`; Keras is imported when they are built.
+`--model hpcdl.train.transformers:gpt` and `:vit_s16`; Keras is imported when they are built.
 Blocks normalise before attention and before the two dense layers, and add what comes out of either.
 """
 

@@ -1,6 +1,6 @@
 """A corpus that is always there: the source text of Python's own library, as bytes.
 
-For `--model gpt --dataset hpcdl.examples.text:corpus`: sequences of 256 bytes, and the same moved
+For `--model gpt --dataset hpcdl.train.data.text:corpus`: sequences of 256 bytes, and the same moved
 on by one as labels. The last tenth is for testing.
 """
 
