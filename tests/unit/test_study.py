@@ -516,7 +516,8 @@ def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_anoth
     # Two ranks: 8 images in 0.5 s + 1 s of exchanging 100 MB; the other one's are 200 MB.
     finish(plan, {1: 8.0, 2: 8 / 1.5}, of={"model": "alexnet"}, model="alexnet")
     finish(plan, {1: 8.0, 2: 8 / 2.5}, of={"model": "resnet50"}, parameters=50_000_000)
-    predicted, gaps = predict(replace(findings_of(plan), cores=2))
+    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
+    predicted, gaps = predict(findings_of(plan))
     assert not gaps
     steps = {(one.values["model"], one.gpus): one.gpus * 4 / one.rate for one in predicted}
     assert steps["resnet50", 2] == pytest.approx(0.5 + 2.0, rel=0.03)
@@ -540,7 +541,8 @@ def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(
     described(plan, "photos", images=100, size=10_000_000)
     waits = {"compute": [0.5] * 20, "input": [0.6] * 20, "seconds": [1.1] * 20}
     finish(plan, {1: 4 / 1.1}, samples={**a_result(1, 1.0)["samples"], **waits})
-    predicted, gaps = predict(replace(findings_of(plan), cores=2))
+    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
+    predicted, gaps = predict(findings_of(plan))
     assert not gaps
     steps = {one.gpus: one.gpus * 4 / one.rate for one in predicted}
     # On two cores, four ranks compute and decode twice as long.
@@ -802,8 +804,9 @@ def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
     samples["seconds"][::4] = [1.0] * 5
     finish(plan, {1: 8.0, 4: 8.0})
     finish(plan, {2: 15.0}, samples=samples)
+    (plan.folder / "machine.json").write_text('{"schema": 1, "cores": 2, "load": 0}')
     panel = replace(plan.study, figure=(Panel("efficiency", {}, "x"),))
-    found = replace(findings_of(replace(plan, study=panel)), cores=2)
+    found = findings_of(replace(plan, study=panel))
     draw(found, predict(found)[0])
     measured, hollow = drawn
     assert measured["1"] == pytest.approx(parts, abs=0.5)
@@ -835,6 +838,24 @@ def test_a_timeline_with_threads_is_drawn(study: Planned, tmp_path: Path) -> Non
         (folder / "timeline.json").write_text(damaged)
         drawn = draw(findings_of(plan), ())["svg"].decode()
         assert "timeline.json is damaged" in drawn
+
+
+@pytest.mark.parametrize("noted", ["{", "{}", "[]", "[" * 100_000, '{"cores": "many", "load": 0}'])
+def test_a_damaged_note_of_the_machine_is_no_other_machine(study: Planned, noted: str) -> None:
+    plan = study()
+    finish(plan, {1: 8.0})
+    (plan.folder / "machine.json").write_text(noted)
+    with pytest.raises(BadInput, match=r"machine\.json is damaged"):
+        findings_of(plan)
+
+
+def test_a_busy_machine_is_reported(study: Planned) -> None:
+    plan = study()
+    finish(plan, {1: 8.0})
+    for load, said in ((0.1, False), (9.0, True)):
+        text = json.dumps({"schema": 1, "cores": 2, "load": load})
+        (plan.folder / "machine.json").write_text(text)
+        assert ("a load of 9 on 2 cores" in as_text(make_report(findings_of(plan)))) is said
 
 
 def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path: Path) -> None:

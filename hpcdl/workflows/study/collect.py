@@ -22,10 +22,12 @@ from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, RunStatus
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_json
 from hpcdl.system.safe_read import last_text, read_regular
 from hpcdl.workflows.study.model import PARTS, SYNTHETIC, Run, Values
 from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder
 
+MACHINE = "machine.json"
 NEEDED = (
     "schema", "layout.ranks", "layout.cpus_per_rank", "layout.ranks_per_node", "layout.nodes",
     "layout.gpu_per_rank", "batch_per_rank", "global_batch", "parameters", "model", "precision",
@@ -145,12 +147,13 @@ class MissingResult:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study's jobs gave so far; `cores` are those of this machine, which ranks may share."""
+    """What a study's jobs gave so far; `cores` and load of the machine that queued them."""
 
     plan: Plan
     measured: tuple[Measured, ...]
     missing: tuple[MissingResult, ...]
     cores: int
+    load: float
 
     @property
     def shared(self) -> bool:
@@ -172,7 +175,7 @@ def collect(plan: Plan, run_statuses: Sequence[RunStatus]) -> Findings:
     found = [_look(plan, cell, stand[cell.point.id]) for cell in plan.cells]
     missing = tuple(one for one in found if isinstance(one, MissingResult))
     measured = _merged([one for one in found if isinstance(one, Measured)])
-    return Findings(plan, measured, missing, len(os.sched_getaffinity(0)))
+    return Findings(plan, measured, missing, *_machine(plan))
 
 
 def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
@@ -189,6 +192,30 @@ def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
         )
         for ones in alike.values()
     )  # fmt: skip
+
+
+def note_machine(plan: Plan) -> None:
+    """Keep beside the results what they cannot say themselves: cores shared, and with whom."""
+    machine = {"schema": 1, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
+    write_json(plan.folder / MACHINE, machine)
+
+
+def _machine(plan: Plan) -> tuple[int, float]:
+    """Cores, and the load average, when the study was queued; where nobody queued it, those here.
+
+    A damaged note is a `BadInput`: efficiencies would be wrong.
+    """
+    path = plan.folder / MACHINE
+    if not path.exists():
+        return len(os.sched_getaffinity(0)), 0.0
+    try:
+        noted = json.loads(read_regular(path))
+        return int(noted["cores"]), float(noted["load"])
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as fault:
+        raise BadInput(
+            f"{path} is damaged: it had the cores of the machine that ran the study",
+            hint='write {"cores": N, "load": 0} to it, or remove it if that is this machine',
+        ) from fault
 
 
 def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResult:

@@ -26,6 +26,7 @@ from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.scratch import scratch_directory
+from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import DataSet, Run
 from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
 
@@ -54,6 +55,7 @@ def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
 def start(plan: Plan, modules: Modules, say: Say) -> None:
     """Make the data that are missing and queue every cell that has no result and no job."""
     with locked(plan.folder / ".lock"):
+        note_machine(plan)
         names = {cell.data for cell in plan.possible}
         for data in (data for name, data in plan.scale.data.items() if name in names):
             make_data(plan, data, modules, say)

@@ -73,9 +73,10 @@ def as_data(report: Report) -> dict[str, Any]:
     """The report as plain values."""
     plan = report.findings.plan
     return {
-        "schema": 3,
+        "schema": 2,
         "study": plan.study.name, "scale": plan.scale.name, "site": plan.site.name,
         "accepted": report.accepted,
+        "machine": {"cores": report.findings.cores, "load": report.findings.load},
         "acceptance": [
             {"rule": one.rule.rule, "says": one.rule.says, "ok": one.ok, "evidence": one.evidence}
             for one in report.verdicts
@@ -116,7 +117,7 @@ def as_text(report: Report) -> str:
     lines = [f"[{_YES[v.ok]:>9}] {v.rule.says}\n            {v.evidence}" for v in report.verdicts]
     missing = [f"  {one.cell.label}: {one.reason}" for one in report.findings.missing]
     head = ["cells without a measurement:"] if missing else []
-    return "\n".join([*lines, *head, *missing])
+    return "\n".join([*lines, *filter(None, [_busy(report.findings)]), *head, *missing])
 
 
 def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
@@ -155,10 +156,20 @@ def _values(report: Report) -> dict[str, Any]:
              for group in plan.study.published for point in group.points],
         ),
         "missing": [(one.cell.label, one.state, one.reason) for one in report.findings.missing],
-        "gaps": report.gaps, "caption": caption(report.findings),
+        "gaps": report.gaps, "caption": caption(report.findings), "busy": _busy(report.findings),
         "releases": sorted({str(one.result["release"]) for one in report.findings.measured}),
         "date": time.strftime("%Y-%m-%d"), "version": __version__,
     }  # fmt: skip
+
+
+def _busy(findings: Findings) -> str:
+    """A warning where other programs worked on the machine that all ranks share; else nothing."""
+    if not findings.shared or findings.load < findings.cores / 2:
+        return ""
+    return (
+        f"The machine was busy when this was queued: a load of {findings.load:.0f} on "
+        f"{findings.cores} cores. Times depend on the other work as much as on the study."
+    )
 
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
