@@ -13,14 +13,8 @@ from hpcdl import facts
 from hpcdl.site import Site, SpackSettings, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.spack_backend.concretize import (
-    differences,
-    plan,
-    probable_cause,
-    render_work,
-)
+from hpcdl.stack.spack_backend.concretize import differences, plan, probable_cause, render_work
 from hpcdl.stack.spack_backend.environment import (
-    Environment,
     environment,
     environment_for,
     environments,
@@ -43,20 +37,20 @@ def site(name: str = "p100-v100-k80", **changes: object) -> Site:
     )
 
 
-def test_there_is_one_environment_per_gpu_generation() -> None:
+def test_there_is_one_environment_per_gpu_generation():
     assert NAMES == ["k80", "p100", "v100", "a100", "h100", "p100-wheels"]
     found = {path.parent.name for path in (SPACK / "environments").glob("*/spack.yaml")}
     assert found == set(NAMES)
 
 
 @pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
-def test_the_committed_environment_is_what_rendering_gives(one: Environment) -> None:
+def test_the_committed_environment_is_what_rendering_gives(one):
     committed = (SPACK / "environments" / one.name / "spack.yaml").read_text()
     assert committed == render(one), "run: hpcdl stack concretize --render"
 
 
 @pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
-def test_an_environment_holds_no_settings_of_a_site(one: Environment) -> None:
+def test_an_environment_holds_no_settings_of_a_site(one):
     text = render(one)
     tree = yaml.safe_load(text)["spack"]
     assert set(tree) == {"include", "repos", "specs", "packages", "concretizer", "view"}
@@ -69,7 +63,7 @@ COMPILED = [one for one in ENVIRONMENTS if not one.wheels]
 
 
 @pytest.mark.parametrize("one", COMPILED, ids=lambda one: one.name)
-def test_an_environment_fixes_the_versions_of_the_resolution(one: Environment) -> None:
+def test_an_environment_fixes_the_versions_of_the_resolution(one):
     packages = yaml.safe_load(render(one))["spack"]["packages"]
     assert packages["py-tensorflow"]["require"] == [f"@{one.versions['tensorflow']}"]
     assert packages["cuda"]["require"] == [f"@{one.versions['cuda']}"]
@@ -79,15 +73,14 @@ def test_an_environment_fixes_the_versions_of_the_resolution(one: Environment) -
     assert kepler == (one.name == "k80"), "its own compilers, and code for both cards"
 
 
-def test_the_paths_in_an_environment_exist_beside_it() -> None:
+def test_the_paths_in_an_environment_exist_beside_it():
     tree = yaml.safe_load(render(environment("p100")))["spack"]
     here = SPACK / "environments" / "p100"
-    repository = tree["repos"]["hpcdl"].replace("$env", str(here))
-    assert (Path(repository) / "repo.yaml").is_file()
+    assert (Path(tree["repos"]["hpcdl"].replace("$env", str(here))) / "repo.yaml").is_file()
     assert (here / tree["include"][1]["path"] / "packages.yaml").is_file()
 
 
-def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> None:
+def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding():
     settings = SpackSettings(
         externals=(
             External("gcc", "12.2.0", Path("/opt/gcc-12")),
@@ -111,7 +104,7 @@ def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> No
 
 
 @pytest.mark.parametrize("name", ["pi", "p100-v100-k80", "a100-h100", "embedded"])
-def test_a_sites_scope_is_yaml_without_duplicate_keys(name: str) -> None:
+def test_a_sites_scope_is_yaml_without_duplicate_keys(name):
     one = site(name)
     text = render_site(one, next(iter(one.partitions.values())))
     names = re.findall(r"^  ([a-z0-9-]+):$", text.split("config:")[0], re.MULTILINE)
@@ -121,7 +114,7 @@ def test_a_sites_scope_is_yaml_without_duplicate_keys(name: str) -> None:
     assert {external.name for external in one.spack.externals} <= set(packages)
 
 
-def test_a_gcc_beside_the_default_one_is_named_by_its_release(tmp_path: Path) -> None:
+def test_a_gcc_beside_the_default_one_is_named_by_its_release(tmp_path):
     """As on Debian 13: gcc is 14, and nvcc 12.4 takes 13."""
     (tmp_path / "bin").mkdir()
     for name in ("gcc", "g++"):
@@ -136,17 +129,16 @@ def test_a_gcc_beside_the_default_one_is_named_by_its_release(tmp_path: Path) ->
     assert (fourteen["c"], fourteen["cxx"]) == (f"{tmp_path}/bin/gcc", f"{tmp_path}/bin/g++")
 
 
-def test_a_partitions_environment_follows_the_sites_pins_and_compilers() -> None:
+def test_a_partitions_environment_follows_the_sites_pins_and_compilers():
     gcc = SpackSettings(externals=(External("gcc", "12.2.0", Path("/usr")),))
     request = dataclasses.replace(site().stacks["pascal"], pins={"tensorflow": "2.18.1"})
-    one = site(spack=gcc, stacks={"pascal": request})
-    found = environment_for(one, "p100")
+    found = environment_for(site(spack=gcc, stacks={"pascal": request}), "p100")
     assert found.versions["tensorflow"] == "2.18.1"
     assert found.gcc == "12.2.0"
     assert found.archs == ("60",)
 
 
-def test_what_has_no_gpus_no_fitting_set_or_no_environment_is_refused() -> None:
+def test_what_has_no_gpus_no_fitting_set_or_no_environment_is_refused():
     with pytest.raises(BadInput) as caught:
         environment("p10")
     assert "p100" in caught.value.hint
@@ -159,7 +151,7 @@ def test_what_has_no_gpus_no_fitting_set_or_no_environment_is_refused() -> None:
         environment_for(dataclasses.replace(too_new, partitions=parts), "k80")
 
 
-def test_a_pmix_that_spack_cannot_build_has_to_be_an_external() -> None:
+def test_a_pmix_that_spack_cannot_build_has_to_be_an_external():
     pi = site("pi")
     assert environment_for(pi, "k80").versions["openmpi"].startswith("4.1")
     others = tuple(one for one in pi.spack.externals if one.name != "pmix")
@@ -169,7 +161,7 @@ def test_a_pmix_that_spack_cannot_build_has_to_be_an_external() -> None:
     assert "pmix@3.2" in caught.value.hint
 
 
-def test_a_sites_folder_stands_alone(tmp_path: Path) -> None:
+def test_a_sites_folder_stands_alone(tmp_path):
     work = plan([], "p100", str(tmp_path / "here"), site)
     render_work(work)
     assert work.changed == []
@@ -178,7 +170,7 @@ def test_a_sites_folder_stands_alone(tmp_path: Path) -> None:
     assert (work.root / "environments" / "p100" / "spack.yaml").is_file()
 
 
-def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path: Path) -> None:
+def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path):
     wanted = environment("p100")
     rows = {"cuda": "12.6.3", "nccl": "2.29.3-1", "cudnn": "9.10.2.21-12", "gcc": "12.2.0"}
     specs = {name: {"name": name, "version": version} for name, version in rows.items()}
@@ -189,7 +181,7 @@ LOCKED = [one for one in COMPILED if (SPACK / "environments" / one.name / "spack
 
 
 @pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
-def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -> None:
+def test_a_committed_lock_has_the_versions_of_the_resolution(one):
     lock = read_lock(SPACK / "environments" / one.name)
     assert differences(one, lock) == ()
     assert {"tensorflow", "horovod", "cuda", "cudnn", "nccl", "keras", "openmpi", "ucx"} <= set(
@@ -204,7 +196,7 @@ def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -
         assert Range(",".join(facts.load("spack")["solved"][name])).allows(version), name
 
 
-def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi() -> None:
+def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi():
     one, where = environment("p100-wheels"), SPACK / "environments" / "p100-wheels"
     lock = read_lock(where)
     assert differences(one, lock) == ()
@@ -224,11 +216,11 @@ def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi
         ("", "no message"),
     ],
 )
-def test_the_probable_cause_of_a_failed_solve_is_named(text: str, word: str) -> None:
+def test_the_probable_cause_of_a_failed_solve_is_named(text, word):
     assert word in probable_cause(text)
 
 
-def test_the_environment_from_wheels_is_the_list_of_wheels() -> None:
+def test_the_environment_from_wheels_is_the_list_of_wheels():
     one = environment("p100-wheels")
     packages = yaml.safe_load(render(one))["spack"]["packages"]
     assert packages["py-tensorflow-cuda-wheels"] == {"require": [f"@{one.versions['tensorflow']}"]}
@@ -237,7 +229,7 @@ def test_the_environment_from_wheels_is_the_list_of_wheels() -> None:
     assert one.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
 
 
-def test_slurm_is_the_machines_and_pmix_is_built_only_for_a_site_that_names_no_other() -> None:
+def test_slurm_is_the_machines_and_pmix_is_built_only_for_a_site_that_names_no_other():
     one = site()
     packages = yaml.safe_load(render_site(one, one.partitions["p100"]))["packages"]
     slurm = {"spec": f"slurm@{one.slurm.version}", "prefix": "/usr"}
@@ -250,8 +242,7 @@ def test_slurm_is_the_machines_and_pmix_is_built_only_for_a_site_that_names_no_o
     assert defaults["slurm"] == defaults["pmix"] == {"buildable": False}
 
 
-def test_a_site_may_have_an_install_tree_of_its_own() -> None:
-    own = SpackSettings(store=Path("/apps/spack/opt"), padded_length=0)
-    one = site(spack=own)
+def test_a_site_may_have_an_install_tree_of_its_own():
+    one = site(spack=SpackSettings(store=Path("/apps/spack/opt"), padded_length=0))
     tree = yaml.safe_load(render_site(one, one.partitions["p100"]))
     assert tree["config"]["install_tree"] == {"root": "/apps/spack/opt"}

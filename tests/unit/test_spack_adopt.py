@@ -31,7 +31,7 @@ def copied(tmp_path: Path, name: str) -> Path:
     return where
 
 
-def test_a_lock_file_tells_what_the_release_is() -> None:
+def test_a_lock_file_tells_what_the_release_is():
     lock = read_lock(ENVIRONMENTS / "p100")
     assert lock.archs == ("60",)
     assert lock.target == "x86_64_v3"
@@ -41,15 +41,14 @@ def test_a_lock_file_tells_what_the_release_is() -> None:
     assert needs["compute"] == ["6.0"]
     assert needs["driver"] == {"from": "525.60.13", "branch": 580}
     assert "avx2" in needs["cpu_flags"]
-    build_only = {spec["name"] for one, spec in lock.specs.items() if one not in lock.to_run}
-    assert "bazel" in build_only
+    assert "bazel" in {spec["name"] for one, spec in lock.specs.items() if one not in lock.to_run}
 
 
-def test_two_generations_in_one_lock_are_both_in_its_name() -> None:
+def test_two_generations_in_one_lock_are_both_in_its_name():
     assert read_lock(ENVIRONMENTS / "k80").module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
 
 
-def test_the_name_changes_with_what_the_roots_are_and_whom_it_serves() -> None:
+def test_the_name_changes_with_what_the_roots_are_and_whom_it_serves():
     lock = read_lock(ENVIRONMENTS / "p100")
     requests = [StackRequest("gpu", "spack", names, {}) for names in ((), ("p100",))]
     ids = {lock.release_id(request, own) for request in requests for own in ("a", "b")}
@@ -57,7 +56,7 @@ def test_the_name_changes_with_what_the_roots_are_and_whom_it_serves() -> None:
     assert all(one.startswith("gpu-2.20.0-cuda12.6-sm60-") for one in ids)
 
 
-def test_with_wheels_for_gpus_cuda_is_the_wheels_not_nvccs(tmp_path: Path) -> None:
+def test_with_wheels_for_gpus_cuda_is_the_wheels_not_nvccs(tmp_path):
     specs = {
         "t": {"name": "py-tensorflow-cuda-wheels", "version": "2.21.0", "namespace": "hpcdl",
               "parameters": {"cuda_arch": ["60", "70"]}, "arch": {"target": {"name": "zen3"}}},
@@ -77,7 +76,7 @@ _ZLIB = ('{"roots": [{"hash": "z", "spec": "zlib"}], '
          '"concrete_specs": {"z": {"name": "zlib", "version": "1"}}}')  # fmt: skip
 
 
-def test_what_is_no_installed_environment_with_tensorflow_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_installed_environment_with_tensorflow_is_refused(tmp_path):
     site, where = small_site(tmp_path / "prefix"), copied(tmp_path, "p100")
     for path in (tmp_path, tmp_path / "none" / "spack.yaml"):
         with pytest.raises(BadInput, match=r"there is no spack\.yaml"):
@@ -95,9 +94,7 @@ def test_what_is_no_installed_environment_with_tensorflow_is_refused(tmp_path: P
         plan_adoption(site, str(where))
 
 
-def test_where_spack_may_lack_its_packages_the_hint_names_the_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_spack_may_lack_its_packages_the_hint_names_the_variable(tmp_path, monkeypatch):
     program = tmp_path / "spack"
     program.write_text("#!/bin/sh\necho no repository builtin >&2; exit 1\n")
     program.chmod(0o755)
@@ -122,27 +119,24 @@ def three_generations(tmp_path: Path, **changes: object) -> Site:
     return dataclasses.replace(site, paths=paths, partitions=bare, stacks={"gpu": stack})
 
 
-def test_a_release_serves_the_partitions_whose_gpus_it_has_code_for(tmp_path: Path) -> None:
+def test_a_release_serves_the_partitions_whose_gpus_it_has_code_for(tmp_path):
     plan = plan_adoption(three_generations(tmp_path), str(copied(tmp_path, "p100")))
     assert plan.expected().partitions == ("p100",)
     assert plan.left_out == ("k80", "v100")
-    said = "serve p100, not k80 (K80), v100 (V100-SXM2): its code is for sm_60"
-    assert plan.steps()[0] == said
+    assert plan.steps()[0] == "serve p100, not k80 (K80), v100 (V100-SXM2): its code is for sm_60"
     assert plan.as_data()["left_out"] == ["k80", "v100"]
     whole = three_generations(tmp_path, partitions=("p100",))
     assert plan_adoption(whole, str(tmp_path / "p100")).left_out == ()
 
 
-def test_an_environment_for_no_gpu_of_the_stack_is_refused(tmp_path: Path) -> None:
+def test_an_environment_for_no_gpu_of_the_stack_is_refused(tmp_path):
     site = three_generations(tmp_path, partitions=("k80", "v100"))
     with pytest.raises(BadInput, match=r"has code for sm_60, and stack 'gpu' serves") as caught:
         plan_adoption(site, str(copied(tmp_path, "p100")))
     assert "k80 (K80), v100 (V100-SXM2)" in caught.value.message
 
 
-def test_code_for_cpus_is_for_partitions_without_gpus_unless_the_site_says_otherwise(
-    tmp_path: Path,
-) -> None:
+def test_code_for_cpus_is_for_partitions_without_gpus_unless_the_site_says_otherwise(tmp_path):
     where = copied(tmp_path, "p100")
     lock = json.loads((where / "spack.lock").read_text())
     for spec in lock["concrete_specs"].values():
@@ -151,13 +145,10 @@ def test_code_for_cpus_is_for_partitions_without_gpus_unless_the_site_says_other
     (where / "spack.lock").write_text(json.dumps(lock))
     with pytest.raises(BadInput, match="has code for CPUs"):
         plan_adoption(three_generations(tmp_path), str(where))
-    site = three_generations(tmp_path, variant="cpu")
-    assert plan_adoption(site, str(where)).left_out == ()
+    assert plan_adoption(three_generations(tmp_path, variant="cpu"), str(where)).left_out == ()
 
 
-def test_a_plan_is_told_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_is_told_and_writes_nothing(tmp_path, capsys, monkeypatch):
     where = copied(tmp_path, "p100")
     text = (folder("templates") / "sites" / "p100-v100-k80.yaml").read_text()
     file = tmp_path / "site.yaml"

@@ -48,7 +48,7 @@ def wheels_stack(**pins: str) -> StackRequest:
     return StackRequest("cpus", "spack", ("cpu",), pins)
 
 
-def test_one_build_serves_the_partitions_of_a_generation(tmp_path: Path) -> None:
+def test_one_build_serves_the_partitions_of_a_generation(tmp_path):
     site = pi(tmp_path)
     wanted = environment_for_stack(site, site.stacks[KEPLER])
     assert wanted.specs == ("hpcdl-tensorflow cuda_arch=35,37",)
@@ -58,9 +58,7 @@ def test_one_build_serves_the_partitions_of_a_generation(tmp_path: Path) -> None
     assert "per GPU generation" in caught.value.hint
 
 
-def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(
-    tmp_path: Path,
-) -> None:
+def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(tmp_path):
     site = pi(tmp_path)
     wanted = environment_for_stack(site, wheels_stack())
     assert wanted.wheels
@@ -69,7 +67,7 @@ def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(
         environment_for_stack(site, wheels_stack(tensorflow="2.14"))
 
 
-def test_every_pin_is_required_of_spack_or_refused(tmp_path: Path) -> None:
+def test_every_pin_is_required_of_spack_or_refused(tmp_path):
     site = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
     pins = {"cudnn": "9.10", "openmpi": "5.0", "gcc": "12", "horovod": "0.28.1", "nccl": "2.29"}
     wanted = environment_for_stack(site, StackRequest("pascal", "spack", ("p100",), pins))
@@ -102,8 +100,8 @@ GPUS = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
     ],
 )
 def test_gpus_get_the_wheels_that_load_where_they_fit_and_else_a_compiled_tensorflow(
-    partitions: tuple[str, ...], pins: dict[str, str], archs: tuple[str, ...], why: str
-) -> None:
+    partitions, pins, archs, why
+):
     wanted = environment_for_stack(GPUS, StackRequest("own", "spack", partitions, pins))
     assert wanted.wheels == bool(archs)
     assert re.search(why, wanted.why)
@@ -114,7 +112,7 @@ def test_gpus_get_the_wheels_that_load_where_they_fit_and_else_a_compiled_tensor
         assert wanted.why.startswith("Spack compiles TensorFlow 2.")
 
 
-def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda() -> None:
+def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda():
     old = dataclasses.replace(GPUS.partitions["p100"], driver="470.256.02")
     site = dataclasses.replace(GPUS, partitions={"p100": old})
     found = choose(site, StackRequest("own", "spack", ("p100",), {}), ["p100"])
@@ -124,7 +122,7 @@ def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda() -> No
     assert environment_for_stack(GPUS, for_cpus).archs == ()
 
 
-def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path: Path) -> None:
+def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path):
     wheels, spack = StackRequest("tensorflow", "venv", (), {}), StackRequest("own", "spack", (), {})
     parts = {name: dataclasses.replace(part, stack="own" if name == "p100" else "tensorflow")
              for name, part in GPUS.partitions.items()}  # fmt: skip
@@ -141,7 +139,7 @@ def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path: Path) ->
     assert plan_adoption(site, str(lock), "own").expected().partitions == ("p100",)
 
 
-def test_partitions_with_different_targets_are_not_one_build(tmp_path: Path) -> None:
+def test_partitions_with_different_targets_are_not_one_build(tmp_path):
     site = pi(tmp_path)
     first, *others = site.stacks[KEPLER].partitions
     newer = dataclasses.replace(site.partitions[first], target="x86_64_v4")
@@ -153,7 +151,7 @@ def test_partitions_with_different_targets_are_not_one_build(tmp_path: Path) -> 
     )  # fmt: skip
 
 
-def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path: Path) -> None:
+def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path):
     site = pi(tmp_path)
     cpu = dataclasses.replace(site.partitions["cpu"], target="x86_64_v4")
     site = dataclasses.replace(site, partitions={**site.partitions, "cpu": cpu})
@@ -161,7 +159,7 @@ def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path: Path) -> No
     assert {"avx", "avx512f"} <= set(plan_spack(site, "wheels").expected().needs["cpu_flags"])
 
 
-def test_a_plan_names_its_module_before_anything_is_solved(tmp_path: Path) -> None:
+def test_a_plan_names_its_module_before_anything_is_solved(tmp_path):
     plan = plan_spack(pi(tmp_path), KEPLER)
     assert plan.expected().module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
     assert plan.release_id is None
@@ -178,9 +176,7 @@ def stub(letter: str) -> str:
     return json.dumps({"roots": roots, "concrete_specs": {letter * 32: spec}})
 
 
-def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_path, monkeypatch):
     plan = plan_spack(pi(tmp_path / "prefix"), KEPLER)
     where = plan.folders.environment
     where.mkdir(parents=True)
@@ -201,9 +197,7 @@ def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(
     assert plan.lock is None
 
 
-def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp_path, monkeypatch):
     where = SimpleNamespace(environment=tmp_path, log=tmp_path / "make.log")
     plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
                            environment=SimpleNamespace(wheels=True),
@@ -225,7 +219,7 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
     assert told[-1] == "note: the build cache was not filled: no room"
 
 
-def test_the_guard_knows_both_ends_of_the_driver() -> None:
+def test_the_guard_knows_both_ends_of_the_driver():
     assert driver_needs("11.8.0", ["3.7"]) == {"from": "450.80.02", "branch": 470}
     assert driver_needs("12.9.1", ["6.0", "7.0"]) == {"from": "525.60.13", "branch": 580}
     assert driver_needs("12.9.1", ["9.0"]) == {"from": "525.60.13"}
@@ -234,7 +228,7 @@ def test_the_guard_knows_both_ends_of_the_driver() -> None:
     assert driver_needs("11.8.0", ["3.7", "6.0"]) == {"from": "450.80.02", "branch": 580}
 
 
-def test_wheels_need_what_wheels_need_and_compiled_code_its_target() -> None:
+def test_wheels_need_what_wheels_need_and_compiled_code_its_target():
     assert needs_of((), "", "x86_64", wheels=True) == {"cpu_flags": ["avx"]}
     assert "avx" in needs_of(("37",), "11.8.0", "sandybridge", wheels=False)["cpu_flags"]
     both = needs_of(("60", "70"), "12.9.1", "x86_64_v3", wheels=True)
@@ -245,7 +239,7 @@ def test_wheels_need_what_wheels_need_and_compiled_code_its_target() -> None:
     assert needs_of(("90a",), "12.9.1", "x86_64_v3", wheels=False)["compute"] == ["9.0"]
 
 
-def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path: Path) -> None:
+def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path):
     log, done = tmp_path / "make.log", tmp_path / "install"
     done.mkdir()
     seen: list[Tally] = []
@@ -265,7 +259,7 @@ def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path: Path) -> None
     assert seen[-1].current == ("zlib-1.3",), "the words of Spack before 1.2"
 
 
-def test_the_module_sets_what_spack_sets_but_paths_for_building() -> None:
+def test_the_module_sets_what_spack_sets_but_paths_for_building():
     told = (
         "export SPACK_ENV=/x;\nexport PATH=/v/bin:/usr/bin;\nexport LD_LIBRARY_PATH=/v/lib:/v/l2;\n"
         "export CMAKE_PREFIX_PATH=/v;\nexport XLA_FLAGS='--xla_gpu_cuda_data_dir=/v';\n"
@@ -277,7 +271,7 @@ def test_the_module_sets_what_spack_sets_but_paths_for_building() -> None:
     }
 
 
-def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> None:
+def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path):
     version = next(iter(wheel_sets("py-tensorflow-wheels")))
     built = Built("py-tensorflow-wheels", version, "a" * 32, tmp_path, False, True, "Apache-2.0",
                   ({"url": "u", "sha256": "b" * 64, "commit": None},))  # fmt: skip
@@ -288,7 +282,7 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> No
     assert all(len(entry["sha256"]) == 64 for entry in entries)
 
 
-def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path: Path) -> None:
+def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path):
     store = tmp_path / "store" / "lib" / "python3.11" / "site-packages"
     store.mkdir(parents=True)
     (store / "numpy.py").write_text("1")
@@ -303,21 +297,18 @@ def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path: Path) ->
     assert own_folder(view, Path("share/hpcdl")).is_dir()
 
 
-def test_a_releases_environment_stands_alone(tmp_path: Path) -> None:
+def test_a_releases_environment_stands_alone(tmp_path):
     specs = {"a": {"name": "x", "namespace": "hpcdl"}, "b": {"name": "y", "namespace": "builtin"}}
     lock = Lock(tmp_path, ({"hash": "a", "spec": "x@1:"},), specs)
     repos = dict.fromkeys(("hpcdl", "builtin", "unused"), tmp_path)
-    text = environment_text(lock, Inventory((), Path("/s"), 128, repos))
-    tree = yaml.safe_load(text)["spack"]
+    tree = yaml.safe_load(environment_text(lock, Inventory((), Path("/s"), 128, repos)))["spack"]
     assert tree["specs"] == ["x@1:"]
     assert tree["repos"] == {"hpcdl": "$env/spack_repo/hpcdl"}
     assert tree["config"]["install_tree"] == {"root": "/s", "padded_length": 128}
     assert tree["view"]["default"]["root"] == "../stack"
 
 
-def test_a_spack_is_new_enough_and_runs_outside_the_caller_s_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spack_is_new_enough_and_runs_outside_the_caller_s_environment(tmp_path, monkeypatch):
     program = tmp_path / "bin" / "spack"
     program.parent.mkdir()
     monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
@@ -329,16 +320,13 @@ def test_a_spack_is_new_enough_and_runs_outside_the_caller_s_environment(
         assert "1.1 or newer" in caught.value.hint
     program.write_text('#!/bin/sh\necho "1.1.0 [$SPACK_ENV]"\n')
     monkeypatch.setenv("SPACK_ENV", "/home/admin/env")
-    spack = open_spack(tmp_path, tmp_path / "scope")
-    assert spack.run("find").stdout == "1.1.0 []\n"
+    assert open_spack(tmp_path, tmp_path / "scope").run("find").stdout == "1.1.0 []\n"
     monkeypatch.setenv("HPCDL_SPACK_PACKAGES", str(tmp_path))
     with pytest.raises(BadInput, match="no packages of Spack"):
         open_spack(tmp_path, tmp_path / "scope")
 
 
-def test_what_spack_starts_is_looked_for_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_spack_starts_is_looked_for_before_anything_is_made(tmp_path, monkeypatch):
     """A minimal Debian has no patch, and Spack would say so after gigabytes."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -356,9 +344,7 @@ def test_what_spack_starts_is_looked_for_before_anything_is_made(
     assert not (tmp_path / "prefix").exists()
 
 
-def test_space_is_asked_for_before_the_first_build_from_wheels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_space_is_asked_for_before_the_first_build_from_wheels(tmp_path, monkeypatch):
     """A later one finds most of its packages in the store."""
     asked: list[dict[Path, float]] = []
     monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
@@ -371,20 +357,20 @@ def test_space_is_asked_for_before_the_first_build_from_wheels(
     assert len(asked) == 1
 
 
-def test_a_lock_that_nobody_holds_has_no_holder(tmp_path: Path) -> None:
+def test_a_lock_that_nobody_holds_has_no_holder(tmp_path):
     assert lock_holder(tmp_path / "none") is None
     (tmp_path / "lock").touch()
     assert lock_holder(tmp_path / "lock") is None
 
 
-def test_an_unsigned_build_cache_says_so_to_spack(tmp_path: Path) -> None:
+def test_an_unsigned_build_cache_says_so_to_spack(tmp_path):
     signed = BuildCache(tmp_path, tmp_path / "keys", "own")
     assert "signed: true" in signed.settings()["mirrors.yaml"]
     assert signed.env == {"SPACK_GNUPGHOME": str(tmp_path / "keys")}
     assert "signed: false" in BuildCache(tmp_path, None, None).settings()["mirrors.yaml"]
 
 
-def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path: Path) -> None:
+def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path):
     one = Source("zlib", "1.3", "https://example.org/zlib.tar.gz", "ab" + "0" * 62, None, "Zlib")
     assert one.find(tmp_path) is None
     where = tmp_path / "_source-cache" / "archive" / "ab"

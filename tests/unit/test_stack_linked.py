@@ -143,8 +143,7 @@ class View:
     def link(self) -> None:
         """Link all that is in the store now, as Spack's views do: directories are merged."""
         for path in self.store.glob("*/lib/**/*.so*"):
-            inside = path.relative_to(self.store)
-            link = self.release.prefix.joinpath(*inside.parts[1:])
+            link = self.release.prefix.joinpath(*path.relative_to(self.store).parts[1:])
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
             link.symlink_to(path)
@@ -209,8 +208,7 @@ def test_what_an_environment_declares_as_external_is_inside(view, tmp_path):
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
 @pytest.mark.parametrize("name", ["python", "libstdc++.so.6"])
 def test_what_is_read_is_what_readelf_says(name):
-    there = [Path(sys.executable), *sorted(Path("/usr/lib").glob(f"*/{name}"))]
-    path = there[-1].resolve()
+    path = [Path(sys.executable), *sorted(Path("/usr/lib").glob(f"*/{name}"))][-1].resolve()
     told = subprocess.run(
         ["readelf", "-d", path], capture_output=True, text=True, check=True
     ).stdout

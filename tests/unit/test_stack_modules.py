@@ -28,8 +28,7 @@ def test_any_text_comes_through_lua_unchanged(text):
 
 
 def test_tables_are_readable():
-    value = {"sm": "sm_60", "ranges": [450, 580], "cpu": False, "none": {}}
-    assert lua(value) == (
+    assert lua({"sm": "sm_60", "ranges": [450, 580], "cpu": False, "none": {}}) == (
         '{\n  ["sm"] = "sm_60",\n  ["ranges"] = {\n    450,\n    580,\n  },\n'
         '  ["cpu"] = false,\n  ["none"] = {},\n}'
     )

@@ -248,8 +248,7 @@ NAMES = st.sampled_from("abcd")
 
 @given(st.lists(st.tuples(st.sampled_from(["publish", "rollback"]), NAMES)), NAMES, st.sets(NAMES))
 def test_a_way_back_never_leads_to_itself_or_to_what_is_gone(moves, current, existing):
-    events = [Event(action, name, "") for action, name in moves]
-    target = previous(events, current, existing)
+    target = previous([Event(action, name, "") for action, name in moves], current, existing)
     assert target is None or (target != current and target in existing)
 
 

@@ -25,9 +25,7 @@ def data(tmp_path: Path) -> Path:
     return source
 
 
-def test_a_program_sees_the_whole_data_set_either_way(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_sees_the_whole_data_set_either_way(data, tmp_path, monkeypatch):
     room = SimpleNamespace(free=2500)
     monkeypatch.setattr("hpcdl.jobs.stage.shutil.disk_usage", lambda _: room)
     target = tmp_path / "node"
@@ -38,7 +36,7 @@ def test_a_program_sees_the_whole_data_set_either_way(
         assert (target / "train" / f"shard-{number}").read_bytes() == bytes([number]) * 1000
 
 
-def test_what_staging_makes_on_the_way_is_not_open_to_the_group(data: Path, shared: Path) -> None:
+def test_what_staging_makes_on_the_way_is_not_open_to_the_group(data, shared):
     before = os.umask(0o002)
     try:
         stage(data, shared / "user" / "deep" / "node", reserve=0)
@@ -48,7 +46,7 @@ def test_what_staging_makes_on_the_way_is_not_open_to_the_group(data: Path, shar
     assert modes == [0o755, 0o755]
 
 
-def test_staging_again_copies_only_files_that_differ(data: Path, tmp_path: Path) -> None:
+def test_staging_again_copies_only_files_that_differ(data, tmp_path):
     target = tmp_path / "node"
     stage(data, target, reserve=0)
     kept = (target / "train" / "shard-0").stat().st_mtime_ns
@@ -61,14 +59,14 @@ def test_staging_again_copies_only_files_that_differ(data: Path, tmp_path: Path)
     assert not list(target.rglob(".*"))
 
 
-def test_cleaning_up_leaves_the_source(data: Path, tmp_path: Path) -> None:
+def test_cleaning_up_leaves_the_source(data, tmp_path):
     stage(data, tmp_path / "node", reserve=10**15)
     clean(tmp_path / "node")
     clean(tmp_path / "node")
     assert len(list(data.rglob("shard-*"))) == 5
 
 
-def test_linked_directories_belong_to_the_data_set(data: Path, tmp_path: Path) -> None:
+def test_linked_directories_belong_to_the_data_set(data, tmp_path):
     """A set put together from others; links back to itself end."""
     whole = tmp_path / "whole"
     (whole / "more").mkdir(parents=True)
@@ -82,7 +80,7 @@ def test_linked_directories_belong_to_the_data_set(data: Path, tmp_path: Path) -
     assert staged == [f"{folder}/shard-{n}" for folder in ("digits", "more/same") for n in range(5)]
 
 
-def test_what_ended_jobs_left_is_removed_and_nothing_else(data: Path, tmp_path: Path) -> None:
+def test_what_ended_jobs_left_is_removed_and_nothing_else(data, tmp_path):
     node = tmp_path / "node"
     names = [f"my-site-{job}-{OLD}" for job in (7, 8, 9)] + [f"other-7-{OLD}", "x"]
     for name in names:
@@ -99,13 +97,13 @@ def test_what_ended_jobs_left_is_removed_and_nothing_else(data: Path, tmp_path: 
 
 
 @as_root
-def test_what_another_user_named_as_a_left_one_stays(shared: Path) -> None:
+def test_what_another_user_named_as_a_left_one_stays(shared):
     stranger(f"mkdir -m 777 hpcdl-c-7-{OLD}", shared)
     assert remove_left(shared / f"hpcdl-c-9-{NEW}", set) == 0
     assert (shared / f"hpcdl-c-7-{OLD}").is_dir()
 
 
-def test_slurm_is_asked_only_where_something_lies(tmp_path: Path) -> None:
+def test_slurm_is_asked_only_where_something_lies(tmp_path):
     def alive() -> set[int]:
         raise AssertionError("nothing was left")
 
@@ -114,7 +112,7 @@ def test_slurm_is_asked_only_where_something_lies(tmp_path: Path) -> None:
     assert remove_left(tmp_path / "none" / f"hpcdl-c-9-{NEW}", alive) == 0
 
 
-def test_a_link_inside_the_copy_is_not_followed(data: Path, tmp_path: Path) -> None:
+def test_a_link_inside_the_copy_is_not_followed(data, tmp_path):
     (tmp_path / "node").mkdir(mode=0o700)
     (tmp_path / "home/train").mkdir(parents=True)
     (tmp_path / "node/train").symlink_to(tmp_path / "home/train")
@@ -123,9 +121,7 @@ def test_a_link_inside_the_copy_is_not_followed(data: Path, tmp_path: Path) -> N
     assert not list((tmp_path / "home/train").iterdir())
 
 
-def test_a_directory_that_cannot_be_listed_is_no_empty_one(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_listed_is_no_empty_one(data, monkeypatch):
     (data / "more").mkdir()
     scan = os.scandir
 
@@ -139,7 +135,7 @@ def test_a_directory_that_cannot_be_listed_is_no_empty_one(
         stage(data, data.parent / "node", reserve=0)
 
 
-def test_only_variables_expand_in_a_path_with_variables() -> None:
+def test_only_variables_expand_in_a_path_with_variables():
     text = expandable('/a b/$NAME/`id`/$(id)/"q"/\\x/${NAME}/$')
     done = subprocess.run(
         ["bash", "-c", f"printf %s {text}"], env={"NAME": "v"}, capture_output=True, text=True,

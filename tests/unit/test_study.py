@@ -124,9 +124,8 @@ def folder_of(plan: Plan, cell: Cell) -> Path:
 
 
 def finish(
-    plan: Plan, rates: dict[int, float], turn: int | None = None, of: Values = ALL,
-    **changes: Any,
-) -> None:  # fmt: skip
+    plan: Plan, rates: dict[int, float], turn: int | None = None, of: Values = ALL, **changes: Any
+) -> None:
     """Leave a result for every cell whose ranks have a rate: in one round, of some values alone."""
     for cell in plan.cells:
         if cell.gpus in rates and matches(cell.values, of) and turn in (None, cell.attempt):
@@ -169,14 +168,14 @@ def findings_of(plan: Plan) -> Findings:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_the_shipped_studies_are_valid_also_by_jsonschema(name: str) -> None:
+def test_the_shipped_studies_are_valid_also_by_jsonschema(name):
     study = load_study(name)
     assert study.name == name
     jsonschema.validate(yaml.safe_load(study.path.read_text()), study_schema())
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_option_of_a_shipped_study_is_one_of_the_training_program(name: str) -> None:
+def test_every_option_of_a_shipped_study_is_one_of_the_training_program(name):
     known = {argument.flag.removeprefix("--") for argument in ARGUMENTS}
     for scale in load_study(name).scales.values():
         for run in scale.runs:
@@ -187,7 +186,7 @@ def test_every_option_of_a_shipped_study_is_one_of_the_training_program(name: st
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(name: str) -> None:
+def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(name):
     study = load_study(name)
     known = {
         "figure": {panel.panel for panel in study.figure},
@@ -206,7 +205,7 @@ def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(nam
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_the_model_itself_says_that_the_rules_of_scale_full_can_hold(name: str) -> None:
+def test_the_model_itself_says_that_the_rules_of_scale_full_can_hold(name):
     """A rule that no machine of the shipped site could pass would judge nothing."""
     study = load_study(name)
     plan = make_plan(shipped_site("p100-v100-k80"), study, study.scales["full"])
@@ -222,13 +221,13 @@ def test_the_model_itself_says_that_the_rules_of_scale_full_can_hold(name: str) 
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_small_scales_have_at_most_eight_ranks_one_job_at_a_time(name: str) -> None:
+def test_small_scales_have_at_most_eight_ranks_one_job_at_a_time(name):
     small = load_study(name).scales["small"]
     assert small.in_turn
     assert max(int(count) for run in small.runs for count in run.over["gpus"]) <= 8
 
 
-def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path: Path) -> None:
+def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path):
     text = json.dumps(VALUES, indent=1)
     text = text.replace('"panel": "rate"', '"panel": "rat"').replace('"title"', '"titel"')
     (tmp_path / "s.yaml").write_text(text)
@@ -274,9 +273,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 @pytest.mark.parametrize(
     ("kind", "change", "said"), [(kind, *row) for kind, rows in REFUSED.items() for row in rows]
 )
-def test_what_a_study_cannot_mean_is_refused_at_its_line(
-    study: Planned, kind: str, change: dict[str, Any], said: str
-) -> None:
+def test_what_a_study_cannot_mean_is_refused_at_its_line(study, kind, change, said):
     """A rule says no less and no more than its kind looks at."""
     whole = {"run": {"runs": [{**RUN, **change}]}, "scale": change,
              "rule": {"acceptance": [{"says": "x", **change}]}}  # fmt: skip
@@ -299,14 +296,14 @@ def test_what_a_study_cannot_mean_is_refused_at_its_line(
     ],
     ids=["series", "panel", "panels", "later", "no version"],
 )  # fmt: skip
-def test_a_file_has_one_fault_where_it_is_wrong_once(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_has_one_fault_where_it_is_wrong_once(tmp_path, text, said):
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(InvalidDocument, match="1 fault") as caught:
         read_study(tmp_path / "s.yaml")
     assert said in caught.value.render()
 
 
-def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_study_is_refused_with_the_nearest_name():
     with pytest.raises(BadInput) as caught:
         load_study("tsubame-oi")
     assert "tsubame-io" in caught.value.hint
@@ -315,21 +312,21 @@ def test_an_unknown_study_is_refused_with_the_nearest_name() -> None:
 # Plans.
 
 
-def test_cells_that_a_site_cannot_run_are_named_and_the_rest_stays(study: Planned) -> None:
+def test_cells_that_a_site_cannot_run_are_named_and_the_rest_stays(study):
     plan = study(runs=[{**RUN, "over": {"gpus": ["2", "512"]}}])
     assert [cell.gpus for cell in plan.possible] == [2]
     assert "p100" in plan.impossible[0].point.problem
     assert "cannot run here" in show_text(plan)
 
 
-def test_a_study_of_which_no_cell_can_run_is_refused_with_the_reasons(pi: Site) -> None:
+def test_a_study_of_which_no_cell_can_run_is_refused_with_the_reasons(pi):
     study = load_study("aliyun-resnet50")
     with pytest.raises(BadInput, match="no cell") as caught:
         make_plan(pi, study, study.scales["full"])
     assert "no partition 'v100'" in caught.value.details[0]
 
 
-def test_partitions_can_be_replaced_place_for_place(modern: Site) -> None:
+def test_partitions_can_be_replaced_place_for_place(modern):
     study = load_study("sjtu-inception")
     plan = make_plan(modern, study, study.scales["full"], ["a100", "h100"])
     assert {cell.point.spec.partition for cell in plan.possible} == {"a100", "h100"}
@@ -342,17 +339,16 @@ def test_partitions_can_be_replaced_place_for_place(modern: Site) -> None:
      ("sjtu-inception", ["a100", "a100"], "names a partition twice")],
 )  # fmt: skip
 def test_more_partitions_than_a_study_compares_and_one_named_twice_are_refused(
-    modern: Site, name: str, partitions: list[str], said: str
-) -> None:
+    modern, name, partitions, said
+):
     study = load_study(name)
     with pytest.raises(BadInput) as caught:
         make_plan(modern, study, study.scales["full"], partitions)
     assert said in f"{caught.value.message}: {caught.value.hint}"
 
 
-def test_the_rate_of_slowed_reads_is_that_of_all_ranks_of_each_job(study: Planned) -> None:
-    slow = {"megabytes_per_second": 8, "cached": False}
-    plan = study(runs=[{**RUN, "reads": slow}])
+def test_the_rate_of_slowed_reads_is_that_of_all_ranks_of_each_job(study):
+    plan = study(runs=[{**RUN, "reads": {"megabytes_per_second": 8, "cached": False}}])
     rates = {cell.gpus: cell.point.spec.environment["HPCDL_READS_RATE"] for cell in plan.cells}
     assert rates == {1: "8000000", 2: "4000000", 4: "2000000"}
 
@@ -370,9 +366,7 @@ def surrounded(folder: Path, **how: Any) -> Plan:
     return planned(folder, values, {"runs": [{**RUN, "over": over}]}, **how)
 
 
-def test_an_environment_is_variables_or_an_image_and_jobs_in_one_load_no_module(
-    tmp_path: Path,
-) -> None:
+def test_an_environment_is_variables_or_an_image_and_jobs_in_one_load_no_module(tmp_path):
     plan = surrounded(tmp_path, image="/images/tf")
     cells = {cell.values["environment"]: cell for cell in plan.cells}
     assert len({cell.point.id for cell in plan.cells}) == len(AROUND)
@@ -384,7 +378,7 @@ def test_an_environment_is_variables_or_an_image_and_jobs_in_one_load_no_module(
     ]  # fmt: skip
 
 
-def test_without_an_image_its_cells_are_left_out_but_a_result_is_found(tmp_path: Path) -> None:
+def test_without_an_image_its_cells_are_left_out_but_a_result_is_found(tmp_path):
     names = [cell.values["environment"] for cell in surrounded(tmp_path).cells]
     assert names == ["module", "plain"]
     plan = surrounded(tmp_path, image="/images/tf")
@@ -392,9 +386,8 @@ def test_without_an_image_its_cells_are_left_out_but_a_result_is_found(tmp_path:
     assert len(surrounded(tmp_path).possible) == 3
 
 
-def test_a_changed_study_does_not_take_old_results_for_new(study: Planned) -> None:
-    other = study(runs=[{**RUN, "options": {"steps": "21"}}])
-    plans = (study(), study(), other)
+def test_a_changed_study_does_not_take_old_results_for_new(study):
+    plans = (study(), study(), study(runs=[{**RUN, "options": {"steps": "21"}}]))
     one, same, changed = ({cell.point.id for cell in plan.cells} for plan in plans)
     assert one == same
     assert not one & changed
@@ -402,7 +395,7 @@ def test_a_changed_study_does_not_take_old_results_for_new(study: Planned) -> No
 
 @pytest.mark.parametrize("name", shipped())
 @pytest.mark.parametrize("scale", ["small", "full"])
-def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, scale: str) -> None:
+def test_every_script_of_every_study_is_clean_under_lint_and_bash(name, scale):
     study = load_study(name)
     site = shipped_site("embedded" if scale == "small" else "p100-v100-k80")
     site = replace(site, container="apptainer")
@@ -414,22 +407,17 @@ def test_every_script_of_every_study_is_clean_under_lint_and_bash(name: str, sca
     assert [one.errors for one in checked] == [()] * len(checked)
 
 
-def test_a_job_on_slowed_storage_costs_at_least_the_time_of_its_reads(
-    three_generations: Site,
-) -> None:
+def test_a_job_on_slowed_storage_costs_at_least_the_time_of_its_reads(three_generations):
     """AlexNet's 3 epochs of 295.1 GB at 200 MB/s, on 4 GPUs."""
     study = load_study("tsubame-io")
     plan = make_plan(three_generations, study, study.scales["full"])
-    slow = tuple(cell for cell in plan.cells if cell.run.name == "slow")
-    found = cost(replace(plan, cells=slow))
+    found = cost(replace(plan, cells=tuple(cell for cell in plan.cells if cell.run.name == "slow")))
     assert not found.unknown
     reading = 3 * 295.1e9 / 200e6 / 3600 * 4
     assert reading <= found.gpu_hours < 1.5 * reading
 
 
-def test_real_images_cost_more_than_synthetic_ones_where_cores_cannot_make_them(
-    three_generations: Site,
-) -> None:
+def test_real_images_cost_more_than_synthetic_ones_where_cores_cannot_make_them(three_generations):
     study = load_study("aliyun-resnet50")
     plan = make_plan(three_generations, study, study.scales["full"])
     cells = [cell for cell in plan.cells if cell.run.name == "training"]
@@ -441,8 +429,8 @@ def test_real_images_cost_more_than_synthetic_ones_where_cores_cannot_make_them(
 
 
 def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
-    tmp_path: Path, three_generations: Site
-) -> None:
+    tmp_path, three_generations
+):
     study, site = load_study("tsubame-io"), three_generations
     run = study.scales["full"].runs[1]
     slow = replace(run, over={**run.over, "gpus": ("1",)}, predict=(4,))
@@ -453,7 +441,7 @@ def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(
     assert one.rate < 200e6 / (295.1e9 / 2562334)
 
 
-def test_a_partition_without_references_has_unknown_costs(tmp_path: Path) -> None:
+def test_a_partition_without_references_has_unknown_costs(tmp_path):
     """No GPU, no published rows: named, and the study is shown all the same."""
     study, site = load_study("hkbu-scaling"), site_in(tmp_path)
     plan = make_plan(site, study, study.scales["small"])
@@ -468,7 +456,7 @@ def test_a_partition_without_references_has_unknown_costs(tmp_path: Path) -> Non
 # Results.
 
 
-def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(study: Planned) -> None:
+def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(study):
     plan = study()
     samples = a_result(1, 8.0)["samples"]
     samples["seconds"][:5] = [99.0] * 5
@@ -480,7 +468,7 @@ def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(study: P
     assert one.spread == pytest.approx((8.0, 8.0))
 
 
-def test_an_epoch_is_timed_without_the_first_which_pays_for_compiling(study: Planned) -> None:
+def test_an_epoch_is_timed_without_the_first_which_pays_for_compiling(study):
     sets = {"photos": {"kind": "photos", "options": {"count": "40"}}}
     run = {**RUN, "over": {"gpus": ["1"], "model": ["resnet50"]}, "data": "photos"}
     plan = study(runs=[run], data=sets)
@@ -497,9 +485,7 @@ def test_an_epoch_is_timed_without_the_first_which_pays_for_compiling(study: Pla
     assert missing.reason.startswith(f"{path} is no description of a data set")
 
 
-def test_a_result_of_another_version_is_a_missing_result_and_the_rest_continues(
-    study: Planned,
-) -> None:
+def test_a_result_of_another_version_is_a_missing_result_and_the_rest_continues(study):
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
     finish(plan, {4: 20.0}, schema=7)
@@ -508,13 +494,13 @@ def test_a_result_of_another_version_is_a_missing_result_and_the_rest_continues(
     assert "version 7; this hpcdl reads version 2" in found.missing[0].reason
 
 
-def test_jobs_of_many_gpus_may_be_left_out_of_the_repeats(study: Planned) -> None:
+def test_jobs_of_many_gpus_may_be_left_out_of_the_repeats(study):
     run = {**RUN, "repeats": 3, "repeat_up_to": 2}
     ran = [(cell.gpus, cell.attempt) for cell in study(runs=[run]).cells]
     assert ran == [(1, 0), (2, 0), (4, 0), (1, 1), (2, 1), (1, 2), (2, 2)]
 
 
-def test_jobs_that_repeat_run_in_rounds_and_are_one_measurement(study: Planned) -> None:
+def test_jobs_that_repeat_run_in_rounds_and_are_one_measurement(study):
     plan = study(runs=[{**RUN, "repeats": 2}])
     assert [part.folder.name for part in plan.rounds] == ["training", "training-2"]
     assert len({cell.point.id for cell in plan.cells}) == 6
@@ -531,9 +517,7 @@ def test_jobs_that_repeat_run_in_rounds_and_are_one_measurement(study: Planned) 
     ]  # fmt: skip
 
 
-def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_another_series(
-    study: Planned,
-) -> None:
+def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_another_series(study):
     """t1 x ranks / cores + the exchange, and the few percent that ranks wait for each other."""
     over = {"gpus": ["1", "2", "4"], "model": ["alexnet", "resnet50"]}
     plan = study(runs=[{**RUN, "over": over}], exchange_from={"model": "alexnet"})
@@ -551,17 +535,14 @@ def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_anoth
     }
 
 
-def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(
-    study: Planned,
-) -> None:
+def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(study):
     """0.5 s of work; 4 images of 100 kB from 1 MB/s take 0.4 s each rank, decoding the rest."""
     run = {
         **RUN,
         "over": {"gpus": ["1", "2", "4"], "model": ["resnet50"], "pipeline": ["old"]},
         "data": "photos", "reads": {"megabytes_per_second": 1, "cached": False},
     }  # fmt: skip
-    kinds = {"photos": {"kind": "photos", "options": {"count": "100"}}}
-    plan = study(runs=[run], data=kinds)
+    plan = study(runs=[run], data={"photos": {"kind": "photos", "options": {"count": "100"}}})
     described(plan, "photos", images=100, size=10_000_000)
     waits = {"compute": [0.5] * 20, "input": [0.6] * 20, "seconds": [1.1] * 20}
     finish(plan, {1: 4 / 1.1}, samples={**a_result(1, 1.0)["samples"], **waits})
@@ -575,7 +556,7 @@ def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1}', "not json"])
-def test_an_invalid_result_is_a_missing_result(study: Planned, text: str) -> None:
+def test_an_invalid_result_is_a_missing_result(study, text):
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
     folder = folder_of(plan, plan.cells[2])
@@ -610,9 +591,7 @@ LAYOUT = a_result(1, 8.0)["layout"]
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(
-    study: Planned, change: dict[str, Any], said: str
-) -> None:
+def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(study, change, said):
     plan = study()
     finish(plan, {1: 8.0, 4: 16.0})
     finish(plan, {2: 15.0}, **change)
@@ -624,14 +603,14 @@ def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(
     assert as_data(make_report(found))["accepted"] is False
 
 
-def test_a_score_that_is_no_number_is_none_and_its_cell_stays(study: Planned) -> None:
+def test_a_score_that_is_no_number_is_none_and_its_cell_stays(study):
     plan = study()
     finish(plan, {1: 8.0}, summary={"metrics": {"auroc": float("nan"), "accuracy": 0.5}})
     (one,) = findings_of(plan).measured
     assert one.metrics == {"accuracy": 0.5}
 
 
-def test_a_failed_job_is_a_missing_result_with_its_own_message(study: Planned) -> None:
+def test_a_failed_job_is_a_missing_result_with_its_own_message(study):
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
     cell = plan.cells[2]
@@ -647,9 +626,7 @@ def test_a_failed_job_is_a_missing_result_with_its_own_message(study: Planned) -
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["no Slurm", "a silent one"])
-def test_results_outlive_the_cluster(
-    study: Planned, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: bool
-) -> None:
+def test_results_outlive_the_cluster(study, monkeypatch, tmp_path, silent):
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0, 4: 16.0})
     row = {"id": plan.cells[0].point.id, "job_id": 3, "task": 0}
@@ -668,8 +645,8 @@ def test_results_outlive_the_cluster(
 
 @pytest.mark.parametrize(("silences", "goes_on"), [(3, True), (1000, False)])
 def test_a_controller_that_restarts_does_not_end_a_study_one_that_is_gone_does(
-    study: Planned, monkeypatch: pytest.MonkeyPatch, silences: int, goes_on: bool
-) -> None:
+    study, monkeypatch, silences, goes_on
+):
     answers = [MissingPrerequisite("Slurm does not answer")] * silences
     naps: list[float] = []
 
@@ -692,7 +669,7 @@ def test_a_controller_that_restarts_does_not_end_a_study_one_that_is_gone_does(
 # Predictions and acceptance.
 
 
-def test_what_did_not_run_is_predicted_from_the_one_rank_run(study: Planned) -> None:
+def test_what_did_not_run_is_predicted_from_the_one_rank_run(study):
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
     predicted, gaps = predict(findings_of(plan))
@@ -702,9 +679,7 @@ def test_what_did_not_run_is_predicted_from_the_one_rank_run(study: Planned) -> 
 
 
 @pytest.mark.parametrize("second", [12.0, 6.0], ids=["slower than measured", "quicker"])
-def test_on_shared_cores_predictions_are_as_unsure_as_the_worst_that_ran(
-    study: Planned, second: float
-) -> None:
+def test_on_shared_cores_predictions_are_as_unsure_as_the_worst_that_ran(study, second):
     plan = study()
     finish(plan, {1: 8.0, 2: second})
     predicted, _ = predict(findings_of(plan))
@@ -715,9 +690,7 @@ def test_on_shared_cores_predictions_are_as_unsure_as_the_worst_that_ran(
     assert "the model's largest error on cells that ran too" in caption(findings_of(plan))
 
 
-def test_without_a_cell_that_ran_predictions_on_shared_cores_have_no_bounds(
-    study: Planned, tmp_path: Path
-) -> None:
+def test_without_a_cell_that_ran_predictions_on_shared_cores_have_no_bounds(study, tmp_path):
     plan = study()
     finish(plan, {1: 8.0})
     predicted, _ = predict(findings_of(plan))
@@ -727,7 +700,7 @@ def test_without_a_cell_that_ran_predictions_on_shared_cores_have_no_bounds(
     write_report(make_report(findings_of(plan)), tmp_path / "report")
 
 
-def test_a_precision_that_the_model_lacks_is_no_other_one(study: Planned) -> None:
+def test_a_precision_that_the_model_lacks_is_no_other_one(study):
     plan = study(execution="cluster")
     finish(plan, {1: 8.0}, precision="int8")
     predicted, gaps = predict(findings_of(plan))
@@ -735,7 +708,7 @@ def test_a_precision_that_the_model_lacks_is_no_other_one(study: Planned) -> Non
     assert "unknown precision 'int8'" in gaps[0]
 
 
-def test_on_gpus_predictions_have_the_bounds_of_the_model(study: Planned) -> None:
+def test_on_gpus_predictions_have_the_bounds_of_the_model(study):
     plan = study(execution="cluster")
     finish(plan, {1: 8.0})
     predicted, _ = predict(findings_of(plan))
@@ -743,7 +716,7 @@ def test_on_gpus_predictions_have_the_bounds_of_the_model(study: Planned) -> Non
     assert "eight times in ten" in caption(findings_of(plan))
 
 
-def test_the_caption_names_the_cells_that_predictions_are_taught_by(study: Planned) -> None:
+def test_the_caption_names_the_cells_that_predictions_are_taught_by(study):
     plan = study(exchange_from={"model": "resnet50"})
     finish(plan, {1: 8.0})
     said = caption(findings_of(plan))
@@ -757,15 +730,13 @@ def verdict(plan: Plan) -> tuple[bool | None, str]:
 
 
 @pytest.mark.parametrize(("rates", "ok"), [({1: 8, 2: 15, 4: 16}, True), ({1: 8, 2: 15}, False)])
-def test_complete_means_no_missing_results(
-    study: Planned, rates: dict[int, float], ok: bool
-) -> None:
+def test_complete_means_no_missing_results(study, rates, ok):
     plan = study()
     finish(plan, rates)
     assert verdict(plan)[0] is ok
 
 
-def test_a_gap_that_noise_could_make_is_not_known(study: Planned) -> None:
+def test_a_gap_that_noise_could_make_is_not_known(study):
     rule = {"rule": "agree", "says": "x", "over": "partition", "at_most": 0.12}
     run = {**RUN, "over": {"gpus": ["1"], "partition": ["p100", "v100"]}}
     plan = study(runs=[run], acceptance=[rule])
@@ -779,9 +750,7 @@ def test_a_gap_that_noise_could_make_is_not_known(study: Planned) -> None:
 
 
 @pytest.mark.parametrize(("waited", "said"), [(0.9, "storage-bound"), (0.0, "not storage-bound")])
-def test_storage_bound_or_not_follows_from_what_ranks_wait_for(
-    study: Planned, waited: float, said: str
-) -> None:
+def test_storage_bound_or_not_follows_from_what_ranks_wait_for(study, waited, said):
     rule = {"rule": "input-share", "says": "x", "where": {"gpus": "1"}, "at_least": 0.15}
     plan = study(acceptance=[rule])
     samples = a_result(1, 8.0)["samples"]
@@ -795,9 +764,7 @@ def test_storage_bound_or_not_follows_from_what_ranks_wait_for(
 # Reports.
 
 
-def test_a_report_shows_its_figure_its_missing_results_and_needs_nothing_else(
-    study: Planned, tmp_path: Path
-) -> None:
+def test_a_report_shows_its_figure_its_missing_results_and_needs_nothing_else(study, tmp_path):
     pytest.importorskip("matplotlib")
     plan = study()
     finish(plan, {1: 8.0, 2: 15.0})
@@ -819,8 +786,8 @@ def test_a_report_shows_its_figure_its_missing_results_and_needs_nothing_else(
     ("execution", "parts"), [("single-node", [100, 94, 50]), ("cluster", [100, 94, 25])]
 )
 def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
-    study: Planned, monkeypatch: pytest.MonkeyPatch, execution: str, parts: list[int]
-) -> None:
+    study, monkeypatch, execution, parts
+):
     """Of GPUs, or of the two cores that all ranks share."""
     drawn = drawn_by("errorbar", monkeypatch)
     plan = study(execution=execution)
@@ -841,14 +808,13 @@ def test_efficiency_is_drawn_with_bars_and_reported_in_the_report(
     assert told == pytest.approx([part / 100 for part in parts], abs=0.005)
 
 
-def test_a_timeline_with_threads_is_drawn(study: Planned, tmp_path: Path) -> None:
+def test_a_timeline_with_threads_is_drawn(study, tmp_path):
     """Traced threads stand in the same file as the parts of the steps, which alone are drawn."""
     pytest.importorskip("matplotlib")
     from hpcdl.train.timeline import write_timeline
 
     plan = study()
-    timeline = replace(plan.study, figure=(Panel("timeline", {}, "A job"),))
-    plan = replace(plan, study=timeline)
+    plan = replace(plan, study=replace(plan.study, figure=(Panel("timeline", {}, "A job"),)))
     finish(plan, {1: 8.0})
     samples = a_result(1, 8.0)["samples"]
     rows = [{"name": "thread 1", "events": [("op", 0.0, 0.1)]}]
@@ -865,7 +831,7 @@ def test_a_timeline_with_threads_is_drawn(study: Planned, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("noted", ["{", "{}", "[]", "[" * 100_000, '{"cores": "many", "load": 0}'])
-def test_a_damaged_note_of_the_machine_is_no_other_machine(study: Planned, noted: str) -> None:
+def test_a_damaged_note_of_the_machine_is_no_other_machine(study, noted):
     plan = study()
     finish(plan, {1: 8.0})
     (plan.folder / "machine.json").write_text(noted)
@@ -873,7 +839,7 @@ def test_a_damaged_note_of_the_machine_is_no_other_machine(study: Planned, noted
         findings_of(plan)
 
 
-def test_a_busy_machine_is_reported(study: Planned) -> None:
+def test_a_busy_machine_is_reported(study):
     plan = study()
     finish(plan, {1: 8.0})
     for load, said in ((0.1, False), (9.0, True)):
@@ -882,7 +848,7 @@ def test_a_busy_machine_is_reported(study: Planned) -> None:
         assert ("a load of 9 on 2 cores" in as_text(make_report(findings_of(plan)))) is said
 
 
-def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path: Path) -> None:
+def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path):
     """The library that studies of storage preload: real reads of a real program."""
     source = Path(running.__file__).with_name("slow_reads.c")
     built = subprocess.run(
@@ -912,7 +878,7 @@ def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path: Pat
 # The command line.
 
 
-def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_and_a_study_can_be_read_by_machines(capsys):
     assert main(["study", "list", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["studies"]) == len(shipped())
     words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
@@ -922,9 +888,7 @@ def test_the_list_and_a_study_can_be_read_by_machines(capsys: pytest.CaptureFixt
     assert shown["cost"]["gpu_hours"] > 1
 
 
-def test_what_the_report_needs_is_asked_for_before_the_jobs_run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_report_needs_is_asked_for_before_the_jobs_run(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["study", "run", "sjtu-inception", "--scale", "full", "--site", "p100-v100-k80"]
     assert main(words) == 3
@@ -932,14 +896,11 @@ def test_what_the_report_needs_is_asked_for_before_the_jobs_run(
     assert main([*words, "--dry-run"]) == 0
 
 
-def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(capsys):
     words = ["study", "run", "sjtu-inception", "--scale", "full", "--dry-run", "--json"]
     assert main([*words, "--site", "p100-v100-k80"]) == 0
     checked = json.loads(capsys.readouterr().out)
     assert checked["cells"] == 6
     assert all(not one["errors"] for one in checked["scripts"])
     assert main([*words, "--site", "pi"]) == 6
-    left = json.loads(capsys.readouterr().out)["left_out"]
-    assert "no partition 'v100'" in left[0]["problem"]
+    assert "no partition 'v100'" in json.loads(capsys.readouterr().out)["left_out"][0]["problem"]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import shown
 from hpcdl.workflows.study.load import load_study
@@ -25,7 +24,7 @@ from tests.unit.test_study import (
     plan_in,
     planned,
     verdict,
-)  # fmt: skip
+)
 
 IMAGES = {"quarter": 20, "half": 40, "whole": 80}
 
@@ -58,8 +57,8 @@ def sized(folder: Path, seconds: dict[str, float], memory: float = 0.3) -> Plan:
     ids=["straight", "just beyond", "a knee of 30 %", "quicker"],
 )
 def test_an_epoch_above_memory_is_compared_with_the_line_through_those_below(
-    tmp_path: Path, whole: float, ok: bool, said: str
-) -> None:
+    tmp_path, whole, ok, said
+):
     """5 s on half of the data may be 10 on all of it: no epoch may grow faster than its data."""
     found, words = verdict(sized(tmp_path, {"quarter": 3, "half": 5, "whole": whole * 1.001}, 0.6))
     assert found is ok
@@ -77,17 +76,15 @@ def test_an_epoch_above_memory_is_compared_with_the_line_through_those_below(
     ids=["none above", "one below", "a missing_result below"],
 )
 def test_without_a_line_or_something_beyond_it_linearity_is_not_known(
-    tmp_path: Path, sizes: list[str], memory: float, said: str
-) -> None:
+    tmp_path, sizes, memory, said
+):
     took = {"quarter": 3, "half": 5, "whole": 9}
     ok, words = verdict(sized(tmp_path, {name: took[name] for name in sizes}, memory))
     assert ok is None
     assert said in words
 
 
-def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(tmp_path, monkeypatch):
     drawn = drawn_by("plot", monkeypatch)
     plan = sized(tmp_path, {"quarter": 3, "half": 5, "whole": 90}, 0.6)
     panels = replace(plan.study, figure=(Panel("time-by-size", {}, "x"),))
@@ -98,7 +95,7 @@ def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(
     assert beyond["1"] == pytest.approx([5.8, 10.5])
 
 
-def test_tsubame_io_has_two_sizes_below_memory_and_others_above(three_generations: Site) -> None:
+def test_tsubame_io_has_two_sizes_below_memory_and_others_above(three_generations):
     study = load_study("tsubame-io")
     plan = make_plan(three_generations, study, study.scales["full"])
     memory = max(plan.site.partition(c.point.spec.partition).memory_gb for c in plan.possible)
@@ -123,7 +120,7 @@ RATES = {1: 8.0, 2: 15.0, 4: 16.0}
     ],
     ids=lambda rule: str(rule["rule"]),
 )
-def test_a_missing_cell_makes_no_yes_and_is_named(tmp_path: Path, rule: dict[str, Any]) -> None:
+def test_a_missing_cell_makes_no_yes_and_is_named(tmp_path, rule):
     plan = plan_in(tmp_path, acceptance=[{"says": "x", **rule}])
     summary = {"metrics": {"auroc": 0.9}}
     finish(plan, {1: 8.0, 2: 15.0}, summary=summary)
@@ -146,9 +143,7 @@ def test_a_missing_cell_makes_no_yes_and_is_named(tmp_path: Path, rule: dict[str
     ],
     ids=["alike in each turn", "in one turn", "the pace changed as much", "always", "turned once"],
 )
-def test_partitions_are_compared_round_by_round(
-    tmp_path: Path, turns: list[tuple[float, float]], ok: bool | None
-) -> None:
+def test_partitions_are_compared_round_by_round(tmp_path, turns, ok):
     """What the machine's pace did between turns is in both."""
     over = {"gpus": ["1"], "partition": ["p100", "v100"]}
     rule = {"rule": "agree", "says": "x", "over": "partition", "at_most": 0.12}
@@ -170,8 +165,8 @@ def test_partitions_are_compared_round_by_round(
     ids=["one round", "the fastest are quiet", "even and wrong", "uneven and wrong"],
 )
 def test_on_shared_cores_the_fastest_of_equal_jobs_are_judged_and_a_busy_machine_says_nothing(
-    tmp_path: Path, turns: list[dict[int, float]], ok: bool | None
-) -> None:
+    tmp_path, turns, ok
+):
     rule = {"rule": "model", "says": "x", "at_most": 0.3}
     run = {**RUN, "over": {"gpus": ["1", "2"]}, "repeats": len(turns)}
     plan = plan_in(tmp_path, runs=[run], acceptance=[rule])
@@ -183,7 +178,7 @@ def test_on_shared_cores_the_fastest_of_equal_jobs_are_judged_and_a_busy_machine
 
 
 @pytest.mark.parametrize("rule", ["agree", "faster"])
-def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path: Path, rule: str) -> None:
+def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path, rule):
     """And a cell that has no other half in the matrix is nothing to wait for."""
     needs = {
         "agree": {"over": "partition", "at_most": 0.5},
@@ -201,7 +196,7 @@ def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path: Path, rule: str) -> Non
     assert verdict(plan)[0] is True
 
 
-def test_a_measured_cell_that_breaks_a_rule_is_a_no_whatever_is_missing(tmp_path: Path) -> None:
+def test_a_measured_cell_that_breaks_a_rule_is_a_no_whatever_is_missing(tmp_path):
     rule = {"rule": "efficiency", "says": "x", "gpus": [2, 4], "at_least": 0.99}
     plan = plan_in(tmp_path, acceptance=[rule], execution="cluster")
     finish(plan, {1: 8.0, 2: 8.0})
@@ -209,15 +204,13 @@ def test_a_measured_cell_that_breaks_a_rule_is_a_no_whatever_is_missing(tmp_path
 
 
 @pytest.mark.parametrize("asked", [{"gpus": [1, 2]}, {"where": {"gpus": "2"}}])
-def test_a_missing_result_that_a_rule_does_not_look_at_changes_nothing(
-    tmp_path: Path, asked: dict[str, Any]
-) -> None:
+def test_a_missing_result_that_a_rule_does_not_look_at_changes_nothing(tmp_path, asked):
     plan = plan_in(tmp_path, acceptance=[{"rule": "one-rank-per-gpu", "says": "x", **asked}])
     finish(plan, {1: 8.0, 2: 15.0})
     assert verdict(plan)[0] is True
 
 
-def test_of_jobs_that_repeat_one_is_a_measurement(tmp_path: Path) -> None:
+def test_of_jobs_that_repeat_one_is_a_measurement(tmp_path):
     rule = {"rule": "one-rank-per-gpu", "says": "x"}
     plan = plan_in(tmp_path, runs=[{**RUN, "repeats": 2}], acceptance=[rule])
     finish(plan, RATES, turn=0)
@@ -228,16 +221,14 @@ def test_of_jobs_that_repeat_one_is_a_measurement(tmp_path: Path) -> None:
     ("execution", "opened", "ok"),
     [("single-node", 0, True), ("cluster", 0, False), ("cluster", 1, True), ("cluster", 4, False)],
 )
-def test_ranks_open_one_gpu_each_or_on_a_single_node_none(
-    tmp_path: Path, execution: str, opened: int, ok: bool
-) -> None:
+def test_ranks_open_one_gpu_each_or_on_a_single_node_none(tmp_path, execution, opened, ok):
     rule = {"rule": "one-rank-per-gpu", "says": "x", "gpus": [1]}
     plan = plan_in(tmp_path, acceptance=[rule], execution=execution)
     finish(plan, RATES, layout={**a_result(1, 8.0)["layout"], "gpu_per_rank": opened})
     assert verdict(plan)[0] is ok
 
 
-def test_a_series_without_its_one_rank_run_has_no_efficiency_to_say_yes_of(tmp_path: Path) -> None:
+def test_a_series_without_its_one_rank_run_has_no_efficiency_to_say_yes_of(tmp_path):
     over = {"gpus": ["1", "2"], "model": ["alexnet", "resnet50"]}
     rule = {"rule": "efficiency", "says": "x", "gpus": [2], "at_least": 0.1}
     run = {**RUN, "over": over, "exclude": [{"model": "alexnet", "gpus": "1"}]}
@@ -248,7 +239,7 @@ def test_a_series_without_its_one_rank_run_has_no_efficiency_to_say_yes_of(tmp_p
     assert "no one-rank run beside gpus=2 model=alexnet" in words
 
 
-def test_a_result_without_the_metric_makes_no_yes(tmp_path: Path) -> None:
+def test_a_result_without_the_metric_makes_no_yes(tmp_path):
     rule = {"rule": "metric", "says": "x", "metric": "auroc", "at_least": 0.5}
     plan = plan_in(tmp_path, acceptance=[rule])
     finish(plan, {2: 15.0, 4: 16.0}, summary={"metrics": {"auroc": 0.9}})
@@ -285,9 +276,7 @@ def two_networks(folder: Path, rule: dict[str, Any]) -> Plan:
         ({"rule": "model", "at_most": 0.3, "where": {"model": "resnet50"}}, True),
     ],
 )
-def test_a_rule_judges_the_cells_that_it_chooses(
-    tmp_path: Path, rule: dict[str, Any], ok: bool
-) -> None:
+def test_a_rule_judges_the_cells_that_it_chooses(tmp_path, rule, ok):
     assert verdict(two_networks(tmp_path, rule))[0] is ok
 
 
@@ -313,9 +302,7 @@ def side_by_side(folder: Path, *models: str) -> Plan:
 HOROVOD, TORCH = {"framework": "horovod"}, {"framework": "torch"}
 
 
-def test_each_framework_has_its_launcher_and_program_whatever_python_it_was_given(
-    tmp_path: Path,
-) -> None:
+def test_each_framework_has_its_launcher_and_program_whatever_python_it_was_given(tmp_path):
     plan = side_by_side(tmp_path)
     specs = {cell.values["framework"]: cell.point.spec for cell in plan.cells}
     spec = specs["torch"]
@@ -328,7 +315,7 @@ def test_each_framework_has_its_launcher_and_program_whatever_python_it_was_give
         make_plan(plan.site, plan.study, plan.scale, (), {"jacks": "/my/python"})
 
 
-def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path: Path) -> None:
+def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path):
     plan = side_by_side(tmp_path)
     finish(plan, {1: 8.0, 2: 15.0}, of=HOROVOD)
     found = findings_of(plan)
@@ -339,7 +326,7 @@ def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path: Pat
     assert len(found.missing) == 2
 
 
-def test_a_job_without_an_accuracy_has_none_in_a_table_of_accuracies(tmp_path: Path) -> None:
+def test_a_job_without_an_accuracy_has_none_in_a_table_of_accuracies(tmp_path):
     plan = side_by_side(tmp_path)
     table = replace(plan.study.tables[0], value="accuracy")
     plan = replace(plan, study=replace(plan.study, tables=(table,)))
@@ -352,9 +339,7 @@ def test_a_job_without_an_accuracy_has_none_in_a_table_of_accuracies(tmp_path: P
     ("other", "names"),
     [("resnet50", ["net", "resnet50"]), ("theirs:net", ["my.models:net", "theirs:net"])],
 )
-def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(
-    tmp_path: Path, other: str, names: list[str]
-) -> None:
+def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(tmp_path, other, names):
     plan = side_by_side(tmp_path, "my.models:net", other)
     finish(plan, {1: 8.0, 2: 15.0})
     found = findings_of(plan)
@@ -364,16 +349,14 @@ def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(
 
 
 @pytest.mark.parametrize(("parameters", "ok"), [(25_000_000, True), (25_000_001, False)])
-def test_a_network_has_as_many_weights_in_every_framework(
-    tmp_path: Path, parameters: int, ok: bool
-) -> None:
+def test_a_network_has_as_many_weights_in_every_framework(tmp_path, parameters, ok):
     plan = side_by_side(tmp_path)
     finish(plan, {1: 8.0, 2: 15.0}, of=HOROVOD)
     finish(plan, {1: 7.0, 2: 13.0}, of=TORCH, parameters=parameters)
     assert verdict(plan)[0] is ok
 
 
-def test_rates_of_different_kinds_of_gpus_do_not_compare(tmp_path: Path) -> None:
+def test_rates_of_different_kinds_of_gpus_do_not_compare(tmp_path):
     run = {**RUN, "over": {"gpus": ["1"], "partition": ["p100", "v100"]}}
     rule = {"rule": "agree", "says": "x", "over": "partition", "at_most": 0.12}
     plan = plan_in(tmp_path, runs=[run], acceptance=[rule], execution="cluster")

@@ -33,9 +33,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return gone
 
 
-def test_a_job_sh_of_others_is_neither_written_over_nor_removed(
-    own: Site, tmp_path: Path, cancelled: list[int]
-) -> None:
+def test_a_job_sh_of_others_is_neither_written_over_nor_removed(own, tmp_path, cancelled):
     mine = tmp_path / "job.sh"
     mine.write_text("echo mine\n")
     with pytest.raises(BadInput, match=r"job\.sh already"):
@@ -45,8 +43,8 @@ def test_a_job_sh_of_others_is_neither_written_over_nor_removed(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_between_slurm_s_answer_and_the_record_takes_the_job_back(
-    own: Site, tmp_path: Path, cancelled: list[int], monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+    own, tmp_path, cancelled, monkeypatch, number
+):
     queued: list[int] = []
 
     def submit(_: Path, options: Sequence[str], *, token: str) -> int:

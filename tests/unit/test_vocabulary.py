@@ -134,8 +134,7 @@ def plain(path):
         return "\n".join(map(prose, strings(ast.parse(text))))
     text = re.sub(r"{{.*?}}|{%.*?%}|<style>.*?</style>", _quoted, text, flags=re.DOTALL)
     if path.suffix in {".lua", ".js"}:
-        comments = re.findall(r"(?:--|//) (.*)", text)
-        return "\n".join([*comments, _quoted(text)])
+        return "\n".join([*re.findall(r"(?:--|//) (.*)", text), _quoted(text)])
     return text
 
 

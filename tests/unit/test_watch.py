@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 
@@ -43,8 +42,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     ],
 )
 def test_of_a_chain_the_job_that_has_the_status_of_the_run_is_reported(
-    tmp_path: Path, known: Known, first: str, second: str, third: str, told: int
-) -> None:
+    tmp_path, known, first, second, third, told
+):
     known({1: first, 2: second, 3: third})
     assert watch.look(Submission(1, tmp_path, (1, 2, 3))).job_id == told
 
@@ -59,8 +58,8 @@ def test_of_a_chain_the_job_that_has_the_status_of_the_run_is_reported(
     ],
 )
 def test_a_forgotten_job_ends_with_the_exit_code_it_wrote(
-    tmp_path: Path, known: Known, code: str | None, state: str, description: str
-) -> None:
+    tmp_path, known, code, state, description
+):
     known({})
     if code is not None:
         (tmp_path / "exit_code").write_text(code)
@@ -70,9 +69,7 @@ def test_a_forgotten_job_ends_with_the_exit_code_it_wrote(
     assert found.exit_code == {"COMPLETED": 0, "FAILED": 23}.get(state, 1)
 
 
-def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(
-    tmp_path: Path, known: Known
-) -> None:
+def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(tmp_path, known):
     known({})
     (tmp_path / "result.json").write_text(json.dumps({"outcome": {"status": "completed"}}))
     assert watch.look(Submission(7, tmp_path)).ok
@@ -90,20 +87,17 @@ def answers(*given: JobRecord | Exception | None) -> Callable[[int], JobRecord |
     return job
 
 
-def test_a_controller_that_restarts_does_not_end_the_watching(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_controller_that_restarts_does_not_end_the_watching(tmp_path, monkeypatch):
     away = client.SlurmAway("Slurm does not answer")
     # It is back before it knows the job again: how long it was away does not count.
     job = answers(away, record(7, "RUNNING"), away, away, None, record(7, "COMPLETED"))
     monkeypatch.setattr(client, "job", job)
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(watch, "_UNKNOWN_SECONDS", 0.0)
-    states = [one.state for one in watch.follow(Submission(7, tmp_path))]
-    assert states == ["RUNNING", "COMPLETED"]
+    assert [one.state for one in watch.follow(Submission(7, tmp_path))] == ["RUNNING", "COMPLETED"]
 
 
-def test_a_controller_that_stays_away_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_stays_away_does(tmp_path, monkeypatch):
     def gone(_: int) -> JobRecord:
         raise client.SlurmAway("Slurm does not answer")
 

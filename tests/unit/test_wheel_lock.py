@@ -128,7 +128,7 @@ def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_
             assert find_wheelhouse(asked, python) is not None
 
 
-def test_a_cached_wheel_that_was_changed_is_refused() -> None:
+def test_a_cached_wheel_that_was_changed_is_refused():
     python = running_interpreter()
     folder = wheelhouse_folder(recipe(), python)
     _lock(folder, wheel(folder, "shtab", pinned("shtab")))  # its lock with it
