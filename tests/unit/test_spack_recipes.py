@@ -1,7 +1,5 @@
 """The overlay's recipes, read without Spack: every directive parsed, every file with a checksum."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,8 +1,8 @@
 """What goes into a stack is decided by the facts, the site's pins and the Python."""
 
-import dataclasses
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ def python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
 def cpu(**pins: str) -> Recipe:
     """The recipe of the embedded site, whose stack is for CPUs."""
     site = small_site(Path("/nowhere"))
-    wanted = dataclasses.replace(site.stacks["tensorflow"], pins=pins)
+    wanted = replace(site.stacks["tensorflow"], pins=pins)
     return recipe_of(with_stack(site, wanted), wanted, ("p100", "v100", "k80", "cpu"))
 
 
@@ -42,7 +42,7 @@ def gpu(*names: str, **pins: str) -> Recipe:
 
 
 def with_stack(site: Site, wanted: StackRequest) -> Site:
-    return dataclasses.replace(site, stacks={"tensorflow": wanted})
+    return replace(site, stacks={"tensorflow": wanted})
 
 
 def test_rows_of_what_was_tried_carry_source_and_proof():
@@ -73,7 +73,7 @@ def test_pins_of_packages_reach_pip_and_other_components_do_not():
 
 def test_packages_of_the_site_are_locked_with_the_rest():
     site = small_site(Path("/nowhere"))
-    wanted = dataclasses.replace(site.stacks["tensorflow"], packages=("pandas", "jupyterlab>=4"))
+    wanted = replace(site.stacks["tensorflow"], packages=("pandas", "jupyterlab>=4"))
     more = recipe_of(with_stack(site, wanted), wanted, ("cpu",))
     assert more.requirements == (*cpu().requirements, "pandas", "jupyterlab>=4")
     python = Interpreter(Path("/usr/bin/python3.11"), "3.11.7")
@@ -83,9 +83,9 @@ def test_packages_of_the_site_are_locked_with_the_rest():
 
 def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path):
     site = small_site(tmp_path)
-    stack = dataclasses.replace(site.stacks["tensorflow"], packages=("pandas",))
+    stack = replace(site.stacks["tensorflow"], packages=("pandas",))
     with pytest.raises(BadInput, match="packages") as caught:
-        plan_spack(dataclasses.replace(site, stacks={"tensorflow": stack}))
+        plan_spack(replace(site, stacks={"tensorflow": stack}))
     assert "backend: venv" in caught.value.hint
 
 
@@ -156,9 +156,9 @@ def test_a_k80_gets_cuda_11_8_without_tensorrt_and_without_the_edits_of_newer_on
 def test_an_a100_is_not_held_to_the_cudnn_of_older_gpus():
     site = small_site(Path("/nowhere"))
     a100 = site.partitions["p100"].gpu._replace(model="A100-SXM4-40GB", compute="8.0")
-    parts = {"a100": dataclasses.replace(site.partitions["p100"], name="a100", gpu=a100)}
+    parts = {"a100": replace(site.partitions["p100"], name="a100", gpu=a100)}
     wanted = StackRequest("tensorflow", "venv", (), {})
-    site = dataclasses.replace(with_stack(site, wanted), partitions=parts)
+    site = replace(with_stack(site, wanted), partitions=parts)
     recipe = recipe_of(site, wanted, ("a100",))
     assert recipe.versions["cudnn"] > "9.2"
     assert recipe.module == "tensorflow/2.21.0-cuda12.9-sm80"
@@ -167,9 +167,9 @@ def test_an_a100_is_not_held_to_the_cudnn_of_older_gpus():
 def test_a_gpu_model_of_the_site_s_own_is_among_those_that_a_build_is_for():
     site = small_site(Path("/nowhere"))
     own = site.partitions["p100"].gpu._replace(model="X1", figures=GpuFigures(driver_name="X1"))
-    parts = {"x": dataclasses.replace(site.partitions["p100"], name="x", gpu=own)}
+    parts = {"x": replace(site.partitions["p100"], name="x", gpu=own)}
     wanted = StackRequest("tensorflow", "venv", (), {})
-    site = dataclasses.replace(with_stack(site, wanted), partitions=parts)
+    site = replace(with_stack(site, wanted), partitions=parts)
     assert "X1" in recipe_of(site, wanted, ("x",)).needs["gpus"]
 
 
@@ -184,9 +184,9 @@ def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_pa
     site = small_site(tmp_path)
     ((alone,), _) = plan_stack(site, horovod=False)
     assert alone.partitions == ()
-    legacy = dataclasses.replace(site.stacks["tensorflow"], name="legacy")
-    k80 = dataclasses.replace(site.partitions["k80"], stack="legacy")
-    both = dataclasses.replace(
+    legacy = replace(site.stacks["tensorflow"], name="legacy")
+    k80 = replace(site.partitions["k80"], stack="legacy")
+    both = replace(
         site, stacks={**site.stacks, "legacy": legacy}, partitions={**site.partitions, "k80": k80}
     )
     ((beside,), _) = plan_stack(both, "tensorflow", horovod=False)
@@ -196,11 +196,10 @@ def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_pa
 @TO_PYTHON_3_11
 def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions(tmp_path):
     site = small_site(tmp_path)
-    stack = dataclasses.replace(site.stacks["tensorflow"], variant=None)
-    of_spack = with_stack(site, dataclasses.replace(stack, backend="spack"))
+    stack = replace(site.stacks["tensorflow"], variant=None)
     found, wanted = (
         [(one.partitions, one.release_id) for one in plan_stack(each, horovod=False)[0]]
-        for each in (of_spack, with_stack(site, stack))
+        for each in (with_stack(site, replace(stack, backend="spack")), with_stack(site, stack))
     )
     assert found == wanted
     assert {name for names, _ in found for name in names} == set(site.partitions)

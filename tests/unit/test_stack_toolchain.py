@@ -1,6 +1,6 @@
 """Compilers that do not fit the GPUs, or each other, are refused by the rules of the facts."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,8 +48,8 @@ def nvcc(folder: Path, version: str) -> None:
 def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
     """A stack for GPUs of the embedded site; for CPUs without names."""
     stack = StackRequest("tensorflow", "venv", names, {}, variant=None if names else "cpu")
-    stack = dataclasses.replace(stack, **more)
-    site = dataclasses.replace(small_site(Path("/nowhere")), stacks={"tensorflow": stack})
+    stack = replace(stack, **more)
+    site = replace(small_site(Path("/nowhere")), stacks={"tensorflow": stack})
     return site, stack, recipe_of(site, stack, names or ("cpu",))
 
 

@@ -1,7 +1,7 @@
 """What the gate's program saw, judged; and which proof spares a gate."""
 
-import dataclasses
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(site, relea
     assert faults(judge(release, blind, site.partition("cpu"))) == []
     assert faults(judge(release, blind, None)) == []
     # What the release says of itself counts, not only what its TensorFlow turned out to be.
-    meant = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
+    meant = replace(release, versions={**release.versions, "cuda": "12.9.1"})
     lost = judge(meant, seen(meant), None)
     assert faults(lost) == ["device kernel"]
     assert "built without CUDA" in lost[1].detail
@@ -158,8 +158,7 @@ def test_spack_s_view_is_looked_through_by_its_links(site, release):
     elf_with_code(prefix / "nsight" / "libprofiler.so", sm=90)
     (found,) = survey(prefix / "lib", prefix / "lib64")
     assert found.path.samefile(library)
-    gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"},
-                              partitions=("p100",))  # fmt: skip
+    gpu = replace(release, versions={**release.versions, "cuda": "12.9.1"}, partitions=("p100",))
     refused = check_device_code(site, gpu)
     assert not refused.ok
     assert "p100 (6.0): libnccl.so has sm_80" in refused.detail
@@ -167,13 +166,12 @@ def test_spack_s_view_is_looked_through_by_its_links(site, release):
 
 def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(tmp_path):
     """Of T4 and A40, the lowest is not the only one, nor one that another release serves."""
-    paths = dataclasses.replace(small_site(tmp_path).paths, prefix=tmp_path)
-    mixed = dataclasses.replace(load_site(MIXED), paths=paths)
+    mixed = replace(load_site(MIXED), paths=replace(small_site(tmp_path).paths, prefix=tmp_path))
     made = make_release(mixed, "gpu", partitions=("untyped",))
     library = elf_with_code(made.prefix / "lib" / "libk.so", sm=75)
 
     def check(*models: str) -> Check:
-        return check_device_code(mixed, dataclasses.replace(made, needs={"gpus": list(models)}))
+        return check_device_code(mixed, replace(made, needs={"gpus": list(models)}))
 
     assert check("T4").detail == "untyped:T4 (7.5): machine code in all of 1 files"
     both = check("T4", "A40")
@@ -186,7 +184,7 @@ def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(tmp
 
 def test_a_release_for_cuda_without_any_device_code_is_refused(site, release):
     assert check_device_code(site, release).skipped
-    gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
+    gpu = replace(release, versions={**release.versions, "cuda": "12.9.1"})
     refused = check_device_code(site, gpu)
     assert (refused.ok, refused.skipped) == (False, False)
     assert "it is for CUDA 12.9.1" in refused.detail
@@ -194,7 +192,7 @@ def test_a_release_for_cuda_without_any_device_code_is_refused(site, release):
 
 def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_no_more_than_compiled(release):
     checks = [Check("import", True, "", 1.0)]
-    gpu = dataclasses.replace(release, versions={**release.versions, "cuda": "12.9.1"})
+    gpu = replace(release, versions={**release.versions, "cuda": "12.9.1"})
     assert new_proof(gpu, "login", "here", checks).level == "compiled"
     assert new_proof(gpu, "job", "p100", checks).level == "run"
     assert new_proof(release, "login", "here", checks).level == "run"

@@ -1,12 +1,12 @@
 """Attacks by a second real user on what hpcdl keeps: cache, home, history."""
 
-import dataclasses
 import json
 import os
 import shlex
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def result(number: int) -> Result:
 def shared_site(shared: Path) -> Site:
     """A site whose work directory is a group's."""
     site = small_site(shared / "prefix")
-    return dataclasses.replace(site, paths=dataclasses.replace(site.paths, work=shared / "work"))
+    return replace(site, paths=replace(site.paths, work=shared / "work"))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The rules of studies: what makes a yes, what makes a no, and what is not known."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,10 +1,10 @@
 """The loop around the steps: groups, checkpoints, resuming, what was measured, validation."""
 
-import dataclasses
 import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,7 +117,7 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     writer.wait()
     found = checkpoint.newest(tmp_path)
     assert found is not None
-    assert dataclasses.replace(found, arrays=()) == dataclasses.replace(state, arrays=())
+    assert replace(found, arrays=()) == replace(state, arrays=())
 
 
 @pytest.mark.parametrize(("restarts", "kept"), [(None, False), ("0", False), ("2", True)])

@@ -1,11 +1,11 @@
 """What is installed is what PyPI served when the facts were written, or it is not installed."""
 
-import dataclasses
 import io
 import json
 import re
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +40,7 @@ def recipe(*requirements: str) -> Recipe:
     """The embedded site's recipe, with these requirements only where there are any."""
     site = small_site(Path("/nowhere"))
     found = recipe_of(site, find_request(site), ("cpu",))
-    return dataclasses.replace(found, requirements=requirements or found.requirements)
+    return replace(found, requirements=requirements or found.requirements)
 
 
 def pinned(name: str) -> str:
@@ -118,7 +118,7 @@ def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_
     assert pinned("shtab")
     python = running_interpreter()
     for packages, refused in (((), True), (("strange",), False)):
-        asked = dataclasses.replace(recipe(), packages=packages)
+        asked = replace(recipe(), packages=packages)
         folder = wheelhouse_folder(asked, python)
         _lock(folder, wheel(folder, "strange", "1.0"))
         if refused:

@@ -1,8 +1,8 @@
 """Which jobs use which release: read from their scripts."""
 
-import dataclasses
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ def job(number: int) -> parse.JobRecord:
 
 @pytest.mark.parametrize("name", ["apps", "a b", "o'brien", "\udcff", "b\u2028\\c"])
 def test_a_rendered_script_names_its_release(site, name):
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=Path("/", name)))
+    site = replace(site, paths=replace(site.paths, prefix=Path("/", name)))
     folder = site.paths.prefix / "releases" / "a" / "modules"
     module = Module(("tensorflow/2.21.0-cpu",), folder, "a")
     text = render_script(site, JobSpec("p100"), module).text
@@ -59,9 +59,9 @@ def test_modules_loaded_by_name_are_found(site, line, loads):
 
 def test_a_prefix_behind_a_link_is_the_same_prefix(site, tmp_path):
     (tmp_path / "apps").symlink_to(site.paths.prefix)
-    linked = dataclasses.replace(site.paths, prefix=tmp_path / "apps")
+    linked = replace(site.paths, prefix=tmp_path / "apps")
     text = f"{site.paths.prefix}/releases/a/stack/bin/python train.py"
-    assert read_script(dataclasses.replace(site, paths=linked), text) == (("a",), ())
+    assert read_script(replace(site, paths=linked), text) == (("a",), ())
 
 
 def test_every_job_that_names_a_release_is_a_reason_to_keep_it(site, monkeypatch):
