@@ -16,6 +16,7 @@ from hpcdl.stack.seal import record_release
 from hpcdl.stack.trees import build_slot
 from hpcdl.system.errors import CheckFailed
 from tests.small_release import make_release, passing, silent, small_site
+from tests.strangers import umask
 
 
 @pytest.fixture
@@ -140,8 +141,7 @@ def test_a_release_whose_python_users_cannot_run_is_refused(public, tmp_path, cl
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
 def test_the_mask_of_whoever_publishes_plays_no_part(tmp_path, mask):
-    before = os.umask(mask)
-    try:
+    with umask(mask):
         site = small_site(tmp_path / "prefix")
         with build_slot(site, silent):
             made = make_release(site, "m")
@@ -150,8 +150,6 @@ def test_the_mask_of_whoever_publishes_plays_no_part(tmp_path, mask):
         open_to_readers(made.root)
         record_release(made)
         publish(site, "m", passing, say=silent)
-    finally:
-        os.umask(before)
     assert list(mode_faults(made.root)) == []
     for path in site.paths.prefix.rglob("*"):
         if not path.is_symlink() and path.suffix != ".lock":

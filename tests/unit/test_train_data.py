@@ -30,10 +30,13 @@ def photos(folder: Path) -> None:
         shard = Shard(f"{split}-00000-of-00001.tfrecord", count, count * 3500, "")
         (folder / shard.name).write_bytes(bytes(shard.bytes))
         splits[split] = (shard,)
-    write_dataset(
-        Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1)
-    )
+    made = Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1)
+    write_dataset(made)
     (folder / MADE).write_text(json.dumps(asdict(PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1))))
+
+
+OTHERS = ("--count=9", "--test-count=0", "--classes=11", "--shards=2", "--seed=2", "--size=48x64",
+          "--bytes=5000", "--task=findings")  # fmt: skip
 
 
 def would(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -49,11 +52,7 @@ def test_photos_that_were_asked_for_are_kept_where_that_is_known(tmp_path, capsy
     assert would(tmp_path, capsys) == "write"
 
 
-@pytest.mark.parametrize(
-    "argument",
-    ["--count=9", "--test-count=0", "--classes=11", "--shards=2", "--seed=2", "--size=48x64",
-     "--bytes=5000", "--task=findings"],
-)  # fmt: skip
+@pytest.mark.parametrize("argument", OTHERS)
 def test_other_photos_are_made_anew(tmp_path, argument, capsys):
     photos(tmp_path)
     assert would(tmp_path, capsys, argument) == "write"
@@ -78,12 +77,13 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     monkeypatch.setattr(making, "_write_records", lambda path, records, _: path.write_bytes(
         b"".join(records)))  # fmt: skip
     (tmp_path / dataset.REQUEST).write_text("damaged")
-    (tmp_path / "train-00000-of-00002.tfrecord").write_bytes(b"of another")
+    shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
+    (tmp_path / min(shards)).write_bytes(b"of another")
 
     def make(seed: int, record: Callable[[int], bytes]) -> Dataset:
         made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {})
-        return making.make_dataset(made, making.share_out("train", range(4), 2, record),
-                                   {"seed": seed}, threads=1)  # fmt: skip
+        plans = making.share_out("train", range(4), 2, record)
+        return making.make_dataset(made, plans, {"seed": seed}, threads=1)
 
     def meanwhile(number: int) -> bytes:
         if number == 2:
@@ -93,9 +93,8 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
 
     make(1, meanwhile)
     kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert kept["train-00000-of-00002.tfrecord"] == kept["train-00001-of-00002.tfrecord"] == b"11"
-    assert kept.keys() - {"dataset.json", MADE} == {f"train-0000{n}-of-00002.tfrecord"
-                                                    for n in (0, 1)}  # fmt: skip
+    assert kept.keys() == {"dataset.json", MADE, *shards}
+    assert {kept[name] for name in shards} == {b"11"}
     make(1, lambda _: pytest.fail("made again"))
 
 

@@ -113,23 +113,21 @@ def test_a_watchdog_that_cannot_write_ends_the_run_all_the_same(tmp_path, monkey
 
 
 def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(monkeypatch):
-    monkeypatch.setattr(communicate, "tf", SimpleNamespace(constant=np.asarray, float64=np.float64))
+    tf = SimpleNamespace(constant=np.asarray, float64=np.float64)
+    monkeypatch.setattr(communicate, "tf", tf)
     meeting, happened = threading.Barrier(2), []
 
-    def horovod(rank: int) -> Any:
-        def allreduce(values: Any, **_: Any) -> Any:
-            meeting.wait(10)
-            return values
-
-        return SimpleNamespace(
-            rank=lambda: rank, size=lambda: 2, Sum=None, allreduce=allreduce,
-            shutdown=lambda: happened.append(f"rank {rank} leaves"),
-        )  # fmt: skip
+    def allreduce(values: Any, **_: Any) -> Any:
+        meeting.wait(10)
+        return values
 
     def leave(rank: int, writing: float) -> None:
         time.sleep(writing)
         happened.append(f"rank {rank} is done")
-        Horovod(horovod(rank)).close()
+        Horovod(SimpleNamespace(
+            rank=lambda: rank, size=lambda: 2, Sum=None, allreduce=allreduce,
+            shutdown=lambda: happened.append(f"rank {rank} leaves"),
+        )).close()  # fmt: skip
 
     slow = threading.Thread(target=leave, args=(0, 0.2))
     slow.start()
@@ -142,14 +140,11 @@ def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(monkeypatch):
 @pytest.mark.parametrize(
     ("code", "size", "at_once"), [(75, 2, True), (5, 2, True), (0, 2, False), (75, 1, False)]
 )
-def test_ranks_that_are_to_be_requeued_exit_within_the_same_moment(
-    code, size, at_once, monkeypatch
-):
+def test_ranks_that_are_to_be_requeued_exit_at_once(code, size, at_once, monkeypatch):
     happened: list[object] = []
     ranks = SimpleNamespace(close=lambda: happened.append("all have come"))
-    monkeypatch.setattr(
-        program, "prepare", lambda *_: SimpleNamespace(go=lambda: code, ranks=ranks)
-    )
+    run = SimpleNamespace(go=lambda: code, ranks=ranks)
+    monkeypatch.setattr(program, "prepare", lambda *_: run)
     monkeypatch.setattr(os, "_exit", happened.append)
     assert program._run(TrainOptions(), RankPlace(0, size, 0, size, 1, "a"), StartupClock()) == code
     assert happened == (["all have come", code] if at_once else ["all have come"])
