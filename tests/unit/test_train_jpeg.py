@@ -106,17 +106,12 @@ def test_a_large_window_is_decoded_at_a_smaller_scale_and_lies_at_the_same_place
 
 def test_damage_and_other_formats_are_distinguished(cropper):
     data, area = encoded(picture()), np.array((0, 0, HEIGHT, WIDTH), np.int32)
-    out = np.zeros((32, 32, 3), np.uint8)
-    png = io.BytesIO()
+    out, png = np.zeros((32, 32, 3), np.uint8), io.BytesIO()
     picture().save(png, "PNG")
-    assert not cropper.crop(png.getvalue(), area, out)
-    assert not cropper.crop(encoded(picture().convert("CMYK")), area, out)
-    assert not cropper.crop(b"", area, out)
-    for damaged, message in (
-        (data[:3] + bytes(1000), "JPEG"),
-        (data[:3], "Premature end"),
-        (data[: len(data) // 2], "Premature end"),
-    ):
+    for other in (png.getvalue(), encoded(picture().convert("CMYK")), b""):
+        assert not cropper.crop(other, area, out)
+    for damaged, message in ((data[:3] + bytes(1000), "JPEG"), (data[:3], "Premature end"),
+                             (data[: len(data) // 2], "Premature end")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             cropper.crop(damaged, area, out)
     for outside in ((0, 0, HEIGHT + 1, 5), (-1, 0, 5, 5), (0, WIDTH, 5, 1), (0, 0, 0, 5)):

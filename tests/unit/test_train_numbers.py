@@ -37,7 +37,9 @@ def test_the_rate_rises_linearly_over_the_warm_up_and_then_follows_its_schedule(
 def test_gradients_are_grouped_from_the_last_to_the_first_each_in_one_group():
     assert buckets([10, 10, 10, 10], limit=20) == [[3, 2], [1, 0]]
     assert buckets([100, 1, 1], limit=20) == [[2, 1], [0]]
-    assert buckets([], limit=20) == []
+    assert buckets([], limit=20) == packs([]) == []
+    values = [np.zeros(3, np.float32), np.zeros((), np.int64), np.zeros((2, 2), np.float32)]
+    assert packs(values) == [[2, 0], [1]], "arrays of one type are packed together"
     draw = random.Random(1)
     for _ in range(200):
         sizes = [draw.randrange(40) for _ in range(draw.randrange(1, 30))]
@@ -46,24 +48,16 @@ def test_gradients_are_grouped_from_the_last_to_the_first_each_in_one_group():
         assert all(sum(sizes[i] for i in group) <= 50 for group in groups)
 
 
-def test_arrays_of_one_type_are_packed_together():
-    values = [np.zeros(3, np.float32), np.zeros((), np.int64), np.zeros((2, 2), np.float32)]
-    assert packs(values) == [[2, 0], [1]]
-    assert packs([]) == []
-
-
-class Variable:
+class Variable(SimpleNamespace):
     """A variable as far as a broadcast looks at it."""
 
-    def __init__(self, value: object) -> None:
-        self.value = np.asarray(value)
-        self.dtype = self.value.dtype
+    dtype = property(lambda self: self.value.dtype)
 
     def read_value(self) -> object:
         return self.value
 
     def assign(self, value: object) -> None:
-        self.value = np.asarray(value)
+        self.value = value
 
 
 def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
@@ -76,7 +70,7 @@ def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
     monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
     sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
     monkeypatch.setattr(multiworker, "tf", SimpleNamespace(cast=np.asarray, distribute=sums))
-    weights = [Variable(np.float32(1)), Variable(np.int64(2)), Variable(np.float32(3))]
+    weights = [Variable(value=value) for value in (np.float32(1), np.int64(2), np.float32(3))]
     MultiWorker(None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
     assert kinds == [{np.dtype(np.float32)}, {np.dtype(np.int64)}]
     assert [int(weight.value) for weight in weights] == [2, 3, 4]
@@ -86,9 +80,9 @@ def test_tf_config_names_every_rank_of_every_node():
     environ = {"SLURM_JOB_ID": "9", "SLURM_STEP_NODELIST": "n[1-2]",
                "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
     config = cluster_config(environ, RankPlace(2, 3, 0, 1, 1, "n2"), lambda _: ["n1", "n2"])
-    names = [worker.partition(":")[0] for worker in config["cluster"]["worker"]]
-    assert names == ["n1", "n1", "n2"]
-    assert len(set(config["cluster"]["worker"])) == 3
+    workers = config["cluster"]["worker"]
+    assert [worker.partition(":")[0] for worker in workers] == ["n1", "n1", "n2"]
+    assert len(set(workers)) == 3
     assert config["task"] == {"type": "worker", "index": 2}
     with pytest.raises(MissingPrerequisite, match="are unknown"):
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
