@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -26,6 +27,7 @@ from hpcdl.stack.publish import (
 )
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
+from hpcdl.stack.verify import Proof
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
 from tests.small_release import failing, make_release, passing, silent, small_site
@@ -65,10 +67,19 @@ def test_a_rollback_waits_for_no_publish_and_says_soon_who_switches(site, monkey
         rollback(site)
 
 
-def test_a_publish_sees_a_rollback_that_came_in_between(site, monkeypatch):
+@pytest.mark.parametrize("moment", ["before", "gate"])
+def test_a_publish_sees_a_rollback_that_came_in_between(site, monkeypatch, moment):
+    """Nothing is locked while a job of the gate waits for its nodes."""
     go(site, "a", "b")
-    monkeypatch.setattr(publish_module, "require_safe_modes", lambda *_: rollback(site))
-    done = publish(site, "c", passing, say=silent)
+
+    def gate(*args: Any) -> Proof:
+        if moment == "gate":
+            assert rollback(site).after == current_id(site) == "a"
+        return passing(*args)
+
+    if moment == "before":
+        monkeypatch.setattr(publish_module, "require_safe_modes", lambda *_: rollback(site))
+    done = publish(site, "c", gate, say=silent)
     assert (done.before, done.after) == ("a", "c")
     assert [event.release for event in read_history(site)] == ["a", "b", "a", "c"]
     assert rollback(site).after == "a"
