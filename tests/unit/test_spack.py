@@ -50,15 +50,6 @@ def test_the_committed_environment_is_what_rendering_gives(one):
     assert committed == render(one), "run: hpcdl stack concretize --render"
 
 
-@pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
-def test_an_environment_holds_no_settings_of_a_site(one):
-    text = render(one)
-    tree = yaml.safe_load(text)["spack"]
-    assert set(tree) == {"include", "repos", "specs", "packages", "concretizer", "view"}
-    keys = set(re.findall(r"[a-z_]+(?=:)", "\n".join(text.splitlines()[5:])))
-    assert not {"externals", "prefix", "target", "mirrors", "install_tree"} & keys
-
-
 COMPILED = [one for one in ENVIRONMENTS if not one.wheels]
 
 

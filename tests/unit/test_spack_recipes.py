@@ -41,15 +41,13 @@ def keywords(call: ast.Call) -> dict[str, str]:
     """Keyword arguments that are written out, f-strings as their pieces."""
     found = {}
     for keyword in call.keywords:
-        assert keyword.arg is not None
         value = keyword.value
-        if isinstance(value, ast.Constant):
-            found[keyword.arg] = str(value.value)
-        elif isinstance(value, ast.JoinedStr):
+        if isinstance(value, ast.JoinedStr):
             parts = [p.value if isinstance(p, ast.Constant) else "*" for p in value.values]
-            found[keyword.arg] = "".join(str(part) for part in parts)
+            found[str(keyword.arg)] = "".join(map(str, parts))
         else:
-            found[keyword.arg] = ast.unparse(value)
+            written = isinstance(value, ast.Constant)
+            found[str(keyword.arg)] = str(value.value) if written else ast.unparse(value)
     return found
 
 
@@ -127,20 +125,18 @@ def test_cuda_has_the_upper_bounds_of_the_facts():
         (first(call), keywords(call).get("when"))
         for call in directives(named("py-tensorflow"), "depends_on")
     }
-    assert ("cuda@:11", "@:2.14") in wanted
-    assert ("cuda@:12", "@2.15:2.17") in wanted
-    assert ("cuda@:12.6", "@2.18:2.20") in wanted
+    assert wanted >= {("cuda@:11", "@:2.14"), ("cuda@:12", "@2.15:2.17"),
+                      ("cuda@:12.6", "@2.18:2.20")}  # fmt: skip
     newest = known().components["tensorflow"].versions["spack"][0]
     assert newest.startswith("2.20"), "the recipe's ranges end at 2.20"
 
 
 def test_cudnn_ends_where_the_facts_end_it_for_each_generation():
-    text = named("py-tensorflow").read_text()
     limits = {rule.need.range.text for rule in known().rules
               if rule.need.variable == "cudnn" and rule.when[0].variable == "gpu"}  # fmt: skip
     assert limits == {":8.7", ":9.10"}
     for limit in limits:
-        assert f'depends_on("cudnn@{limit}"' in text
+        assert f'depends_on("cudnn@{limit}"' in named("py-tensorflow").read_text()
 
 
 @pytest.mark.parametrize("package", ["py-tensorflow", "py-horovod", "nccl-tests"])

@@ -116,13 +116,6 @@ def test_only_names_and_versions_are_packages(tmp_path, package, fine):
         assert package in "\n".join(caught.value.details)
 
 
-def test_a_python_without_wheels_is_refused(monkeypatch):
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.14",))
-    with pytest.raises(MissingPrerequisite) as caught:
-        cpu()
-    assert "Python 3.14 (the Pythons of this machine)" in "\n".join(caught.value.details)
-
-
 def test_an_unknown_stack_gets_the_nearest_name(tmp_path):
     with pytest.raises(BadInput) as caught:
         find_request(small_site(tmp_path), "tensorflw")

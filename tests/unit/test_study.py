@@ -227,6 +227,10 @@ def test_the_model_itself_says_that_the_rules_of_scale_full_can_hold(name):
             for gpus in rule.gpus:
                 rates = [expected(plan, c).images_per_second for c in chosen if c.gpus == gpus]
                 assert max(rates) / min(rates) - 1 <= (rule.at_most or 0)
+        if rule.rule == "linear":
+            parts = [plan.site.partition(one.point.spec.partition) for one in plan.possible]
+            sizes = sorted(data.gigabytes or 0 for data in plan.scale.data.values())
+            assert sizes[1] < max(part.memory_gb for part in parts) < sizes[2]
 
 
 def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path):

@@ -18,7 +18,6 @@ from tests.unit.test_study import (
     drawn_by,
     findings_of,
     finish,
-    full,
     plan_in,
     planned,
     verdict,
@@ -96,13 +95,6 @@ def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(tmp_path, 
     assert (below["2"], beyond["2"]) == ("-", "--")
     assert below["1"] == pytest.approx([1.0, 5.8])
     assert beyond["1"] == pytest.approx([5.8, 10.5])
-
-
-def test_tsubame_io_has_two_sizes_below_memory_and_others_above(three_generations):
-    plan = full(three_generations, "tsubame-io")
-    memory = max(plan.site.partition(c.point.spec.partition).memory_gb for c in plan.possible)
-    sizes = sorted(data.gigabytes or 0 for data in plan.scale.data.values())
-    assert sizes[1] < memory < sizes[2]
 
 
 # Holes: a cell that a rule would look at, and that is missing, makes no yes.
