@@ -119,8 +119,7 @@ def test_a_partitions_environment_follows_the_sites_pins_and_compilers():
     request = replace(site().stacks["pascal"], pins={"tensorflow": "2.18.1"})
     found = environment_for(site(spack=gcc, stacks={"pascal": request}), "p100")
     assert found.versions["tensorflow"] == "2.18.1"
-    assert found.gcc == "12.2.0"
-    assert found.archs == ("60",)
+    assert (found.gcc, found.archs) == ("12.2.0", ("60",))
 
 
 def test_what_has_no_gpus_no_fitting_set_or_no_environment_is_refused():

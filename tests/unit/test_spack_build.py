@@ -296,8 +296,7 @@ def test_a_releases_environment_stands_alone(tmp_path):
     lock = Lock(tmp_path, ({"hash": "a", "spec": "x@1:"},), specs)
     repos = dict.fromkeys(("hpcdl", "builtin", "unused"), tmp_path)
     tree = yaml.safe_load(environment_text(lock, Inventory((), Path("/s"), 128, repos)))["spack"]
-    assert tree["specs"] == ["x@1:"]
-    assert tree["repos"] == {"hpcdl": "$env/spack_repo/hpcdl"}
+    assert (tree["specs"], tree["repos"]) == (["x@1:"], {"hpcdl": "$env/spack_repo/hpcdl"})
     assert tree["config"]["install_tree"] == {"root": "/s", "padded_length": 128}
     assert tree["view"]["default"]["root"] == "../stack"
 

@@ -13,6 +13,7 @@ from hpcdl.workflows.study.panels import draw
 from hpcdl.workflows.study.study_plan import Plan, make_plan
 from hpcdl.workflows.study.study_report import as_data, make_report
 from tests.unit.test_study import (
+    RATES,
     RUN,
     a_result,
     drawn_by,
@@ -99,8 +100,6 @@ def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(tmp_path, 
 
 # Holes: a cell that a rule would look at, and that is missing, makes no yes.
 
-RATES = {1: 8.0, 2: 15.0, 4: 16.0}
-
 
 @pytest.mark.parametrize(
     "rule",
@@ -176,8 +175,7 @@ def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path, rule):
     """And a cell that has no other half in the matrix is nothing to wait for."""
     over = {"gpus": ["1", "2", "4"], "partition": ["p100", "v100"]}
     run = {**RUN, "over": over, "exclude": [{"gpus": "4", "partition": "p100"}]}
-    plan = ruled(tmp_path, {**rule, "over": "partition"}, runs=[run])
-    finish(plan, {1: 8.0})
+    plan = finish(ruled(tmp_path, {**rule, "over": "partition"}, runs=[run]), {1: 8.0})
     ok, words = verdict(plan)
     assert ok is None
     assert "gpus=2 partition=p100" in words
@@ -188,15 +186,12 @@ def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path, rule):
 
 def test_a_measured_cell_that_breaks_a_rule_is_a_no_whatever_is_missing(tmp_path):
     rule = {"rule": "efficiency", "gpus": [2, 4], "at_least": 0.99}
-    plan = ruled(tmp_path, rule, execution="cluster")
-    finish(plan, {1: 8.0, 2: 8.0})
-    assert verdict(plan)[0] is False
+    assert verdict(finish(ruled(tmp_path, rule, execution="cluster"), {1: 8.0, 2: 8.0}))[0] is False
 
 
 @pytest.mark.parametrize("asked", [{"gpus": [1, 2]}, {"where": {"gpus": "2"}}])
 def test_a_missing_result_that_a_rule_does_not_look_at_changes_nothing(tmp_path, asked):
-    plan = ruled(tmp_path, {"rule": "one-rank-per-gpu", **asked})
-    finish(plan, {1: 8.0, 2: 15.0})
+    plan = finish(ruled(tmp_path, {"rule": "one-rank-per-gpu", **asked}), {1: 8.0, 2: 15.0})
     assert verdict(plan)[0] is True
 
 
@@ -297,9 +292,7 @@ def test_each_framework_has_its_launcher_and_program_whatever_python_it_was_give
 
 
 def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path):
-    plan = side_by_side(tmp_path)
-    finish(plan, {1: 8.0, 2: 15.0}, of=HOROVOD)
-    found = findings_of(plan)
+    found = findings_of(finish(side_by_side(tmp_path), {1: 8.0, 2: 15.0}, of=HOROVOD))
     rows = [("gpus 1, resnet50", "8", "-"), ("gpus 2, resnet50", "15", "-")]
     table = {"title": "All", "head": ("", "horovod", "torch"), "rows": rows}
     assert as_data(make_report(found))["tables"] == [table]
@@ -320,9 +313,7 @@ def test_a_job_without_an_accuracy_has_none_in_a_table_of_accuracies(tmp_path):
     [("resnet50", ["net", "resnet50"]), ("theirs:net", ["my.models:net", "theirs:net"])],
 )
 def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(tmp_path, other, names):
-    plan = side_by_side(tmp_path, "my.models:net", other)
-    finish(plan, {1: 8.0, 2: 15.0})
-    found = findings_of(plan)
+    found = findings_of(finish(side_by_side(tmp_path, "my.models:net", other), {1: 8.0, 2: 15.0}))
     rows = as_data(make_report(found))["tables"][0]["rows"]
     assert sorted(row[0] for row in rows) == [f"gpus {n}, {name}" for n in (1, 2) for name in names]
     assert {shown(found, "model", one.values["model"]) for one in found.measured} == set(names)
@@ -330,8 +321,7 @@ def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(tmp_path
 
 @pytest.mark.parametrize(("parameters", "ok"), [(25_000_000, True), (25_000_001, False)])
 def test_a_network_has_as_many_weights_in_every_framework(tmp_path, parameters, ok):
-    plan = side_by_side(tmp_path)
-    finish(plan, {1: 8.0, 2: 15.0}, of=HOROVOD)
+    plan = finish(side_by_side(tmp_path), {1: 8.0, 2: 15.0}, of=HOROVOD)
     finish(plan, {1: 7.0, 2: 13.0}, of=TORCH, parameters=parameters)
     assert verdict(plan)[0] is ok
 
@@ -339,6 +329,5 @@ def test_a_network_has_as_many_weights_in_every_framework(tmp_path, parameters, 
 def test_rates_of_different_kinds_of_gpus_do_not_compare(tmp_path):
     run = {**RUN, "over": {"gpus": ["1"], "partition": ["p100", "v100"]}}
     rule = {"rule": "agree", "over": "partition", "at_most": 0.12}
-    plan = ruled(tmp_path, rule, runs=[run], execution="cluster")
-    finish(plan, {1: 8.0})
+    plan = finish(ruled(tmp_path, rule, runs=[run], execution="cluster"), {1: 8.0})
     assert "GPUs of one kind" in unknown(plan)
