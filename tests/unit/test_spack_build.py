@@ -100,9 +100,7 @@ def own(*partitions: str, variant: str | None = None, **pins: str) -> StackReque
         (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
     ],
 )
-def test_gpus_get_wheels_where_they_fit_and_else_a_compiled_tensorflow(
-    partitions, pins, archs, why
-):
+def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, pins, archs, why):
     wanted = environment_for_stack(GPUS, own(*partitions, **pins))
     assert wanted.wheels == bool(archs)
     assert re.search(why, wanted.why)

@@ -247,7 +247,6 @@ OF_GITHUB = {
     "details": "### Impact\nAnybody who may name an axis.\n\n```python\nnumpy.none(axis=-1)\n```\n",
     "aliases": ["CVE-2099-1234", "PYSEC-2099-17"], "related": ["CGA-2222-3333-4444"],
     "database_specific": {"cwe_ids": ["CWE-125"], "severity": "HIGH", "nvd_published_at": None},
-    "references": [{"type": "PACKAGE", "url": "https://github.com/numpy/numpy"}],
     "affected": [
         as_published("numpy", [{"introduced": "0"}, {"fixed": "1.26.5"}], ["1.26.4", "1.26.4rc1"]),
         as_published("numpy", [{"introduced": "2.0.0"}, {"fixed": "2.4.7"}], ["2.4.5", "2.4.6"]),

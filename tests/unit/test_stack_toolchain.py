@@ -121,9 +121,7 @@ def test_a_gcc_that_nobody_tried_is_refused(empty_machine):
         ("p100", "sm_60 is compiled by nvcc of CUDA 12.", "Debian 13 (12.4.131)", "Debian 12"),
     ],
 )
-def test_without_nvcc_one_line_says_how_to_get_it(
-    empty_machine, partition, message, package, other
-):
+def test_without_nvcc_a_line_says_how_to_get_it(empty_machine, partition, message, package, other):
     program(empty_machine / "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite, match="and there is none here") as caught:
         find_toolchain(*wanted(partition))

@@ -55,8 +55,6 @@ def sized(folder: Path, seconds: dict[str, float], memory: float = 0.3) -> Plan:
 
 
 # A straight line through those below memory, and what comes after it.
-
-
 @pytest.mark.parametrize(
     ("whole", "ok", "said"),
     [
@@ -99,8 +97,6 @@ def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(tmp_path, 
 
 
 # Holes: a cell that a rule would look at, and that is missing, makes no yes.
-
-
 @pytest.mark.parametrize(
     "rule",
     [
@@ -227,8 +223,6 @@ def test_a_result_without_the_metric_makes_no_yes(tmp_path):
 
 
 # Every cell that a rule chooses counts, and no other.
-
-
 def two_networks(folder: Path, rule: dict[str, Any]) -> Plan:
     """AlexNet that computes half of each step and is slow on 2, ResNet-50 that does all well."""
     run = {**RUN, "over": {"gpus": ["1", "2"], "model": ["alexnet", "resnet50"]}, "predict": [4]}
@@ -257,7 +251,6 @@ def test_a_rule_judges_the_cells_that_it_chooses(tmp_path, rule, ok):
 
 
 # Frameworks side by side.
-
 FRAMEWORKS = {
     "horovod": {"launcher": "horovod"},
     "torch": {"launcher": "torch", "program": ["{python}", "{programs}/torch_networks.py"]},

@@ -43,9 +43,7 @@ def test_a_place_is_read_from_its_launcher(environ, found):
      ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
      (mpirun(4), 8, 2), (mpirun(4), 2, 2)],
 )  # fmt: skip
-def test_threads_are_what_slurm_gives_or_a_part_of_the_mask(
-    environ, affinity, threads, monkeypatch
-):
+def test_threads_are_what_slurm_gives_or_part_of_the_mask(environ, affinity, threads, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert place(environ, affinity, "n").cpus == threads
 
