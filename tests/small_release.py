@@ -3,8 +3,10 @@
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.stack.publish import publish
 from hpcdl.stack.release import Release
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.verify import Check, Proof, new_proof
@@ -21,6 +23,13 @@ def small_site(prefix: Path, *, lmod: bool = False) -> Site:
     init = site.paths.lmod_init if lmod else prefix / "lmod" / "init" / "bash"
     paths = dataclasses.replace(site.paths, prefix=prefix, lmod_init=init)
     return dataclasses.replace(site, paths=paths)
+
+
+def mixed_site(prefix: Path) -> Site:
+    """A private site whose partitions have nodes with several GPU models."""
+    site = load_site(Path(__file__).parent / "golden" / "mixed.yaml")
+    paths = dataclasses.replace(site.paths, prefix=prefix)
+    return dataclasses.replace(site, paths=paths, private=True)
 
 
 def make_release(
@@ -53,6 +62,13 @@ def make_release(
 def passing(site: Site, release: Release) -> Proof:
     """A gate that always opens."""
     return new_proof(release, "test", "here", [Check("always", True, "yes", 0.0)])
+
+
+def published(site: Site, name: str, **changes: Any) -> Release:
+    """A finished release that was published."""
+    release = make_release(site, name, **changes)
+    publish(site, name, passing, say=silent)
+    return release
 
 
 def failing(site: Site, release: Release) -> Proof:

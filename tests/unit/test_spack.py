@@ -1,26 +1,19 @@
 """Spack's environments: rendered from the resolution, free of any site, up to date."""
 
-from __future__ import annotations
-
-import dataclasses
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from hpcdl import facts
-from hpcdl.site import Site, SpackSettings, load_site
+from hpcdl.site import Site, SpackSettings
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
-from hpcdl.stack.spack_backend.concretize import (
-    differences,
-    plan,
-    probable_cause,
-    render_work,
-)
+from hpcdl.stack.spack_backend.concretize import differences, plan, probable_cause, render_work
 from hpcdl.stack.spack_backend.environment import (
-    Environment,
     environment,
     environment_for,
     environments,
@@ -30,46 +23,38 @@ from hpcdl.stack.spack_backend.environment import (
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
+from tests.unit.conftest import shipped
 
 SPACK = folder("spack")
 ENVIRONMENTS = environments()
 NAMES = [one.name for one in ENVIRONMENTS]
 
 
-def site(name: str = "p100-v100-k80", **changes: object) -> Site:
-    return dataclasses.replace(
-        load_site(folder("templates") / "sites" / f"{name}.yaml"),
-        **changes,  # type: ignore[arg-type]
-    )
+def site(name: str = "p100-v100-k80", **changes: Any) -> Site:
+    return replace(shipped(name), **changes)
 
 
-def test_there_is_one_environment_per_gpu_generation() -> None:
+def scope(one: Site, partition: str = "p100") -> Any:
+    """What Spack is told of a site."""
+    return yaml.safe_load(render_site(one, one.partitions[partition]))
+
+
+def test_there_is_one_environment_per_gpu_generation():
     assert NAMES == ["k80", "p100", "v100", "a100", "h100", "p100-wheels"]
-    found = {path.parent.name for path in (SPACK / "environments").glob("*/spack.yaml")}
-    assert found == set(NAMES)
+    assert {path.parent.name for path in SPACK.glob("environments/*/spack.yaml")} == set(NAMES)
 
 
 @pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
-def test_the_committed_environment_is_what_rendering_gives(one: Environment) -> None:
+def test_the_committed_environment_is_what_rendering_gives(one):
     committed = (SPACK / "environments" / one.name / "spack.yaml").read_text()
     assert committed == render(one), "run: hpcdl stack concretize --render"
-
-
-@pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
-def test_an_environment_holds_no_settings_of_a_site(one: Environment) -> None:
-    text = render(one)
-    tree = yaml.safe_load(text)["spack"]
-    assert set(tree) == {"include", "repos", "specs", "packages", "concretizer", "view"}
-    assert not {"externals", "prefix", "target", "mirrors", "install_tree"} & set(
-        re.findall(r"[a-z_]+(?=:)", "\n".join(text.splitlines()[5:]))
-    )
 
 
 COMPILED = [one for one in ENVIRONMENTS if not one.wheels]
 
 
 @pytest.mark.parametrize("one", COMPILED, ids=lambda one: one.name)
-def test_an_environment_fixes_the_versions_of_the_resolution(one: Environment) -> None:
+def test_an_environment_fixes_the_versions_of_the_resolution(one):
     packages = yaml.safe_load(render(one))["spack"]["packages"]
     assert packages["py-tensorflow"]["require"] == [f"@{one.versions['tensorflow']}"]
     assert packages["cuda"]["require"] == [f"@{one.versions['cuda']}"]
@@ -79,39 +64,33 @@ def test_an_environment_fixes_the_versions_of_the_resolution(one: Environment) -
     assert kepler == (one.name == "k80"), "its own compilers, and code for both cards"
 
 
-def test_the_paths_in_an_environment_exist_beside_it() -> None:
+def test_the_paths_in_an_environment_exist_beside_it():
     tree = yaml.safe_load(render(environment("p100")))["spack"]
     here = SPACK / "environments" / "p100"
-    repository = tree["repos"]["hpcdl"].replace("$env", str(here))
-    assert (Path(repository) / "repo.yaml").is_file()
+    assert (Path(tree["repos"]["hpcdl"].replace("$env", str(here))) / "repo.yaml").is_file()
     assert (here / tree["include"][1]["path"] / "packages.yaml").is_file()
 
 
-def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding() -> None:
-    settings = SpackSettings(
-        externals=(
-            External("gcc", "12.2.0", Path("/opt/gcc-12")),
-            External("slurm", "22.05.8", Path("/opt/slurm")),
-        ),
-        mirrors={"site": "file:///apps/mirror"},
-        build_jobs=16,
-    )
-    one = site(spack=settings)
-    tree = yaml.safe_load(render_site(one, one.partitions["p100"]))
+def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding():
+    externals = (External("gcc", "12.2.0", Path("/opt/gcc-12")),
+                 External("slurm", "22.05.8", Path("/opt/slurm")))  # fmt: skip
+    mirrors = {"site": "file:///apps/mirror"}
+    tree = scope(site(spack=SpackSettings(externals=externals, mirrors=mirrors, build_jobs=16)))
     packages = tree["packages"]
     assert packages["all"] == {"require:": ["target=x86_64_v3"]}
     assert packages["pmix"] == {"require": ["@4.2"], "buildable": True}
     assert packages["slurm"]["externals"] == [{"spec": "slurm@22.05.8", "prefix": "/opt/slurm"}]
-    gcc = packages["gcc"]["externals"][0]
-    assert gcc["extra_attributes"]["compilers"]["cxx"] == "/opt/gcc-12/bin/g++"
+    compilers = packages["gcc"]["externals"][0]["extra_attributes"]["compilers"]
+    assert compilers["cxx"] == "/opt/gcc-12/bin/g++"
     store = {"root": "/apps/hpcdl/spack/store", "padded_length": 128}
-    assert tree["config"]["install_tree"] == store
-    assert tree["config"]["build_jobs"] == 16
-    assert tree["mirrors"] == {"site": "file:///apps/mirror"}
+    assert (tree["config"]["install_tree"], tree["config"]["build_jobs"]) == (store, 16)
+    assert tree["mirrors"] == mirrors
+    own = scope(site(spack=SpackSettings(store=Path("/apps/spack/opt"), padded_length=0)))
+    assert own["config"]["install_tree"] == {"root": "/apps/spack/opt"}
 
 
 @pytest.mark.parametrize("name", ["pi", "p100-v100-k80", "a100-h100", "embedded"])
-def test_a_sites_scope_is_yaml_without_duplicate_keys(name: str) -> None:
+def test_a_sites_scope_is_yaml_without_duplicate_keys(name):
     one = site(name)
     text = render_site(one, next(iter(one.partitions.values())))
     names = re.findall(r"^  ([a-z0-9-]+):$", text.split("config:")[0], re.MULTILINE)
@@ -121,7 +100,7 @@ def test_a_sites_scope_is_yaml_without_duplicate_keys(name: str) -> None:
     assert {external.name for external in one.spack.externals} <= set(packages)
 
 
-def test_a_gcc_beside_the_default_one_is_named_by_its_release(tmp_path: Path) -> None:
+def test_a_gcc_beside_the_default_one_is_named_by_its_release(tmp_path):
     """As on Debian 13: gcc is 14, and nvcc 12.4 takes 13."""
     (tmp_path / "bin").mkdir()
     for name in ("gcc", "g++"):
@@ -129,56 +108,50 @@ def test_a_gcc_beside_the_default_one_is_named_by_its_release(tmp_path: Path) ->
             (tmp_path / "bin" / f"{name}-{release}").touch()
         (tmp_path / "bin" / name).symlink_to(f"{name}-14")
     named = tuple(External("gcc", version, tmp_path) for version in ("13.3.0", "14.2.0"))
-    one = site(spack=SpackSettings(externals=named))
-    told = yaml.safe_load(render_site(one, one.partitions["p100"]))["packages"]["gcc"]
-    thirteen, fourteen = (one["extra_attributes"]["compilers"] for one in told["externals"])
+    told = scope(site(spack=SpackSettings(externals=named)))["packages"]["gcc"]["externals"]
+    thirteen, fourteen = (one["extra_attributes"]["compilers"] for one in told)
     assert (thirteen["c"], thirteen["cxx"]) == (f"{tmp_path}/bin/gcc-13", f"{tmp_path}/bin/g++-13")
     assert (fourteen["c"], fourteen["cxx"]) == (f"{tmp_path}/bin/gcc", f"{tmp_path}/bin/g++")
 
 
-def test_a_partitions_environment_follows_the_sites_pins_and_compilers() -> None:
+def test_a_partitions_environment_follows_the_sites_pins_and_compilers():
     gcc = SpackSettings(externals=(External("gcc", "12.2.0", Path("/usr")),))
-    request = dataclasses.replace(site().stacks["pascal"], pins={"tensorflow": "2.18.1"})
-    one = site(spack=gcc, stacks={"pascal": request})
-    found = environment_for(one, "p100")
+    request = replace(site().stacks["pascal"], pins={"tensorflow": "2.18.1"})
+    found = environment_for(site(spack=gcc, stacks={"pascal": request}), "p100")
     assert found.versions["tensorflow"] == "2.18.1"
-    assert found.gcc == "12.2.0"
-    assert found.archs == ("60",)
+    assert (found.gcc, found.archs) == ("12.2.0", ("60",))
 
 
-def test_what_has_no_gpus_no_fitting_set_or_no_environment_is_refused() -> None:
+def test_what_has_no_gpus_no_fitting_set_or_no_environment_is_refused():
     with pytest.raises(BadInput) as caught:
         environment("p10")
     assert "p100" in caught.value.hint
     with pytest.raises(BadInput, match="has no GPUs"):
         environment_for(site("pi"), "cpu")
-    too_new = site()
-    parts = {name: dataclasses.replace(part, driver="595.10")
-             for name, part in too_new.partitions.items()}  # fmt: skip
+    too_new = {name: replace(part, driver="595.10") for name, part in site().partitions.items()}
     with pytest.raises(BadInput, match="no set of versions fits"):
-        environment_for(dataclasses.replace(too_new, partitions=parts), "k80")
+        environment_for(site(partitions=too_new), "k80")
 
 
-def test_a_pmix_that_spack_cannot_build_has_to_be_an_external() -> None:
+def test_a_pmix_that_spack_cannot_build_has_to_be_an_external():
     pi = site("pi")
     assert environment_for(pi, "k80").versions["openmpi"].startswith("4.1")
     others = tuple(one for one in pi.spack.externals if one.name != "pmix")
-    bare = dataclasses.replace(pi, spack=SpackSettings(externals=others))
+    bare = replace(pi, spack=SpackSettings(externals=others))
     with pytest.raises(BadInput, match="no recipe for") as caught:
         environment_for(bare, "k80")
     assert "pmix@3.2" in caught.value.hint
 
 
-def test_a_sites_folder_stands_alone(tmp_path: Path) -> None:
+def test_a_sites_folder_stands_alone(tmp_path):
     work = plan([], "p100", str(tmp_path / "here"), site)
     render_work(work)
     assert work.changed == []
-    assert (work.root / "site.yaml").is_file()
-    assert (work.root / "spack_repo" / "hpcdl" / "repo.yaml").is_file()
-    assert (work.root / "environments" / "p100" / "spack.yaml").is_file()
+    for name in ("site.yaml", "spack_repo/hpcdl/repo.yaml", "environments/p100/spack.yaml"):
+        assert (work.root / name).is_file()
 
 
-def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path: Path) -> None:
+def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path):
     wanted = environment("p100")
     rows = {"cuda": "12.6.3", "nccl": "2.29.3-1", "cudnn": "9.10.2.21-12", "gcc": "12.2.0"}
     specs = {name: {"name": name, "version": version} for name, version in rows.items()}
@@ -189,26 +162,27 @@ LOCKED = [one for one in COMPILED if (SPACK / "environments" / one.name / "spack
 
 
 @pytest.mark.parametrize("one", LOCKED, ids=[one.name for one in LOCKED])
-def test_a_committed_lock_has_the_versions_of_the_resolution(one: Environment) -> None:
+def test_a_committed_lock_has_the_versions_of_the_resolution(one):
     lock = read_lock(SPACK / "environments" / one.name)
     assert differences(one, lock) == ()
-    assert {"tensorflow", "horovod", "cuda", "cudnn", "nccl", "keras", "openmpi", "ucx"} <= set(
-        lock.components
-    )
-    specs = lock.specs.values()
+    every = {"tensorflow", "horovod", "cuda", "cudnn", "nccl", "keras", "openmpi", "ucx"}
+    assert every <= set(lock.components)
     for name in ("py-tensorflow", "py-horovod", "nccl"):
-        (spec,) = [spec for spec in specs if spec["name"] == name]
+        (spec,) = [spec for spec in lock.specs.values() if spec["name"] == name]
         arch = spec["parameters"]["cuda_arch"]
         assert set(arch if isinstance(arch, list) else [arch]) == set(one.archs), name
     for name, version in lock.components.items():
         assert Range(",".join(facts.load("spack")["solved"][name])).allows(version), name
 
 
-def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi() -> None:
-    one, where = environment("p100-wheels"), SPACK / "environments" / "p100-wheels"
-    lock = read_lock(where)
-    assert differences(one, lock) == ()
-    assert (lock.archs, lock.module) == (one.archs, one.module)
+def test_the_environment_from_wheels_is_the_list_of_wheels_and_so_is_its_lock():
+    one, lock = environment("p100-wheels"), read_lock(SPACK / "environments" / "p100-wheels")
+    packages = yaml.safe_load(render(one))["spack"]["packages"]
+    assert packages["py-tensorflow-cuda-wheels"] == {"require": [f"@{one.versions['tensorflow']}"]}
+    assert packages["python"] == {"require": [f"@{one.versions['python']}"]}
+    assert one.specs == ("py-horovod-wheels +cuda cuda_arch=60,70",)
+    assert one.module == lock.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
+    assert (differences(one, lock), lock.archs) == ((), one.archs)
     outside = {spec["name"] for spec in lock.specs.values() if "external" in spec}
     assert {"cuda", "gcc", "openmpi", "python", "cmake"} <= outside
 
@@ -224,34 +198,15 @@ def test_the_lock_of_wheels_has_their_versions_and_the_machines_compiler_and_mpi
         ("", "no message"),
     ],
 )
-def test_the_probable_cause_of_a_failed_solve_is_named(text: str, word: str) -> None:
+def test_the_probable_cause_of_a_failed_solve_is_named(text, word):
     assert word in probable_cause(text)
 
 
-def test_the_environment_from_wheels_is_the_list_of_wheels() -> None:
-    one = environment("p100-wheels")
-    packages = yaml.safe_load(render(one))["spack"]["packages"]
-    assert packages["py-tensorflow-cuda-wheels"] == {"require": [f"@{one.versions['tensorflow']}"]}
-    assert packages["python"] == {"require": [f"@{one.versions['python']}"]}
-    assert one.specs == ("py-horovod-wheels +cuda cuda_arch=60,70",)
-    assert one.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
-
-
-def test_slurm_is_the_machines_and_pmix_is_built_only_for_a_site_that_names_no_other() -> None:
-    one = site()
-    packages = yaml.safe_load(render_site(one, one.partitions["p100"]))["packages"]
-    slurm = {"spec": f"slurm@{one.slurm.version}", "prefix": "/usr"}
+def test_slurm_is_the_machines_and_pmix_is_built_only_for_a_site_that_names_no_other():
+    packages = scope(site())["packages"]
+    slurm = {"spec": f"slurm@{site().slurm.version}", "prefix": "/usr"}
     assert packages["slurm"] == {"buildable": False, "externals": [slurm]}
-    assert packages["pmix"]["buildable"] is True
     own = SpackSettings(externals=(External("pmix", "4.2.9", Path("/opt/pmix")),))
-    packages = yaml.safe_load(render_site(site(spack=own), one.partitions["p100"]))["packages"]
-    assert packages["pmix"]["buildable"] is False
+    assert scope(site(spack=own))["packages"]["pmix"]["buildable"] is False
     defaults = yaml.safe_load((SPACK / "defaults" / "packages.yaml").read_text())["packages"]
     assert defaults["slurm"] == defaults["pmix"] == {"buildable": False}
-
-
-def test_a_site_may_have_an_install_tree_of_its_own() -> None:
-    own = SpackSettings(store=Path("/apps/spack/opt"), padded_length=0)
-    one = site(spack=own)
-    tree = yaml.safe_load(render_site(one, one.partitions["p100"]))
-    assert tree["config"]["install_tree"] == {"root": "/apps/spack/opt"}

@@ -1,18 +1,17 @@
 """Building with Spack, the thinking part: plans, names, guards, progress, what a mirror holds."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
-from hpcdl.site import Site, StackRequest, load_site
+from hpcdl.site import Site, StackRequest
 from hpcdl.stack.gpu_needs import driver_needs, models, needs_of
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
@@ -34,61 +33,61 @@ from hpcdl.stack.spack_backend.view import (
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
+from tests.unit.conftest import shipped
 
 KEPLER = "tensorflow-kepler"
 
 
 def pi(prefix: Path, **stacks: StackRequest) -> Site:
-    site = load_site(folder("templates") / "sites" / "pi.yaml")
-    paths = dataclasses.replace(site.paths, prefix=prefix)
-    return dataclasses.replace(site, paths=paths, stacks={**site.stacks, **stacks})
+    site = shipped("pi")
+    paths = replace(site.paths, prefix=prefix)
+    return replace(site, paths=paths, stacks={**site.stacks, **stacks})
 
 
 def wheels_stack(**pins: str) -> StackRequest:
     return StackRequest("cpus", "spack", ("cpu",), pins)
 
 
-def test_one_build_serves_the_partitions_of_a_generation(tmp_path: Path) -> None:
+def test_one_build_serves_the_partitions_of_a_generation(tmp_path):
     site = pi(tmp_path)
     wanted = environment_for_stack(site, site.stacks[KEPLER])
     assert wanted.specs == ("hpcdl-tensorflow cuda_arch=35,37",)
     assert wanted.versions["tensorflow"] == "2.14.1"
     with pytest.raises(BadInput, match="cannot be one build") as caught:
-        environment_for_stack(site, StackRequest("all", "spack", (), {}))
+        environment_for_stack(site, own())
     assert "per GPU generation" in caught.value.hint
 
 
-def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(
-    tmp_path: Path,
-) -> None:
-    site = pi(tmp_path)
-    wanted = environment_for_stack(site, wheels_stack())
+def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(tmp_path):
+    wanted = environment_for_stack(pi(tmp_path), wheels_stack())
     assert wanted.wheels
     assert wanted.versions["tensorflow"] in wheel_sets("py-tensorflow-wheels")
-    with pytest.raises(BadInput, match=r"pins tensorflow to 2\.14"):
-        environment_for_stack(site, wheels_stack(tensorflow="2.14"))
+    for name, pin in (("tensorflow", "2.14"), ("python", "3.12")):
+        with pytest.raises(BadInput, match=f"pins {name} to {pin}"):
+            environment_for_stack(pi(tmp_path), wheels_stack(**{name: pin}))
 
 
-def test_every_pin_is_required_of_spack_or_refused(tmp_path: Path) -> None:
-    site = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+def test_every_pin_is_required_of_spack_or_refused(tmp_path):
     pins = {"cudnn": "9.10", "openmpi": "5.0", "gcc": "12", "horovod": "0.28.1", "nccl": "2.29"}
-    wanted = environment_for_stack(site, StackRequest("pascal", "spack", ("p100",), pins))
+    wanted = environment_for_stack(GPUS, own("p100", **pins))
     asked = yaml.safe_load(render(wanted))["spack"]["packages"]
     packages = {"cudnn": "cudnn", "openmpi": "openmpi", "horovod": "py-horovod", "nccl": "nccl"}
     for name, package in packages.items():
         assert asked[package]["require"] == [f"@{wanted.versions[name]}"]
     assert wanted.versions["cudnn"].startswith("9.10")
     assert asked["cxx"]["require"] == [f"gcc@{wanted.versions['gcc']}"]
+    others = wheels_stack(tensorflow="2.21", nccl="2.29", openmpi="4.1")
     with pytest.raises(BadInput, match="pins nccl, openmpi") as caught:
-        environment_for_stack(
-            pi(tmp_path), wheels_stack(tensorflow="2.21", nccl="2.29", openmpi="4.1")
-        )
+        environment_for_stack(pi(tmp_path), others)
     assert "tensorflow, horovod, python" in caught.value.hint
-    with pytest.raises(BadInput, match=r"pins python to 3\.12"):
-        environment_for_stack(pi(tmp_path), wheels_stack(python="3.12"))
 
 
-GPUS = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+GPUS = shipped("p100-v100-k80")
+
+
+def own(*partitions: str, variant: str | None = None, **pins: str) -> StackRequest:
+    """A stack of that name whose wheels or compiled TensorFlow Spack installs."""
+    return StackRequest("own", "spack", partitions, pins, variant=variant)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +100,8 @@ GPUS = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
         (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
     ],
 )
-def test_gpus_get_the_wheels_that_load_where_they_fit_and_else_a_compiled_tensorflow(
-    partitions: tuple[str, ...], pins: dict[str, str], archs: tuple[str, ...], why: str
-) -> None:
-    wanted = environment_for_stack(GPUS, StackRequest("own", "spack", partitions, pins))
+def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, pins, archs, why):
+    wanted = environment_for_stack(GPUS, own(*partitions, **pins))
     assert wanted.wheels == bool(archs)
     assert re.search(why, wanted.why)
     if archs:
@@ -114,73 +111,64 @@ def test_gpus_get_the_wheels_that_load_where_they_fit_and_else_a_compiled_tensor
         assert wanted.why.startswith("Spack compiles TensorFlow 2.")
 
 
-def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda() -> None:
-    old = dataclasses.replace(GPUS.partitions["p100"], driver="470.256.02")
-    site = dataclasses.replace(GPUS, partitions={"p100": old})
-    found = choose(site, StackRequest("own", "spack", ("p100",), {}), ["p100"])
+def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda():
+    old = replace(GPUS.partitions["p100"], driver="470.256.02")
+    found = choose(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
     assert found.archs == ()
     assert "needs driver 525.60.13, and the site has 470.256.02" in found.why
-    for_cpus = StackRequest("own", "spack", ("p100",), {}, variant="cpu")
-    assert environment_for_stack(GPUS, for_cpus).archs == ()
+    assert environment_for_stack(GPUS, own("p100", variant="cpu")).archs == ()
 
 
-def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path: Path) -> None:
-    wheels, spack = StackRequest("tensorflow", "venv", (), {}), StackRequest("own", "spack", (), {})
-    parts = {name: dataclasses.replace(part, stack="own" if name == "p100" else "tensorflow")
+def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path):
+    stacks = {"tensorflow": StackRequest("tensorflow", "venv", (), {}), "own": own()}
+    parts = {name: replace(part, stack="own" if name == "p100" else "tensorflow")
              for name, part in GPUS.partitions.items()}  # fmt: skip
-    paths = dataclasses.replace(GPUS.paths, prefix=tmp_path)
-    site = dataclasses.replace(
-        GPUS, paths=paths, partitions=parts, stacks={"tensorflow": wheels, "own": spack}
-    )
+    paths = replace(GPUS.paths, prefix=tmp_path)
+    site = replace(GPUS, paths=paths, partitions=parts, stacks=stacks)
     plan = plan_spack(site, "own")
-    assert plan.expected().partitions == ("p100",)
-    assert plan.expected().needs["compute"] == ["6.0"]
-    assert plan.expected().proof == "compiled"
+    expected = plan.expected()
+    assert (expected.partitions, expected.needs["compute"]) == (("p100",), ["6.0"])
+    assert expected.proof == "compiled"
     assert plan.steps()[0] == f"take {plan.environment.why}"
     lock = folder("spack") / "environments" / "p100"
     assert plan_adoption(site, str(lock), "own").expected().partitions == ("p100",)
 
 
-def test_partitions_with_different_targets_are_not_one_build(tmp_path: Path) -> None:
+def test_partitions_with_different_targets_are_not_one_build(tmp_path):
     site = pi(tmp_path)
     first, *others = site.stacks[KEPLER].partitions
-    newer = dataclasses.replace(site.partitions[first], target="x86_64_v4")
-    mixed = dataclasses.replace(site, partitions={**site.partitions, first: newer})
+    newer = replace(site.partitions[first], target="x86_64_v4")
+    mixed = replace(site, partitions={**site.partitions, first: newer})
     with pytest.raises(BadInput, match="different targets") as caught:
         environment_for_stack(mixed, site.stacks[KEPLER])
-    assert caught.value.details == (
-        f"{first}: x86_64_v4", *(f"{name}: sandybridge" for name in others)
-    )  # fmt: skip
+    told = (f"{first}: x86_64_v4", *(f"{name}: sandybridge" for name in others))
+    assert caught.value.details == told
 
 
-def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path: Path) -> None:
-    site = pi(tmp_path)
-    cpu = dataclasses.replace(site.partitions["cpu"], target="x86_64_v4")
-    site = dataclasses.replace(site, partitions={**site.partitions, "cpu": cpu})
-    site = dataclasses.replace(site, stacks={"wheels": wheels_stack()})
-    assert {"avx", "avx512f"} <= set(plan_spack(site, "wheels").expected().needs["cpu_flags"])
+def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path):
+    site = pi(tmp_path, wheels=wheels_stack())
+    cpu = replace(site.partitions["cpu"], target="x86_64_v4")
+    plan = plan_spack(replace(site, partitions={**site.partitions, "cpu": cpu}), "wheels")
+    assert {"avx", "avx512f"} <= set(plan.expected().needs["cpu_flags"])
 
 
-def test_a_plan_names_its_module_before_anything_is_solved(tmp_path: Path) -> None:
+def test_a_plan_names_its_module_before_anything_is_solved(tmp_path):
     plan = plan_spack(pi(tmp_path), KEPLER)
     assert plan.expected().module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
-    assert plan.release_id is None
-    assert not plan.exists
-    assert any("solve" in step for step in plan.steps())
     assert plan.expected().needs["driver"] == {"from": "450.80.02", "branch": 470}
+    assert (plan.release_id, plan.exists) == (None, False)
+    assert any("solve" in step for step in plan.steps())
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
 def stub(letter: str) -> str:
     """A lock file with one package."""
-    spec = {"name": "x", "version": "1"}
-    roots = [{"hash": letter * 32, "spec": "x"}]
-    return json.dumps({"roots": roots, "concrete_specs": {letter * 32: spec}})
+    one = letter * 32
+    roots, specs = [{"hash": one, "spec": "x"}], {one: {"name": "x", "version": "1"}}
+    return json.dumps({"roots": roots, "concrete_specs": specs})
 
 
-def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_path, monkeypatch):
     plan = plan_spack(pi(tmp_path / "prefix"), KEPLER)
     where = plan.folders.environment
     where.mkdir(parents=True)
@@ -201,40 +189,38 @@ def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(
     assert plan.lock is None
 
 
-def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp_path, monkeypatch):
     where = SimpleNamespace(environment=tmp_path, log=tmp_path / "make.log")
     plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
                            environment=SimpleNamespace(wheels=True),
                            adoption=lambda: None)  # fmt: skip
-
-    def fails(*_: object) -> None:
-        raise PackageFailed("bazel did not build")
-
-    def full(*_: object) -> None:
-        raise MissingPrerequisite("no room")
-
     for name in ("open_build", "require_unlocked", "ready_key", "helpers"):
         monkeypatch.setattr(spack_build, name, lambda *_: None)
-    monkeypatch.setattr(spack_build, "make_all", fails)
-    monkeypatch.setattr(spack_build, "_fill_cache", full)
+    failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
+    monkeypatch.setattr(spack_build, "make_all", Mock(side_effect=failed))
+    monkeypatch.setattr(spack_build, "_fill_cache", Mock(side_effect=full))
     told: list[str] = []
     with pytest.raises(PackageFailed, match="bazel"):
-        spack_build._build(plan, None, told.append, None, 1, None)  # type: ignore[arg-type]
-    assert told[-1] == "note: the build cache was not filled: no room"
+        spack_build._build(plan, None, told.append, None, 1, None)
+    assert told[-1] == "note: the build cache was not filled: full"
 
 
-def test_the_guard_knows_both_ends_of_the_driver() -> None:
-    assert driver_needs("11.8.0", ["3.7"]) == {"from": "450.80.02", "branch": 470}
-    assert driver_needs("12.9.1", ["6.0", "7.0"]) == {"from": "525.60.13", "branch": 580}
-    assert driver_needs("12.9.1", ["9.0"]) == {"from": "525.60.13"}
-    # What the newest of several GPUs still has no end for, the oldest does not end.
-    assert driver_needs("12.9.1", ["6.0", "8.0"]) == {"from": "525.60.13"}
-    assert driver_needs("11.8.0", ["3.7", "6.0"]) == {"from": "450.80.02", "branch": 580}
+@pytest.mark.parametrize(
+    ("cuda", "compute", "ends"),
+    [
+        ("11.8.0", ["3.7"], {"from": "450.80.02", "branch": 470}),
+        ("12.9.1", ["6.0", "7.0"], {"from": "525.60.13", "branch": 580}),
+        ("12.9.1", ["9.0"], {"from": "525.60.13"}),
+        # What the newest of several GPUs still has no end for, the oldest does not end.
+        ("12.9.1", ["6.0", "8.0"], {"from": "525.60.13"}),
+        ("11.8.0", ["3.7", "6.0"], {"from": "450.80.02", "branch": 580}),
+    ],
+)
+def test_the_guard_knows_both_ends_of_the_driver(cuda, compute, ends):
+    assert driver_needs(cuda, compute) == ends
 
 
-def test_wheels_need_what_wheels_need_and_compiled_code_its_target() -> None:
+def test_wheels_need_what_wheels_need_and_compiled_code_its_target():
     assert needs_of((), "", "x86_64", wheels=True) == {"cpu_flags": ["avx"]}
     assert "avx" in needs_of(("37",), "11.8.0", "sandybridge", wheels=False)["cpu_flags"]
     both = needs_of(("60", "70"), "12.9.1", "x86_64_v3", wheels=True)
@@ -245,7 +231,7 @@ def test_wheels_need_what_wheels_need_and_compiled_code_its_target() -> None:
     assert needs_of(("90a",), "12.9.1", "x86_64_v3", wheels=False)["compute"] == ["9.0"]
 
 
-def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path: Path) -> None:
+def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path):
     log, done = tmp_path / "make.log", tmp_path / "install"
     done.mkdir()
     seen: list[Tally] = []
@@ -265,7 +251,7 @@ def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path: Path) -> None
     assert seen[-1].current == ("zlib-1.3",), "the words of Spack before 1.2"
 
 
-def test_the_module_sets_what_spack_sets_but_paths_for_building() -> None:
+def test_the_module_sets_what_spack_sets_but_paths_for_building():
     told = (
         "export SPACK_ENV=/x;\nexport PATH=/v/bin:/usr/bin;\nexport LD_LIBRARY_PATH=/v/lib:/v/l2;\n"
         "export CMAKE_PREFIX_PATH=/v;\nexport XLA_FLAGS='--xla_gpu_cuda_data_dir=/v';\n"
@@ -277,7 +263,7 @@ def test_the_module_sets_what_spack_sets_but_paths_for_building() -> None:
     }
 
 
-def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> None:
+def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path):
     version = next(iter(wheel_sets("py-tensorflow-wheels")))
     built = Built("py-tensorflow-wheels", version, "a" * 32, tmp_path, False, True, "Apache-2.0",
                   ({"url": "u", "sha256": "b" * 64, "commit": None},))  # fmt: skip
@@ -288,57 +274,50 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path: Path) -> No
     assert all(len(entry["sha256"]) == 64 for entry in entries)
 
 
-def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path: Path) -> None:
-    store = tmp_path / "store" / "lib" / "python3.11" / "site-packages"
-    store.mkdir(parents=True)
+def test_what_goes_into_a_view_never_reaches_the_install_tree(tmp_path):
+    inside, view = Path("lib/python3.11/site-packages"), tmp_path / "view"
+    store = tmp_path / "store" / inside
+    for folder_ in (store, view):
+        folder_.mkdir(parents=True)
     (store / "numpy.py").write_text("1")
-    view = tmp_path / "view"
-    view.mkdir()
     (view / "lib").symlink_to(tmp_path / "store" / "lib")
-    packages = own_folder(view, Path("lib/python3.11/site-packages"))
+    packages = own_folder(view, inside)
     (packages / "hpcdl.py").write_text("2")
     assert [path.name for path in store.iterdir()] == ["numpy.py"]
     assert (packages / "numpy.py").read_text() == "1"
-    assert own_folder(view, Path("lib/python3.11/site-packages")) == packages
+    assert own_folder(view, inside) == packages
     assert own_folder(view, Path("share/hpcdl")).is_dir()
 
 
-def test_a_releases_environment_stands_alone(tmp_path: Path) -> None:
+def test_a_releases_environment_stands_alone(tmp_path):
     specs = {"a": {"name": "x", "namespace": "hpcdl"}, "b": {"name": "y", "namespace": "builtin"}}
     lock = Lock(tmp_path, ({"hash": "a", "spec": "x@1:"},), specs)
     repos = dict.fromkeys(("hpcdl", "builtin", "unused"), tmp_path)
-    text = environment_text(lock, Inventory((), Path("/s"), 128, repos))
-    tree = yaml.safe_load(text)["spack"]
-    assert tree["specs"] == ["x@1:"]
-    assert tree["repos"] == {"hpcdl": "$env/spack_repo/hpcdl"}
+    tree = yaml.safe_load(environment_text(lock, Inventory((), Path("/s"), 128, repos)))["spack"]
+    assert (tree["specs"], tree["repos"]) == (["x@1:"], {"hpcdl": "$env/spack_repo/hpcdl"})
     assert tree["config"]["install_tree"] == {"root": "/s", "padded_length": 128}
     assert tree["view"]["default"]["root"] == "../stack"
 
 
-def test_a_spack_is_new_enough_and_runs_outside_the_caller_s_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spack_is_new_enough_and_runs_outside_the_caller_s_environment(tmp_path, monkeypatch):
     program = tmp_path / "bin" / "spack"
     program.parent.mkdir()
+    program.touch(mode=0o755)
     monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
     for told in ("0.23.1", "nonsense"):
         program.write_text(f"#!/bin/sh\necho {told}\n")
-        program.chmod(0o755)
         with pytest.raises(MissingPrerequisite, match="too old") as caught:
             open_spack(tmp_path, tmp_path / "scope")
         assert "1.1 or newer" in caught.value.hint
     program.write_text('#!/bin/sh\necho "1.1.0 [$SPACK_ENV]"\n')
     monkeypatch.setenv("SPACK_ENV", "/home/admin/env")
-    spack = open_spack(tmp_path, tmp_path / "scope")
-    assert spack.run("find").stdout == "1.1.0 []\n"
+    assert open_spack(tmp_path, tmp_path / "scope").run("find").stdout == "1.1.0 []\n"
     monkeypatch.setenv("HPCDL_SPACK_PACKAGES", str(tmp_path))
     with pytest.raises(BadInput, match="no packages of Spack"):
         open_spack(tmp_path, tmp_path / "scope")
 
 
-def test_what_spack_starts_is_looked_for_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_spack_starts_is_looked_for_before_anything_is_made(tmp_path, monkeypatch):
     """A minimal Debian has no patch, and Spack would say so after gigabytes."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -356,9 +335,7 @@ def test_what_spack_starts_is_looked_for_before_anything_is_made(
     assert not (tmp_path / "prefix").exists()
 
 
-def test_space_is_asked_for_before_the_first_build_from_wheels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_space_is_asked_for_before_the_first_build_from_wheels(tmp_path, monkeypatch):
     """A later one finds most of its packages in the store."""
     asked: list[dict[Path, float]] = []
     monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
@@ -371,20 +348,20 @@ def test_space_is_asked_for_before_the_first_build_from_wheels(
     assert len(asked) == 1
 
 
-def test_a_lock_that_nobody_holds_has_no_holder(tmp_path: Path) -> None:
+def test_a_lock_that_nobody_holds_has_no_holder(tmp_path):
     assert lock_holder(tmp_path / "none") is None
     (tmp_path / "lock").touch()
     assert lock_holder(tmp_path / "lock") is None
 
 
-def test_an_unsigned_build_cache_says_so_to_spack(tmp_path: Path) -> None:
+def test_an_unsigned_build_cache_says_so_to_spack(tmp_path):
     signed = BuildCache(tmp_path, tmp_path / "keys", "own")
     assert "signed: true" in signed.settings()["mirrors.yaml"]
     assert signed.env == {"SPACK_GNUPGHOME": str(tmp_path / "keys")}
     assert "signed: false" in BuildCache(tmp_path, None, None).settings()["mirrors.yaml"]
 
 
-def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path: Path) -> None:
+def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path):
     one = Source("zlib", "1.3", "https://example.org/zlib.tar.gz", "ab" + "0" * 62, None, "Zlib")
     assert one.find(tmp_path) is None
     where = tmp_path / "_source-cache" / "archive" / "ab"

@@ -20,23 +20,23 @@ def refusal(**asked: Any) -> str:
 @pytest.mark.parametrize(
     "name", ["", " ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"]
 )
-def test_a_job_name_is_a_plain_name(name: str) -> None:
+def test_a_job_name_is_a_plain_name(name):
     assert "the job name" in refusal(name=name)
 
 
 @pytest.mark.parametrize("option", ["gpus", "nodes", "gpus_per_node", "cpus_per_task", "minutes"])
 @pytest.mark.parametrize("value", [0, -1, 10**7])
-def test_counts_begin_at_one_and_end_somewhere(option: str, value: int) -> None:
+def test_counts_begin_at_one_and_end_somewhere(option, value):
     assert f"{value} is not possible" in refusal(**{option: value})
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "A=B", "a\nb", "É", "$(id)"])
-def test_a_variable_has_the_name_of_a_variable(name: str) -> None:
+def test_a_variable_has_the_name_of_a_variable(name):
     assert "is no name of a variable" in refusal(environment={name: "x"})
 
 
 @pytest.mark.parametrize("name", ["UID", "RANDOM", "launcher", "SLURM_RESTART_COUNT", "_"])
-def test_a_variable_that_bash_or_the_script_uses_is_refused_by_name(name: str) -> None:
+def test_a_variable_that_bash_or_the_script_uses_is_refused_by_name(name):
     assert f"the variable {name} cannot be set" in refusal(environment={name: "x"})
 
 
@@ -48,24 +48,24 @@ def test_a_variable_that_bash_or_the_script_uses_is_refused_by_name(name: str) -
         ("\ud800", "half a character"),
     ],
 )
-def test_what_no_program_can_be_given_is_refused(word: str, said: str) -> None:
+def test_what_no_program_can_be_given_is_refused(word, said):
     assert said in refusal(program=("python", word))
     assert said in refusal(environment={"A": word})
 
 
-def test_arguments_have_a_bound_together_as_execve_has() -> None:
+def test_arguments_have_a_bound_together_as_execve_has():
     assert "longer than 1000 kB together" in refusal(program=("echo", *["x" * 100_000] * 11))
     check_spec(JobSpec("p100", program=("echo", *["x" * 100_000] * 9)))
 
 
 @pytest.mark.parametrize("account", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
-def test_account_and_qos_are_plain_names(account: str) -> None:
+def test_account_and_qos_are_plain_names(account):
     assert "--account" in refusal(account=account)
     assert "--qos" in refusal(qos=account)
 
 
 @pytest.mark.parametrize("folder", ["/a\nb", "/a\\b", "/a\x1b", "/a\x7fb"])
-def test_a_directory_that_no_directive_can_name_is_refused(folder: str) -> None:
+def test_a_directory_that_no_directive_can_name_is_refused(folder):
     assert "Slurm cannot write a log below" in refusal(job_dir=Path(folder))
 
 
@@ -73,7 +73,7 @@ def test_a_directory_that_no_directive_can_name_is_refused(folder: str) -> None:
     ("text", "minutes"),
     [("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160)],
 )
-def test_times_are_taken_as_sbatch_takes_them(text: str, minutes: int) -> None:
+def test_times_are_taken_as_sbatch_takes_them(text, minutes):
     assert minutes_of(text) == minutes
 
 
@@ -81,13 +81,13 @@ def test_times_are_taken_as_sbatch_takes_them(text: str, minutes: int) -> None:
     "text",
     ["", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00"],
 )
-def test_what_is_no_time_limit_is_refused(text: str) -> None:
+def test_what_is_no_time_limit_is_refused(text):
     with pytest.raises(BadInput, match="is not a time limit"):
         minutes_of(text)
 
 
 @given(st.text(max_size=20))
-def test_no_text_for_a_time_gives_anything_but_minutes_or_bad_input(text: str) -> None:
+def test_no_text_for_a_time_gives_anything_but_minutes_or_bad_input(text):
     try:
         assert minutes_of(text) >= 1
     except BadInput:
@@ -103,13 +103,11 @@ def test_no_text_for_a_time_gives_anything_but_minutes_or_bad_input(text: str) -
         (["", "x"], ("", "x")),
     ],
 )
-def test_arguments_after_the_dashes_are_the_program_or_options_of_train(
-    rest: list[str], program: tuple[str, ...]
-) -> None:
+def test_arguments_after_the_dashes_are_the_program_or_options_of_train(rest, program):
     assert command_of(rest) == program
 
 
-def test_a_chain_that_would_start_over_in_every_job_is_refused() -> None:
+def test_a_chain_that_would_start_over_in_every_job_is_refused():
     program = ("hpcdl", "train", "--fresh")
     assert "start over in every job" in refusal(chain=2, program=program)
     check_spec(JobSpec("p100", program=program))

@@ -1,18 +1,19 @@
 """Which partition gets which release, and what stays visible."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, StackRequest, load_site
-from hpcdl.stack.dispatch import choose
+from hpcdl.site import Site, StackRequest
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import DISPATCH_FILE, release_for
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.modules import module_for
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import make_release, mixed_site, passing, published, silent, small_site
+
+KEPLER = {"version": "2.14.1", "stack": "kepler", "partitions": ("k80",)}
 
 
 @pytest.fixture
@@ -20,12 +21,10 @@ def site(tmp_path: Path) -> Site:
     """p100 and v100 want the stack `tensorflow`, k80 wants `kepler`."""
     site = small_site(tmp_path)
     partitions = dict(site.partitions)
-    partitions["k80"] = dataclasses.replace(partitions["k80"], stack="kepler")
-    partitions["cpu"] = dataclasses.replace(partitions["cpu"], stack=None)
-    stacks = dict(site.stacks) | {
-        "kepler": StackRequest("kepler", "venv", ("k80",), {}, variant="cpu")
-    }
-    return dataclasses.replace(site, partitions=partitions, stacks=stacks)
+    partitions["k80"] = replace(partitions["k80"], stack="kepler")
+    partitions["cpu"] = replace(partitions["cpu"], stack=None)
+    kepler = StackRequest("kepler", "venv", ("k80",), {}, variant="cpu")
+    return replace(site, partitions=partitions, stacks={**site.stacks, "kepler": kepler})
 
 
 def served(site: Site) -> dict[str, str]:
@@ -36,7 +35,7 @@ def served(site: Site) -> dict[str, str]:
 @pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
 def test_a_partition_gets_the_newest_of_its_stack(site, order):
     make_release(site, "new", version="2.21.0")
-    make_release(site, "old", version="2.14.1", stack="kepler", partitions=("k80",))
+    make_release(site, "old", **KEPLER)
     for name in order:
         publish(site, name, passing, say=silent)
     assert served(site) == {"p100": "new", "v100": "new", "k80": "old", "cpu": "new"}
@@ -44,123 +43,89 @@ def test_a_partition_gets_the_newest_of_its_stack(site, order):
     assert '["k80"] = "2.14.1-cpu"' in table
 
 
-def test_a_release_that_serves_some_is_not_given_to_others(site):
-    one = make_release(site, "all")
-    other = make_release(site, "some", stack="other", partitions=("v100",))
-    assert choose(site, [one, other]).partitions["cpu"].id == "all"
-
-
 def test_of_one_stack_with_a_release_per_gpu_each_partition_gets_its_own(site):
     """Spack compiles a stack once for each kind of GPU."""
     for name in ("p100", "v100"):
-        make_release(site, f"for-{name}", partitions=(name,))
-        publish(site, f"for-{name}", passing, say=silent)
-    assert {name: served(site)[name] for name in ("p100", "v100")} == {
-        "p100": "for-p100",
-        "v100": "for-v100",
-    }
+        published(site, f"for-{name}", partitions=(name,))
+    assert (served(site)["p100"], served(site)["v100"]) == ("for-p100", "for-v100")
 
 
 def test_earlier_versions_stay_visible_and_a_rollback_only_changes_the_default(site):
     for name, version in (("a", "2.20.0"), ("b", "2.21.0")):
-        make_release(site, name, version=version)
-        publish(site, name, passing, say=silent)
+        published(site, name, version=version)
     rollback(site)
     modules = site.paths.prefix / "current/modules/tensorflow"
     assert {path.name for path in modules.glob("*.lua")} >= {"2.20.0-cpu.lua", "2.21.0-cpu.lua"}
     assert set(served(site).values()) == {"a"}
 
 
-def test_a_version_s_name_goes_to_what_is_current(site):
-    """Two builds of one version: the name means the one that was not rolled back."""
-    for name in ("a", "b"):
-        make_release(site, name)
-        publish(site, name, passing, say=silent)
+def test_of_two_builds_of_a_version_its_name_means_the_current_one_and_in_a_job_its_own(site):
+    """A job that was submitted under an old release keeps it by that release's own modulepath."""
+    first, second = (published(site, name) for name in ("a", "b"))
     file = site.paths.prefix / "current/modules/tensorflow/2.21.0-cpu.lua"
     assert '["id"] = "b"' in file.read_text()
+    for release in (first, second):
+        own = (release.modules / f"{release.module}.lua").read_text()
+        assert f'["id"] = "{release.id}"' in own
     rollback(site)
     assert '["id"] = "a"' in file.read_text()
 
 
-def test_each_release_s_own_modulepath_gives_itself(site):
-    """A job that was submitted under an old release keeps it."""
-    for name in ("a", "b"):
-        release = make_release(site, name)
-        publish(site, name, passing, say=silent)
-        assert f'["id"] = "{name}"' in (release.modules / f"{release.module}.lua").read_text()
-    first = site.paths.prefix / "releases/a/modules/tensorflow/2.21.0-cpu.lua"
-    assert '["id"] = "a"' in first.read_text()
+@pytest.fixture
+def three(site: Site) -> Site:
+    """Two releases of the stack `tensorflow` were published, then one of `kepler`."""
+    published(site, "a", version="2.20.0")
+    published(site, "b", version="2.21.0")
+    published(site, "k", **KEPLER)
+    return site
 
 
-def three_published(site: Site) -> None:
-    """Two of the stack `tensorflow`, then one of `kepler`."""
-    make_release(site, "a", version="2.20.0")
-    make_release(site, "b", version="2.21.0")
-    make_release(site, "k", version="2.14.1", stack="kepler", partitions=("k80",))
-    for name in "abk":
-        publish(site, name, passing, say=silent)
-
-
-def test_rolling_one_stack_back_leaves_the_others_their_release(site):
-    three_published(site)
+def test_rolling_one_stack_back_leaves_the_others_their_release(three):
     moves = dict.fromkeys(("p100", "v100", "cpu"), ("b", "a"))
-    assert plan_rollback(site, "a").moves == moves
-    assert rollback(site, "a").moves == moves
-    assert served(site) == {"p100": "a", "v100": "a", "k80": "k", "cpu": "a"}
-    publish(site, "b", passing, say=silent)
-    assert served(site) == {"p100": "b", "v100": "b", "k80": "k", "cpu": "b"}
+    assert plan_rollback(three, "a").moves == moves
+    assert rollback(three, "a").moves == moves
+    assert served(three) == {"p100": "a", "v100": "a", "k80": "k", "cpu": "a"}
+    publish(three, "b", passing, say=silent)
+    assert served(three) == {"p100": "b", "v100": "b", "k80": "k", "cpu": "b"}
 
 
-def test_a_plain_rollback_undoes_the_last_publish_whatever_its_stack(site):
-    three_published(site)
-    assert rollback(site).moves == {"k80": ("k", "b")}
-    assert set(served(site).values()) == {"b"}
-    rollback(site)
-    assert set(served(site).values()) == {"a"}
+def test_a_plain_rollback_undoes_the_last_publish_whatever_its_stack(three):
+    assert rollback(three).moves == {"k80": ("k", "b")}
+    assert set(served(three).values()) == {"b"}
+    rollback(three)
+    assert set(served(three).values()) == {"a"}
 
 
-def test_a_publish_says_which_partitions_get_it(site):
-    three_published(site)
-    new = make_release(site, "new", version="2.15.1", stack="kepler", partitions=("k80",))
-    assert plan_publish(site, new.id).moves == {"k80": ("k", "new")}
-    assert publish(site, new.id, passing, say=silent).as_data()["partitions"] == {
-        "k80": {"before": "k", "after": "new"}
-    }
+def test_a_publish_says_which_partitions_get_it(three):
+    make_release(three, "new", **KEPLER | {"version": "2.15.1"})
+    assert plan_publish(three, "new").moves == {"k80": ("k", "new")}
+    told = publish(three, "new", passing, say=silent).as_data()["partitions"]
+    assert told == {"k80": {"before": "k", "after": "new"}}
 
 
 def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(tmp_path):
-    site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
-    paths = dataclasses.replace(site.paths, prefix=tmp_path)
-    cpu = {name: dataclasses.replace(one, variant="cpu") for name, one in site.stacks.items()}
-    site = dataclasses.replace(site, paths=paths, private=True, stacks=cpu)
+    site = mixed_site(tmp_path)
+    cpu = {name: replace(one, variant="cpu") for name, one in site.stacks.items()}
+    site = replace(site, stacks=cpu)
+    typed = {"stack": "tf", "partitions": ("typed",)}
     for name, gpus in (("ampere", ["A100", "A40"]), ("ada", ["L40S", "L4"])):
-        make_release(site, name, stack="tf", partitions=("typed",), needs={"gpus": gpus},
-                     module=f"tensorflow/{name}")  # fmt: skip
-        publish(site, name, passing, say=silent)
-    found = {model: release_for(site, "typed", model) for model in ("A100-PCIe-40GB", "L40S")}
-    assert {model: one and one.id for model, one in found.items()} == {
-        "A100-PCIe-40GB": "ampere", "L40S": "ada",
-    }  # fmt: skip
+        published(site, name, **typed, needs={"gpus": gpus}, module=f"tensorflow/{name}")
+    for model, name in (("A100-PCIe-40GB", "ampere"), ("L40S", "ada")):
+        assert release_for(site, "typed", model).id == name
+        assert module_for(site, partition="typed", gpu_model=model.lower()).release == name
     assert collect(site, dict, keep=1).kept["ampere"] == "serves typed"
-    assert module_for(site, partition="typed", gpu_model="a100").release == "ampere"
-    assert module_for(site, partition="typed", gpu_model="l40s").release == "ada"
     with pytest.raises(BadInput, match="no one release serves all GPU models of 'typed'") as told:
         module_for(site, partition="typed")
     assert "--gpu-model L40S" in told.value.hint
-    make_release(site, "both", stack="tf", partitions=("typed",), needs={"gpus": ["A100", "L40S"]})
-    publish(site, "both", passing, say=silent)
+    published(site, "both", **typed, needs={"gpus": ["A100", "L40S"]})
     assert module_for(site, partition="typed").release == "both"
 
 
-def test_a_damaged_dispatch_file_still_serves_a_mixed_partition(tmp_path):
-    site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
-    paths = dataclasses.replace(site.paths, prefix=tmp_path)
-    site = dataclasses.replace(site, paths=paths, private=True)
-    make_release(site, "one")
-    publish(site, "one", passing, say=silent)
-    file = tmp_path / "current" / "modules" / DISPATCH_FILE
-    for models in ("[]", "{}", '{"typed": 3}', '{"typed": {"L40S": "gone"}}'):
-        text = '{"default": "one", "partitions": {"typed": "one"}, "models": ' + models + "}"
-        file.write_text(text)
-        release = release_for(site, "typed", "L40S")
-        assert release.id == "one"
+@pytest.mark.parametrize("models", ["[]", "{}", '{"typed": 3}', '{"typed": {"L40S": "gone"}}'])
+def test_a_damaged_dispatch_file_still_serves_a_mixed_partition(tmp_path, models):
+    site = mixed_site(tmp_path)
+    published(site, "one")
+    (tmp_path / "current" / "modules" / DISPATCH_FILE).write_text(
+        '{"default": "one", "partitions": {"typed": "one"}, "models": ' + models + "}"
+    )
+    assert release_for(site, "typed", "L40S").id == "one"

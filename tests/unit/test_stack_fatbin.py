@@ -10,10 +10,6 @@ from hypothesis import strategies as st
 from hpcdl.stack.fatbin import DeviceCode, read_device_code, runs_on
 
 
-def codes(*names: str) -> list[DeviceCode]:
-    return [DeviceCode(int(name.split("_")[1]), name.startswith("sm")) for name in names]
-
-
 @pytest.mark.parametrize(
     ("names", "compute", "verdict"),
     [
@@ -29,7 +25,8 @@ def codes(*names: str) -> list[DeviceCode]:
     ],
 )
 def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(names, compute, verdict):
-    assert runs_on(codes(*names), compute) == verdict
+    codes = [DeviceCode(int(name.split("_")[1]), name.startswith("sm")) for name in names]
+    assert runs_on(codes, compute) == verdict
 
 
 def test_host_code_has_none():

@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -27,25 +26,19 @@ from hpcdl.stack.wheelhouse import fetch
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.lstat().st_mode)
+from tests.waiting import wait_for
 
 
 def test_everybody_reads_and_nobody_else_writes(tmp_path):
     tree = tmp_path / "tree"
     (tree / "bin").mkdir(parents=True)
-    (tree / "bin" / "tool").touch()
-    (tree / "data").touch()
+    for name, before in (("bin/tool", 0o700), ("data", 0o666), ("bin", 0o700)):
+        (tree / name).touch()
+        (tree / name).chmod(before)
     (tree / "link").symlink_to("data")
-    (tree / "bin").chmod(0o700)
-    (tree / "bin" / "tool").chmod(0o700)
-    (tree / "data").chmod(0o666)
     open_to_readers(tree)
-    assert mode(tree / "bin") == 0o755
-    assert mode(tree / "bin" / "tool") == 0o755
-    assert mode(tree / "data") == 0o644
+    for name, after in (("bin", 0o755), ("bin/tool", 0o755), ("data", 0o644)):
+        assert stat.S_IMODE((tree / name).stat().st_mode) == after
 
 
 def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path):
@@ -72,13 +65,11 @@ def test_bytecode_is_kept_and_copied_into_the_next_tree(tmp_path):
 def test_no_python_writes_bytecode_beside_the_start_file(tmp_path):
     """Root's Pythons of other versions read it too, while the module is loaded."""
     add_startup(tmp_path)
-    where = tmp_path / "share" / "hpcdl" / "python"
-    before = sorted(tmp_path.rglob("*"))
-    done = subprocess.run([sys.executable, "-c", "import sitecustomize as s; print(s.__file__)"],
-                          env={"PYTHONPATH": str(where)}, capture_output=True, text=True,
-                          check=True)  # fmt: skip
-    assert done.stdout.strip() == str(where / "sitecustomize.py")
-    assert done.stderr == ""
+    where, before = tmp_path / "share" / "hpcdl" / "python", sorted(tmp_path.rglob("*"))
+    code = "import sitecustomize as s; print(s.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(where)},
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == (str(where / "sitecustomize.py"), "")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -124,19 +115,15 @@ def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path):
     assert "hpcdl stack gc" in caught.value.hint
 
 
-def test_a_failed_fetch_leaves_nothing_and_removes_what_killed_ones_left(
-    tmp_path, monkeypatch, with_pip
-):
+def test_a_failed_fetch_leaves_nothing_of_it_nor_of_killed_ones(tmp_path, monkeypatch, with_pip):
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
     with_pip()
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
-    (tmp_path / "wheels" / "tensorflow-cpu-2.14.1-py39-x86_64-01234567.partial-7").mkdir(
-        parents=True
-    )
-    recipe = plan_build(small_site(tmp_path)).recipe
+    left = tmp_path / "wheels" / "tensorflow-cpu-2.14.1-py39-x86_64-01234567.partial-7"
+    left.mkdir(parents=True)
     with pytest.raises(CommandFailed):
-        fetch(recipe, running_interpreter(), silent)
+        fetch(plan_build(small_site(tmp_path)).recipe, running_interpreter(), silent)
     assert [path.name for path in (tmp_path / "wheels").iterdir()] == [".lock"]
 
 
@@ -153,9 +140,8 @@ def test_a_packed_wheel_has_a_record_of_every_member(tmp_path):
 def test_hpcdl_finds_all_of_itself():
     names = [name for name, _ in own_files()]
     assert names == sorted(names)
-    for needed in ("hpcdl/__init__.py", "hpcdl/modulefiles/tensorflow.lua",
-                   "hpcdl/templates/sites/embedded.yaml", "hpcdl/facts/wheels.yaml"):  # fmt: skip
-        assert needed in names
+    assert {"hpcdl/__init__.py", "hpcdl/modulefiles/tensorflow.lua", "hpcdl/facts/wheels.yaml",
+            "hpcdl/templates/sites/embedded.yaml"} < set(names)  # fmt: skip
     assert not any("__pycache__" in name for name in names)
     assert own_digest() == own_digest()
 
@@ -176,9 +162,7 @@ def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(tmp_path, mo
     assert names == ["hpcdl/file", "hpcdl/spack/environments/own/spack.yaml"]
 
 
-def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
-    tmp_path, monkeypatch
-):
+def test_a_killed_build_leaves_no_program_and_the_next_one_clears(tmp_path, monkeypatch):
     """`pip wheel` dies with its parent; what that could not remove is swept."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -191,15 +175,10 @@ def test_a_killed_build_leaves_no_program_and_its_directory_goes_with_the_next(
     program = "import sys; from pathlib import Path; from hpcdl.stack.sources import *\n"
     program += "own_wheel(Path(sys.argv[1]), own_digest())"
     with subprocess.Popen([sys.executable, "-c", program, slow]) as build:
-        while not (tmp_path / "pid").exists():
-            time.sleep(0.02)
+        wait_for((tmp_path / "pid").exists)
         build.kill()
     pip = Path("/proc") / (tmp_path / "pid").read_text().strip()
-    for _ in range(100):
-        if not pip.exists():
-            break
-        time.sleep(0.05)
-    assert not pip.exists()
+    wait_for(lambda: not pip.exists())
     assert len(list(scratch.iterdir())) == 1
     slow.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(CommandFailed):

@@ -34,9 +34,8 @@ def release(tmp_path: Path) -> tuple[Site, Release]:
 
 def test_a_release_without_ipykernel_is_refused_with_the_way(tmp_path):
     site = small_site(tmp_path)
-    bare = make_release(site, "bare")
     with pytest.raises(BadInput, match="ipykernel") as caught:
-        plan_kernel(site, bare, follow=False, prefix=tmp_path)
+        plan_kernel(site, make_release(site, "bare"), follow=False, prefix=tmp_path)
     assert "packages: [ipykernel]" in caught.value.hint
 
 
@@ -46,12 +45,11 @@ def test_it_starts_without_a_loaded_module(release, tmp_path, follow):
     kernel = plan_kernel(*release, follow=follow, prefix=tmp_path / "jupyter")
     install_kernel(kernel)
     assert kernel.file.is_relative_to(tmp_path / "jupyter/share/jupyter/kernels")
-    spec = json.loads(kernel.file.read_text())
-    argv = [text.format(connection_file="/run/a file.json") for text in spec["argv"]]
+    words = json.loads(kernel.file.read_text())["argv"]
+    argv = [text.format(connection_file="/run/a file.json") for text in words]
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHOME": "/opt/other"}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-    words = "-m ipykernel_launcher -f /run/a file.json"
-    assert done.stdout.strip() == f"{release[1].id} [] {words}"
+    told = subprocess.check_output(argv, env=env, text=True)
+    assert told.strip() == f"{release[1].id} [] -m ipykernel_launcher -f /run/a file.json"
 
 
 def test_without_a_prefix_it_is_the_user_s_own(release, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given, settings
@@ -13,29 +12,21 @@ from hpcdl.stack.modules import lua, profile_csh, profile_sh, render_modules, wr
 from hpcdl.stack.release import DISPATCH_FILE
 from tests.small_release import make_release, small_site
 
-Profile = Callable[[Mapping[str, str]], str]
-needs_lua = pytest.mark.skipif(shutil.which("lua") is None, reason="there is no lua")
 
-
-@needs_lua
+@pytest.mark.skipif(shutil.which("lua") is None, reason="there is no lua")
 @settings(max_examples=25, deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_comes_through_lua_unchanged(text):
     text = text.encode("utf-8", "ignore").decode()
     program = f"io.write({lua(text)})"
-    done = subprocess.run(["lua", "-"], input=program.encode(), capture_output=True, check=True)
-    assert done.stdout.decode() == text
+    assert subprocess.check_output(["lua", "-"], input=program.encode()).decode() == text
 
 
-def test_tables_are_readable():
-    value = {"sm": "sm_60", "ranges": [450, 580], "cpu": False, "none": {}}
-    assert lua(value) == (
+def test_tables_are_readable_and_other_types_refused():
+    assert lua({"sm": "sm_60", "ranges": [450, 580], "cpu": False, "none": {}}) == (
         '{\n  ["sm"] = "sm_60",\n  ["ranges"] = {\n    450,\n    580,\n  },\n'
         '  ["cpu"] = false,\n  ["none"] = {},\n}'
     )
-
-
-def test_other_types_are_refused():
     with pytest.raises(TypeError):
         lua(object())
 
@@ -51,16 +42,14 @@ def test_every_rendered_modulefile_parses(tmp_path):
             subprocess.run(["luac", "-p", "-"], input=text.encode(), check=True)
 
 
-def test_writing_modules_again_changes_nothing(tmp_path):
+def test_writing_modules_again_changes_nothing_and_the_set_before_stays_for_a_load(tmp_path):
+    """It may be under way."""
     write_modules(tmp_path, {"tensorflow/1.lua": "a"})
     first = (tmp_path / "modules").resolve()
     write_modules(tmp_path, {"tensorflow/1.lua": "a"})
     assert (tmp_path / "modules").resolve() == first
     assert len(list(tmp_path.glob(".modules*"))) == 1
-
-
-def test_the_set_before_stays_for_a_load_under_way(tmp_path):
-    for text in "abc":
+    for text in "bc":
         write_modules(tmp_path, {"tensorflow/1.lua": text})
     left = {(folder / "tensorflow/1.lua").read_text() for folder in tmp_path.glob(".modules*")}
     assert left == {"b", "c"}
@@ -69,9 +58,8 @@ def test_the_set_before_stays_for_a_load_under_way(tmp_path):
 
 @pytest.mark.parametrize(
     ("shell", "profile", "start"),
-    [("sh", profile_sh, "set -u; . "), ("bash", profile_sh, "set -u; . "),
-     ("zsh", profile_sh, "set -u; . "), ("tcsh", profile_csh, "source "),
-     ("csh", profile_csh, "source ")],
+    [*((shell, profile_sh, "set -u; . ") for shell in ("sh", "bash", "zsh")),
+     *((shell, profile_csh, "source ") for shell in ("tcsh", "csh"))],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["", "/site/modules", "/site/modules:/more"])
 def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, profile, start, before):
@@ -83,8 +71,7 @@ def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, profil
     file.write_text(profile({"MODULEPATH": ours}))
     script = f'{start}{file}; {start}{file}; echo "$MODULEPATH"'
     env = {"PATH": "/usr/bin:/bin", **({"MODULEPATH": before} if before else {})}
-    done = subprocess.run([shell, "-f", "-c", script] if shell in {"tcsh", "csh", "zsh"}
-                          else [shell, "-c", script], env=env, capture_output=True, text=True,
-                          check=True)  # fmt: skip
-    assert done.stdout.strip() == (f"{before}:{ours}" if before else ours)
-    assert done.stderr == ""
+    words = ["-f", "-c", script] if shell in {"tcsh", "csh", "zsh"} else ["-c", script]
+    done = subprocess.run([shell, *words], env=env, capture_output=True, text=True, check=True)
+    told = f"{before}:{ours}" if before else ours
+    assert (done.stdout.strip(), done.stderr) == (told, "")

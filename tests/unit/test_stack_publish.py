@@ -1,9 +1,11 @@
 """Publishing moves one link, after the gate; rolling back walks the way back."""
 
-import dataclasses
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -25,6 +27,7 @@ from hpcdl.stack.publish import (
 )
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
+from hpcdl.stack.verify import Proof
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
 from tests.small_release import failing, make_release, passing, silent, small_site
@@ -44,6 +47,9 @@ def go(site: Site, *names: str) -> None:
 
 
 def test_a_published_release_is_current_with_proof_and_modules(site):
+    before = sorted(site.paths.prefix.rglob("*"))
+    assert plan_publish(site, "a").after == "a"
+    assert sorted(site.paths.prefix.rglob("*")) == before, "planning changes nothing"
     go(site, "a")
     release = current_release(site)
     assert release.id == "a"
@@ -52,40 +58,39 @@ def test_a_published_release_is_current_with_proof_and_modules(site):
     assert (site.paths.prefix / "current").readlink() == Path("releases/a")
 
 
-def test_a_rollback_waits_for_no_publish(site):
+def test_a_rollback_waits_for_no_publish_and_says_soon_who_switches(site, monkeypatch):
     """A publish compares every file with the seal: minutes, in which a rollback is possible."""
     go(site, "a", "b")
     with locked(publish_lock(site)):
         assert rollback(site).after == "a"
     assert current_id(site) == "a"
-
-
-def test_a_rollback_says_soon_who_switches(site, monkeypatch):
-    go(site, "a", "b")
     assert publish_module.SOON_SECONDS <= 10
     monkeypatch.setattr(publish_module, "SOON_SECONDS", 0.5)
     with switch_lock(site), pytest.raises(LockBusy, match=f"held by .* pid {os.getpid()} on"):
         rollback(site)
 
 
-def test_a_publish_sees_a_rollback_that_came_in_between(site, monkeypatch):
+@pytest.mark.parametrize("moment", ["before", "gate"])
+def test_a_publish_sees_a_rollback_that_came_in_between(site, monkeypatch, moment):
+    """Nothing is locked while a job of the gate waits for its nodes."""
     go(site, "a", "b")
 
-    def roll_back_meanwhile(*_: object) -> None:
-        rollback(site)
+    def gate(*args: Any) -> Proof:
+        if moment == "gate":
+            assert rollback(site).after == current_id(site) == "a"
+        return passing(*args)
 
-    monkeypatch.setattr("hpcdl.stack.publish.require_safe_modes", roll_back_meanwhile)
-    done = publish(site, "c", passing, say=silent)
+    if moment == "before":
+        monkeypatch.setattr(publish_module, "require_safe_modes", lambda *_: rollback(site))
+    done = publish(site, "c", gate, say=silent)
     assert (done.before, done.after) == ("a", "c")
     assert [event.release for event in read_history(site)] == ["a", "b", "a", "c"]
     assert rollback(site).after == "a"
 
 
-def breaks(*_: object) -> None:
-    raise RuntimeError
-
-
-@pytest.mark.parametrize(("gate", "fault"), [(failing, CheckFailed), (breaks, RuntimeError)])
+@pytest.mark.parametrize(
+    ("gate", "fault"), [(failing, CheckFailed), (Mock(side_effect=RuntimeError), RuntimeError)]
+)
 def test_a_gate_that_fails_or_breaks_leaves_the_old_one(site, gate, fault):
     go(site, "a")
     assert newest(site) == "c", "the one built last"
@@ -93,13 +98,14 @@ def test_a_gate_that_fails_or_breaks_leaves_the_old_one(site, gate, fault):
         publish(site, newest(site), gate, say=silent)
     if fault is CheckFailed:
         assert "the ops differ" in caught.value.details[0]
+        assert overview(site)[2]["state"] == "failed the gate"
     assert current_id(site) == "a"
 
 
 @pytest.mark.parametrize("backend", ["venv", "spack"])
 def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site, backend):
-    wanted = dataclasses.replace(site.stacks["tensorflow"], variant=None, backend=backend)
-    strict = dataclasses.replace(site, stacks={"tensorflow": wanted})
+    wanted = replace(site.stacks["tensorflow"], variant=None, backend=backend)
+    strict = replace(site, stacks={"tensorflow": wanted})
     with pytest.raises(CheckFailed, match="leave the GPUs of p100, v100, k80 idle") as caught:
         publish(strict, "a", passing, say=silent)
     assert "`variant: cpu`" in caught.value.hint
@@ -129,12 +135,6 @@ def test_a_proof_of_another_release_or_a_damaged_one_does_not_count(site):
             publish(site, "b", failing, say=silent)
 
 
-def test_planning_a_publish_changes_nothing(site):
-    before = sorted(site.paths.prefix.rglob("*"))
-    assert plan_publish(site, "a").after == "a"
-    assert sorted(site.paths.prefix.rglob("*")) == before
-
-
 def test_rolling_back_twice_goes_back_twice(site):
     go(site, "a", "b", "c")
     assert rollback(site).after == "b"
@@ -144,34 +144,24 @@ def test_rolling_back_twice_goes_back_twice(site):
     assert current_id(site) == "a"
 
 
-def test_rollback_refuses_what_was_never_proven(site):
-    go(site, "a")
+def test_only_what_never_passed_the_gate_is_refused_for_a_rollback(site):
+    go(site, "a", "b")
     with pytest.raises(CheckFailed, match="never published"):
-        rollback(site, "b")
-
-
-def test_a_gate_that_failed_later_does_not_close_the_way_back(site):
-    go(site, "a", "b")
+        rollback(site, "c")
     verify(site, "a", failing)
-    assert rollback(site).after == "a"
+    assert rollback(site).after == "a", "it had passed"
 
 
-def test_an_event_whose_switch_was_killed_does_not_count(site):
-    """A publish of c killed between its history entry and the switch."""
-    go(site, "a", "b", "c")
+@pytest.mark.parametrize(("published", "current"), [("abc", "b"), ("ab", "c")])
+def test_a_killed_switch_or_one_by_hand_does_not_lose_the_way_back(site, published, current):
+    """A publish of c killed between its history entry and the switch, or a link set by hand."""
+    go(site, *published)
     link = site.paths.prefix / "current"
     link.unlink()
-    link.symlink_to("releases/b")
+    link.symlink_to(f"releases/{current}")
     assert rollback(site).after == "a"
-    assert [event.release for event in read_history(site)] == ["a", "b", "a"]
-
-
-def test_a_current_moved_by_hand_does_not_lose_the_way_back(site):
-    go(site, "a", "b")
-    link = site.paths.prefix / "current"
-    link.unlink()
-    link.symlink_to("releases/c")
-    assert rollback(site).after == "a"
+    if current == "b":
+        assert [event.release for event in read_history(site)] == ["a", "b", "a"]
 
 
 @pytest.mark.parametrize(
@@ -194,17 +184,12 @@ def test_a_damaged_history_is_refused_with_the_way_out(site, text):
     assert rollback(site, "a").after == "a", "it passed the gate"
 
 
-def test_what_a_killed_publish_left_of_the_history_is_cleared(site):
-    left = site.paths.prefix / ".history.json.abcd1234"
-    left.write_text("{")
-    go(site, "a")
-    assert not left.exists()
-
-
-@pytest.mark.parametrize("name", ["proof.json", ".content-checked"])
+@pytest.mark.parametrize(
+    "name", [".history.json", "releases/a/.proof.json", "releases/a/..content-checked"]
+)
 def test_half_a_file_of_a_killed_publish_does_not_stop_the_next_one(site, name):
     """Only its owner may read it, which a release with such a file would be refused for."""
-    left = site.paths.prefix / f"releases/a/.{name}.abcd1234"
+    left = site.paths.prefix / f"{name}.abcd1234"
     left.touch(mode=0o600)
     go(site, "a")
     assert not left.exists()
@@ -221,15 +206,14 @@ def test_damaged_records_alone_are_said_to_be_damaged(site):
 
 
 def test_the_list_shows_states_and_the_broken_ones_too(site):
-    go(site, "a")
-    with pytest.raises(CheckFailed):
-        publish(site, "b", failing, say=silent)
+    assert not verify(site, "a", failing).passed
+    assert verify(site, "b", passing).passed
+    assert [row["state"] for row in overview(site)] == ["failed the gate", "proven", "built"]
+    assert current_id(site) is None, "verifying moves nothing"
+    go(site, "b")
     (site.paths.prefix / "releases/c/release.json").write_text("{}")
-    states = {row["id"]: row["state"] for row in overview(site)}
-    assert states["a"] == "proven"
-    assert states["b"] == "failed the gate"
-    assert states["c"].startswith("broken")
-    assert [row["id"] for row in overview(site) if row["current"]] == ["a"]
+    assert {row["id"]: row["state"] for row in overview(site)}["c"].startswith("broken")
+    assert [row["id"] for row in overview(site) if row["current"]] == ["b"]
 
 
 def test_a_rollback_leaves_out_what_cannot_be_read_and_says_so(tmp_path, monkeypatch, capsys):
@@ -248,8 +232,7 @@ NAMES = st.sampled_from("abcd")
 
 @given(st.lists(st.tuples(st.sampled_from(["publish", "rollback"]), NAMES)), NAMES, st.sets(NAMES))
 def test_a_way_back_never_leads_to_itself_or_to_what_is_gone(moves, current, existing):
-    events = [Event(action, name, "") for action, name in moves]
-    target = previous(events, current, existing)
+    target = previous([Event(action, name, "") for action, name in moves], current, existing)
     assert target is None or (target != current and target in existing)
 
 
@@ -261,10 +244,3 @@ def test_publishing_then_rolling_back_all_the_way_retraces_it(names):
         events.append(Event("rollback", target, "", (seen[-1],)))
         seen.append(target)
     assert seen == names[::-1]
-
-
-def test_verifying_keeps_the_proof_and_moves_nothing(site):
-    assert not verify(site, "a", failing).passed
-    assert verify(site, "b", passing).passed
-    assert current_id(site) is None
-    assert [row["state"] for row in overview(site)] == ["failed the gate", "proven", "built"]

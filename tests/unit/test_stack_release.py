@@ -2,37 +2,52 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release, seal
+from hpcdl.site import Site
+from hpcdl.stack.release import (
+    BrokenRelease,
+    Release,
+    current_release,
+    planned_module,
+    read_release,
+    seal,
+)
 from hpcdl.stack.trees import build_lock, build_slot
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site
 
 
-def test_a_release_is_read_as_it_was_written(tmp_path):
-    site = small_site(tmp_path)
-    made = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return small_site(tmp_path)
+
+
+@pytest.fixture
+def made(site: Site) -> Release:
+    return make_release(site, "tensorflow-2.21.0-cpu-00000001")
+
+
+def test_a_release_is_read_as_it_was_written(site, made):
     read = read_release(site, made.id)
     assert read == made
-    assert read.modules == tmp_path / "releases" / made.id / "modules"
-    assert read.python == tmp_path / "releases" / made.id / "stack/bin/python"
+    root = site.paths.prefix / "releases" / made.id
+    assert (read.modules, read.python) == (root / "modules", root / "stack/bin/python")
 
 
-def test_an_unknown_id_gets_the_nearest_one(tmp_path):
-    site = small_site(tmp_path)
-    make_release(site, "tensorflow-2.21.0-cpu-00000001")
+def test_an_unknown_id_gets_the_nearest_one(site, made):
     with pytest.raises(BadInput) as caught:
         read_release(site, "tensorflow-2.21.0-cpu-0000001")
-    assert caught.value.hint == "did you mean 'tensorflow-2.21.0-cpu-00000001'?"
+    assert caught.value.hint == f"did you mean '{made.id}'?"
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "x" * 5000, "a\nb", "-rf"])
-def test_a_hostile_id_is_only_unknown(tmp_path, name):
+def test_a_hostile_id_is_only_unknown(site, name):
     with pytest.raises(BadInput, match="there is no release"):
-        read_release(small_site(tmp_path), name)
+        read_release(site, name)
 
 
 def sealed(record: dict[str, object]) -> str:
@@ -53,9 +68,7 @@ def sealed(record: dict[str, object]) -> str:
         (lambda text: sealed({**json.loads(text), "versions": 1}), "does not match the format"),
     ],
 )
-def test_a_hand_edited_record_is_refused(tmp_path, damage, complaint):
-    site = small_site(tmp_path)
-    made = make_release(site, "tensorflow-2.21.0-cpu-00000001")
+def test_a_hand_edited_record_is_refused(site, made, tmp_path, damage, complaint):
     path = made.root / "release.json"
     path.write_text(damage(path.read_text()), errors="surrogateescape")
     with pytest.raises(BrokenRelease, match=complaint) as caught:
@@ -63,21 +76,17 @@ def test_a_hand_edited_record_is_refused(tmp_path, damage, complaint):
     assert f"mv {made.root} {tmp_path}/{made.id}.broken" in caught.value.hint
 
 
-def test_a_tree_without_a_record_is_no_release(tmp_path):
-    site = small_site(tmp_path)
-    (make_release(site, "half").root / "release.json").unlink()
+def test_a_tree_without_a_record_is_no_release(site, made):
+    (made.root / "release.json").unlink()
     with pytest.raises(BadInput):
-        read_release(site, "half")
+        read_release(site, made.id)
 
 
-def test_nothing_is_current_before_a_publish(tmp_path):
-    assert current_release(small_site(tmp_path)) is None
-
-
-def test_a_current_that_leads_nowhere_says_so(tmp_path):
+def test_nothing_is_current_before_a_publish_and_a_link_to_nowhere_says_so(site, tmp_path):
+    assert current_release(site) is None
     (tmp_path / "current").symlink_to("releases/gone")
     with pytest.raises(BrokenRelease, match="'gone', which is no release"):
-        current_release(small_site(tmp_path))
+        current_release(site)
 
 
 def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi):
@@ -86,8 +95,8 @@ def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi):
     assert planned_module(pi) == planned_module(pi, pi.default_partition)
 
 
-def test_other_pythons_on_path_are_asked_anew_for_the_module(tmp_path, monkeypatch):
-    site, here = small_site(tmp_path), ["3.11"]
+def test_other_pythons_on_path_are_asked_anew_for_the_module(site, monkeypatch):
+    here = ["3.11"]
     for module in ("release", "resolve_groups"):
         monkeypatch.setattr(f"hpcdl.stack.{module}.pythons", lambda: tuple(here))
     assert planned_module(site).endswith("-cpu")
@@ -96,9 +105,9 @@ def test_other_pythons_on_path_are_asked_anew_for_the_module(tmp_path, monkeypat
         planned_module(site)
 
 
-def test_a_build_waits_for_another_one_s_and_says_so(tmp_path):
+def test_a_build_waits_for_another_one_s_and_says_so(site):
     """A build from wheels holds the folder for minutes; one of Spack's comes after hours."""
-    site, told, waiting = small_site(tmp_path), [], threading.Event()
+    told, waiting = [], threading.Event()
 
     def say(words: str) -> None:
         told.append(words)
@@ -119,10 +128,6 @@ def test_a_build_waits_for_another_one_s_and_says_so(tmp_path):
 
 def test_a_prefix_that_cannot_be_written_is_an_error_and_nothing_to_wait_for(tmp_path):
     (tmp_path / "file").touch()
-    told: list[str] = []
-    with (
-        pytest.raises(MissingPrerequisite, match="cannot write"),
-        build_slot(small_site(tmp_path / "file"), told.append),
-    ):
+    slot = build_slot(small_site(tmp_path / "file"), lambda _: pytest.fail("it waits"))
+    with pytest.raises(MissingPrerequisite, match="cannot write"), slot:
         pass
-    assert told == []

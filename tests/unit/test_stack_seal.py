@@ -84,20 +84,17 @@ def remove(root: Path) -> str:
 def as_nobody(act: Callable[[], str]) -> str:
     """What a function says in a process of another user; its interpreter is open already."""
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
         os.setgid(65534)
         os.setuid(65534)
-        said = "died"
         try:
             said = act()
         except BaseException as fault:
             said = repr(fault)
-        finally:
-            os.write(writer, said.encode())
-            os._exit(0)
+        os.write(writer, said.encode())
+        os._exit(0)
     os.close(writer)
-    os.waitpid(child, 0)
+    os.wait()
     with os.fdopen(reader) as answer:
         return answer.read()
 
@@ -107,8 +104,7 @@ CHANGES = [rewrite, flip, mode, relink, replace_by_file, add, remove]
 
 def test_a_release_as_built_passes(release):
     found = check_integrity(release)
-    assert found.ok
-    assert found.full
+    assert (found.ok, found.full) == (True, True)
     assert found.size > 3_000_000
     assert not check_integrity(release, full=False).full
 
@@ -188,19 +184,18 @@ def test_a_link_in_a_store_to_a_directory_above_it_is_followed_once(site, tmp_pa
     made = make_release(site, "spack")
     (made.prefix / "include").symlink_to(include)
     sealed = record_release(made, [tmp_path / "store"])
-    assert sorted(name for name in look(sealed) if "include" in name) == [
-        "stack/include", "stack/include/me", "stack/include/mpi.h",
-    ]  # fmt: skip
+    found = {name for name in look(sealed) if "include" in name}
+    assert found == {f"stack/include{one}" for one in ("", "/me", "/mpi.h")}
     (include / "mpi.h").write_text("two")
     assert check_integrity(sealed).faults() == ["changed: stack/include/mpi.h"]
 
 
 def test_the_gate_says_what_changed(release):
     assert check_content(release).ok
-    add(release.root)
+    said = add(release.root)
     check = check_content(release)
     assert not check.ok
-    assert "added: stack/lib/tabulate.py" in check.detail
+    assert said in check.detail
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -5,13 +5,14 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from hpcdl.jobs.quote import expandable
 from hpcdl.jobs.stage import clean, remove_left, stage
 from hpcdl.system.errors import MissingPrerequisite
-from tests.strangers import as_root, stranger
+from tests.strangers import as_root, stranger, umask
 
 OLD, NEW = "0" * 16, "f" * 16
 
@@ -25,96 +26,82 @@ def data(tmp_path: Path) -> Path:
     return source
 
 
-def test_a_program_sees_the_whole_data_set_either_way(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_sees_the_whole_data_set_either_way(data, tmp_path, monkeypatch):
     room = SimpleNamespace(free=2500)
     monkeypatch.setattr("hpcdl.jobs.stage.shutil.disk_usage", lambda _: room)
-    target = tmp_path / "node"
-    done = stage(data, target, reserve=0)
+    done = stage(data, tmp_path / "node", reserve=0)
     assert [name.name for name, _ in done.copy] == ["shard-0", "shard-1"]
     assert len(done.link) == 3
     for number in range(5):
-        assert (target / "train" / f"shard-{number}").read_bytes() == bytes([number]) * 1000
+        shard = tmp_path / "node" / "train" / f"shard-{number}"
+        assert shard.read_bytes() == bytes([number]) * 1000
 
 
-def test_what_staging_makes_on_the_way_is_not_open_to_the_group(data: Path, shared: Path) -> None:
-    before = os.umask(0o002)
-    try:
+def test_what_staging_makes_on_the_way_is_not_open_to_the_group(data, shared):
+    with umask(0o002):
         stage(data, shared / "user" / "deep" / "node", reserve=0)
-    finally:
-        os.umask(before)
-    modes = [(shared / name).stat().st_mode & 0o777 for name in ("user", "user/deep")]
-    assert modes == [0o755, 0o755]
+    assert [(shared / n).stat().st_mode & 0o777 for n in ("user", "user/deep")] == [0o755] * 2
 
 
-def test_staging_again_copies_only_files_that_differ(data: Path, tmp_path: Path) -> None:
-    target = tmp_path / "node"
-    stage(data, target, reserve=0)
-    kept = (target / "train" / "shard-0").stat().st_mtime_ns
-    (target / "train" / "shard-1").write_bytes(b"torn")
-    (target / "train" / "shard-3").write_bytes(b"x" * 1000)
-    stage(data, target, reserve=0)
-    assert (target / "train" / "shard-0").stat().st_mtime_ns == kept
+def test_staging_again_copies_only_files_that_differ(data, tmp_path):
+    shards = tmp_path / "node" / "train"
+    stage(data, tmp_path / "node", reserve=0)
+    kept = (shards / "shard-0").stat().st_mtime_ns
+    (shards / "shard-1").write_bytes(b"torn")
+    (shards / "shard-3").write_bytes(b"x" * 1000)
+    stage(data, tmp_path / "node", reserve=0)
+    assert (shards / "shard-0").stat().st_mtime_ns == kept
     for number in (1, 3):
-        assert (target / "train" / f"shard-{number}").read_bytes() == bytes([number]) * 1000
-    assert not list(target.rglob(".*"))
+        assert (shards / f"shard-{number}").read_bytes() == bytes([number]) * 1000
+    assert not list(shards.parent.rglob(".*"))
 
 
-def test_cleaning_up_leaves_the_source(data: Path, tmp_path: Path) -> None:
+def test_cleaning_up_leaves_the_source(data, tmp_path):
     stage(data, tmp_path / "node", reserve=10**15)
     clean(tmp_path / "node")
     clean(tmp_path / "node")
     assert len(list(data.rglob("shard-*"))) == 5
 
 
-def test_linked_directories_belong_to_the_data_set(data: Path, tmp_path: Path) -> None:
+def test_linked_directories_belong_to_the_data_set(data, tmp_path):
     """A set put together from others; links back to itself end."""
-    whole = tmp_path / "whole"
+    whole, node = tmp_path / "whole", tmp_path / "node"
     (whole / "more").mkdir(parents=True)
-    (whole / "digits").symlink_to(data / "train")
-    (whole / "more" / "same").symlink_to(data / "train")
-    (whole / "more" / "back").symlink_to(whole)
-    (whole / "gone").symlink_to(tmp_path / "nothing")
-    stage(whole, tmp_path / "node", reserve=0)
-    node = tmp_path / "node"
+    for name, target in (("digits", data / "train"), ("more/same", data / "train"),
+                         ("more/back", whole), ("gone", tmp_path / "nothing")):  # fmt: skip
+        (whole / name).symlink_to(target)
+    stage(whole, node, reserve=0)
     staged = sorted(str(path.relative_to(node)) for path in node.rglob("shard-*"))
     assert staged == [f"{folder}/shard-{n}" for folder in ("digits", "more/same") for n in range(5)]
 
 
-def test_what_ended_jobs_left_is_removed_and_nothing_else(data: Path, tmp_path: Path) -> None:
+def test_what_ended_jobs_left_is_removed_and_nothing_else(data, tmp_path):
     node = tmp_path / "node"
-    names = [f"my-site-{job}-{OLD}" for job in (7, 8, 9)] + [f"other-7-{OLD}", "x"]
-    for name in names:
-        (node / f"hpcdl-{name}").mkdir(parents=True)
-    (node / f"hpcdl-my-site-6-{OLD}").symlink_to(data)
-    own = node / f"hpcdl-my-site-9-{NEW}"
+    kept = {f"hpcdl-{name}" for name in (f"my-site-8-{OLD}", f"other-7-{OLD}", "x")}
+    for name in (*kept, f"hpcdl-my-site-7-{OLD}", f"hpcdl-my-site-9-{OLD}"):
+        (node / name).mkdir(parents=True)
+    link, own = node / f"hpcdl-my-site-6-{OLD}", node / f"hpcdl-my-site-9-{NEW}"
+    link.symlink_to(data)
     own.mkdir()
     assert remove_left(own, lambda: {8, 9}) == 2, "of job 7, and of the earlier run of job 9"
-    assert sorted(place.name for place in node.iterdir()) == [
-        f"hpcdl-my-site-6-{OLD}", f"hpcdl-my-site-8-{OLD}", own.name, f"hpcdl-other-7-{OLD}",
-        "hpcdl-x",
-    ]  # fmt: skip
+    assert {place.name for place in node.iterdir()} == {*kept, link.name, own.name}
     assert remove_left(node / "data", lambda: {8, 9}) == 0
 
 
 @as_root
-def test_what_another_user_named_as_a_left_one_stays(shared: Path) -> None:
+def test_what_another_user_named_as_a_left_one_stays(shared):
     stranger(f"mkdir -m 777 hpcdl-c-7-{OLD}", shared)
     assert remove_left(shared / f"hpcdl-c-9-{NEW}", set) == 0
     assert (shared / f"hpcdl-c-7-{OLD}").is_dir()
 
 
-def test_slurm_is_asked_only_where_something_lies(tmp_path: Path) -> None:
-    def alive() -> set[int]:
-        raise AssertionError("nothing was left")
-
-    (tmp_path / f"hpcdl-c-9-{NEW}").mkdir()
-    assert remove_left(tmp_path / f"hpcdl-c-9-{NEW}", alive) == 0
-    assert remove_left(tmp_path / "none" / f"hpcdl-c-9-{NEW}", alive) == 0
+def test_slurm_is_asked_only_where_something_lies(tmp_path):
+    own, asked = f"hpcdl-c-9-{NEW}", Mock(side_effect=AssertionError("nothing was left"))
+    (tmp_path / own).mkdir()
+    assert remove_left(tmp_path / own, asked) == remove_left(tmp_path / "none" / own, asked) == 0
 
 
-def test_a_link_inside_the_copy_is_not_followed(data: Path, tmp_path: Path) -> None:
+def test_a_link_inside_the_copy_is_not_followed(data, tmp_path):
     (tmp_path / "node").mkdir(mode=0o700)
     (tmp_path / "home/train").mkdir(parents=True)
     (tmp_path / "node/train").symlink_to(tmp_path / "home/train")
@@ -123,9 +110,7 @@ def test_a_link_inside_the_copy_is_not_followed(data: Path, tmp_path: Path) -> N
     assert not list((tmp_path / "home/train").iterdir())
 
 
-def test_a_directory_that_cannot_be_listed_is_no_empty_one(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_cannot_be_listed_is_no_empty_one(data, monkeypatch):
     (data / "more").mkdir()
     scan = os.scandir
 
@@ -139,10 +124,7 @@ def test_a_directory_that_cannot_be_listed_is_no_empty_one(
         stage(data, data.parent / "node", reserve=0)
 
 
-def test_only_variables_expand_in_a_path_with_variables() -> None:
+def test_only_variables_expand_in_a_path_with_variables():
     text = expandable('/a b/$NAME/`id`/$(id)/"q"/\\x/${NAME}/$')
-    done = subprocess.run(
-        ["bash", "-c", f"printf %s {text}"], env={"NAME": "v"}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    assert done.stdout == '/a b/v/`id`/$(id)/"q"/\\x/v/$'
+    told = subprocess.check_output(["bash", "-c", f"printf %s {text}"], env={"NAME": "v"})
+    assert told == b'/a b/v/`id`/$(id)/"q"/\\x/v/$'

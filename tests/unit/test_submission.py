@@ -16,9 +16,8 @@ from hpcdl.system.errors import BadInput
 
 @pytest.fixture
 def own(three_generations: Site, tmp_path: Path) -> Site:
-    return replace(
-        three_generations, paths=replace(three_generations.paths, work=tmp_path / "work")
-    )
+    paths = replace(three_generations.paths, work=tmp_path / "work")
+    return replace(three_generations, paths=paths)
 
 
 @pytest.fixture
@@ -33,9 +32,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return gone
 
 
-def test_a_job_sh_of_others_is_neither_written_over_nor_removed(
-    own: Site, tmp_path: Path, cancelled: list[int]
-) -> None:
+def test_a_job_sh_of_others_is_neither_written_over_nor_removed(own, tmp_path, cancelled):
     mine = tmp_path / "job.sh"
     mine.write_text("echo mine\n")
     with pytest.raises(BadInput, match=r"job\.sh already"):
@@ -43,15 +40,14 @@ def test_a_job_sh_of_others_is_neither_written_over_nor_removed(
     assert mine.read_text() == "echo mine\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_between_slurm_s_answer_and_the_record_takes_the_job_back(
-    own: Site, tmp_path: Path, cancelled: list[int], monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_before_the_record_takes_the_job_back(own, tmp_path, cancelled, monkeypatch, sig):
+    """Between Slurm's answer and the record."""
     queued: list[int] = []
 
     def submit(_: Path, options: Sequence[str], *, token: str) -> int:
         queued.append(7 + len(queued))
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), sig)
         return queued[-1]
 
     monkeypatch.setattr(once, "submit", submit)

@@ -23,7 +23,7 @@ COMMANDS = [one for step in STEPS for one in step.commands if one.startswith("hp
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_hpcdl_takes_a_command_of_the_tour(line: str) -> None:
+def test_hpcdl_takes_a_command_of_the_tour(line):
     words = shlex.split(line.partition(" -- ")[0])[1:]
     group = load_group(words[0])
     assert isinstance(group, Group)
@@ -61,7 +61,7 @@ def read(terminal: int) -> str:
 
 
 @pytest.mark.parametrize("typed", [CTRL_C, b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
-def test_a_tour_that_is_ended_tells_how_to_go_on(typed: bytes, tmp_path: Path) -> None:
+def test_a_tour_that_is_ended_tells_how_to_go_on(typed, tmp_path):
     status, said = toured(typed, "--from", "2", home=tmp_path)
     assert status == 5
     assert said.count("$ hpcdl ") == 1
@@ -70,10 +70,9 @@ def test_a_tour_that_is_ended_tells_how_to_go_on(typed: bytes, tmp_path: Path) -
     assert "Traceback" not in said
 
 
-def test_enter_runs_the_command_and_a_failure_ends_the_tour(tmp_path: Path) -> None:
+def test_enter_runs_the_command_and_a_failure_ends_the_tour(tmp_path):
     status, said = toured(b"\n", "--from", "4", home=tmp_path)
-    found = re.search(r"step 4: its command exited with status (\d+), not 0", said)
-    assert found, said
+    assert re.search(r"step 4: its command exited with status (\d+), not 0", said), said
     assert "error: " in said.partition("step 4:")[0]  # the command's own
     assert status == 1
 
@@ -88,7 +87,7 @@ def test_enter_runs_the_command_and_a_failure_ends_the_tour(tmp_path: Path) -> N
         ("--from 3 --to 2", 2, "no step from 3 to 2"),
     ],
 )
-def test_a_tour_that_nobody_takes(words: str, status: int, said: str) -> None:
+def test_a_tour_that_nobody_takes(words, status, said):
     done = subprocess.run([*TOUR, *words.split()], stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, check=False)  # fmt: skip
     assert done.returncode == status

@@ -30,11 +30,13 @@ def photos(folder: Path) -> None:
         shard = Shard(f"{split}-00000-of-00001.tfrecord", count, count * 3500, "")
         (folder / shard.name).write_bytes(bytes(shard.bytes))
         splits[split] = (shard,)
-    write_dataset(
-        Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1)
-    )
-    request = PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1)
-    (folder / MADE).write_text(json.dumps(asdict(request)))
+    made = Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1)
+    write_dataset(made)
+    (folder / MADE).write_text(json.dumps(asdict(PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1))))
+
+
+OTHERS = ("--count=9", "--test-count=0", "--classes=11", "--shards=2", "--seed=2", "--size=48x64",
+          "--bytes=5000", "--task=findings")  # fmt: skip
 
 
 def would(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -42,9 +44,7 @@ def would(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return capsys.readouterr().out.split()[1]
 
 
-def test_photos_that_were_asked_for_are_kept_where_that_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_photos_that_were_asked_for_are_kept_where_that_is_known(tmp_path, capsys):
     photos(tmp_path)
     assert json.loads((tmp_path / "dataset.json").read_text())["splits"]["test"]["examples"] == 4
     assert would(tmp_path, capsys) == "keep"
@@ -52,20 +52,14 @@ def test_photos_that_were_asked_for_are_kept_where_that_is_known(
     assert would(tmp_path, capsys) == "write"
 
 
-@pytest.mark.parametrize(
-    "argument",
-    ["--count=9", "--test-count=0", "--classes=11", "--shards=2", "--seed=2", "--size=48x64",
-     "--bytes=5000", "--task=findings"],
-)  # fmt: skip
-def test_other_photos_are_made_anew(
-    tmp_path: Path, argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("argument", OTHERS)
+def test_other_photos_are_made_anew(tmp_path, argument, capsys):
     photos(tmp_path)
     assert would(tmp_path, capsys, argument) == "write"
 
 
 @pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "seed": 1e999}'])
-def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path: Path, text: str) -> None:
+def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
     photos(tmp_path)
     (tmp_path / MADE).write_text(text)
     assert dataset.made_before(tmp_path, {}) is None
@@ -79,18 +73,17 @@ def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path: Path, text: s
         dataset.guard(tmp_path, "digits")
 
 
-def test_two_makes_of_one_directory_never_mix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     monkeypatch.setattr(making, "_write_records", lambda path, records, _: path.write_bytes(
         b"".join(records)))  # fmt: skip
     (tmp_path / dataset.REQUEST).write_text("damaged")
-    (tmp_path / "train-00000-of-00002.tfrecord").write_bytes(b"of another")
+    shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
+    (tmp_path / min(shards)).write_bytes(b"of another")
 
     def make(seed: int, record: Callable[[int], bytes]) -> Dataset:
         made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {})
-        return making.make_dataset(made, making.share_out("train", range(4), 2, record),
-                                   {"seed": seed}, threads=1)  # fmt: skip
+        plans = making.share_out("train", range(4), 2, record)
+        return making.make_dataset(made, plans, {"seed": seed}, threads=1)
 
     def meanwhile(number: int) -> bytes:
         if number == 2:
@@ -100,25 +93,20 @@ def test_two_makes_of_one_directory_never_mix(
 
     make(1, meanwhile)
     kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert kept["train-00000-of-00002.tfrecord"] == kept["train-00001-of-00002.tfrecord"] == b"11"
-    assert kept.keys() - {"dataset.json", MADE} == {f"train-0000{n}-of-00002.tfrecord"
-                                                    for n in (0, 1)}  # fmt: skip
+    assert kept.keys() == {"dataset.json", MADE, *shards}
+    assert {kept[name] for name in shards} == {b"11"}
     make(1, lambda _: pytest.fail("made again"))
 
 
 @pytest.mark.parametrize("seed", ["-1", "2147483648", "x"])
-def test_a_seed_that_nothing_can_be_drawn_from_is_refused(
-    tmp_path: Path, seed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seed_that_nothing_can_be_drawn_from_is_refused(tmp_path, seed, capsys):
     with pytest.raises(SystemExit) as end:
         main(["make", "digits", str(tmp_path), f"--seed={seed}"])
     assert end.value.code == 2
     assert "argument --seed: must be" in capsys.readouterr().err
 
 
-def test_records_of_images_and_a_table_that_did_not_change_are_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, capsys):
     images, table, made = tmp_path / "images", tmp_path / "labels.csv", tmp_path / "made"
     for folder in (images, made):
         folder.mkdir()
@@ -141,17 +129,16 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(
     assert answer() == "write"
 
 
-def test_every_finding_looks_different_and_is_seen() -> None:
+def test_every_finding_looks_different_and_is_seen():
     pictures = stripes(48, 64)
     assert pictures.shape == (len(FINDINGS), 48, 64, 3)
-    flat = pictures.reshape(len(FINDINGS), -1)
-    alike = np.corrcoef(flat) - np.eye(len(FINDINGS))
+    alike = np.corrcoef(pictures.reshape(len(FINDINGS), -1)) - np.eye(len(FINDINGS))
     assert alike.max() < 0.9
     assert np.abs(pictures).max(axis=(1, 2, 3)).min() > 30
 
 
 @pytest.mark.parametrize("number", range(len(FINDINGS)))
-def test_a_mirrored_finding_is_the_same_finding(number: int) -> None:
+def test_a_mirrored_finding_is_the_same_finding(number):
     picture = stripes(48, 48)[number]
     mean, mirrored = picture.mean(axis=(0, 1)), picture[:, ::-1].mean(axis=(0, 1))
     assert mirrored == pytest.approx(mean)
@@ -160,7 +147,7 @@ def test_a_mirrored_finding_is_the_same_finding(number: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
-def test_no_image_to_test_with_is_one_that_is_trained_on(seed: int) -> None:
+def test_no_image_to_test_with_is_one_that_is_trained_on(seed):
     request = PhotoRequest(40, 24, 64, 48, 3500, 10, shards=3, seed=seed)
     plans = plans_of(request, lambda number: stream(seed, number).bytes(16))
     drawn = [record for plan in plans for record in plan.records()]

@@ -4,7 +4,6 @@ import os
 import socket
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ from hpcdl.train.watchdog import Watchdog  # noqa: E402
 
 @pytest.mark.parametrize("unit", [1, 3])
 @pytest.mark.parametrize("limit", [*range(40), 100, 701, 2999])
-def test_the_largest_batch_that_fits_is_found_within_an_eighth(limit: int, unit: int) -> None:
+def test_the_largest_batch_that_fits_is_found_within_an_eighth(limit, unit):
     bounds = Bounds(0, 3000, unit, time.monotonic() + 60)
     tried: list[int] = []
 
@@ -41,7 +40,7 @@ def test_the_largest_batch_that_fits_is_found_within_an_eighth(limit: int, unit:
     assert sum(batch > limit for batch in tried) <= 9, "each may end a process"
 
 
-def test_no_trial_begins_after_the_time() -> None:
+def test_no_trial_begins_after_the_time():
     bounds = Bounds(0, 64, 1, time.monotonic() - 1)
     search(bounds, lambda _: pytest.fail("tried"))
     assert (bounds.low, bounds.high) == (0, 64)
@@ -51,7 +50,7 @@ class Exhausted(Exception):
     """TensorFlow's error for memory and for disks."""
 
 
-def test_a_lack_of_memory_and_a_full_disk_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_and_a_full_disk_are_told_apart(monkeypatch):
     errors = SimpleNamespace(ResourceExhaustedError=Exhausted)
     monkeypatch.setattr(diagnostics, "tf", SimpleNamespace(errors=errors))
     full = Exhausted("/job/events; No space left on device")
@@ -68,7 +67,7 @@ def test_a_lack_of_memory_and_a_full_disk_are_told_apart(monkeypatch: pytest.Mon
     assert "--find-batch" in (error.hint or "")
 
 
-def test_a_rank_at_work_is_waited_for_by_all(tmp_path: Path) -> None:
+def test_a_rank_at_work_is_waited_for_by_all(tmp_path):
     dogs = [Watchdog(tmp_path, rank, 2, 600.0) for rank in (0, 1)]
     for dog in dogs:
         dog._alive_at = time.monotonic() - 601.0
@@ -80,7 +79,7 @@ def test_a_rank_at_work_is_waited_for_by_all(tmp_path: Path) -> None:
     assert [dog._is_stuck() for dog in dogs] == [False, True]
 
 
-def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path: Path) -> None:
+def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path):
     dog = Watchdog(tmp_path, 0, 2, 4.0)
     dog.start()
     dog.close()
@@ -94,7 +93,7 @@ def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path: Path) ->
     assert dog._is_stuck()
 
 
-def test_every_shard_that_is_looked_through_counts_as_work(tmp_path: Path) -> None:
+def test_every_shard_that_is_looked_through_counts_as_work(tmp_path):
     shards = [tmp_path / f"{number}.tfrecord" for number in range(5)]
     shards[3].touch()
     seen: list[str] = []
@@ -104,9 +103,7 @@ def test_every_shard_that_is_looked_through_counts_as_work(tmp_path: Path) -> No
     assert len(seen) == 6, "five were looked through, one was copied"
 
 
-def test_a_watchdog_that_cannot_write_ends_the_run_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watchdog_that_cannot_write_ends_the_run_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "stacks").write_text("a file")
     monkeypatch.setattr(watchdog, "_GRACE", 0.0)
     ended: list[int] = []
@@ -115,27 +112,22 @@ def test_a_watchdog_that_cannot_write_ends_the_run_all_the_same(
     assert ended == [5]
 
 
-def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(monkeypatch):
     tf = SimpleNamespace(constant=np.asarray, float64=np.float64)
     monkeypatch.setattr(communicate, "tf", tf)
     meeting, happened = threading.Barrier(2), []
 
-    def horovod(rank: int) -> Any:
-        def allreduce(values: Any, **_: Any) -> Any:
-            meeting.wait(10)
-            return values
-
-        return SimpleNamespace(
-            rank=lambda: rank, size=lambda: 2, Sum=None, allreduce=allreduce,
-            shutdown=lambda: happened.append(f"rank {rank} leaves"),
-        )  # fmt: skip
+    def allreduce(values: Any, **_: Any) -> Any:
+        meeting.wait(10)
+        return values
 
     def leave(rank: int, writing: float) -> None:
         time.sleep(writing)
         happened.append(f"rank {rank} is done")
-        Horovod(horovod(rank)).close()
+        Horovod(SimpleNamespace(
+            rank=lambda: rank, size=lambda: 2, Sum=None, allreduce=allreduce,
+            shutdown=lambda: happened.append(f"rank {rank} leaves"),
+        )).close()  # fmt: skip
 
     slow = threading.Thread(target=leave, args=(0, 0.2))
     slow.start()
@@ -148,17 +140,13 @@ def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(
 @pytest.mark.parametrize(
     ("code", "size", "at_once"), [(75, 2, True), (5, 2, True), (0, 2, False), (75, 1, False)]
 )
-def test_ranks_that_are_to_be_requeued_exit_within_the_same_moment(
-    code: int, size: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_are_to_be_requeued_exit_at_once(code, size, at_once, monkeypatch):
     happened: list[object] = []
     ranks = SimpleNamespace(close=lambda: happened.append("all have come"))
-    monkeypatch.setattr(
-        program, "prepare", lambda *_: SimpleNamespace(go=lambda: code, ranks=ranks)
-    )
+    run = SimpleNamespace(go=lambda: code, ranks=ranks)
+    monkeypatch.setattr(program, "prepare", lambda *_: run)
     monkeypatch.setattr(os, "_exit", happened.append)
-    place = RankPlace(0, size, 0, size, 1, "a")
-    assert program._run(TrainOptions(), place, StartupClock()) == code
+    assert program._run(TrainOptions(), RankPlace(0, size, 0, size, 1, "a"), StartupClock()) == code
     assert happened == (["all have come", code] if at_once else ["all have come"])
 
 
@@ -170,9 +158,7 @@ def member(code: int | None) -> Any:
     ("chief", "told", "started"), [(0, 0, []), (75, 75, []), (-9, 0, [False])],
     ids=["the chief's own end is no loss", "nor its requeue", "killed, it does not start over"],
 )  # fmt: skip
-def test_members_that_were_killed_start_again(
-    chief: int, told: int, started: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_that_were_killed_start_again(chief, told, started, monkeypatch):
     fresh: list[bool] = []
 
     def start(options: TrainOptions, *_: Any) -> Any:
@@ -188,9 +174,7 @@ def test_members_that_were_killed_start_again(
     assert fresh == started
 
 
-def test_ranks_whose_rank_0_is_gone_end_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_whose_rank_0_is_gone_end_without_a_traceback(monkeypatch):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     door = socket.create_server(("127.0.0.1", 0))
     place = door.getsockname()[:2]
@@ -200,5 +184,4 @@ def test_ranks_whose_rank_0_is_gone_end_without_a_traceback(
         return 1
 
     monkeypatch.setattr(parameter_server.time, "sleep", gone)
-    running = {("worker", 1): member(None)}
-    assert parameter_server._follow(TrainOptions(), {}, running, place) == 1
+    assert parameter_server._follow(TrainOptions(), {}, {("worker", 1): member(None)}, place) == 1

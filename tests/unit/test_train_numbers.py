@@ -3,7 +3,6 @@
 import itertools
 import random
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ def plan(schedule: str, warmup: int = 0) -> RunPlan:
     return RunPlan(64, 110, 0, 0.4, 0, lr_schedule=schedule, lr_warmup_steps=warmup)
 
 
-def test_the_rate_rises_linearly_over_the_warm_up_and_then_follows_its_schedule() -> None:
+def test_the_rate_rises_linearly_over_the_warm_up_and_then_follows_its_schedule():
     rates = [plan("cosine", warmup=10).lr_at(step) for step in range(111)]
     assert rates[:3] == pytest.approx([0.04, 0.08, 0.12])
     assert rates[9] == rates[10] == pytest.approx(0.4)
@@ -35,10 +34,12 @@ def test_the_rate_rises_linearly_over_the_warm_up_and_then_follows_its_schedule(
     assert plan("constant").lr_at(109) == 0.4
 
 
-def test_gradients_are_grouped_from_the_last_to_the_first_each_in_one_group() -> None:
+def test_gradients_are_grouped_from_the_last_to_the_first_each_in_one_group():
     assert buckets([10, 10, 10, 10], limit=20) == [[3, 2], [1, 0]]
     assert buckets([100, 1, 1], limit=20) == [[2, 1], [0]]
-    assert buckets([], limit=20) == []
+    assert buckets([], limit=20) == packs([]) == []
+    values = [np.zeros(3, np.float32), np.zeros((), np.int64), np.zeros((2, 2), np.float32)]
+    assert packs(values) == [[2, 0], [1]], "arrays of one type are packed together"
     draw = random.Random(1)
     for _ in range(200):
         sizes = [draw.randrange(40) for _ in range(draw.randrange(1, 30))]
@@ -47,27 +48,19 @@ def test_gradients_are_grouped_from_the_last_to_the_first_each_in_one_group() ->
         assert all(sum(sizes[i] for i in group) <= 50 for group in groups)
 
 
-def test_arrays_of_one_type_are_packed_together() -> None:
-    values = [np.zeros(3, np.float32), np.zeros((), np.int64), np.zeros((2, 2), np.float32)]
-    assert packs(values) == [[2, 0], [1]]
-    assert packs([]) == []
-
-
-class Variable:
+class Variable(SimpleNamespace):
     """A variable as far as a broadcast looks at it."""
 
-    def __init__(self, value: object) -> None:
-        self.value = np.asarray(value)
-        self.dtype = self.value.dtype
+    dtype = property(lambda self: self.value.dtype)
 
     def read_value(self) -> object:
         return self.value
 
     def assign(self, value: object) -> None:
-        self.value = np.asarray(value)
+        self.value = value
 
 
-def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
     def reduce(_: object, operation: object, sent: list[object]) -> list[object]:
         kinds.append({value.dtype for value in map(np.asarray, sent)})
         return [np.asarray(value) + 1 for value in sent]
@@ -77,20 +70,19 @@ def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch: pytest.Mo
     monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
     sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
     monkeypatch.setattr(multiworker, "tf", SimpleNamespace(cast=np.asarray, distribute=sums))
-    weights = [Variable(np.float32(1)), Variable(np.int64(2)), Variable(np.float32(3))]
+    weights = [Variable(value=value) for value in (np.float32(1), np.int64(2), np.float32(3))]
     MultiWorker(None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
     assert kinds == [{np.dtype(np.float32)}, {np.dtype(np.int64)}]
     assert [int(weight.value) for weight in weights] == [2, 3, 4]
 
 
-def test_tf_config_names_every_rank_of_every_node() -> None:
+def test_tf_config_names_every_rank_of_every_node():
     environ = {"SLURM_JOB_ID": "9", "SLURM_STEP_NODELIST": "n[1-2]",
                "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
-    here = RankPlace(2, 3, 0, 1, 1, "n2")
-    config = cluster_config(environ, here, lambda _: ["n1", "n2"])
-    names = [worker.partition(":")[0] for worker in config["cluster"]["worker"]]
-    assert names == ["n1", "n1", "n2"]
-    assert len(set(config["cluster"]["worker"])) == 3
+    config = cluster_config(environ, RankPlace(2, 3, 0, 1, 1, "n2"), lambda _: ["n1", "n2"])
+    workers = config["cluster"]["worker"]
+    assert [worker.partition(":")[0] for worker in workers] == ["n1", "n1", "n2"]
+    assert len(set(workers)) == 3
     assert config["task"] == {"type": "worker", "index": 2}
     with pytest.raises(MissingPrerequisite, match="are unknown"):
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
@@ -101,7 +93,7 @@ def test_tf_config_names_every_rank_of_every_node() -> None:
     [{"PMIX_NAMESPACE": "77"}, {"SLURM_JOB_ID": "9"}, {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "1"},
      {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"}],
 )  # fmt: skip
-def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> None:
+def test_runs_at_the_same_time_get_ports_of_their_own(other):
     here, there = RankPlace(0, 2, 0, 2, 1, "n1"), RankPlace(1, 2, 1, 2, 1, "n1")
     first = cluster_config({"PMIX_NAMESPACE": "78"}, here, lambda _: [])["cluster"]["worker"]
     second = cluster_config(other, here, lambda _: [])["cluster"]["worker"]
@@ -109,7 +101,7 @@ def test_runs_at_the_same_time_get_ports_of_their_own(other: dict[str, str]) -> 
     assert not {*first} & {*second}
 
 
-def test_the_area_is_the_chance_that_a_positive_scores_higher() -> None:
+def test_the_area_is_the_chance_that_a_positive_scores_higher():
     draw = random.Random(2)
     for _ in range(50):
         scores = [draw.randrange(6) for _ in range(20)]
@@ -126,9 +118,7 @@ def test_the_area_is_the_chance_that_a_positive_scores_higher() -> None:
     [(1, {}, "single"), (1, {"TF_CONFIG": "{}"}, "single"), (4, {}, "horovod"),
      (4, {"TF_CONFIG": "{}"}, "multiworker")],
 )  # fmt: skip
-def test_ranks_work_together_as_they_were_started(
-    monkeypatch: pytest.MonkeyPatch, size: int, environ: dict[str, str], strategy: str
-) -> None:
+def test_ranks_work_together_as_they_were_started(monkeypatch, size, environ, strategy):
     assert set(STRATEGIES) == {"auto", *strategies.STRATEGIES}
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for name, value in environ.items():
@@ -143,9 +133,7 @@ def test_ranks_work_together_as_they_were_started(
     [([10, 10, 10, 10], 2, [0, 0, 1, 1]), ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
      ([30, 10, 20, 30], 3, [0, 1, 1, 2]), ([], 1, [])],
 )  # fmt: skip
-def test_stages_follow_each_other_with_about_as_many_parameters(
-    sizes: list[int], devices: int, stages: list[int]
-) -> None:
+def test_stages_follow_each_other_with_about_as_many_parameters(sizes, devices, stages):
     assert _stages(sizes, devices) == stages
     with pytest.raises(BadInput, match="cannot be divided among 3 devices"):
         _stages([0, 5, 5, 0], 3)
@@ -165,9 +153,7 @@ class BatchNormalization:
     [({}, True), ({"renorm": False}, True), ({"renorm": True}, False),
      ({"synchronized": True}, False), ({"fused": True}, False), ({"axis": 2}, False)],
 )  # fmt: skip
-def test_a_plain_layer_of_every_keras_3_is_fused(
-    own: dict[str, Any], same: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_layer_of_every_keras_3_is_fused(own, same, monkeypatch):
     layers = SimpleNamespace(BatchNormalization=BatchNormalization)
     monkeypatch.setattr(fused, "tf", SimpleNamespace(keras=SimpleNamespace(layers=layers)))
     layer = BatchNormalization()

@@ -16,38 +16,35 @@ p100-02:98:121 [1] NCCL INFO Channel 01/0 : 3[1] -> 0[0] [receive] via NET/Socke
 HOSTS = {0: "p100-01", 1: "p100-01", 2: "p100-02", 3: "p100-02"}
 
 
-def test_links_are_read_from_every_form_that_nccl_prints() -> None:
+def test_links_are_read_from_every_form_that_nccl_prints():
     assert read_links(LOG) == (
         Link(0, 1, "P2P"), Link(1, 0, "P2P"), Link(1, 2, "NET/IB"), Link(2, 3, "SHM"),
         Link(3, 0, "NET/Socket"),
     )  # fmt: skip
 
 
-def test_sockets_between_nodes_are_wrong_where_infiniband_is_declared() -> None:
-    (sentence,) = judge_links(read_links(LOG), HOSTS, nvlink=False, fabric="infiniband")
-    assert sentence == "nodes talk by TCP sockets, though infiniband is declared (1 links)"
+@pytest.mark.parametrize(
+    ("links", "nvlink", "fabric", "wrong"),
+    [
+        (read_links(LOG), False, "infiniband", "nodes talk by TCP sockets, though infiniband is"),
+        (read_links(LOG), True, "ethernet", "GPUs of a node talk by SHM"),
+        ([Link(0, 1, "NET/IB")], False, "infiniband", "GPUs of a node talk through the network"),
+        (read_links(LOG), False, "ethernet", None),
+    ],
+    ids=["no InfiniBand", "no NVLink", "the network inside a node", "PCIe and Ethernet"],
+)
+def test_links_are_judged_by_what_the_partition_declares(links, nvlink, fabric, wrong):
+    found = judge_links(links, HOSTS, nvlink=nvlink, fabric=fabric)
+    assert len(found) == (wrong is not None)
+    assert all(sentence.startswith(wrong) for sentence in found)
 
 
-def test_shared_memory_inside_a_node_is_wrong_where_nvlink_is_declared() -> None:
-    (sentence,) = judge_links(read_links(LOG), HOSTS, nvlink=True, fabric="ethernet")
-    assert sentence.startswith("GPUs of a node talk by SHM")
-
-
-def test_what_a_pcie_partition_on_ethernet_does_is_right() -> None:
-    assert judge_links(read_links(LOG), HOSTS, nvlink=False, fabric="ethernet") == ()
-
-
-def test_the_network_inside_a_node_is_always_wrong() -> None:
-    found = judge_links([Link(0, 1, "NET/IB")], HOSTS, nvlink=False, fabric="infiniband")
-    assert "through the network" in found[0]
-
-
-def test_without_nccl_it_says_so(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_without_nccl_it_says_so(tmp_path):
     with pytest.raises(NoLibrary, match="libnccl"):
         exchange(0, 1, 0, tmp_path)
 
 
-def test_ranks_meet_in_no_file_of_another_step_run_or_job_of_a_chain() -> None:
+def test_ranks_meet_in_no_file_of_another_step_run_or_job_of_a_chain():
     first = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
     others = [first | {"SLURM_STEP_ID": "1"}, first | {"SLURM_JOB_ID": "8"},
               first | {"SLURM_RESTART_COUNT": "1"}]  # fmt: skip

@@ -4,6 +4,7 @@ import os
 import pwd
 import shutil
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +16,20 @@ from hpcdl.system.trust import require_private
 from tests.strangers import STRANGER, as_root, stranger
 
 
+def refused(path: Path, reason: str) -> MissingPrerequisite:
+    with pytest.raises(MissingPrerequisite, match=reason) as caught:
+        require_private(path)
+    return caught.value
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o702])
 def test_what_others_may_write_to_is_not(shared, mode):
     place = shared / "open"
     place.mkdir()
     place.chmod(mode)
-    with pytest.raises(MissingPrerequisite, match="others may write") as caught:
-        require_private(place)
-    assert f"chmod g-w,o-w {place}" in str(caught.value.hint)
+    assert f"chmod g-w,o-w {place}" in str(refused(place, "others may write").hint)
     (place / "below").mkdir()
-    with pytest.raises(MissingPrerequisite, match="not sticky"):
-        require_private(place / "below")
+    refused(place / "below", "not sticky")
 
 
 def test_below_what_is_closed_to_others_their_permissions_mean_nothing(shared):
@@ -36,14 +40,11 @@ def test_below_what_is_closed_to_others_their_permissions_mean_nothing(shared):
     require_private(shared / "home/work/cluster")
     (shared / "open/cluster").mkdir()
     (shared / "home/out").symlink_to(shared / "open")
-    with pytest.raises(MissingPrerequisite, match="not sticky"):
-        require_private(shared / "home/out/cluster")
+    refused(shared / "home/out/cluster", "not sticky")
     (shared / "open/in").symlink_to(shared / "home/work")
-    with pytest.raises(MissingPrerequisite, match="not sticky"):
-        require_private(shared / "open/in/cluster")
+    refused(shared / "open/in/cluster", "not sticky")
     (shared / "home").chmod(0o710)
-    with pytest.raises(MissingPrerequisite, match="not sticky"):
-        require_private(shared / "home/work/cluster")
+    refused(shared / "home/work/cluster", "not sticky")
 
 
 def test_a_link_at_the_end_or_to_nowhere_is_not_trusted(tmp_path):
@@ -52,15 +53,12 @@ def test_a_link_at_the_end_or_to_nowhere_is_not_trusted(tmp_path):
     for name in ("real", "real/file"):
         require_private(tmp_path / name)
     (tmp_path / "link").symlink_to("real")
-    with pytest.raises(MissingPrerequisite, match="it is a link"):
-        require_private(tmp_path / "link")
+    refused(tmp_path / "link", "it is a link")
     (tmp_path / "real/below").mkdir()
     require_private(tmp_path / "link/below")
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(MissingPrerequisite, match="too many links"):
-        require_private(tmp_path / "loop/x")
-    with pytest.raises(MissingPrerequisite, match="no such file"):
-        require_private(tmp_path / "none")
+    refused(tmp_path / "loop/x", "too many links")
+    refused(tmp_path / "none", "no such file")
 
 
 @as_root
@@ -69,25 +67,21 @@ def test_a_group_is_trusted_where_it_is_this_user_s_own(shared):
     (shared / "mine").chmod(0o770)
     require_private(shared / "mine")
     shutil.chown(shared / "mine", group="nogroup")
-    with pytest.raises(MissingPrerequisite, match="others may write"):
-        require_private(shared / "mine")
+    refused(shared / "mine", "others may write")
 
 
 def test_links_on_the_way_lead_where_the_kernel_goes(shared):
     """`..` behind a link leads above its target: the text of the path alone says otherwise."""
-    for name in ("a/deep", "b/cluster", "open/cluster"):
+    for name in ("a/deep", "a/cluster", "b/cluster", "open/cluster"):
         (shared / name).mkdir(parents=True)
     (shared / "open").chmod(0o777)
     (shared / "b/in").symlink_to("../a/deep")
-    (shared / "a/cluster").mkdir()
     (shared / "b/out").symlink_to("in/../../open")
-    with pytest.raises(MissingPrerequisite, match="not sticky"):
-        require_private(shared / "b/out/cluster")
+    refused(shared / "b/out/cluster", "not sticky")
     (shared / "b/fine").symlink_to("in/..")
     require_private(shared / "b/fine/cluster")
     (shared / "a/cluster").rmdir()
-    with pytest.raises(MissingPrerequisite, match="no such file"):
-        require_private(shared / "b/fine/cluster")
+    refused(shared / "b/fine/cluster", "no such file")
 
 
 @as_root
@@ -97,14 +91,13 @@ def test_links_on_the_way_lead_where_the_kernel_goes(shared):
         ("mkdir target; chmod 777 target", "belongs to nobody"),
         ("mkdir -m 700 target", "belongs to nobody"),
         ("ln -s /root target", "it is a link"),
-        ("mkdir deep; mkdir deep/target", "belongs to nobody"),
     ],
 )
 def test_what_another_user_prepared_is_refused(shared, command, reason):
     stranger(command, shared)
-    place = shared / ("deep/target" if "deep" in command else "target")
-    with pytest.raises(MissingPrerequisite, match=reason):
-        require_private(place)
+    refused(shared / "target", reason)
+    stranger("mkdir -p deep/target", shared)
+    refused(shared / "deep/target", "belongs to nobody")
 
 
 @as_root
@@ -119,8 +112,7 @@ def test_an_access_list_that_lets_a_stranger_write_is_seen(shared):
     stranger("touch mine/planted", shared)
     for path in (place, place / "below"):
         (place / "below").mkdir(exist_ok=True)
-        with pytest.raises(MissingPrerequisite, match=r"others may write|not sticky"):
-            require_private(path)
+        refused(path, r"others may write|not sticky")
 
 
 @as_root
@@ -149,11 +141,8 @@ def test_data_is_staged_neither_into_nor_through_what_another_user_prepared(shar
     assert (tmp_path / "home/shard").read_bytes() == b"thesis"
 
 
-_PLANTED = """\
-mkdir -p cluster/etc
-touch cluster/.hpcdl-cluster
-echo '{"schema": 1}' > cluster/cluster.json
-"""
+_PLANTED = """mkdir -p cluster/etc; touch cluster/.hpcdl-cluster
+echo '{"schema": 1}' > cluster/cluster.json"""
 
 
 @as_root
@@ -171,9 +160,7 @@ def test_root_reads_no_cluster_where_others_may_write(shared, action, monkeypatc
 @as_root
 @pytest.mark.parametrize("action", ["up", "down", "status", "env"])
 @pytest.mark.parametrize("command", ["mkdir -m 777 cluster", _PLANTED])
-def test_root_runs_nothing_that_lies_in_a_stranger_s_directory(
-    shared, command, action, monkeypatch, capsys
-):
+def test_root_runs_nothing_in_a_stranger_s_directory(shared, command, action, monkeypatch, capsys):
     """Owning the directory of a cluster was enough to become root."""
     stranger(command, shared)
     monkeypatch.setenv("HPCDL_CLUSTER_DIR", str(shared / "cluster"))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -32,82 +32,58 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "third", "told"),
+    ("states", "told"),
     [
-        ("FAILED", "RUNNING", "PENDING", 2),
-        ("TIMEOUT", "COMPLETED", "CANCELLED", 2),
-        ("PENDING", "PENDING", "PENDING", 1),
-        ("FAILED", "PENDING", "PENDING", 2),
-        ("FAILED", "FAILED", "CANCELLED", 2),
-        ("CANCELLED", "CANCELLED", "CANCELLED", 1),
+        (("FAILED", "RUNNING", "PENDING"), 2),
+        (("TIMEOUT", "COMPLETED", "CANCELLED"), 2),
+        (("PENDING", "PENDING", "PENDING"), 1),
+        (("FAILED", "PENDING", "PENDING"), 2),
+        (("FAILED", "FAILED", "CANCELLED"), 2),
+        (("CANCELLED", "CANCELLED", "CANCELLED"), 1),
     ],
 )
-def test_of_a_chain_the_job_that_has_the_status_of_the_run_is_reported(
-    tmp_path: Path, known: Known, first: str, second: str, third: str, told: int
-) -> None:
-    known({1: first, 2: second, 3: third})
+def test_of_a_chain_the_job_with_the_status_of_the_run_is_reported(tmp_path, known, states, told):
+    known(dict(enumerate(states, 1)))
     assert watch.look(Submission(1, tmp_path, (1, 2, 3))).job_id == told
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "description"),
+    ("code", "state", "description", "status"),
     [
-        ("0\n", "COMPLETED", "it ended well"),
-        ("23\n", "FAILED", "it ended with exit code 23"),
-        ("nonsense\n", "UNKNOWN", "Slurm does not know it"),
-        (None, "UNKNOWN", "Slurm does not know it"),
+        ("0\n", "COMPLETED", "it ended well", 0),
+        ("23\n", "FAILED", "it ended with exit code 23", 23),
+        ("nonsense\n", "UNKNOWN", "Slurm does not know it", 1),
+        (None, "UNKNOWN", "Slurm does not know it", 1),
     ],
 )
-def test_a_forgotten_job_ends_with_the_exit_code_it_wrote(
-    tmp_path: Path, known: Known, code: str | None, state: str, description: str
-) -> None:
+def test_a_forgotten_job_ends_as_it_wrote(tmp_path, known, code, state, description, status):
     known({})
     if code is not None:
         (tmp_path / "exit_code").write_text(code)
     found = watch.look(Submission(7, tmp_path))
-    assert found.state == state
+    assert (found.state, found.exit_code) == (state, status)
     assert description in found.description
-    assert found.exit_code == {"COMPLETED": 0, "FAILED": 23}.get(state, 1)
 
 
-def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(
-    tmp_path: Path, known: Known
-) -> None:
+def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(tmp_path, known):
     known({})
     (tmp_path / "result.json").write_text(json.dumps({"outcome": {"status": "completed"}}))
     assert watch.look(Submission(7, tmp_path)).ok
 
 
-def answers(*given: JobRecord | Exception | None) -> Callable[[int], JobRecord | None]:
-    left = iter(given)
-
-    def job(_: int) -> JobRecord | None:
-        answer = next(left)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    return job
-
-
-def test_a_controller_that_restarts_does_not_end_the_watching(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_controller_that_restarts_does_not_end_the_watching(tmp_path, monkeypatch):
     away = client.SlurmAway("Slurm does not answer")
     # It is back before it knows the job again: how long it was away does not count.
-    job = answers(away, record(7, "RUNNING"), away, away, None, record(7, "COMPLETED"))
-    monkeypatch.setattr(client, "job", job)
+    answers = [away, record(7, "RUNNING"), away, away, None, record(7, "COMPLETED")]
+    monkeypatch.setattr(client, "job", Mock(side_effect=answers))
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(watch, "_UNKNOWN_SECONDS", 0.0)
-    states = [one.state for one in watch.follow(Submission(7, tmp_path))]
-    assert states == ["RUNNING", "COMPLETED"]
+    assert [one.state for one in watch.follow(Submission(7, tmp_path))] == ["RUNNING", "COMPLETED"]
 
 
-def test_a_controller_that_stays_away_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(_: int) -> JobRecord:
-        raise client.SlurmAway("Slurm does not answer")
-
-    monkeypatch.setattr(client, "job", gone)
+def test_a_controller_that_stays_away_does(tmp_path, monkeypatch):
+    away = client.SlurmAway("Slurm does not answer")
+    monkeypatch.setattr(client, "job", Mock(side_effect=away))
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(watch, "_AWAY_SECONDS", 0.05)
     with pytest.raises(client.SlurmAway):

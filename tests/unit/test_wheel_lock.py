@@ -1,11 +1,12 @@
 """What is installed is what PyPI served when the facts were written, or it is not installed."""
 
-import dataclasses
 import io
 import json
 import re
 import tarfile
 import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def recipe(*requirements: str) -> Recipe:
     """The embedded site's recipe, with these requirements only where there are any."""
     site = small_site(Path("/nowhere"))
     found = recipe_of(site, find_request(site), ("cpu",))
-    return dataclasses.replace(found, requirements=requirements or found.requirements)
+    return replace(found, requirements=requirements or found.requirements)
 
 
 def pinned(name: str) -> str:
@@ -54,21 +55,29 @@ def wheel(folder: Path, name: str, version: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}.py", "import os; os.system('touch /tmp/owned')\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\n"
-                         f"Version: {version}\n")  # fmt: skip
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
-                         "Tag: py3-none-any\n")  # fmt: skip
-        archive.writestr(f"{info}/RECORD", "")
+        for file, text in (
+            (f"{name}.py", "import os; os.system('touch /tmp/owned')\n"),
+            (f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"),
+            (f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            (f"{info}/RECORD", ""),
+        ):
+            archive.writestr(file, text)
     return path
 
 
-def test_an_index_that_serves_another_wheel_is_refused(tmp_path, monkeypatch, with_pip):
-    """pip itself takes it: its name and its version are those that are asked for."""
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]) -> Path:
+    """A directory that is the only index of pip."""
     with_pip()
-    wheel(tmp_path / "index", "shtab", pinned("shtab"))
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (tmp_path / "index").mkdir()
+    return tmp_path / "index"
+
+
+def test_an_index_that_serves_another_wheel_is_refused(index):
+    """pip itself takes it: its name and its version are those that are asked for."""
+    wheel(index, "shtab", pinned("shtab"))
     wanted, python = recipe("shtab"), running_interpreter()
     with pytest.raises(MissingPrerequisite, match="are not those of PyPI") as caught:
         fetch(wanted, python, silent)
@@ -78,19 +87,14 @@ def test_an_index_that_serves_another_wheel_is_refused(tmp_path, monkeypatch, wi
     assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial*")) == []
 
 
-def test_nothing_of_another_sdist_runs(tmp_path, monkeypatch, with_pip):
+def test_nothing_of_another_sdist_runs(index, tmp_path):
     """pip runs an sdist's setup.py to know its name, before anybody else looks at the file."""
-    with_pip()
     wanted = recipe().horovod
-    assert wanted
-    (tmp_path / "index").mkdir()
     setup = f"open({str(tmp_path / 'owned')!r}, 'w')\n".encode()
-    with tarfile.open(tmp_path / "index" / wanted.sdist, "w:gz") as archive:
+    with tarfile.open(index / wanted.sdist, "w:gz") as archive:
         member = tarfile.TarInfo(f"{wanted.sdist.removesuffix('.tar.gz')}/setup.py")
         member.size = len(setup)
         archive.addfile(member, io.BytesIO(setup))
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
     pip = module_argv(tools(running_interpreter(), silent) / "bin" / "python", "pip")
     with pytest.raises(CommandFailed, match="failed with exit code 1") as refused:
         fetch_sdist(wanted, pip, tmp_path, tmp_path / "log", silent)
@@ -98,14 +102,10 @@ def test_nothing_of_another_sdist_runs(tmp_path, monkeypatch, with_pip):
     assert "DO NOT MATCH THE HASHES" in str(refused.value.details)
 
 
-def test_on_another_machine_the_build_says_that_no_digests_are_known(
-    tmp_path, monkeypatch, with_pip
-):
-    wheel(tmp_path / "index", "shtab", "9.9.9")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
+def test_on_another_machine_the_build_says_that_no_digests_are_known(index, with_pip, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with_pip()
+    wheel(index, "shtab", "9.9.9")
     said: list[str] = []
     found = fetch(recipe("shtab"), running_interpreter(), said.append)
     assert [one.version for one in found.wheels] == ["9.9.9"]
@@ -114,21 +114,20 @@ def test_on_another_machine_the_build_says_that_no_digests_are_known(
     assert "on aarch64: the index is believed" in note
 
 
-def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_the_site_asks_for_packages():
+@pytest.mark.parametrize("packages", [(), ("strange",)])
+def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_a_site_asks_for_it(packages):
     assert pinned("shtab")
-    python = running_interpreter()
-    for packages, refused in (((), True), (("strange",), False)):
-        asked = dataclasses.replace(recipe(), packages=packages)
-        folder = wheelhouse_folder(asked, python)
-        _lock(folder, wheel(folder, "strange", "1.0"))
-        if refused:
-            with pytest.raises(MissingPrerequisite, match="not those of PyPI"):
-                find_wheelhouse(asked, python)
-        else:
-            assert find_wheelhouse(asked, python) is not None
+    asked, python = replace(recipe(), packages=packages), running_interpreter()
+    folder = wheelhouse_folder(asked, python)
+    _lock(folder, wheel(folder, "strange", "1.0"))
+    if packages:
+        assert find_wheelhouse(asked, python) is not None
+    else:
+        with pytest.raises(MissingPrerequisite, match="not those of PyPI"):
+            find_wheelhouse(asked, python)
 
 
-def test_a_cached_wheel_that_was_changed_is_refused() -> None:
+def test_a_cached_wheel_that_was_changed_is_refused():
     python = running_interpreter()
     folder = wheelhouse_folder(recipe(), python)
     _lock(folder, wheel(folder, "shtab", pinned("shtab")))  # its lock with it
@@ -185,11 +184,10 @@ def _wheels_exist(tensorflow: str, python: str) -> bool:
 
 
 def test_the_wheels_that_recipes_pin_have_digests():
-    for version in facts.load("tensorflow")["components"]["keras"]["venv"]:
-        assert f"keras {version}" in LOCK["wheels"]
+    wanted = [f"keras {one}" for one in facts.load("tensorflow")["components"]["keras"]["venv"]]
     for cuda, parts in facts.load("nvidia_wheels")["toolkits"].items():
-        for name, version in parts.items():
-            assert f"nvidia-{name}-cu{cuda.split('.')[0]} {version}" in LOCK["wheels"]
+        wanted += [f"nvidia-{name}-cu{cuda.split('.')[0]} {one}" for name, one in parts.items()]
+    assert set(wanted) <= LOCK["wheels"].keys()
     digests = [one for tags in LOCK["wheels"].values() for one in tags.values()]
     assert all(re.fullmatch("[0-9a-f]{64}", one) for one in digests)
     # The build's own tool is asked for with its digests.

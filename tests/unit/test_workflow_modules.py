@@ -6,29 +6,24 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import Module
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.modules import check_available, module_for
+from tests.unit.conftest import shipped
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    found = load_site(find_site_file("embedded"))
+    found = shipped("embedded")
     return replace(found, paths=replace(found.paths, prefix=tmp_path / "prefix"))
 
 
-def test_without_a_release_the_planned_module_is_named_but_nothing_is_pinned(site):
+def test_without_a_release_the_planned_module_is_named_and_submitting_is_refused(site):
     module = module_for(site)
     assert module.names[0].startswith("tensorflow/")
-    assert module.release is None
-
-
-def test_submitting_needs_a_published_release(site):
+    assert module.release is None, "nothing is pinned"
     with pytest.raises(MissingPrerequisite, match="no published release"):
         module_for(site, published=True)
-
-
-def test_no_module_loads_none(site):
     assert module_for(site, none=True, published=True).names == ()
 
 

@@ -1,9 +1,10 @@
 """Which jobs use which release: read from their scripts."""
 
-import dataclasses
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,13 +28,31 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def job(number: int) -> parse.JobRecord:
-    return said.job(id=number)
+def current_at(site: Site, *events: tuple[str, str, int]) -> None:
+    """Leave a history of actions on releases, each on the first of a month."""
+    rows = [{"action": action, "release": name, "at": f"2026-0{month}-01T00:00:00Z",
+             "off": ["b"] if action == "rollback" else []}
+            for action, name, month in events]  # fmt: skip
+    write_json(site.paths.prefix / "history.json", {"schema": 1, "events": rows})
+    switch_link(site.paths.prefix / "current", f"releases/{events[-1][1]}")
+
+
+def pinned(site: Site, monkeypatch: pytest.MonkeyPatch, *found: Use) -> dict[str, str]:
+    """Why releases are kept where jobs use these."""
+    monkeypatch.setattr(releases, "uses", lambda _: found)
+    return pinned_by_jobs(site)
+
+
+def queued(monkeypatch: pytest.MonkeyPatch, *jobs: parse.JobRecord, script: object) -> None:
+    """Let Slurm's queue have these jobs, with that script of each."""
+    monkeypatch.setattr(releases.client, "sees_all_jobs", lambda: True)
+    monkeypatch.setattr(releases.client, "queue", lambda: jobs)
+    monkeypatch.setattr(releases.client, "batch_script", script)
 
 
 @pytest.mark.parametrize("name", ["apps", "a b", "o'brien", "\udcff", "b\u2028\\c"])
 def test_a_rendered_script_names_its_release(site, name):
-    site = dataclasses.replace(site, paths=dataclasses.replace(site.paths, prefix=Path("/", name)))
+    site = replace(site, paths=replace(site.paths, prefix=Path("/", name)))
     folder = site.paths.prefix / "releases" / "a" / "modules"
     module = Module(("tensorflow/2.21.0-cpu",), folder, "a")
     text = render_script(site, JobSpec("p100"), module).text
@@ -59,107 +78,73 @@ def test_modules_loaded_by_name_are_found(site, line, loads):
 
 def test_a_prefix_behind_a_link_is_the_same_prefix(site, tmp_path):
     (tmp_path / "apps").symlink_to(site.paths.prefix)
-    linked = dataclasses.replace(site.paths, prefix=tmp_path / "apps")
+    linked = replace(site.paths, prefix=tmp_path / "apps")
     text = f"{site.paths.prefix}/releases/a/stack/bin/python train.py"
-    assert read_script(dataclasses.replace(site, paths=linked), text) == (("a",), ())
+    assert read_script(replace(site, paths=linked), text) == (("a",), ())
 
 
 def test_every_job_that_names_a_release_is_a_reason_to_keep_it(site, monkeypatch):
-    found = (Use(job(7), ("a",)), Use(job(9), ("a",)), Use(job(11), (), ("tensorflow",)))
-    monkeypatch.setattr(releases, "uses", lambda _: found)
-    assert pinned_by_jobs(site) == {"a": "jobs 7, 9 will load it"}
+    named = [Use(said.job(id=number), ("a",)) for number in (7, 9)]
+    by_name = Use(said.job(id=11), (), ("tensorflow",))
+    assert pinned(site, monkeypatch, *named, by_name) == {"a": "jobs 7, 9 will load it"}
 
 
 def test_a_job_that_nobody_can_read_keeps_everything(site, monkeypatch):
-    monkeypatch.setattr(releases, "uses", lambda _: (Use(job(7), (), known=False),))
-    kept = pinned_by_jobs(site)
+    kept = pinned(site, monkeypatch, Use(said.job(id=7), (), known=False))
     assert set(kept) == {"a", "b"}
     assert "job 7 may use it" in kept["a"]
 
 
-def running(number: int, started: str, where: str = "p100") -> parse.JobRecord:
-    return said.job(id=number, state="RUNNING", partition=where, started=started)
-
-
-def with_history(site: Site, *events: tuple[str, str, str]) -> None:
-    rows = [{"action": action, "release": name, "at": at,
-             "off": ["b"] if action == "rollback" else []}
-            for action, name, at in events]  # fmt: skip
-    write_json(site.paths.prefix / "history.json", {"schema": 1, "events": rows})
-    switch_link(site.paths.prefix / "current", f"releases/{events[-1][1]}")
+def running(number: int, started: str) -> parse.JobRecord:
+    return said.job(id=number, state="RUNNING", partition="p100", started=started)
 
 
 def test_a_version_loaded_by_name_keeps_every_build_of_it(site, monkeypatch):
     make_release(site, "old", version="2.19.1")
-    uses = (Use(job(7), (), ("tensorflow/2.19.1-cpu",)), Use(job(8), (), ("tensorflow/2.2",)))
-    monkeypatch.setattr(releases, "uses", lambda _: uses)
-    assert pinned_by_jobs(site) == {"old": "job 7 will load it"}
+    uses = [Use(said.job(id=number), (), (name,))
+            for number, name in ((7, "tensorflow/2.19.1-cpu"), (8, "tensorflow/2.2"))]  # fmt: skip
+    assert pinned(site, monkeypatch, *uses) == {"old": "job 7 will load it"}
 
 
 def test_what_was_current_since_a_job_started_stays_after_a_rollback(site, monkeypatch):
     make_release(site, "c")
-    with_history(
-        site,
-        ("publish", "c", "2026-01-01T00:00:00Z"),
-        ("publish", "a", "2026-02-01T00:00:00Z"),
-        ("publish", "b", "2026-03-01T00:00:00Z"),
-        ("rollback", "a", "2026-04-01T00:00:00Z"),
-    )
-    plain = ("tensorflow",)
-    uses = (Use(running(7, "2026-03-15T00:00:00"), (), plain),
-            Use(running(8, "2026-05-01T00:00:00"), (), plain))  # fmt: skip
-    monkeypatch.setattr(releases, "uses", lambda _: uses)
-    assert pinned_by_jobs(site) == {"a": "jobs 7, 8 will load it", "b": "job 7 will load it"}
-    unknown = (Use(running(9, "Unknown"), (), plain),)
-    monkeypatch.setattr(releases, "uses", lambda _: unknown)
-    assert set(pinned_by_jobs(site)) == {"a", "b", "c"}
+    current_at(site, ("publish", "c", 1), ("publish", "a", 2), ("publish", "b", 3),
+               ("rollback", "a", 4))  # fmt: skip
+    starts = {7: "2026-03-15T00:00:00", 8: "2026-05-01T00:00:00", 9: "Unknown"}
+    seven, eight, nine = (Use(running(*one), (), ("tensorflow",)) for one in starts.items())
+    kept = pinned(site, monkeypatch, seven, eight)
+    assert kept == {"a": "jobs 7, 8 will load it", "b": "job 7 will load it"}
+    assert set(pinned(site, monkeypatch, nine)) == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("interactive", [True, False])
 def test_what_an_interactive_job_may_have_loaded_stays(site, monkeypatch, interactive):
     """In a shell of salloc a user loads any version; no script tells which."""
     make_release(site, "c")
-    with_history(site, *(("publish", name, f"2026-0{month}-01T00:00:00Z")
-                         for month, name in enumerate("cab", 1)))  # fmt: skip
+    current_at(site, ("publish", "c", 1), ("publish", "a", 2), ("publish", "b", 3))
     one = said.job(id=7, state="RUNNING", submitted="2026-02-15T00:00:00")
-    monkeypatch.setattr(releases.client, "sees_all_jobs", lambda: True)
-    monkeypatch.setattr(releases.client, "queue", lambda: (one,))
-    monkeypatch.setattr(releases.client, "batch_script", lambda _: "")
+    queued(monkeypatch, one, script=lambda _: "")
     kept = pinned_by_jobs(site, interactive=interactive)
     assert set(kept) == ({"a", "b", "c"} if interactive else {"a", "b"})
 
 
 def test_what_was_loaded_when_a_job_was_submitted_stays(site, monkeypatch):
     """`module load tensorflow; sbatch job.sh`: the job inherits it, and its script says nothing."""
-    with_history(
-        site, ("publish", "a", "2026-02-01T00:00:00Z"), ("publish", "b", "2026-03-01T00:00:00Z")
-    )
+    current_at(site, ("publish", "a", 2), ("publish", "b", 3))
     for submitted, wanted in (("2026-02-15T00:00:00", {"a", "b"}), ("2026-03-15T00:00:00", {"b"})):
         use = Use(said.job(id=7, submitted=submitted), ())
-        monkeypatch.setattr(releases, "uses", lambda _, use=use: (use,))
-        assert set(pinned_by_jobs(site)) == wanted
+        assert set(pinned(site, monkeypatch, use)) == wanted
 
 
 def test_every_running_task_of_an_array_keeps_what_it_loaded(site, monkeypatch):
-    with_history(
-        site,
-        ("publish", "a", "2026-02-01T00:00:00Z"),
-        ("publish", "b", "2026-03-01T00:00:00Z"),
-        ("rollback", "a", "2026-04-01T00:00:00Z"),
-    )
+    current_at(site, ("publish", "a", 2), ("publish", "b", 3), ("rollback", "a", 4))
     starts = {8: "2026-03-15T00:00:00", 6: "2026-05-01T00:00:00"}
-    tasks = [running(number, start)._replace(array_job=7) for number, start in starts.items()]
-    asked = []
-
-    def script(number: int) -> str:
-        asked.append(number)
-        return "" if number == 8 else "module load tensorflow"  # that one has just ended
-
-    monkeypatch.setattr(releases.client, "sees_all_jobs", lambda: True)
-    monkeypatch.setattr(releases.client, "queue", lambda: tuple(tasks))
-    monkeypatch.setattr(releases.client, "batch_script", script)
+    tasks = [running(*one)._replace(array_job=7) for one in starts.items()]
+    script = Mock(side_effect=["", "module load tensorflow"])  # the first has just ended
+    queued(monkeypatch, *tasks, script=script)
     assert pinned_by_jobs(site) == {"a": "jobs 6, 8 will load it", "b": "job 8 will load it"}
-    assert asked == [8, 6], "by ids of tasks, for the array's own may be forgotten"
+    asked = [call.args for call in script.call_args_list]
+    assert asked == [(8,), (6,)], "by ids of tasks, for the array's own may be forgotten"
 
 
 def test_nobody_s_need_is_known_where_slurm_shows_own_jobs_only(site, monkeypatch):
