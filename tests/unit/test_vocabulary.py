@@ -44,6 +44,14 @@ TERMS = {
     r"\bat the door\b": "at the boundary",
     r"\b(?:MachineLacks|AnswerNo)\b": "MissingPrerequisite, CheckFailed",
 }
+# Names of modules, classes and functions that were renamed.
+NAMES = {
+    "further", "dialect", "ending", "feeding", "faces", "trouble", "brake", "roots",
+    "remember", "reading", "words", "pile", "as_words", "in_words", "remembered", "Face", "Switch",
+    "Hole", "Standing", "Wish", "Cutter", "Told", "AnswerNo", "MachineLacks", "Trouble", "Lanes",
+}  # fmt: skip
+# Keys of the JSON that commands print.
+KEYS = {"folder", "folders", "hole", "holes", "pile", "room", "turn", "words", "standing"}
 
 
 def old_terms(text):
@@ -56,7 +64,9 @@ def old_terms(text):
     ]
 
 
-MODULES = sorted([*ROOT.glob("hpcdl/**/*.py"), *ROOT.glob("reframe_checks/*.py")])
+MODULES = sorted(
+    [*ROOT.glob("hpcdl/**/*.py"), *ROOT.glob("examples/**/*.py"), *ROOT.glob("reframe_checks/*.py")]
+)
 
 
 def strings(tree):
@@ -83,6 +93,21 @@ def relative(path):
 def test_texts_of_a_module_use_the_terms(path):
     tree = ast.parse(path.read_text())
     assert [old for text in strings(tree) for old in old_terms(prose(text))] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_names_and_keys_of_a_module_use_the_terms(path):
+    tree = ast.parse(path.read_text())
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = {path.stem, *(node.name for node in ast.walk(tree) if isinstance(node, kinds))}
+    keys = {
+        key.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant) and not getattr(value, "id", "").startswith("_make_")
+    }
+    assert (names & NAMES, keys & KEYS) == (set(), set())
 
 
 HELPS = {
