@@ -107,8 +107,8 @@ SCENES = {
     ),
     "docs/lint.md": Scene((r"printf '#!/bin/bash\nsrun hostname\n' > job.sh",)),
     "docs/nightly.md": Scene(
-        (UP, NIGHTS, "hpcdl site init --output site.yaml"),
-        first={"hpcdl check references": SITE_DIGITS, "hpcdl check accept": FINDING},
+        (UP, "hpcdl site init --output site.yaml"),
+        first={"hpcdl check references": SITE_DIGITS, "hpcdl check accept": f"{NIGHTS}; {FINDING}"},
         names={"3f2a91c0": "$ID", "WORK": "~/embedded/work", "exit $ran": "(exit $ran)",
                "--tag nightly": "--tag smoke --partition p100"},
     ),
