@@ -10,6 +10,8 @@ import os
 import re
 import secrets
 import shutil
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +40,7 @@ _NOT_NOW = (
 _DEFAULTS = re.compile(r"(SQUEUE|SINFO|SCONTROL|SACCT|SACCTMGR|SCANCEL)_")
 _GONE = ("Invalid job id", "already completing or completed")
 _ANSWER_SECONDS = 30.0
+_SLOW_SECONDS = 5.0
 _IDS_AT_ONCE = 5000  # an argument holds 128 KiB
 
 
@@ -317,17 +320,36 @@ def ask(argv: Sequence[str], *, check: bool = True, tied: bool = False) -> Comma
             hint="log in to the cluster, or start the embedded one: `hpcdl cluster up`, then "
             '`eval "$(hpcdl cluster env)"`',
         )
+    conf = os.environ.get("SLURM_CONF")
+    if conf and not Path(conf).exists():  # Slurm's commands would try again for a minute
+        raise _away([f"SLURM_CONF names {conf}, which is not there"])
     try:
         # Times are compared and shown: in one form, whatever the caller likes.
         # What sbatch has, the job has: there the user's own defaults stay.
         given = _clean_environment() if argv[0] == "sbatch" else query_environment()
         environment = {**given, "SLURM_TIME_FORMAT": "standard"}
-        answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS, tied=tied)
+        answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS, tied=tied,
+                     watch=_patience(argv[0]))  # fmt: skip
     except Stopped as late:  # a controller that is gone may just be silent
         raise _away([late.message]) from late
     if check and not answer.ok:
         refuse(answer)
     return answer
+
+
+def _patience(program: str) -> Callable[[], None]:
+    """Says once that Slurm is slow, so that nobody takes a silent command for a dead one."""
+    late = time.monotonic() + _SLOW_SECONDS
+    told: list[str] = []
+
+    def watch() -> None:
+        if not told and time.monotonic() > late:
+            told.append(program)
+            held = ", also after Ctrl-C" if program == "sbatch" else ""
+            note = f"note: {program} has not answered yet; it gets {_ANSWER_SECONDS:.0f} s{held}"
+            print(note, file=sys.stderr)
+
+    return watch
 
 
 def _away(said: Sequence[str]) -> SlurmAway:

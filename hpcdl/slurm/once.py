@@ -24,7 +24,8 @@ from hpcdl.system.files import explain_os_errors
 from hpcdl.system.trust import require_own
 
 # What sbatch says where it reached nobody, so that nothing can have been queued.
-_NOT_SENT = ("connect failure", "Connection refused", "Could not establish a configuration source")
+_NOT_SENT = ("connect failure", "Connection refused", "Could not establish a configuration source",
+             "SLURM_CONF names")  # fmt: skip
 _TOKEN = re.compile(r"(hpcdl-[0-9a-f]{32})(?:\.sh)?\s*\Z")
 _LATE_SECONDS = 10.0
 _KILLED = 128

@@ -74,7 +74,7 @@ class Scene:
 
 SCENES = {
     "README.md": Scene(
-        (r"printf '#!/bin/bash\n#SBATCH --ntaks=4\nsrun hostname\n' > my_job.sh", PROGRAMS),
+        (PROGRAMS,),
         first={"hpcdl site init": UP, "hpcdl stack build": CPUS, "module load": UP,
                "hpcdl check references": f"module unload tensorflow; {SITE_DIGITS}"},
         left={"make ": "tests/matrix/test_demo.py"},

@@ -121,6 +121,23 @@ def test_a_second_look_that_fails_is_no_exit_code_0(command, said, error):
     assert client.job(7) is None
 
 
+def test_a_cluster_whose_file_is_gone_is_said_at_once(command, monkeypatch, tmp_path):
+    command("squeue", "exit 0")
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "gone.conf"))
+    with pytest.raises(client.SlurmAway) as caught:
+        client.ask(["squeue"])
+    assert list(caught.value.details) == [
+        f"SLURM_CONF names {tmp_path}/gone.conf, which is not there"
+    ]
+
+
+def test_a_slow_answer_is_announced(command, monkeypatch, capsys):
+    monkeypatch.setattr(client, "_SLOW_SECONDS", 0.0)
+    command("squeue", "sleep 2.5")
+    client.ask(["squeue"])
+    assert capsys.readouterr().err == "note: squeue has not answered yet; it gets 30 s\n"
+
+
 def test_a_user_without_a_name_is_asked_about_by_number(command, monkeypatch):
     monkeypatch.setattr(client.os, "getuid", lambda: 4_123_456)
     command("scontrol", "printf 'ClusterName = x\\nPrivateData = jobs\\n'")
