@@ -39,14 +39,14 @@ def _history_options(parser: argparse.ArgumentParser) -> None:
 
 def _history(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.exchange import FORMATS
-    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.history import history_path, read_history
     from hpcdl.regress.show import history_text
 
     site = the_site(args)
     path = history_path(site, args.history)
     if args.action == "import":
         return _import(args, site, path)
-    with open_history(path, site.name) as history:
+    with read_history(site, args.history) as history:
         if args.action == "export":
             for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
                 print(line)
@@ -152,7 +152,7 @@ def _is_named(args: argparse.Namespace) -> bool:
 def _page(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.accept import rulings_of
     from hpcdl.regress.formats import read_run
-    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.history import read_history
     from hpcdl.regress.report import directory_of, night_page, read_files
     from hpcdl.regress.run_directory import runs_directory
     from hpcdl.system.files import write_atomic
@@ -163,7 +163,7 @@ def _page(args: argparse.Namespace) -> ExitCode:
     files = read_files(run, directory_of(run, named, runs_directory(site)))
     rulings = rulings_of(site)
     answer = answer_of(site, args, rulings=rulings)
-    with open_history(history_path(site, args.history), site.name) as history:
+    with read_history(site, args.history) as history:
         page = night_page(run, history, files, site=site.name, nights=args.nights,
                           answer=answer, rulings=rulings)  # fmt: skip
     write_atomic(args.html, page)
@@ -203,7 +203,7 @@ def _accept(args: argparse.Namespace) -> ExitCode:
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     from hpcdl.regress.accept import accept
-    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.history import read_history
     from hpcdl.regress.identity import Series
     from hpcdl.regress.rulings import Acceptance
     from hpcdl.system.errors import BadInput
@@ -217,7 +217,7 @@ def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     given = Acceptance("", Series("", "", "", ""), args.by, args.because, today,
                        until=args.until or "")  # fmt: skip
     answer = answer_of(site, args)
-    with open_history(history_path(site, args.history), site.name) as history:
+    with read_history(site, args.history) as history:
         return accept(site, history, answer, args.what, given)
 
 
