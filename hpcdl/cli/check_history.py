@@ -121,7 +121,8 @@ def _report(args: argparse.Namespace) -> ExitCode:
         return _page(args)
     name = "json" if args.json else args.format
     if name not in FORMATS:
-        raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, FORMATS))
+        hint = "--html FILE writes a page" if name == "html" else did_you_mean(name, FORMATS)
+        raise BadInput(f"unknown format '{name}'", hint=hint)
     site = None if args.folder and not _is_named(args) else the_site(args)
     run = read_run(args.folder or _newest(site))
     text = FORMATS[name](run, answer_of(site, args) if site else None)
