@@ -118,10 +118,8 @@ def test_a_group_alone_lists_its_commands(name, call):
 def test_an_unknown_word_is_answered_with_the_nearest(line, hint, call):
     code, out, err = call(line)
     assert (code, out) == (2, "")
-    assert re.match(
-        "error: (unknown|argument|nothing|the action|there is no command|.* has no (command|partition))",
-        err,
-    )
+    what = "unknown|argument|nothing|the action|there is no command|.* has no (command|partition)"
+    assert re.match(f"error: ({what})", err)
     assert hint in err
 
 
