@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -40,7 +41,8 @@ GROUPS: dict[str, str] = {
 
 # What others call it.
 _ALIKE = {"start": "up", "stop": "down", "kill": "cancel", "ls": "list", "queue": "list",
-          "run": "submit", "status": "watch", "install": "build"}  # fmt: skip
+          "run": "submit", "status": "watch", "install": "build",
+          "restart": "up", "create": "build", "remove": "gc"}  # fmt: skip
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
 
 
@@ -77,6 +79,8 @@ def _answer(argv: list[str]) -> int:
         _discard_output()
         return 128 + signal.SIGPIPE
     except OSError as fault:
+        if fault.errno == errno.ENOSPC and fault.filename is None:
+            fault.filename = "the output cannot be written"
         print(of_the_system(fault).render(), file=sys.stderr)
         _discard_output()
         return int(ExitCode.MISSING_PREREQUISITE)

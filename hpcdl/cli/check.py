@@ -52,6 +52,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         " may be repeated")  # fmt: skip
     parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
     parser.set_defaults(takes_program=True, behind="--name")
+    parser.set_defaults(words=dict.fromkeys(("smoke", "nightly", "weekly", "node"), "--tag"))
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

@@ -39,14 +39,14 @@ def _history_options(parser: argparse.ArgumentParser) -> None:
 
 def _history(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.exchange import FORMATS
-    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.history import history_path, read_history
     from hpcdl.regress.show import history_text
 
     site = the_site(args)
     path = history_path(site, args.history)
     if args.action == "import":
         return _import(args, site, path)
-    with open_history(path, site.name) as history:
+    with read_history(site, args.history) as history:
         if args.action == "export":
             for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
                 print(line)
@@ -121,7 +121,8 @@ def _report(args: argparse.Namespace) -> ExitCode:
         return _page(args)
     name = "json" if args.json else args.format
     if name not in FORMATS:
-        raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, FORMATS))
+        hint = "--html FILE writes a page" if name == "html" else did_you_mean(name, FORMATS)
+        raise BadInput(f"unknown format '{name}'", hint=hint)
     site = None if args.folder and not _is_named(args) else the_site(args)
     run = read_run(args.folder or _newest(site))
     text = FORMATS[name](run, answer_of(site, args) if site else None)
@@ -152,7 +153,7 @@ def _is_named(args: argparse.Namespace) -> bool:
 def _page(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.accept import rulings_of
     from hpcdl.regress.formats import read_run
-    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.history import read_history
     from hpcdl.regress.report import directory_of, night_page, read_files
     from hpcdl.regress.run_directory import runs_directory
     from hpcdl.system.files import write_atomic
@@ -163,7 +164,7 @@ def _page(args: argparse.Namespace) -> ExitCode:
     files = read_files(run, directory_of(run, named, runs_directory(site)))
     rulings = rulings_of(site)
     answer = answer_of(site, args, rulings=rulings)
-    with open_history(history_path(site, args.history), site.name) as history:
+    with read_history(site, args.history) as history:
         page = night_page(run, history, files, site=site.name, nights=args.nights,
                           answer=answer, rulings=rulings)  # fmt: skip
     write_atomic(args.html, page)
@@ -203,7 +204,7 @@ def _accept(args: argparse.Namespace) -> ExitCode:
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     from hpcdl.regress.accept import accept
-    from hpcdl.regress.history import history_path, open_history
+    from hpcdl.regress.history import read_history
     from hpcdl.regress.identity import Series
     from hpcdl.regress.rulings import Acceptance
     from hpcdl.system.errors import BadInput
@@ -217,7 +218,7 @@ def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     given = Acceptance("", Series("", "", "", ""), args.by, args.because, today,
                        until=args.until or "")  # fmt: skip
     answer = answer_of(site, args)
-    with open_history(history_path(site, args.history), site.name) as history:
+    with read_history(site, args.history) as history:
         return accept(site, history, answer, args.what, given)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kinds", nargs="*", metavar="KIND",
-        help="check-runs, job-index, logs, failures, job-records, leftovers or cache (all)",
+        help="check-runs, job-index, logs, failures, job-records, leftovers, cache (default: each)",
     )  # fmt: skip
     parser.add_argument("--days", type=at_least(0), metavar="COUNT",
                         help="what is older goes (default: the site's or kind's)")  # fmt: skip

@@ -11,6 +11,7 @@ from hpcdl.system.errors import ExitCode
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", metavar="ROLE", default="demo",
                         help="login, compute, admin or laptop (default: the demo)")  # fmt: skip
+    parser.set_defaults(behind="--role")
 
 
 def _doctor(args: argparse.Namespace) -> ExitCode:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.resources import folder
-from hpcdl.system.text import narrow, nearest
+from hpcdl.system.text import did_you_mean, narrow, nearest
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _LETTERS = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus", "-t": "--time",
             "-c": "--cpus-per-task", "-J": "--name", "-A": "--account", "-q": "--qos",
             "-o": "--output"}  # fmt: skip
+_VALUES = {"int": "a whole number, such as 4", "float": "a number without a unit, such as 0.5"}
 Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
 
@@ -110,6 +111,10 @@ class Parser(argparse.ArgumentParser):
             hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
         elif message.endswith("required: JOB"):
             hint = "`hpcdl job list` lists your jobs"
+        elif message.endswith("required: action, FILE"):
+            message, hint = "the action is missing", "say show, export or import"
+        else:
+            hint = _wanted(message) or hint
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -131,11 +136,23 @@ class Parser(argparse.ArgumentParser):
             site.is_file() or word.endswith((".yaml", ".yml"))
         ):
             return f"name a site file behind its option: --site {word}"
-        if self.get_default("behind"):
-            return f"write it behind its option: {self.prog} {self.get_default('behind')} {word}"
+        behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
+        if behind:
+            return f"write it behind its option: {self.prog} {behind} {word}"
         if self.get_default("takes_program"):
             return f"put the program after two dashes: {self.prog} ... -- {word} ..."
         return ""
+
+
+def _wanted(message: str) -> str:
+    """What a value must be that argparse refuses, as a hint."""
+    for kind, wanted in _VALUES.items():
+        if f": invalid {kind} value: " in message:
+            return f"it is {wanted}"
+    invalid, _, choices = message.rstrip(")").partition(" (choose from ")
+    return (
+        did_you_mean(invalid.split("'")[1], choices.replace("'", "").split(", ")) if choices else ""
+    )
 
 
 def build_parser(prog: str, command: Command) -> Parser:

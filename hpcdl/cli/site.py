@@ -21,6 +21,7 @@ def _init_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--output", type=Path, metavar="FILE", help="write to FILE instead of the screen")
     add("--force", action="store_true", help="replace an existing file")
+    parser.set_defaults(behind="--output")
 
 
 def _init(args: argparse.Namespace) -> ExitCode:

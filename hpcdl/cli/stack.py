@@ -24,6 +24,7 @@ def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partition", metavar="NAME", help="only this partition")
     parser.add_argument("--backend", choices=["venv", "spack"], help="only this build method")
     parser.add_argument("--why-not", metavar="NAME@VERSION", help="why this version is not chosen")
+    parser.set_defaults(behind="--partition")
 
 
 def _resolve(args: argparse.Namespace) -> ExitCode:
@@ -204,7 +205,8 @@ def _gc(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     if args.keep < 1:
-        raise BadInput("--keep must be at least 1: the current release always stays")
+        raise BadInput("--keep must be at least 1: the current release always stays",
+                       hint="leave it out to keep 3")  # fmt: skip
     found = collect(site, lambda: pinned_by_jobs(site, interactive=not args.interactive_default),
                     keep=args.keep, unpublished=args.unpublished,
                     dry_run=args.dry_run)  # fmt: skip

@@ -69,7 +69,8 @@ def _run(args: argparse.Namespace) -> ExitCode:
     from hpcdl.system.signals import terminable
 
     if args.first > args.last:
-        raise BadInput(f"there is no step from {args.first} to {args.last}")
+        raise BadInput(f"there is no step from {args.first} to {args.last}",
+                       hint="--to is the last step, --from the first")  # fmt: skip
     steps = [*enumerate(STEPS, 1)][args.first - 1 : args.last]
     if args.json:
         print_json([{"number": n, **vars(step), "commands": _typed(step)} for n, step in steps])

@@ -58,10 +58,13 @@ def healthy(data: Mapping[str, Any]) -> bool:
 
 
 def summary(current: ClusterState) -> str:
-    """What `up` says when it is done."""
+    """What `up` says when it is done: it starts no node that was killed on purpose."""
+    count, killed = len(current.nodes), current.killed
+    ready = f"{count - len(killed)} of {count}" if killed else str(count)
+    gone = "".join(f"{one} was killed: `hpcdl cluster node up {one}` starts it\n" for one in killed)
     return (
-        f"{current.site}: {len(current.nodes)} nodes ready in mode {current.mode}, "
-        f"Slurm {current.slurm_version}, started in {duration(current.seconds)}\n"
+        f"{current.site}: {ready} nodes ready in mode {current.mode}, "
+        f"Slurm {current.slurm_version}, started in {duration(current.seconds)}\n{gone}"
         'to use it: eval "$(hpcdl cluster env)"'
     )
 

@@ -202,7 +202,8 @@ def _check(request: Request) -> None:
         if value is not None and not low <= value <= high:
             # An integer may be beyond all floats.
             shown = math.copysign(math.inf, value > 0 or -1) if abs(value) >= _HUGE else value
-            raise BadInput(f"{what}: {shown:g} is not between {low:g} and {high:g}")
+            raise BadInput(f"{what}: {shown:g} is not between {low:g} and {high:g}",
+                           hint="leave it out for the usual value")  # fmt: skip
     for field, known in _NAMES.items():
         value = getattr(request, field)
         if value is not None and value not in known:

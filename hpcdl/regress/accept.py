@@ -17,7 +17,7 @@ from hpcdl import facts
 from hpcdl.regress import references
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import History, history_path, open_history
+from hpcdl.regress.history import History, read_history
 from hpcdl.regress.identity import Series, name_of
 from hpcdl.regress.references import Edit, Reference, load_references, read_references, text_of
 from hpcdl.regress.rulings import Acceptance, Rulings
@@ -83,7 +83,7 @@ def answer_now(
     `given` is the history's file, where it is not the site's own. It is about all partitions and
     all checks (`names`) by default.
     """
-    with open_history(history_path(site, given), site.name) as history:
+    with read_history(site, given) as history:
         return ask(history, partitions=partitions, names=names, now=datetime.now(timezone.utc),
                    execution=current_or_cluster(), rulings=rulings or rulings_of(site))  # fmt: skip
 

@@ -40,6 +40,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS once_without_job
   ON results (run, check_name, case_name, partition, metric, environment) WHERE job IS NULL;
 """
 """To SQLite every missing job is another one: what has none could be added twice."""
+_MAGIC, _HEAD = b"SQLite format 3\0", 64
 _KEY = ("site", "check_name", "case_name", "partition", "metric", "environment", "unit")
 _THIS = " AND ".join(f"{name} = ?" for name in _KEY)
 """What identifies a series: columns, and the condition that a result is of it."""
@@ -249,12 +250,36 @@ class History:
 
 
 @contextmanager
+def read_history(site: Site, given: Path | None = None) -> Iterator[History]:
+    """The history of a site, to read it: no file is made; an empty one where none was begun.
+
+    `given` is its file where it is named, as in `history_path`. Raises BadInput: that is not there.
+    Else as `open_history`.
+    """
+    path = history_path(site, given)
+    begun = path.exists() and (path.is_dir() or path.stat().st_size > 0)
+    if begun:
+        with open_history(path, site.name) as history:
+            yield history
+        return
+    if given is not None and path.exists():
+        raise _no_history(path)
+    if given is not None:
+        hint = f"`hpcdl check run --history {given}` begins one"
+        raise BadInput(f"there is no history file {given}", hint=hint)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        _prepare(connection, path)
+        yield History(connection, site.name)
+
+
+@contextmanager
 def open_history(path: Path, site: str = "") -> Iterator[History]:
     """The history in a file, made where there is none; the results of one site.
 
     Raises MissingPrerequisite: no dependable locks, no space left, others can change it, or busy
     for too long. Raises BadInput: the file is damaged, a directory or no history.
     """
+    _require_history(path)
     refuse_without_locks(path)
     _make_private(path)
     try:
@@ -263,6 +288,20 @@ def open_history(path: Path, site: str = "") -> Iterator[History]:
             yield History(connection, site)
     except sqlite3.DatabaseError as fault:
         raise _explained(path, fault) from fault
+
+
+def _require_history(path: Path) -> None:
+    """Refuse another program's file before anything of it, such as its mode, is changed."""
+    if path.is_file() and os.access(path, os.R_OK):
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+        if head and (not head.startswith(_MAGIC) or head[60:] == bytes(4)):  # user_version
+            raise _no_history(path)
+
+
+def _no_history(path: Path) -> BadInput:
+    hint = "name another file; `hpcdl check history import` adds the runs' verdicts.json to it"
+    return BadInput(f"{path} is no history of hpcdl", hint=hint)
 
 
 def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:

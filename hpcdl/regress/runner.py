@@ -32,6 +32,7 @@ from hpcdl.slurm.execution import current
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.safe_read import last_text
+from hpcdl.system.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def run_checks(
         usual = execution.retries if referenced else 0
         argv = to_argv(run, request, usual, serial=execution.serial)
         session = execute(run, argv, progress)
+        _refuse_mistyped(request, session)
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
         outcome = CheckOutcome(run, tuple(waive(found, request.waived)), time.monotonic() - start,
                                machine, request.changed, site.name, time.time())  # fmt: skip
@@ -127,6 +129,26 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
         if not path.is_file():
             raise BadInput(f"there are no settings of ReFrame at {path}", hint="name a file")
     return any(known)
+
+
+def _refuse_mistyped(request: CheckRequest, session: Session) -> None:
+    """Refuse what was typed where nothing at all is selected and no check has that tag or name.
+
+    What selects nothing for another reason is a night that went wrong.
+    """
+    if session.exit_code or session.selected != 0 or session.left_out or session.loaded is None:
+        return
+    if request.paths and not session.loaded["name"]:
+        said = f"there is no check in {', '.join(map(str, request.paths))}"
+        raise BadInput(said, hint="name a file or a directory of ReFrame checks")
+    names = [name.partition("/")[0] for name in request.names]
+    for what, typed in (("tag", request.tags), ("name", names)):
+        known = session.loaded[what]
+        for word in typed:
+            if known and word not in known:
+                guess = did_you_mean(word, known)
+                there = "" if guess.startswith("use") else f" There are: {', '.join(known)}"
+                raise BadInput(f"no check has the {what} {word}", hint=guess + there)
 
 
 def _verdicts(

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train import parameter_server
 from hpcdl.train.options import TrainOptions, parse
 from hpcdl.train.ranks import RankPlace, this_place
@@ -35,6 +35,9 @@ def main(argv: list[str] | None = None) -> int:
             time.sleep(3.0)  # an error that all ranks have is printed once
         print(prefix + error.render(), file=sys.stderr, flush=True)
         return _leave(int(error.exit_code), place)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr, flush=True)
+        return _leave(int(ExitCode.STOPPED), place)
 
 
 def _leave(code: int, place: RankPlace) -> int:

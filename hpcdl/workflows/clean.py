@@ -86,7 +86,8 @@ def clean(
     known = {kind.name: _limited(site, kind, days, gb) for kind in KINDS}
     for name in names:
         if name not in known:
-            raise BadInput(f"nothing called '{name}' is cleaned", hint=did_you_mean(name, known))
+            hint = "leave it out to clean all" if name == "all" else did_you_mean(name, known)
+            raise BadInput(f"nothing called '{name}' is cleaned", hint=hint)
     told = []
     for kind in (known[name] for name in names or known):
         with ExitStack() as held:

@@ -125,12 +125,16 @@ def test_nothing_passes_that_does_not_deserve_it(site):
 
 @pytest.mark.parametrize(("file", "request_", "reason"), [
     ("checks_with_an_error.py", {}, "ReFrame left out check file"),
-    ("checks_that_look_well.py", {"tags": ("nobody-has-this",)}, "no check was selected"),
 ])  # fmt: skip
 def test_a_run_without_a_check_fails(site, file, request_, reason):
     outcome = run(site, file, **request_)
     assert not outcome.ok
     assert reason in outcome.verdicts[0].reason
+
+
+def test_a_tag_that_no_check_has_is_refused_and_no_verdict(site):
+    with pytest.raises(BadInput, match="no check has the tag nobody-has-this"):
+        run(site, "checks_that_look_well.py", tags=("nobody-has-this",))
 
 
 def test_a_misspelt_name_beside_a_right_one_is_told(site):

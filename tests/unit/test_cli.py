@@ -90,6 +90,18 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("submit my_job.sh", "did you mean hpcdl job submit?"),
         ("rollback", "did you mean hpcdl stack rollback?"),
         ("cluster start", "did you mean 'up'?"),
+        ("cluster restart", "did you mean 'up'?"),
+        ("stack remove x", "did you mean 'gc'?"),
+        ("check run smoke", "hpcdl check run --tag smoke"),
+        ("check history", "say show, export or import"),
+        ("site init site.yaml", "hpcdl site init --output site.yaml"),
+        ("doctor login", "--role login"),
+        ("stack resolve p100", "--partition p100"),
+        ("predict --batch p100:4", "help: it is a whole number, such as 4"),
+        ("predict --storage 64k", "help: it is a number without a unit, such as 0.5"),
+        ("data make digit x", "did you mean 'digits'?"),
+        ("completion ksh", "use one of: bash, zsh, fish"),
+        ("clean all --site embedded", "leave it out to clean all"),
         ("site check site.yaml", "behind its option: --site site.yaml"),
         ("run train.py", "did you mean hpcdl job submit, "),
         ("predict validate rows.csv", "behind its option: hpcdl predict validate --data rows.csv"),
@@ -106,7 +118,8 @@ def test_a_group_alone_lists_its_commands(name, call):
 def test_an_unknown_word_is_answered_with_the_nearest(line, hint, call):
     code, out, err = call(line)
     assert (code, out) == (2, "")
-    assert re.match("error: (unknown|there is no command|.* has no (command|partition))", err)
+    what = "unknown|argument|nothing|the action|there is no command|.* has no (command|partition)"
+    assert re.match(f"error: ({what})", err)
     assert hint in err
 
 
@@ -186,7 +199,7 @@ def test_a_reader_that_leaves_is_no_error():
 def test_a_full_disk_is_told():
     done = bash(f"{shlex.join([*HPCDL, *RENDER])} > /dev/full")
     assert done.returncode == ExitCode.MISSING_PREREQUISITE
-    assert done.stderr.startswith(b"error: No space left on device\n")
+    assert done.stderr.startswith(b"error: the output cannot be written: No space left on device\n")
 
 
 def test_what_was_said_before_an_error_is_not_lost():

@@ -118,6 +118,9 @@ def test_a_throttle_is_shown_by_its_node(started, tmp_path):
     data = status.as_data(current)
     assert data["nodes"][0]["slow"] is True
     assert "killed, slow" in status.as_text(data)
+    (killed,), count = current.killed, len(current.nodes)
+    assert f"{count - 1} of {count} nodes ready" in status.summary(current)
+    assert f"{killed} was killed: `hpcdl cluster node up {killed}`" in status.summary(current)
     processes.end(processes.of_cluster(tmp_path))
 
 

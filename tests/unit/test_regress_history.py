@@ -35,6 +35,7 @@ from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.system import locking
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.locking import file_system, locks_hold
+from hpcdl.system.resources import home
 from tests.unit.test_regress_formats import METRIC, verdict
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
@@ -313,6 +314,36 @@ def test_a_history_of_another_schema_is_not_touched(file, version):
     with pytest.raises(BadInput, match=f"is of schema {version}"), open_history(file):
         pass
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [
+    ("gate",), ("history", "show"), ("history", "export"),
+    ("accept", "x", "--by", "Ada", "--because", "y"), ("report", "run", "--html", "page.html"),
+])  # fmt: skip
+def test_what_only_reads_makes_and_changes_no_file(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    verdicts = {"schema": 2, "run": "run", "verdicts": []}
+    (tmp_path / "run" / "verdicts.json").write_text(json.dumps(verdicts))
+    with closing(sqlite3.connect("other.db")) as other:
+        other.execute("CREATE TABLE mine (x)")
+    for name, text in {"empty": "", "my_job.sh": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o644)
+    before = {path: (path.read_bytes(), path.stat().st_mode) for path in tmp_path.rglob("*.*")}
+    for name in ("nope.db", "no/where.db", "empty", "my_job.sh", "other.db"):
+        assert main(["check", *words, "--site", "embedded", "--history", name]) == 2, name
+    assert {path: (path.read_bytes(), path.stat().st_mode)
+            for path in tmp_path.rglob("*.*")} == before  # fmt: skip
+    assert not (tmp_path / "no").exists()
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_a_site_s_own_history_that_no_run_has_begun_is_empty_and_not_made(hpcdl):
+    assert (
+        "`hpcdl check run` starts one" in hpcdl("check", "gate", "--site", "embedded", code=1).out
+    )
+    assert not (home() / "history").exists()
 
 
 def gate(file: Path, results: Iterable[Result], **asked: Any) -> GateAnswer:

@@ -17,7 +17,7 @@ from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.reframe_adapter.process import Session, read_session
 from hpcdl.regress.run_directory import RunDirectory
-from hpcdl.regress.runner import _nodes_without, _partitions_without, _verdicts
+from hpcdl.regress.runner import _nodes_without, _partitions_without, _refuse_mistyped, _verdicts
 from hpcdl.regress.show import proposals_text
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import FaultKind, Status
@@ -101,6 +101,25 @@ def test_a_mistyped_name_is_an_error_and_no_night(tmp_path, names):
     assert [one.faults[0].kind for one in told] == [FaultKind.SELECTION]
     verdicts = [failed(one.reason, faults=[f.as_data() for f in one.faults]) for one in told]
     assert [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())] == []
+
+
+LOADED = {"name": ["storage"], "tag": ["nightly", "smoke"]}
+
+
+@pytest.mark.parametrize(("typed", "loaded", "said"), [
+    ({"tags": ("smok",)}, LOADED, "no check has the tag smok"),
+    ({"names": ("nope",)}, LOADED, "no check has the name nope"),
+    ({"paths": (Path("dir"),)}, {"name": [], "tag": []}, "there is no check in dir"),
+])  # fmt: skip
+def test_what_nobody_can_have_meant_is_bad_input_and_no_night(typed, loaded, said):
+    with pytest.raises(BadInput, match=said):
+        _refuse_mistyped(CheckRequest(**typed), Session(0, (), (), 0, loaded))
+    _refuse_mistyped(CheckRequest(**typed), Session(0, (), ("a check file",), 0, loaded))
+    _refuse_mistyped(CheckRequest(**typed), Session(0, (), (), 1, loaded))
+
+
+def test_a_tag_that_there_is_but_not_on_this_partition_is_a_night_that_went_wrong():
+    _refuse_mistyped(CheckRequest(tags=("smoke",)), Session(0, (), (), 0, LOADED))
 
 
 def test_options_that_no_training_has_are_refused_before_anything_runs(hpcdl):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,21 @@ def test_they_end_the_work_as_ctrl_c_does(number):
     with pytest.raises(KeyboardInterrupt), terminable():
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("module", "step"), [
+    ("hpcdl.train.program", "_run"), ("hpcdl.train.data.__main__", "_make"),
+])  # fmt: skip
+def test_ctrl_c_ends_the_programs_of_a_release_without_a_traceback(
+    module, step, monkeypatch, capsys
+):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    program = import_module(module)
+    monkeypatch.setattr(program, step, stopped)
+    assert program.main(["make", "digits", "x"] if step == "_make" else ["--model=mlp"]) == 5
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_what_is_ignored_stays_ignored():

@@ -66,6 +66,8 @@ class Session:
     cases: tuple[Sequence[Mapping[str, Any]], ...]
     left_out: tuple[str, ...]
     selected: int | None
+    loaded: Mapping[str, Sequence[str]] | None = None
+    """The names (`name`) and tags (`tag`) of all checks that there are."""
 
 
 def refuse_ours(words: Sequence[str]) -> None:
@@ -179,11 +181,13 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     if exit_code == 0 and not events:
         found.append(f"nothing recorded what ReFrame left out; see {run.log}")
     selected = [int(event["cases"]) for event in events if event["event"] == "selected"]
+    loaded = [event for event in events if event["event"] == "loaded"]
     return Session(
         exit_code=exit_code,
         cases=tuple(_tries(run)),
         left_out=tuple(dict.fromkeys(found)),
         selected=selected[-1] if selected else None,
+        loaded=loaded[-1] if loaded else None,
     )
 
 

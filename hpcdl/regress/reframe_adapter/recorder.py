@@ -71,7 +71,10 @@ def unless_it_raises(kind: str, name: object) -> Iterator[None]:
 def _load_all(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
     for path in (one for one in loader.load_path if not Path(one).exists()):
         left_out("check file", path, "it does not exist")
-    return original(loader, *args, **kwargs)
+    checks = original(loader, *args, **kwargs)
+    names, tags = {type(one).__name__ for one in checks}, {str(t) for c in checks for t in c.tags}
+    record("loaded", name=sorted(names), tag=sorted(tags))
+    return checks
 
 
 def _guarded(kind: str, name: Callable[..., object]) -> Callable[..., Any]:

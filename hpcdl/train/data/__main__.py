@@ -26,6 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     except HpcdlError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr, flush=True)
+        return int(ExitCode.STOPPED)
 
 
 def _make(args: argparse.Namespace) -> ExitCode:
