@@ -282,7 +282,7 @@ def _found(site: Site, which: str) -> Submission:
     try:
         return find(site, which)
     except BadInput:
-        if which.isdigit():
+        if which.isdecimal():
             own_jobs()  # raises: SLURM_CONF says whose jobs are looked for
         raise
 

@@ -69,7 +69,16 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--slurm-version", metavar="V",
         help="write the script for this Slurm release, not the site's")  # fmt: skip
     parser.epilog = "after --: the program, or options of `hpcdl train`"
-    parser.set_defaults(takes_program=True)
+    parser.set_defaults(takes_program=True, elsewhere=_elsewhere)
+
+
+def _elsewhere(name: str) -> str:
+    from hpcdl.cli.train import train_options
+    from hpcdl.jobs.sbatch_options import as_ours
+    from hpcdl.jobs.spec import command_of
+
+    behind = name in train_options(command_of(()))
+    return "`hpcdl train` takes it: write it after --" if behind else as_ours(name)
 
 
 def asked_site(args: argparse.Namespace) -> Site:

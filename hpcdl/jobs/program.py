@@ -170,7 +170,8 @@ def _check_runs(folder: Path, name: str) -> None:
         )
     if path.is_dir() or not os.access(path, os.X_OK):
         said = f"'{name}' cannot be run"
-        raise BadInput(said, hint=f"`chmod +x {name}`, or name what runs it: -- python {name}")
+        runs = "bash" if path.suffix == ".sh" else "python"
+        raise BadInput(said, hint=f"`chmod +x {name}`, or name what runs it: -- {runs} {name}")
 
 
 def _module(argv: Sequence[str]) -> str | None:
