@@ -19,7 +19,7 @@ from hpcdl.jobs.intent import locate, revoke
 from hpcdl.jobs.manifest import Manifest, Request, check_request, read_manifest, write_manifest
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
-from hpcdl.jobs.spec import Module, check_name
+from hpcdl.jobs.spec import JobSpec, Module, check_name
 from hpcdl.jobs.submission import embedded_cluster, of_this_cluster
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
 from hpcdl.jobs.watch import exit_code
@@ -76,6 +76,12 @@ def run_statuses(
     manifest = _located(manifest) if ask else manifest
     active = _active_arrays() if manifest.rows and ask else {}
     return _run_statuses(folder, points, manifest, active)
+
+
+def kept_points(folder: Path, base: JobSpec) -> tuple[Point, ...]:
+    """The points of a sweep's manifest, for their status alone."""
+    rows = read_manifest(folder).rows
+    return tuple(Point(r["id"], r["values"], base, r.get("problem") or "") for r in rows)
 
 
 def submit(

@@ -86,6 +86,8 @@ def test_an_array_is_listed_by_its_tasks(site, monkeypatch):
         (8, "RUNNING", "4 tasks: 1 completed, 1 running, 2 pending"),
     }
     assert len(own_jobs(site, 1)) == 1
+    points = sweep_run.kept_points(first, JobSpec("p100"))
+    assert [one.state for one in sweep_run.run_statuses(first, points)].count("done") == 3
 
 
 def test_an_array_that_nobody_knows_of_is_unconfirmed(site, monkeypatch):
