@@ -40,9 +40,12 @@ GROUPS: dict[str, str] = {
 }
 
 # What others call it.
-_ALIKE = {"start": "up", "stop": "down", "kill": "cancel", "ls": "list", "queue": "list",
-          "run": "submit", "status": "watch", "install": "build",
-          "restart": "up", "create": "build", "remove": "gc"}  # fmt: skip
+_ALIKE = {"start": {"up"}, "restart": {"up"}, "stop": {"down", "cancel"}, "kill": {"cancel"},
+          "delete": {"cancel"}, "rm": {"cancel"}, "remove": {"gc"}, "ls": {"list"},
+          "ps": {"list"}, "queue": {"list"}, "logs": {"log"}, "run": {"submit"},
+          "status": {"watch"}, "show": {"report"}, "install": {"build"},
+          "create": {"build"}}  # fmt: skip
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
 
 
@@ -142,7 +145,7 @@ def _meant(word: str) -> str:
     """What may be meant: a command whose group was left out, else the nearest name."""
     groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
     found = [f"hpcdl {one.name} {command.name}" for one in groups for command in one.commands
-             if command.name in {word, _ALIKE.get(word)}]  # fmt: skip
+             if command.name in {word, *_ALIKE.get(word, ())}]  # fmt: skip
     return f"did you mean {one_of(found)}?" if found else did_you_mean(word, GROUPS)
 
 
@@ -158,8 +161,8 @@ def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
         hint = f"`hpcdl {group.name} --help` shows all"
         raise BadInput(f"there is no command of 'hpcdl {group.name}'", hint=hint)
     if argv[0] not in commands:
-        meant = _ALIKE.get(argv[0], "")
-        hint = did_you_mean(meant if meant in commands else argv[0], commands)
+        meant = _ALIKE.get(argv[0], set()) & commands.keys()
+        hint = did_you_mean(meant.pop() if meant else argv[0], commands)
         raise BadInput(f"'hpcdl {group.name}' has no command '{argv[0]}'", hint=hint)
     return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])
 
@@ -168,6 +171,10 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
     parser = build_parser(prog, command)
     # What follows `--` belongs to the user's program and must reach it untouched.
     end = argv.index("--") if "--" in argv else len(argv)
+    for word in argv[: end + 2]:
+        if word[:1] in _DASHES and word:
+            typed = f"--{word.lstrip(f'{_DASHES}-')}"
+            raise BadInput(f"'{word}' begins with a typographic dash", hint=f"type {typed}")
     args = parser.parse_args(argv[:end])
     args.rest = argv[end + 1 :]
     takes_rest = getattr(args, "takes_program", False) or getattr(args, "takes_files", False)

@@ -21,11 +21,13 @@ from hpcdl.system.text import did_you_mean, narrow, nearest
 if TYPE_CHECKING:
     from hpcdl.site import Site
 
-# sbatch's letters for what the options of jobs say, and what other programs call an output file.
-_LETTERS = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus", "-t": "--time",
+# sbatch's letters for what the options of jobs say, and what other programs call an option.
+_ALIKE = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus", "-t": "--time",
             "-c": "--cpus-per-task", "-J": "--name", "-A": "--account", "-q": "--qos",
-            "-o": "--output"}  # fmt: skip
+            "-o": "--output", "--image": "--container",
+            "--batch-size": "--batch-per-rank"}  # fmt: skip
 _VALUES = {"int": "a whole number, such as 4", "float": "a number without a unit, such as 0.5"}
+_EMPTY = "the value is empty"
 Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
 
@@ -101,6 +103,12 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._mixing = False
 
+    def _get_values(self, action: argparse.Action, words: list[str]) -> Any:
+        """As argparse; an empty value is never meant: a variable of the shell was not set."""
+        if "" in words:
+            raise argparse.ArgumentError(action, _EMPTY)
+        return super()._get_values(action, words)
+
     def error(self, message: str) -> NoReturn:
         """Print one line of what is wrong and the nearest valid name; exit 2."""
         hint = f"`{self.prog} --help` shows an example"
@@ -109,6 +117,8 @@ class Parser(argparse.ArgumentParser):
             word = rest.split()[0]
             message = f"unknown argument '{word}'"
             hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
+        elif message.endswith(_EMPTY):
+            hint = "is a variable of the shell not set? Give a value, or leave it out"
         elif message.endswith("required: JOB"):
             hint = "`hpcdl job list` lists your jobs"
         elif message.endswith("required: action, FILE"):
@@ -122,12 +132,19 @@ class Parser(argparse.ArgumentParser):
         """The option that may be meant by one that is unknown, as a hint."""
         name, options = word.split("=")[0], list(self._option_string_actions)
         parts = set(name.strip("-").split("-"))
-        close = [one for one in options if one == _LETTERS.get(name[:2])]
+        close = [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
+        if not close and (hint := self._elsewhere(name.removeprefix("--"))):
+            return hint
         close += filter(None, [nearest(name, options, cutoff=0.8)])
         close += [one for one in options if parts < set(one.strip("-").split("-"))]
         bare = {one.strip("-"): one for one in options}
         close += [bare[one] for one in filter(None, [nearest(name.strip("-"), bare)])]
         return f"did you mean '{close[0]}'?" if close else ""
+
+    def _elsewhere(self, name: str) -> str:
+        """Where an option belongs that another command or program takes, as a hint."""
+        told: Callable[[str], str] | None = self.get_default("elsewhere")
+        return told(name) if told else ""
 
     def _place(self, word: str) -> str:
         """Where an argument belongs that stands behind no option, as a hint."""
@@ -136,6 +153,8 @@ class Parser(argparse.ArgumentParser):
             site.is_file() or word.endswith((".yaml", ".yml"))
         ):
             return f"name a site file behind its option: --site {word}"
+        if "--over" in self._option_string_actions and "=" in word:
+            return "write all values of a key together, and each key behind its own --over: KEY=A,B"
         behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
         if behind:
             return f"write it behind its option: {self.prog} {behind} {word}"

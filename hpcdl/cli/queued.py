@@ -35,10 +35,9 @@ def watch(args: argparse.Namespace) -> ExitCode:
     """Follow a job to its end, or say how it is now."""
     from dataclasses import asdict
 
-    from hpcdl.jobs.submission import find
     from hpcdl.jobs.watch import as_line, look
 
-    submission = find(the_site(args), args.job)
+    submission = _found(the_site(args), args.job)
     if not args.once:
         return watch_to_the_end(submission, args, submission_data(submission))
     snapshot = look(submission)
@@ -94,11 +93,10 @@ def log_options(parser: argparse.ArgumentParser) -> None:
 
 def log(args: argparse.Namespace) -> ExitCode:
     """Print the end of a job's log, and what is added to it."""
-    from hpcdl.jobs.submission import find
     from hpcdl.jobs.watch import watched
     from hpcdl.system.safe_read import last_text
 
-    submission = find(the_site(args), args.job)
+    submission = _found(the_site(args), args.job)
     # Where the file ends now is where following begins: nothing is printed twice or left out.
     end = submission.log.stat().st_size if submission.log.is_file() else 0
     lines = last_text(submission.log, end=end).splitlines()[-args.lines :]
@@ -170,13 +168,13 @@ def report(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
     from hpcdl.jobs.job_report import as_text, summarize
-    from hpcdl.jobs.submission import asked, find
+    from hpcdl.jobs.submission import asked
     from hpcdl.jobs.watch import look, result_of
     from hpcdl.slurm.client import usage
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
     site = the_site(args)
-    submission = find(site, args.job)
+    submission = _found(site, args.job)
     snapshot, said = look(submission), asked(submission)
     partition = site.partitions.get(str(said.get("partition")))
     cpus = partition.cpus if partition else None
@@ -276,17 +274,33 @@ def cancel(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _found(site: Site, which: str) -> Submission:
+    """The submission of a job's id or directory; where Slurm is away, nobody knows of an id."""
+    from hpcdl.jobs.submission import find
+    from hpcdl.slurm.client import own_jobs
+
+    try:
+        return find(site, which)
+    except BadInput:
+        if which.isdecimal():
+            own_jobs()  # raises: SLURM_CONF says whose jobs are looked for
+        raise
+
+
 def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
     """The jobs of a run, or the array of a sweep."""
     from hpcdl.jobs.listing import arrays
-    from hpcdl.jobs.submission import find
+    from hpcdl.jobs.submission import is_indexed
     from hpcdl.system.trust import require_own
 
     try:
-        one = find(site, which)
+        one = _found(site, which)
     except BadInput:
         if which not in {str(array.job_id) for array in arrays(site) if array.job_id}:
             raise
         return (int(which),)
     require_own(one.folder)  # a stranger's job.json could name any job of this user
+    if not is_indexed(site, one):
+        said = f"job {one.job_id} of {one.folder} is not of the cluster that is asked"
+        raise BadInput(said, hint="SLURM_CONF says which one that is")
     return one.chain

@@ -69,7 +69,16 @@ def options(parser: argparse.ArgumentParser) -> None:
     add("--slurm-version", metavar="V",
         help="write the script for this Slurm release, not the site's")  # fmt: skip
     parser.epilog = "after --: the program, or options of `hpcdl train`"
-    parser.set_defaults(takes_program=True)
+    parser.set_defaults(takes_program=True, elsewhere=_elsewhere)
+
+
+def _elsewhere(name: str) -> str:
+    from hpcdl.cli.train import train_options
+    from hpcdl.jobs.sbatch_options import as_ours
+    from hpcdl.jobs.spec import command_of
+
+    behind = name in train_options(command_of(()))
+    return "`hpcdl train` takes it: write it after --" if behind else as_ours(name)
 
 
 def asked_site(args: argparse.Namespace) -> Site:
@@ -132,13 +141,17 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
     `queued` says whether it is to be queued here, so that its data set must be there, too.
     """
     from hpcdl.cli.train import check_words
-    from hpcdl.jobs.program import check_program
+    from hpcdl.jobs.program import check_image_name, check_program, unread_directives
 
     check_words(spec.program, spec.launcher, queued=queued)
     if spec.container and not site.paths.datasets.is_dir():
         said = f"there is no directory {site.paths.datasets}, which containers of this site see"
         raise BadInput(said, hint="make it, or correct `datasets` in the site file")
     check_program(Path.cwd(), spec, module, queued=queued)
+    check_image_name(site.container, spec.container)
+    if script := unread_directives(spec):
+        print(f"note: the #SBATCH lines of {script.name} do not count here: options of `hpcdl job` "
+              "say what the job gets", file=sys.stderr)  # fmt: skip
     return spec
 
 

@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> ExitCode:
     matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
     exclude = [dict(request.pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
                for text in args.exclude]  # fmt: skip
+    if args.status and not matrix and (points := sweep_run.kept_points(folder, spec)):
+        return _show(sweep_run.run_statuses(folder, points), folder, args)
     check_keys(spec, matrix, train_options(spec.program))
     points = plan(site, spec, matrix, exclude, limit=args.limit)
     asked = request_of(spec, args.module)

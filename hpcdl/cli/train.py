@@ -19,7 +19,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     from hpcdl.train.options import configure
 
     configure(parser)
-    parser.set_defaults(behind="--model")
+    parser.set_defaults(behind="--model", elsewhere=_elsewhere)
+
+
+def _elsewhere(name: str) -> str:
+    from hpcdl.jobs.schema import job_schema
+
+    known = {"dry-run", "watch", "chain", "module", "no-module", "no-preflight", "file", "over"}
+    known |= {key.replace("_", "-") for key in job_schema()["properties"]}
+    return "`hpcdl job` takes it: write it before --" if name in known else ""
 
 
 def _train(args: argparse.Namespace) -> ExitCode:
@@ -73,8 +81,9 @@ def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
         )
     data = options.data if queued else ""
     if data and data != SYNTHETIC and "$" not in data and not Path(data, "dataset.json").is_file():
+        there = Path(data).is_dir()
         raise BadInput(
-            f"there is no data set {data}",
+            f"{data} has no dataset.json" if there else f"there is no data set {data}",
             hint="`hpcdl data make` writes one; `--data synthetic` needs none",
         )
 

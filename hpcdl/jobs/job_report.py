@@ -87,7 +87,9 @@ def summarize(
         shares=shares,
         ranks=at(result, "layout", "ranks"),
         seconds=sum(seconds) if seconds and None not in seconds else None,
-        advice=advise(shares, at(asked, "layout") or {}, node_cpus),
+        advice=f"`hpcdl job log {snapshot.job_id}` shows what it wrote"
+        if snapshot.ended and not snapshot.ok
+        else advise(shares, at(asked, "layout") or {}, node_cpus),
         usage=usage,
         loss=summary.get("loss"),
         metrics={one_line(name): score for name, score in (summary.get("metrics") or {}).items()},

@@ -18,7 +18,15 @@ from typing import Any
 
 from hpcdl.jobs.intent import locate
 from hpcdl.jobs.manifest import read_manifest
-from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
+from hpcdl.jobs.submission import (
+    Submission,
+    Unsettled,
+    asked,
+    find,
+    index,
+    of_this_cluster,
+    settle,
+)
 from hpcdl.jobs.watch import exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -85,7 +93,7 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
 
 
 def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
-    """The arrays of the `most` sweeps that changed last (None: of all), the newest sweep first.
+    """The arrays that the `most` sweeps that changed last (None: all) have on this cluster.
 
     Raises:
         SlurmAway: a command was stopped on its way, and nobody tells whether its job is queued.
@@ -104,7 +112,7 @@ def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
     manifest = read_manifest(folder)
     shared: dict[str, list[Mapping[str, Any]]] = {}
     for row in manifest.rows:
-        if row.get("job_id") or row.get("token"):
+        if of_this_cluster(row) and (row.get("job_id") or row.get("token")):
             shared.setdefault(row.get("token") or str(row["job_id"]), []).append(row)
     lost = {key: [Path(row["directory"]) for row in rows]
             for key, rows in shared.items() if rows[0].get("job_id") is None}  # fmt: skip

@@ -113,14 +113,17 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     check_script(spec)
     argv = spec.program
     check_image(folder, spec.container)
+    if spec.chdir and not spec.chdir.is_dir():
+        raise BadInput(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
     if not argv or spec.container:
         return
-    named = "/" not in argv[0] and (not queued or bool(module.names) or argv[0] == "hpcdl")
+    brought = bool(module.names) and not argv[0].endswith(_SCRIPT)
+    named = "/" not in argv[0] and (not queued or brought or argv[0] == "hpcdl")
     if not named and ("/" in argv[0] or shutil.which(argv[0]) is None):
         _check_runs(spec.chdir or folder, argv[0])
     at = script_index(argv)
-    if at and argv[at].startswith("/") and not ("{" in argv[at] or _is_there(Path(argv[at]))):
-        raise BadInput(f"there is no script {argv[at]}", hint="the job's nodes see what you see")
+    if at and argv[at].startswith("/") and "{" not in argv[at]:
+        _check_absolute(Path(argv[at]))
     name = _module(argv) if queued else None
     if name and not module.names and spec.python_path is None and not _has_module(spec, name):
         said = f"{argv[0]} finds no module '{name}' here"
@@ -154,6 +157,18 @@ def check_image(folder: Path, image: str | None) -> None:
         raise BadInput(f"there is no image {image}", hint=hint)
 
 
+def check_image_name(runtime: str | None, image: str | None) -> None:
+    """Raise BadInput for an image that this container runtime finds nowhere by its name."""
+    if not image or image.startswith("/"):
+        return
+    if runtime == "charliecloud":
+        hint = "`ch-image pull` and `ch-convert` make a directory of it: --container DIR"
+        raise BadInput(f"Charliecloud has no image {image} on the nodes", hint=hint)
+    if runtime == "apptainer" and ":" in image and "://" not in image:
+        hint = f"write --container docker://{image}"
+        raise BadInput(f"Apptainer finds no image {image}", hint=hint)
+
+
 def check_data(spec: JobSpec) -> None:
     """Raise BadInput for a data set that is not on the file system, which nodes share."""
     if spec.data and not Path(spec.data).exists():
@@ -170,7 +185,26 @@ def _check_runs(folder: Path, name: str) -> None:
         )
     if path.is_dir() or not os.access(path, os.X_OK):
         said = f"'{name}' cannot be run"
-        raise BadInput(said, hint=f"`chmod +x {name}`, or name what runs it: -- python {name}")
+        runs = "bash" if path.suffix == ".sh" else "python"
+        raise BadInput(said, hint=f"`chmod +x {name}`, or name what runs it: -- {runs} {name}")
+
+
+def _check_absolute(script: Path) -> None:
+    if not _is_there(script):
+        raise BadInput(f"there is no script {script}", hint="the job's nodes see what you see")
+    if script.is_dir() and not _is_there(script / "__main__.py"):
+        said = f"{script} is a directory without a __main__.py"
+        raise BadInput(said, hint="name the script in it")
+
+
+def unread_directives(spec: JobSpec) -> Path | None:
+    """The program's own script where it has lines for sbatch, which a job does not read."""
+    words = [0, script_index(spec.program) or 0] if spec.program and not spec.container else []
+    for script in (Path(spec.program[index]) for index in words):
+        with suppress(OSError, ValueError):
+            if script.suffix == ".sh" and re.search(rb"(?m)^#SBATCH\b", script.read_bytes()):
+                return script
+    return None
 
 
 def _module(argv: Sequence[str]) -> str | None:

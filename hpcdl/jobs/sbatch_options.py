@@ -13,7 +13,7 @@ from hpcdl.slurm.rules import as_release
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-_SHAPE = "use --gpus, --nodes, --gpus-per-node, --tasks-per-node or --cpus-per-task"
+_SHAPE = "use --gpus, --nodes, --gpus-per-node, --tasks, --tasks-per-node or --cpus-per-task"
 _WHOLE = "a job has its share of each node; --nodes N asks for whole ones"
 _FILES = "use --job-dir: log and results lie there"
 _AGAIN = "the script handles the signal before its end and requeues itself"
@@ -73,12 +73,26 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
     return tuple(found.values())
 
 
+def as_ours(name: str) -> str:
+    """How a job is asked for what this option of sbatch asks for; '' where sbatch has none."""
+    from hpcdl.jobs.lint.options import known_options
+
+    fact = known_options("sbatch").get(name)
+    value = "=VALUE" if fact and fact.argument == "required" else ""
+    return _own(name) or (f"write --sbatch {name}{value}" if fact else "")
+
+
+def _own(name: str) -> str:
+    """What to say instead of an option that the script decides itself."""
+    if name in {"hetjob", "packjob"}:  # no options, but lines of a script
+        return _ONE_KIND
+    return "use --container" if name.startswith("container") else _OWN.get(name, "")
+
+
 def _check(version: str, name: str, value: str | None) -> None:
     from hpcdl.jobs.lint.options import known_options
 
-    own = "use --container" if name.startswith("container") else _OWN.get(name)
-    own = _ONE_KIND if name in {"hetjob", "packjob"} else own  # no options, but lines of a script
-    if own:
+    if own := _own(name):
         raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)
     release = as_release(version)
     known = {key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)}

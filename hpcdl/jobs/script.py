@@ -200,6 +200,7 @@ def _values(
         "lmod_init": str(site.paths.lmod_init),
         "environment": [*partition.environment.items()],
         "given": tuple(spec.environment),
+        "needs_user": spec.container is not None and site.container == "charliecloud",
         "values": str(job_dir / environment.NAME) if job_dir else "",
         **launch.rank_values(site, spec, partition, layout),
     }  # fmt: skip

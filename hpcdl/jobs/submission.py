@@ -303,7 +303,9 @@ def _read(site: Site, which: str) -> Submission:
         owner = found.folder.stat().st_uid
     except (BadInput, OSError) as fault:
         kind = f"job {which}" if which.isdigit() else f"job in {which}"
-        hint = f"`squeue --me` lists your jobs; hpcdl keeps its own under {site.paths.work}/jobs"
+        ends = f", `scancel {which}` ends one" if which.isdigit() else ""
+        hint = f"`squeue --me` lists your jobs{ends}; hpcdl keeps its own under "
+        hint += f"{site.paths.work}/jobs"
         raise BadInput(f"there is no {kind} submitted by hpcdl", hint=hint) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
         said = f"job {which} was submitted by {user_of(owner)}"
@@ -315,6 +317,11 @@ def _indexed(site: Site, job: str) -> Path:
     plain = index(site) / job  # another user's, where there is one of this user's beside it
     found = (plain, *index(site).glob(f"{job}.*")) if os.path.lexists(plain) else ()
     return next((link for link in found if link.lstat().st_uid == os.getuid()), plain)
+
+
+def is_indexed(site: Site, one: Submission) -> bool:
+    """Whether a submission has its id from the cluster that is asked, and no later job has it."""
+    return _indexed(site, str(one.job_id)).resolve() == one.folder
 
 
 def asked(submission: Submission) -> dict[str, Any]:
@@ -332,11 +339,20 @@ def release_of(script: str) -> str | None:
 
 def index(site: Site) -> Path:
     """Where links by job id to the directories of submitted jobs lie."""
-    place = site.paths.work / "jobs" / "by-id"
+    cluster = embedded_cluster()
+    return site.paths.work / "jobs" / (f"by-id-{cluster}" if cluster else "by-id")
+
+
+def embedded_cluster() -> str:
+    """The embedded cluster whose Slurm is asked, as 8 digits: its job ids are its own; else ''."""
     cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
-    if not (cluster / ".hpcdl-cluster").is_file():
-        return place
-    return place.with_name(f"by-id-{sha256(bytes(cluster)).hexdigest()[:8]}")
+    there = (cluster / ".hpcdl-cluster").is_file()
+    return sha256(bytes(cluster)).hexdigest()[:8] if there else ""
+
+
+def of_this_cluster(row: Mapping[str, Any]) -> bool:
+    """Whether the job of a sweep's point is one of the Slurm that is asked."""
+    return (row.get("cluster") or "") == embedded_cluster()
 
 
 def _unconfirmed(site: Site) -> Path:

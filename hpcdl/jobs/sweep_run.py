@@ -19,7 +19,8 @@ from hpcdl.jobs.intent import locate, revoke
 from hpcdl.jobs.manifest import Manifest, Request, check_request, read_manifest, write_manifest
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
-from hpcdl.jobs.spec import Module, check_name
+from hpcdl.jobs.spec import JobSpec, Module, check_name
+from hpcdl.jobs.submission import embedded_cluster, of_this_cluster
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
@@ -40,7 +41,8 @@ Modules = Mapping[str, Module]
 class RunStatus:
     """A point of a sweep and its status; the job is None where none was submitted.
 
-    A failed point has its program's exit code. `log` is that of its last run.
+    A failed point has its program's exit code. `log` is that of its last run. `cluster` is the
+    embedded cluster that the job is of, '' for another.
     """
 
     point: Point
@@ -50,6 +52,7 @@ class RunStatus:
     token: str | None = None
     exit_code: int | None = None
     log: Path | None = None
+    cluster: str = ""
 
 
 def sweep_directory(site: Site, name: str) -> Path:
@@ -73,6 +76,12 @@ def run_statuses(
     manifest = _located(manifest) if ask else manifest
     active = _active_arrays() if manifest.rows and ask else {}
     return _run_statuses(folder, points, manifest, active)
+
+
+def kept_points(folder: Path, base: JobSpec) -> tuple[Point, ...]:
+    """The points of a sweep's manifest, for their status alone."""
+    rows = read_manifest(folder).rows
+    return tuple(Point(r["id"], r["values"], base, r.get("problem") or "") for r in rows)
 
 
 def submit(
@@ -106,7 +115,7 @@ def submit(
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry)
         _ask_first(prepared)
-        known = {row.get("job_id") for row in manifest.rows}  # whatever the matrix was then
+        known = {row.get("job_id") for row in manifest.rows if of_this_cluster(row)}
         before = {*after, *(known & set(active) if running else ())}
         queued: list[int] = []
         manifest = replace(manifest, request=request or manifest.request)
@@ -144,7 +153,8 @@ def _queue(
 
 def _note(status: dict[str, RunStatus], group: Group, job: int | None, token: str) -> None:
     for task, point in enumerate(group.points):
-        status[point.id] = RunStatus(status[point.id].point, QUEUED, job, task, token)
+        point = status[point.id].point
+        status[point.id] = RunStatus(point, QUEUED, job, task, token, cluster=embedded_cluster())
 
 
 def _located(manifest: Manifest, since: float | None = None) -> Manifest:
@@ -213,9 +223,10 @@ def _run_statuses(
     rows = {row["id"]: row for row in manifest.rows}
     found = []
     for point in points:
-        job_id, task, token = map(rows.get(point.id, {}).get, ("job_id", "task", "token"))
+        row = rows.get(point.id, {})
+        job_id, task, token = map(row.get, ("job_id", "task", "token"))
         code = None if point.problem else exit_code(point_folder(folder, point) / "exit_code")
-        records = active.get(job_id, ()) if job_id is not None else ()
+        records = active.get(job_id, ()) if job_id is not None and of_this_cluster(row) else ()
         if point.problem:
             state = IMPOSSIBLE
         elif code == 0:
@@ -225,7 +236,9 @@ def _run_statuses(
         else:
             state = MISSING if code is None else FAILED
         log = folder / "logs" / f"{job_id}_{task}.log" if job_id is not None else None
-        found.append(RunStatus(point, state, job_id, task, token, code, log))
+        found.append(
+            RunStatus(point, state, job_id, task, token, code, log, row.get("cluster") or "")
+        )
     return tuple(found)
 
 
@@ -281,6 +294,7 @@ def _write_manifest(folder: Path, manifest: Manifest, status: Mapping[str, RunSt
             "job_id": one.job_id,
             "task": one.task,
             "token": one.token,
+            "cluster": one.cluster,
             "directory": str(point_folder(folder, one.point)),
         }
         for one in status.values()

@@ -128,6 +128,7 @@ FILES: dict[str, str] = {
     "nonsense/scontrol": "#!/bin/sh\necho nonsense\n",
     **dict.fromkeys(("nonsense/sinfo", "nonsense/srun"), "#!/bin/sh\nexit 1\n"),
     "embedded/work/jobs/by-id/4712/job.json": json.dumps({"job_id": 4712}),
+    "idle/squeue": "#!/bin/sh\necho JOBID\n",
     "preflight.jsonl": "hello\n",
     "broken/prefix/records.json": "{",
     "torn/prefix/history.json": '{"schema": 1, "events": [{"act',
@@ -149,7 +150,7 @@ def make(tmp: Path) -> None:
     (tmp / "data-binary").mkdir()
     (tmp / "data-binary" / "dataset.json").write_bytes(bytes(range(256)))
     (tmp / "large").open("wb").truncate(100_000_000)
-    for tool in (tmp / "nonsense").iterdir():
+    for tool in (*(tmp / "nonsense").iterdir(), tmp / "idle/squeue"):
         tool.chmod(0o755)
     with contextlib.closing(sqlite3.connect(tmp / "later.sqlite")) as later:
         later.execute("PRAGMA user_version = 99")

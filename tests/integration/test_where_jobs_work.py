@@ -58,7 +58,7 @@ def image(tmp_path_factory) -> Path:
 @pytest.fixture
 def charliecloud(slurm) -> None:
     """What this container runtime wants to find."""
-    slurm.env = {**slurm.env, "USER": "root"}
+    slurm.env = {name: value for name, value in slurm.env.items() if name != "USER"}
     Path(slurm.env["HPCDL_HOME"], "embedded/datasets").mkdir(parents=True, exist_ok=True)
 
 

@@ -109,6 +109,21 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("job submit -N2 -- true", "did you mean '--nodes'?"),
         ("site init -x", "`hpcdl site init --help`"),
         ("cluster up --nodes 4", "did you mean '--max-nodes-per-partition'?"),
+        ("job submit --model mlp", "`hpcdl train` takes it: write it after --"),
+        ("job render R -- --partition cpu", "`hpcdl job` takes it: write it before --"),
+        ("job submit --dry-run R -- --model mlp --dry-run", "write it before --"),
+        ("job render R -- --batch-size 8", "did you mean '--batch-per-rank'?"),
+        ("job render --gres=gpu:4", "use --gpus, --nodes"),
+        ("job render --dependency 5", "write --sbatch dependency=VALUE"),
+        ("job render --exclusive", "--nodes N asks for whole ones"),
+        ("job render --output x", "use --job-dir"),
+        ("job render --image x", "did you mean '--container'?"),
+        ("job render R --partition p100,v100", "name one: a job runs on one partition"),
+        ("job sweep --over lr=0.1 lr=0.01", "each key behind its own --over: KEY=A,B"),
+        ("job delete 3", "did you mean 'cancel'?"),
+        ("job stop 3", "did you mean 'cancel'?"),
+        ("job logs 3", "did you mean 'log'?"),
+        ("job show 3", "did you mean 'report'?"),
         ("predict resnet50", "hpcdl predict --model resnet50"),
         ("tour 3", "hpcdl tour --from 3"),
         ("check --no-color", "error: there is no command of 'hpcdl check'"),
@@ -116,7 +131,7 @@ def test_a_group_alone_lists_its_commands(name, call):
     ],
 )
 def test_an_unknown_word_is_answered_with_the_nearest(line, hint, call):
-    code, out, err = call(line)
+    code, out, err = call(line.replace("R ", "--site embedded --no-module "))
     assert (code, out) == (2, "")
     what = "unknown|argument|nothing|the action|there is no command|.* has no (command|partition)"
     assert re.match(f"error: ({what})", err)
@@ -134,6 +149,12 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         (f"R --gpus {'9' * 5000}", "error: "),
         ("R --partition x\x1b[31m", r"'x\u001b[31m'"),
         ("R --partition \u202e", r"\u202e"),
+        ("R --partition=", "argument --partition: the value is empty"),
+        ("R --env A=b --env ''", "is a variable of the shell not set?"),
+        ("job cancel 5 ''", "argument JOB: the value is empty"),
+        ("R \u2013partition p100", "typographic dash\nhelp: type --partition"),
+        ("R -- \u2013model mlp", "typographic dash\nhelp: type --model"),
+        ("R \u2014 true", "help: type --\n"),
         ("R --mem-per-cpu '2 Q'", "--mem-per-cpu '2 Q' is no size"),
         ("job submit --site embedded --no-module --chain 101", "queue at most 100 jobs"),
         ("job sweep --site embedded --running 0", "not a whole number from 1 to 1000000"),

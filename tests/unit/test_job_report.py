@@ -1,5 +1,7 @@
 """What a job is told after it has ended."""
 
+from dataclasses import replace
+
 import pytest
 
 from hpcdl.jobs.job_report import advise, as_text, summarize
@@ -53,6 +55,12 @@ def test_a_job_without_a_result_is_reported_by_its_state(usage):
     report = summarize(DONE, None, {}, usage)
     assert report.images_per_second is None
     assert as_text(report) == "job 7: it is done, requeued once"
+
+
+def test_of_a_job_that_failed_its_log_is_named():
+    failed = replace(DONE, state="FAILED", exit_code=1)
+    assert "`hpcdl job log 7`" in as_text(summarize(failed, RESULT, {}))
+    assert "job log" not in as_text(summarize(replace(failed, state="RUNNING"), None, {}))
 
 
 def test_loss_scores_and_the_learning_curve_are_said():

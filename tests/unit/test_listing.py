@@ -20,6 +20,7 @@ from tests.unit import slurm_output as said
 def site(three_generations, tmp_path, monkeypatch):
     numbers = iter(range(7, 99))
     monkeypatch.setattr(client, "would_run", lambda _: None)
+    monkeypatch.setattr(client, "own_jobs", frozenset)
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
     monkeypatch.setattr(client, "queue", lambda: (said.job(id=9, state="RUNNING", nodes="n1"),))
     return replace(three_generations, paths=replace(three_generations.paths, work=tmp_path))
@@ -85,6 +86,8 @@ def test_an_array_is_listed_by_its_tasks(site, monkeypatch):
         (8, "RUNNING", "4 tasks: 1 completed, 1 running, 2 pending"),
     }
     assert len(own_jobs(site, 1)) == 1
+    points = sweep_run.kept_points(first, JobSpec("p100"))
+    assert [one.state for one in sweep_run.run_statuses(first, points)].count("done") == 3
 
 
 def test_an_array_that_nobody_knows_of_is_unconfirmed(site, monkeypatch):
@@ -105,6 +108,23 @@ def test_sweeps_of_others_and_broken_ones_are_left_out(site):
     os.chown(site.paths.work / "sweeps/stranger", 65534, 65534)
     (site.paths.work / "sweeps/broken/sweep.json").write_text("{")
     assert [one.name for one in own_jobs(site, 5)] == ["mine"]
+
+
+def test_an_array_of_another_cluster_is_neither_listed_nor_cancelled(site, tmp_path, monkeypatch):
+    """Two embedded clusters share the work directory: both count their jobs from 1."""
+    swept(site, "of-the-other")
+    active = said.job(id=7, array_job=7, array_tasks="0-3", state="RUNNING")
+    monkeypatch.setattr(client, "queue", lambda: (active,))
+    assert [one.job_id for one in own_jobs(site, 5)] == [7]
+    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
+    (tmp_path / "c/etc").mkdir(parents=True)
+    (tmp_path / "c/.hpcdl-cluster").touch()
+    monkeypatch.setenv("SLURM_CONF", f"{tmp_path}/c/etc/slurm.conf")
+    assert own_jobs(site, 5) == ()
+    assert main(["job", "cancel", "7"]) == 2
+    point = sweep.plan(site, JobSpec("p100", name="of-the-other"), {"lr": ["0"]})
+    folder = sweep_run.sweep_directory(site, "of-the-other")
+    assert [one.state for one in sweep_run.run_statuses(folder, point)] == ["missing"]
 
 
 def test_an_array_is_cancelled_by_its_number(site, monkeypatch):

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.program import check_program, check_script, script_index, seen_from
+from hpcdl.jobs.program import (
+    check_image_name,
+    check_program,
+    check_script,
+    script_index,
+    seen_from,
+    unread_directives,
+)
 from hpcdl.system.errors import BadInput
 
 
@@ -74,6 +81,7 @@ def test_a_script_that_ranks_would_not_find_is_refused(here):
     ("./run.sh", "cannot be run"),
     ("python nosuch.py", r"there is no script nosuch\.py here"),
     ("python HERE/nosuch.py", "there is no script /"),
+    ("python empty", r"is a directory without a __main__\.py"),
     ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
     ("python3 -m nosuchmodule", "finds no module 'nosuchmodule'"),
     ("cat train.py", r"train\.py lies here, and the job works in a directory of its own"),
@@ -86,8 +94,37 @@ def test_what_the_job_would_not_find_is_refused(here, monkeypatch, line, says):
         (here / "bin").mkdir(exist_ok=True)
         (here / "bin" / name).write_text("#!/bin/sh\n")
         (here / "bin" / name).chmod(0o755)
+    (here / "empty").mkdir()
     with pytest.raises(BadInput, match=says):
         check(here, line.replace("HERE", str(here)))
+
+
+def test_a_script_is_no_program_that_a_module_brings_and_chdir_is_there(here):
+    spec = seen(here, "my_train.py --lr 1")
+    with pytest.raises(BadInput, match=r"no program 'my_train\.py' here"):
+        check_program(here, spec, Module(("tensorflow",)))
+    check_program(here, seen(here, "tool"), Module(("tensorflow",)))
+    with pytest.raises(BadInput, match="there is no directory /nope"):
+        check(here, "true", chdir=Path("/nope"))
+
+
+@pytest.mark.parametrize(("runtime", "image", "hint"), [
+    ("charliecloud", "ubuntu:22.04", "ch-convert"), ("charliecloud", "docker://ubuntu", "DIR"),
+    ("apptainer", "ubuntu:22.04", "docker://ubuntu:22.04"),
+])  # fmt: skip
+def test_an_image_s_name_is_one_that_the_runtime_finds(runtime, image, hint):
+    with pytest.raises(BadInput) as caught:
+        check_image_name(runtime, image)
+    assert hint in caught.value.hint
+    check_image_name(runtime, "/images/tf")
+    check_image_name("pyxis", image)
+
+
+@pytest.mark.parametrize(("line", "noted"), [("bash run.sh", True), ("bash sub/plain.sh", False)])
+def test_directives_of_the_program_s_script_are_noted(here, line, noted):
+    (here / "run.sh").write_text("#!/bin/bash\n#SBATCH -N 2\n")
+    (here / "sub/plain.sh").write_text("echo #SBATCH\n")
+    assert unread_directives(seen(here, line)) == (here / "run.sh" if noted else None)
 
 
 @pytest.mark.parametrize("line", [
