@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -172,7 +173,7 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
     # What follows `--` belongs to the user's program and must reach it untouched.
     end = argv.index("--") if "--" in argv else len(argv)
     for word in argv[: end + 2]:
-        if word[:1] in _DASHES and word:
+        if re.match(rf"[{_DASHES}]+(\w|$)", word):
             typed = f"--{word.lstrip(f'{_DASHES}-')}"
             raise BadInput(f"'{word}' begins with a typographic dash", hint=f"type {typed}")
     args = parser.parse_args(argv[:end])

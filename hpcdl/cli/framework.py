@@ -8,6 +8,7 @@ imported inside the functions, so that a command pays for nothing but itself.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -168,10 +169,8 @@ def _wanted(message: str) -> str:
     for kind, wanted in _VALUES.items():
         if f": invalid {kind} value: " in message:
             return f"it is {wanted}"
-    invalid, _, choices = message.rstrip(")").partition(" (choose from ")
-    return (
-        did_you_mean(invalid.split("'")[1], choices.replace("'", "").split(", ")) if choices else ""
-    )
+    found = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
+    return did_you_mean(found[1], found[2].replace("'", "").split(", ")) if found else ""
 
 
 def build_parser(prog: str, command: Command) -> Parser:

@@ -32,6 +32,7 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
+_READ_BYTES = 1_000_000
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 # Programs that start the one their arguments name: the first argument that ends like a script.
@@ -202,8 +203,10 @@ def unread_directives(spec: JobSpec) -> Path | None:
     words = [0, script_index(spec.program) or 0] if spec.program and not spec.container else []
     for script in (Path(spec.program[index]) for index in words):
         with suppress(OSError, ValueError):
-            if script.suffix == ".sh" and re.search(rb"(?m)^#SBATCH\b", script.read_bytes()):
-                return script
+            if script.suffix == ".sh" and script.is_file():  # a pipe could have no writer, ever
+                with script.open("rb") as file:
+                    if re.search(rb"(?m)^#SBATCH\b", file.read(_READ_BYTES)):
+                        return script
     return None
 
 

@@ -321,7 +321,7 @@ def _indexed(site: Site, job: str) -> Path:
 
 def is_indexed(site: Site, one: Submission) -> bool:
     """Whether a submission has its id from the cluster that is asked, and no later job has it."""
-    return _indexed(site, str(one.job_id)).resolve() == one.folder
+    return _indexed(site, str(one.job_id)).resolve() == one.folder.resolve()
 
 
 def asked(submission: Submission) -> dict[str, Any]:
