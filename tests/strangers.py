@@ -4,7 +4,6 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,3 @@ def shared() -> Iterator[Path]:
 def stranger(command: str, place: Path) -> None:
     """Run a shell command there as another real user."""
     subprocess.run(["sh", "-c", command], cwd=place, user=STRANGER, group="nogroup", check=True)
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    """What is made meanwhile is made under this mask."""
-    before = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(before)

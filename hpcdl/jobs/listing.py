@@ -111,8 +111,8 @@ def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
 def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
     manifest = read_manifest(folder)
     shared: dict[str, list[Mapping[str, Any]]] = {}
-    for row in manifest.rows:
-        if of_this_cluster(row) and (row.get("job_id") or row.get("token")):
+    for row in of_this_cluster(manifest.rows):
+        if row.get("job_id") or row.get("token"):
             shared.setdefault(row.get("token") or str(row["job_id"]), []).append(row)
     lost = {key: [Path(row["directory"]) for row in rows]
             for key, rows in shared.items() if rows[0].get("job_id") is None}  # fmt: skip

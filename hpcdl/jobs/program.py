@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.system.errors import BadInput
+from hpcdl.system.safe_read import MAX_BYTES, open_regular
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
 _SHELLS = frozenset({"bash", "sh"})
@@ -32,7 +33,6 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
-_READ_BYTES = 1_000_000
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 # Programs that start the one their arguments name: the first argument that ends like a script.
@@ -202,11 +202,10 @@ def unread_directives(spec: JobSpec) -> Path | None:
     """The program's own script where it has lines for sbatch, which a job does not read."""
     words = [0, script_index(spec.program) or 0] if spec.program and not spec.container else []
     for script in (Path(spec.program[index]) for index in words):
-        with suppress(OSError, ValueError):
-            if script.suffix == ".sh" and script.is_file():  # a pipe could have no writer, ever
-                with script.open("rb") as file:
-                    if re.search(rb"(?m)^#SBATCH\b", file.read(_READ_BYTES)):
-                        return script
+        if script.suffix == ".sh":
+            with suppress(BadInput, OSError), open_regular(script, "script") as file:
+                if re.search(rb"(?m)^#SBATCH\b", file.read(MAX_BYTES)):
+                    return script
     return None
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -350,9 +350,10 @@ def embedded_cluster() -> str:
     return sha256(bytes(cluster)).hexdigest()[:8] if there else ""
 
 
-def of_this_cluster(row: Mapping[str, Any]) -> bool:
-    """Whether the job of a sweep's point is one of the Slurm that is asked."""
-    return (row.get("cluster") or "") == embedded_cluster()
+def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those points of a sweep whose jobs are of the Slurm that is asked."""
+    here = embedded_cluster()
+    return [row for row in rows if (row.get("cluster") or "") == here]
 
 
 def _unconfirmed(site: Site) -> Path:

@@ -115,7 +115,7 @@ def submit(
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
         prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry)
         _ask_first(prepared)
-        known = {row.get("job_id") for row in manifest.rows if of_this_cluster(row)}
+        known = {row.get("job_id") for row in of_this_cluster(manifest.rows)}
         before = {*after, *(known & set(active) if running else ())}
         queued: list[int] = []
         manifest = replace(manifest, request=request or manifest.request)
@@ -152,9 +152,10 @@ def _queue(
 
 
 def _note(status: dict[str, RunStatus], group: Group, job: int | None, token: str) -> None:
+    cluster = embedded_cluster()
     for task, point in enumerate(group.points):
         point = status[point.id].point
-        status[point.id] = RunStatus(point, QUEUED, job, task, token, cluster=embedded_cluster())
+        status[point.id] = RunStatus(point, QUEUED, job, task, token, cluster=cluster)
 
 
 def _located(manifest: Manifest, since: float | None = None) -> Manifest:
@@ -221,12 +222,13 @@ def _run_statuses(
     active: Mapping[int, Sequence[JobRecord]],
 ) -> tuple[RunStatus, ...]:  # fmt: skip
     rows = {row["id"]: row for row in manifest.rows}
+    here = {row["id"] for row in of_this_cluster(manifest.rows)}
     found = []
     for point in points:
         row = rows.get(point.id, {})
         job_id, task, token = map(row.get, ("job_id", "task", "token"))
         code = None if point.problem else exit_code(point_folder(folder, point) / "exit_code")
-        records = active.get(job_id, ()) if job_id is not None and of_this_cluster(row) else ()
+        records = active.get(job_id, ()) if job_id is not None and point.id in here else ()
         if point.problem:
             state = IMPOSSIBLE
         elif code == 0:

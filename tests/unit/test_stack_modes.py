@@ -15,8 +15,8 @@ from hpcdl.stack.release import current_id
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.trees import build_slot
 from hpcdl.system.errors import CheckFailed
+from hpcdl.system.files import umask
 from tests.small_release import make_release, passing, silent, small_site
-from tests.strangers import umask
 
 
 @pytest.fixture

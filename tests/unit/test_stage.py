@@ -12,7 +12,8 @@ import pytest
 from hpcdl.jobs.quote import expandable
 from hpcdl.jobs.stage import clean, remove_left, stage
 from hpcdl.system.errors import MissingPrerequisite
-from tests.strangers import as_root, stranger, umask
+from hpcdl.system.files import umask
+from tests.strangers import as_root, stranger
 
 OLD, NEW = "0" * 16, "f" * 16
 

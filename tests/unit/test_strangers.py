@@ -35,14 +35,14 @@ from hpcdl.stack.wheelhouse import (
 )
 from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, home
 from hpcdl.system.trust import require_private
 from hpcdl.train.data import jpeg
 from hpcdl.workflows.study.run import compile_library
 from hpcdl.workflows.study.study_plan import library
 from tests.small_release import small_site
-from tests.strangers import as_root, stranger, umask
+from tests.strangers import as_root, stranger
 from tests.unit import slurm_output as said
 
 
