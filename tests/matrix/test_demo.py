@@ -1,6 +1,7 @@
 """`make demo` on minimal Debians, as a newcomer types it: its main path on Debian 13 (gcc 14).
 
-Its timed checks are left to the long tests, which run all of it: here other clusters run beside it.
+Its timed checks are left to the long tests, which run all of it, and README and the tutorials after
+it: here other clusters run beside it.
 """
 
 import re
@@ -25,14 +26,31 @@ make VENV=/root/venv down
 """
 WHOLE = "cd /root/hpcdl; make VENV=/root/venv demo; make VENV=/root/venv down"
 # Without root the nodes share the machine; a user's home is where a user's home is.
-BY_SUDO = """
-command -v sudo >/dev/null || apt-get install -qy sudo >/dev/null 2>&1
+ADA = """
 id ada >/dev/null 2>&1 || useradd --create-home --shell /bin/bash ada
-echo 'ada ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/ada
 rm -rf /home/ada/hpcdl; cp -r /root/hpcdl /home/ada/; chown -R ada /home/ada
 export HPCDL_HOME=/home/ada/.hpcdl
-su ada -c 'cd ~/hpcdl; make demo; make down'
 """
+SUDO = """
+command -v sudo >/dev/null || apt-get install -qy sudo >/dev/null 2>&1
+echo 'ada ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/ada
+"""
+BY_SUDO = f"{ADA}{SUDO}su ada -c 'cd ~/hpcdl; make demo; make down'"
+# Somebody without rights is told what an administrator types.
+REFUSED = """
+rm -f /etc/sudoers.d/ada; apt-get remove -qy slurmctld >/dev/null 2>&1
+su ada -c 'cd ~/hpcdl; make demo' > said 2>&1 && exit 1
+sed -n 's/^help: as root: \\(apt-get install .*\\); then.*/\\1 -qy/p' said | sh > /dev/null
+"""
+FOLLOW = """
+cd ~/hpcdl; make STEPS=3 demo; make down
+.venv/bin/python -m tests.followed_pages README.md docs/tutorial-*.md
+"""
+FOLLOWED = {
+    "root": f"rm -rf ~/hpcdl/.venv{FOLLOW}",
+    "sudo": f"{ADA}{SUDO}su ada -c '{FOLLOW}'",
+    "without rights": f"{ADA}{REFUSED}su ada -c '{FOLLOW}'",
+}
 LEFT = """
 cat /proc/[0-9]*/comm | grep -E 'slurm|munge|python' || echo nothing is left
 """
@@ -52,7 +70,7 @@ def run() -> Iterator[Callable[[int, str], str]]:
             used.append(machine(suite))
         except HpcdlError as fault:
             pytest.skip(f"Debian {suite}: {fault.message}")
-        done = used[0](MAKE + script + LEFT, seconds=1400)
+        done = used[0](MAKE + script + LEFT, seconds=2900)
         assert done.returncode == 0, done.stdout
         assert done.stdout.endswith("stopped\nnothing is left\n"), done.stdout
         assert not CONFUSING.findall(done.stdout), done.stdout
@@ -81,3 +99,12 @@ def test_the_whole_demo(run, suite, script):
     assert f"ready in mode {'loopback' if script == BY_SUDO else 'namespaces'}" in said
     assert re.search(r"job \d+: it is done", said), said
     assert re.search(r"^Done in \d+ s", said, re.M), said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("script", FOLLOWED.values(), ids=FOLLOWED)
+@pytest.mark.parametrize("suite", [12, 13])
+def test_readme_and_tutorials(run, suite, script):
+    said = run(suite, script)
+    assert len(re.findall(r"^(?:README|docs/tutorial-\w+)\.md: \d+ s$", said, re.M)) == 4, said

@@ -1,5 +1,6 @@
 """What the unit tests share: hypothesis's pace, a home of their own, the shipped sites."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -37,9 +38,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def made_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environment with pip that fetches wheels, made once: `with_pip` copies it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("tools")))
+    """The environment with pip that fetches wheels, made once by all workers of pytest-xdist."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with pytest.MonkeyPatch.context() as patch, (shared / "tools.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        patch.setenv("HPCDL_CACHE", str(shared / "with-pip"))
         return tools(running_interpreter(), lambda _: None)
 
 
@@ -49,7 +54,10 @@ def with_pip(made_tools: Path) -> Callable[[], None]:
 
     def put() -> None:
         target = cache("tools", running_interpreter().tag)
-        shutil.copytree(made_tools, target, symlinks=True, dirs_exist_ok=True)
+        target.mkdir(parents=True)
+        shutil.copy(made_tools / "pyvenv.cfg", target)
+        shutil.copytree(made_tools / "bin", target / "bin", symlinks=True)
+        (target / "lib").symlink_to(made_tools / "lib")
 
     return put
 

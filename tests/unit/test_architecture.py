@@ -22,10 +22,18 @@ def layer_of(module):
     return module.split(".")[1] if module.count(".") and module != "hpcdl.__main__" else ""
 
 
+def statements(node):
+    """Those below a node: imports are statements, and most nodes are parts of expressions."""
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, part, ()):
+            yield child
+            yield from statements(child)
+
+
 def imported(module):
     """Our modules that one imports, inside functions and for type checkers too."""
     found = set()
-    for node in ast.walk(trees()[module]):
+    for node in statements(trees()[module]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

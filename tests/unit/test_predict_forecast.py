@@ -339,16 +339,6 @@ def test_the_command_starts_from_the_partition_of_the_run(capsys, tmp_path):
     assert (code, "leave --partition out" in err) == (2, True)
 
 
-def test_validate_prints_rows_for_machines_and_errors_by_source_and_model_for_people(capsys):
-    code, out, _ = run(capsys, "validate")
-    assert code == 0
-    for word in ("by source", "by model", "median", "bias", "not compared"):
-        assert word in out
-    code, out, _ = run(capsys, "validate", "--json")
-    for row in json.loads(out)["rows"]:
-        assert row["relative_error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
-
-
 def test_a_figure_is_written_whole(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "figure.png"

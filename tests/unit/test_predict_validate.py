@@ -101,6 +101,14 @@ def test_every_row_of_several_gpus_is_judged_or_named_with_a_reason(records, fou
     assert all(row.reason for row in found.unfit)
 
 
+def test_the_command_prints_rows_for_machines_and_errors_by_source_and_model_for_people(hpcdl):
+    shown = hpcdl("predict", "validate").out
+    words = ("by source", "by model", "median", "bias", "not compared")
+    assert [word for word in words if word not in shown] == []
+    for row in json.loads(hpcdl("predict", "validate", "--json").out)["rows"]:
+        assert row["relative_error"] == pytest.approx(row["predicted"] / row["measured"] - 1)
+
+
 def test_a_prediction_does_not_depend_on_any_row_of_its_source_but_the_base(records, found):
     source = "CSC ml-benchmarks"
     bases = {row.case.base.id for row in found.judged}

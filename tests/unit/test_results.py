@@ -134,7 +134,8 @@ def test_a_result_nested_without_end_counts_as_none(modern, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (b"", "f.json:1:1: not JSON"),
+    (b"", "f.json is empty"),
+    (b'{"schema": 2, "classes": 7, "features": {}}', "other keys, such as 'classes'"),
     (b'{"a": 1', "f.json:1:8: not JSON"),
     (b"\xff", "is not UTF-8 text"),
     (b'{"a": "\xed\xa0\x80"}', "is not UTF-8 text"),

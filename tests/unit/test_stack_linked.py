@@ -43,16 +43,23 @@ def loader(argv: Sequence[str | Path]) -> CommandResult:
 NAMES = ("cudart", "cupti", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
 
 
-@pytest.fixture
-def packages(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """TensorFlow that looks into all of NVIDIA's folders, and those folders."""
-    place = tmp_path / "prefix" / "releases" / "gpu" / "stack" / PACKAGES
+    place = tmp_path_factory.mktemp("packages")
     for name in NAMES:
         library(place / "nvidia" / name / "lib" / f"lib{name}.so.1")
     library(place / NCCL)
     folders = ":".join(f"$ORIGIN/../nvidia/{name}/lib" for name in (*NAMES, "nccl"))
     library(place / TENSORFLOW, f"-Wl,-rpath,{folders}")
     return place
+
+
+@pytest.fixture
+def packages(tmp_path: Path, compiled: Path) -> Path:
+    """Such packages in a release."""
+    place = tmp_path / "prefix" / "releases" / "gpu" / "stack" / PACKAGES
+    return Path(shutil.copytree(compiled, place))
 
 
 @pytest.fixture
