@@ -76,6 +76,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the build for this partition's GPUs only; all it needs")  # fmt: skip
     wheels.add_argument("--without-horovod", action="store_true",
                         help="for tf.distribute: no compiler is needed")  # fmt: skip
+    parser.set_defaults(words={"tensorflow": "--name"}, behind="--partition")
     spack = parser.add_argument_group("with Spack")
     spack.add_argument("--jobs", type=positive, metavar="COUNT",
                        help="parallel processes (all CPUs)")  # fmt: skip

@@ -69,11 +69,21 @@ class Format:
     def read(self, path: Path) -> Record:
         """What a file says.
 
-        Raises BadInput: there is no such file, it is no regular one, too large, or no JSON mapping.
+        Raises BadInput: there is no such file, it is no regular one, too large, empty, or another
+        kind of file.
         """
         try:
             text = read_regular(path, self.most_bytes, self.name).decode()
-            return self.of(json.loads(text), path, halves="\\ud" in text or "\\uD" in text)
+            if not text.strip():
+                raise BadInput(f"{path} is empty")
+            value = json.loads(text)
+            record = self.of(value, path, halves="\\ud" in text or "\\uD" in text)
+            strange = value.keys() - self.schema["properties"].keys()
+            if len(strange) > len(value) / 2:
+                raise BadInput(
+                    f"{path} is no {self.name}: it has other keys, such as {min(strange)!r}"
+                )
+            return record
         except UnicodeDecodeError as fault:
             raise BadInput(f"{path} is not UTF-8 text") from fault
         except json.JSONDecodeError as fault:

@@ -18,10 +18,12 @@ _NARROW = 32
 
 
 def check_figure(path: Path) -> None:
-    """BadInput for a name by which no figure can be written, before anything is worked out."""
+    """BadInput for a path at which no figure can be written, before anything is worked out."""
     if path.suffix.lower() not in _SUFFIXES:
         raise BadInput(f"a figure cannot be a '{path.suffix or path.name}'",
                        hint=f"end the name in {', '.join(_SUFFIXES)}")  # fmt: skip
+    if not path.parent.is_dir():
+        raise BadInput(f"there is no directory {path.parent}", hint="make it, or correct the path")
 
 
 def write_figure(path: Path, inches: tuple[float, float], draw: Callable[[Any], None]) -> None:
