@@ -42,6 +42,7 @@ class Folders:
     """
 
     def __init__(self, root: Path, name: str) -> None:
+        self.root = root
         self.environment = root / "environments" / name
         self.build = root / "build"
         self.log = self.build / "make.log"
