@@ -46,6 +46,7 @@ schema: 1
 name: {name}
 slurm: {{version: "{slurm}"}}
 paths: {{prefix: {prefix}, work: /work, datasets: /data}}
+private: true
 partitions:
 {partitions}
 stacks:

@@ -28,7 +28,7 @@ WHOLE = "cd /root/hpcdl; make VENV=/root/venv demo; make VENV=/root/venv down"
 # Without root the nodes share the machine; a user's home is where a user's home is.
 ADA = """
 id ada >/dev/null 2>&1 || useradd --create-home --shell /bin/bash ada
-rm -rf /home/ada/hpcdl; cp -r /root/hpcdl /home/ada/; chown -R ada /home/ada
+rm -rf /home/ada/hpcdl /home/ada/.hpcdl; cp -r /root/hpcdl /home/ada/; chown -R ada /home/ada
 export HPCDL_HOME=/home/ada/.hpcdl
 """
 SUDO = """
