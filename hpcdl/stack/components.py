@@ -86,7 +86,7 @@ def licence_words(metadata: Any) -> list[str]:
 
     `metadata` are headers, as `importlib.metadata` and `email.parser` give them.
     """
-    said = [metadata["License-Expression"] or "", metadata["License"] or ""]
+    said = [metadata.get("License-Expression") or "", metadata.get("License") or ""]
     said += [text.split(" :: ")[-1] for text in metadata.get_all("Classifier") or []
              if text.startswith("License ::")]  # fmt: skip
     return [line for text in said if (line := text.strip().split("\n")[0][:200])]
