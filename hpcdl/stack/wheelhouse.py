@@ -206,7 +206,8 @@ def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, 
 def tools(python: Interpreter, say: Say) -> Path:
     """A small environment of that Python with pip in it; its directory."""
     where = cache("tools", python.tag)
-    if not (where / "bin" / "pip").is_file():
+    # On another machine of this cache its Python may be elsewhere: a link that leads nowhere.
+    if not all((where / "bin" / name).is_file() for name in ("python", "pip")):
         say(f"making pip ready for Python {python.minor}")
         run([*module_argv(python.path, "venv"), "--clear", where], log=new_log("tools"), tied=True,
             hint="Debian and Ubuntu: apt install python3-venv")  # fmt: skip

@@ -87,6 +87,15 @@ def test_an_index_that_serves_another_wheel_is_refused(index):
     assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial*")) == []
 
 
+def test_an_environment_whose_python_is_gone_is_made_again(index):
+    python = tools(running_interpreter(), silent) / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/nonexistent/python")
+    (python.parents[1] / "lib").unlink()  # of the one that tests share
+    tools(running_interpreter(), silent)
+    assert python.resolve().is_file()
+
+
 def test_nothing_of_another_sdist_runs(index, tmp_path):
     """pip runs an sdist's setup.py to know its name, before anybody else looks at the file."""
     wanted = recipe().horovod
