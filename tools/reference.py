@@ -51,8 +51,9 @@ def job_file() -> str:
 # The job file, key by key
 
 `hpcdl job submit --file job.yaml` takes a request from a file; options on the command line
-override it. If one of `--gpus`, `--nodes`, `--gpus-per-node` and `--tasks-per-node` is given, all
-four values of the file are ignored. `hpcdl job schema` prints a JSON Schema for editors.
+override it. If one of `--gpus`, `--nodes`, `--gpus-per-node`, `--tasks` and `--tasks-per-node` is
+given, all five values of the file are ignored; the same holds for `--mem`, `--mem-per-cpu` and
+`--mem-per-gpu`. `hpcdl job schema` prints a JSON Schema for editors.
 
 ```yaml
 schema: 1
