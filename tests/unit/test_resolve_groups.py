@@ -106,16 +106,16 @@ def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(mon
     assert "the Pythons of this machine" in as_text([found])
 
 
-def test_a_python_that_does_not_start_is_none(tmp_path, monkeypatch):
+def test_a_python_that_does_not_start_or_is_too_old_for_hpcdl_is_none(tmp_path, monkeypatch):
     """pyenv has `python3.10` on PATH, which fails unless that version is chosen."""
-    for minor, script in ((9, "exit 0"), (10, "exit 127")):
+    for minor, script in ((9, "exit 0"), (10, "exit 127"), (99, "exit 0")):
         (tmp_path / f"python3.{minor}").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / f"python3.{minor}").chmod(0o755)
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert pythons() == (own, "3.10", "3.9")
-    assert that_start(pythons()) == (own, "3.9")
+    assert pythons() == (own, "3.99", "3.10")
+    assert that_start(pythons()) == (own, "3.99")
     site = site_of(wheels(pins={"python": "3.10"}), p100="P100-PCIe")
     with pytest.raises(BadInput, match=r"python 3\.10"):
         resolve(site, "p100")[0]
