@@ -199,8 +199,8 @@ def commands() -> str:
         _MADE.format(source="the declarations in hpcdl/cli"),
         "# Commands\n\n",
         "Every command takes `--json`, `-v` and `--no-color` (or `NO_COLOR`). Commands that read "
-        "the site file\ntake `--site FILE` (default: `HPCDL_SITE`, else the installed site file). "
-        "Commands that change\nsomething take `--dry-run`. "
+        "the site file\ntake `--site FILE`; [without it](architecture.md#environment-variables) "
+        "`HPCDL_SITE` counts. Commands that\nchange something take `--dry-run`. "
         "Exit codes: [exit-codes.md](exit-codes.md).\n",
         "Shell completions: `hpcdl completion bash`, `zsh` or `fish`.\n",
     ]
