@@ -1,6 +1,6 @@
 """Train with Keras' own loop in one process: `python keras_digits.py`.
 
-The shortest of the three: compile, fit, save. `keras.models.load_model` loads what it writes.
+The shortest of the four: compile, fit, save. `keras.models.load_model` loads what it writes.
 """
 
 import sys

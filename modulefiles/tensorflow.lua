@@ -18,7 +18,7 @@ help([[
 ]] .. release.summary .. [[
 
 
-  python train.py                      runs with TensorFlow and Horovod
+  python train.py                      runs with what is named above
   python -m venv --system-site-packages ~/my-env
                                        your own packages; they take precedence over the stack's
                                        (`pip install --user` is refused: use such an environment)

@@ -101,11 +101,11 @@ and none that was right; one is new and wrong: an option that a template gives o
 - What was wrong in rounds 23 to 27 had a cause of its own nearly every time: a file of several
   scripts, notes behind the work, a site's setup, servers in the background, one node, an agent
   that sets the ranks itself. Templates and forms are 18 of the 68 that were wrong.
-- `export-flows` is advice now, `port-from-job-id` is gone; the generator alone follows
-  `nested-environment`, `cuda-visible-devices` and `steps-whole`. A rule below 90 % is advice or
-  gone, as before `cpu-autobind`, `cpus-per-gpu`, `cuda-device-order`, `exact-implied`,
-  `gpu-flag-on-step`, `gpus-per-task`, `gpus-per-task-unbound`, `signal-usr1` and the note
-  `cpus-per-task-repeat`.
+- `export-flows` is advice now, `port-from-job-id` and `gpu-bind-isolates` are gone; the generator
+  alone follows `nested-environment`, `cuda-visible-devices`, `steps-whole` and `mpirun-bind`. A
+  rule below 90 % is advice or gone, as before `cpu-autobind`, `cpus-per-gpu`, `cuda-device-order`,
+  `exact-implied`, `gpu-flag-on-step`, `gpus-per-task`, `gpus-per-task-unbound`, `signal-usr1` and
+  the note `cpus-per-task-repeat`.
 - Printed although below 90 % are rules of few findings whose causes are mended, and those that
   only templates and forms made wrong: for what they say now Slurm itself answers.
 - What is missed: of 42 scripts of rounds 15 to 18, drawn by lot and read by hand, 5 break in a way

@@ -51,8 +51,9 @@ def job_file() -> str:
 # The job file, key by key
 
 `hpcdl job submit --file job.yaml` takes a request from a file; options on the command line
-override it. If one of `--gpus`, `--nodes`, `--gpus-per-node` and `--tasks-per-node` is given, all
-four values of the file are ignored. `hpcdl job schema` prints a JSON Schema for editors.
+override it. If one of `--gpus`, `--nodes`, `--gpus-per-node`, `--tasks` and `--tasks-per-node` is
+given, all five values of the file are ignored; the same holds for `--mem`, `--mem-per-cpu` and
+`--mem-per-gpu`. `hpcdl job schema` prints a JSON Schema for editors.
 
 ```yaml
 schema: 1
@@ -198,8 +199,8 @@ def commands() -> str:
         _MADE.format(source="the declarations in hpcdl/cli"),
         "# Commands\n\n",
         "Every command takes `--json`, `-v` and `--no-color` (or `NO_COLOR`). Commands that read "
-        "the site file\ntake `--site FILE` (default: `HPCDL_SITE`, else the installed site file). "
-        "Commands that change\nsomething take `--dry-run`. "
+        "the site file\ntake `--site FILE`; [without it](architecture.md#environment-variables) "
+        "`HPCDL_SITE` counts. Commands that\nchange something take `--dry-run`. "
         "Exit codes: [exit-codes.md](exit-codes.md).\n",
         "Shell completions: `hpcdl completion bash`, `zsh` or `fish`.\n",
     ]

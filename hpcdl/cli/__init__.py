@@ -187,7 +187,7 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
 def overview() -> str:
     """What `hpcdl --help` prints: an example first, then the groups."""
     what = wrapped("From bare Slurm to verified TensorFlow training, from one site file.")
-    more = wrapped("`hpcdl COMMAND --help` shows an example. Every command takes --site FILE.")
+    more = wrapped("`hpcdl COMMAND --help` shows an example. --site FILE names the site file.")
     return (
         f"example: hpcdl job submit --partition p100 --gpus 8\n\n{what}\n\n"
         f"usage: hpcdl COMMAND ...\n\n{listed(GROUPS)}\n\n{more}"

@@ -29,7 +29,7 @@ def selection(parser: argparse.ArgumentParser) -> None:
     add("--partition", action="append", default=[], metavar="NAME",
         help="partition to check; may be repeated (default: all)")  # fmt: skip
     add("--tag", action="append", default=[], metavar="TAG",
-        help="only checks with this tag: smoke, nightly, weekly")  # fmt: skip
+        help="only checks with this tag: smoke, nightly, weekly, node")  # fmt: skip
     add("--name", action="append", default=[], metavar="NAME",
         help="only this check, or CHECK/CASE")  # fmt: skip
     add("--checks", action="append", default=[], type=Path, metavar="PATH",

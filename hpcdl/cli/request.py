@@ -141,13 +141,15 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
     `queued` says whether it is to be queued here, so that its data set must be there, too.
     """
     from hpcdl.cli.train import check_words
-    from hpcdl.jobs.program import check_image_name, check_program, unread_directives
+    from hpcdl.jobs.program import check_data, check_image_name, check_program, unread_directives
 
     check_words(spec.program, spec.launcher, queued=queued)
     if spec.container and not site.paths.datasets.is_dir():
         said = f"there is no directory {site.paths.datasets}, which containers of this site see"
         raise BadInput(said, hint="make it, or correct `datasets` in the site file")
     check_program(Path.cwd(), spec, module, queued=queued)
+    if queued:
+        check_data(spec)
     check_image_name(site.container, spec.container)
     if script := unread_directives(spec):
         print(f"note: the #SBATCH lines of {script.name} do not count here: options of `hpcdl job` "

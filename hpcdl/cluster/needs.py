@@ -15,7 +15,7 @@ from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean
 
-# Measured on Debian 12 with Slurm 22.05 (docs/cluster.md, "What it costs"), rounded up.
+# Measured on Debian 12 with Slurm 22.05 (docs/cluster.md, "Start-up time and memory"), rounded up.
 _NODE_MB = {NAMESPACES: 5, LOOPBACK: 3}
 _CONTROLLER_MB = 60
 _DATABASE_MB = 150

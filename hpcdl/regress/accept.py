@@ -114,7 +114,7 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     value = finding.after or (last.value if last and finding.kind == "FAIL" else None)
     if not given.until and (value is None or last is None):
         said = f"{finding.kind} of {finding.name} has no level that could become the normal one"
-        raise BadInput(said, hint="let it sleep until a day: --until 2026-12-31")
+        raise BadInput(said, hint="let it sleep until a day: --until YEAR-MONTH-DAY")
     since = "" if given.until or last is None else str(finding.began or last.time[:10])
     row = None if given.until else _reference(site, finding.series)
     new = replace(given, id=finding.id, series=finding.series, since=since,

@@ -13,7 +13,8 @@ from pathlib import Path
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.run import run
 
-_PROGRAM = re.compile(r"python3\.(\d+)")
+# Every release has hpcdl in it, which needs 3.10.
+_PROGRAM = re.compile(r"python3\.(\d\d)")
 
 
 def pythons() -> tuple[str, ...]:

@@ -175,8 +175,9 @@ def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network
                 values = tf.nn.relu(values)
         return values
 
-    ordered = tuple(chain.from_iterable(zip(weights, biases, strict=True)))  # as Keras has them
-    return Network(model, forward, (*weights, *biases), (), weights=ordered)
+    # As Keras has them: a run may resume with an option for which it is a model of Keras'.
+    ordered = tuple(chain.from_iterable(zip(weights, biases, strict=True)))
+    return Network(model, forward, ordered, (), weights=ordered)
 
 
 def _set_up(seed: int, precision: str, channels_first: bool) -> str:

@@ -44,6 +44,7 @@ _LATE_SECONDS = 10.0
 _LOG_LINES = 8
 _CPUS_PER_RANK = 4
 _OUT = "gate.json"
+_PYTHONS = ("PYTHONPATH", "PYTHONHOME")
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,8 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission:
     folder = default_job_dir(site, f"gate-{partition.name}", stamp)
     own = installed(release.prefix)
     module = Module((release.module,), release.modules, release.id, own)
+    # A job has what sbatch has: the shell's own packages must not stand in for missing ones.
+    shell = {name: os.environ.pop(name) for name in _PYTHONS if name in os.environ}
     try:
         write_atomic(folder / verify.PROBE.name, verify.PROBE.read_text(encoding="utf-8"))
         job = submission.submit(site, _spec(partition, folder), module)
@@ -181,6 +184,8 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission:
     except BadInput:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    finally:
+        os.environ.update(shell)
 
 
 def _spec(partition: Partition, folder: Path) -> JobSpec:

@@ -47,8 +47,10 @@ def site(tmp_path, _on_the_cluster) -> Site:
 
 @pytest.mark.stack
 @pytest.mark.timeout(900)
-def test_a_release_is_proven_in_a_job_on_its_partition(stack_site, release, tmp_path):
+def test_a_release_is_proven_in_a_job_on_its_partition(stack_site, release, tmp_path, monkeypatch):
     """The release itself is shared by tests: its proof by the login node's gate is put back."""
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(7)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # the admin's own is not the job's
     before = (release.root / "proof.json").read_bytes()
     paths = dataclasses.replace(stack_site.paths, work=tmp_path / "work")
     site = dataclasses.replace(stack_site, paths=paths)

@@ -106,17 +106,17 @@ def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(mon
     assert "the Pythons of this machine" in as_text([found])
 
 
-def test_a_python_that_does_not_start_is_none(tmp_path, monkeypatch):
+def test_a_python_that_does_not_start_or_is_too_old_for_hpcdl_is_none(tmp_path, monkeypatch):
     """pyenv has `python3.10` on PATH, which fails unless that version is chosen."""
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     broken = "3.11" if own == "3.10" else "3.10"
-    for minor, script in (("3.9", "exit 0"), (broken, "exit 127")):
-        (tmp_path / f"python{minor}").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / f"python{minor}").chmod(0o755)
+    for version, script in (("3.9", "exit 0"), (broken, "exit 127"), ("3.99", "exit 0")):
+        (tmp_path / f"python{version}").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / f"python{version}").chmod(0o755)
     monkeypatch.undo()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert pythons() == (own, broken, "3.9")
-    assert that_start(pythons()) == (own, "3.9")
+    assert pythons() == (own, "3.99", broken)
+    assert that_start(pythons()) == (own, "3.99")
     site = site_of(wheels(pins={"python": broken}), p100="P100-PCIe")
     with pytest.raises(BadInput, match=f"python {broken}"):
         resolve(site, "p100")[0]
