@@ -1,11 +1,11 @@
 """Puts a job's files in place and queues it; finds submitted jobs again.
 
 A job's directory is WORK/jobs/NAME-STAMP: job.sh, job.json (what was asked and decided), job.log,
-progress.json, result.json. WORK/jobs/by-id/ID links to it; an embedded cluster, which counts its
-jobs from 1 as every other does, has an index of its own beside that one. Before `sbatch` is called
+progress.json, result.json. WORK/jobs/by-id/ID links to it. Before `sbatch` is called,
 job.json has the tokens of its jobs, and WORK/jobs/unconfirmed/TOKEN links to the directory until
 job.json has their ids: killed in between, the same command resumes there, and so does any look
-(`settle`).
+(`settle`). An embedded cluster, which counts its jobs from 1 as every other does, has both
+directories of links for itself, beside these.
 """
 
 from __future__ import annotations
@@ -319,6 +319,21 @@ def _indexed(site: Site, job: str) -> Path:
     return next((link for link in found if link.lstat().st_uid == os.getuid()), plain)
 
 
+def require_this_cluster(one: Submission) -> Submission:
+    """The submission itself; BadInput where Slurm's job of its id would be another cluster's."""
+    here = embedded_cluster()
+    if asked(one).get("cluster", here) != here:
+        raise of_another_cluster(one)
+    return one
+
+
+def of_another_cluster(one: Submission) -> BadInput:
+    """The error for a job that the Slurm that is asked does not have."""
+    said = f"job {one.job_id} of {one.folder} is not of the cluster that is asked"
+    hint = "SLURM_CONF says which one that is; for the embedded cluster `hpcdl cluster env` sets it"
+    return BadInput(said, hint=hint)
+
+
 def is_indexed(site: Site, one: Submission) -> bool:
     """Whether a submission has its id from the cluster that is asked, and no later job has it."""
     return _indexed(site, str(one.job_id)).resolve() == one.folder.resolve()
@@ -339,8 +354,7 @@ def release_of(script: str) -> str | None:
 
 def index(site: Site) -> Path:
     """Where links by job id to the directories of submitted jobs lie."""
-    cluster = embedded_cluster()
-    return site.paths.work / "jobs" / (f"by-id-{cluster}" if cluster else "by-id")
+    return _of_this_cluster(site, "by-id")
 
 
 def embedded_cluster() -> str:
@@ -358,7 +372,12 @@ def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 def _unconfirmed(site: Site) -> Path:
     """Where links by token to the directories of unconfirmed submissions lie."""
-    return site.paths.work / "jobs" / "unconfirmed"
+    return _of_this_cluster(site, "unconfirmed")
+
+
+def _of_this_cluster(site: Site, name: str) -> Path:
+    cluster = embedded_cluster()
+    return site.paths.work / "jobs" / (f"{name}-{cluster}" if cluster else name)
 
 
 def _withdraw(site: Site, folder: Path, tokens: Sequence[str]) -> None:
@@ -379,6 +398,7 @@ def _record(site: Site, spec: JobSpec, module: Module, script: Script) -> dict[s
         "name": spec.name,
         "site": site.name,
         "site_file": str(site.source),
+        "cluster": embedded_cluster(),
         "partition": spec.partition,
         "gpu_model": spec.gpu_model,
         "layout": asdict(script.layout),
