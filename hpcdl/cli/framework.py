@@ -150,9 +150,10 @@ class Parser(argparse.ArgumentParser):
     def _place(self, word: str) -> str:
         """Where an argument belongs that stands behind no option, as a hint."""
         site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
-        if "--site" in self._option_string_actions and (
-            site.is_file() or word.endswith((".yaml", ".yml"))
-        ):
+        described, options = word.endswith((".yaml", ".yml")), self._option_string_actions
+        if described and "--file" in options:
+            return f"name a job file behind its option: --file {word}; a site file: --site {word}"
+        if "--site" in options and (site.is_file() or described):
             return f"name a site file behind its option: --site {word}"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
