@@ -224,6 +224,16 @@ def test_a_full_disk_is_told():
     assert done.stderr.startswith(b"error: the output cannot be written: No space left on device\n")
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_errors_that_can_go_nowhere_change_no_exit_code(unbuffered):
+    for asked, code in ((RENDER, 0), (["job", "lint", "/none"], 2), (["nonsense"], 2)):
+        for where in ("2> /dev/full", "2> >(exec true)"):
+            done = bash(f"PYTHONUNBUFFERED={unbuffered} {shlex.join([*HPCDL, *asked])} {where}")
+            assert done.returncode == code
+    done = bash(f"PYTHONUNBUFFERED={unbuffered} {shlex.join([*HPCDL, *RENDER])} > /dev/full 2>&1")
+    assert done.returncode == ExitCode.MISSING_PREREQUISITE
+
+
 def test_what_was_said_before_an_error_is_not_lost():
     program = (
         "from hpcdl import __main__ as m, cli\n"
