@@ -181,10 +181,10 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
 def overview() -> str:
     """What `hpcdl --help` prints: an example first, then the groups."""
     what = wrapped("From bare Slurm to verified TensorFlow training, from one site file.")
-    more = wrapped("`hpcdl COMMAND --help` shows an example. Every command takes --site FILE.")
+    more = "`hpcdl COMMAND --help` shows an example. Commands that read the site file take --site."
     return (
         f"example: hpcdl job submit --partition p100 --gpus 8\n\n{what}\n\n"
-        f"usage: hpcdl COMMAND ...\n\n{listed(GROUPS)}\n\n{more}"
+        f"usage: hpcdl COMMAND ...\n\n{listed(GROUPS)}\n\n{wrapped(more)}"
     )
 
 

@@ -168,6 +168,8 @@ class Parser(argparse.ArgumentParser):
         behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
         if behind:
             return f"write it behind its option: {self.prog} {behind} {word}"
+        if word.isdecimal() and self.prog.startswith("hpcdl job"):
+            return f"`hpcdl job watch {word}` says how a job is, or why it waits"
         if self.get_default("takes_program"):
             return f"put the program after two dashes: {self.prog} ... -- {word} ..."
         return ""

@@ -104,6 +104,7 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("clean all --site embedded", "leave it out to clean all"),
         ("site check site.yaml", "behind its option: --site site.yaml"),
         ("job render job.yaml", "behind its option: --file job.yaml"),
+        ("job explain 12", "`hpcdl job watch 12` says how a job is"),
         ("run train.py", "did you mean hpcdl job submit, "),
         ("predict validate rows.csv", "behind its option: hpcdl predict validate --data rows.csv"),
         ("predict validate --rows rows.csv", "--help` shows an example"),
