@@ -261,7 +261,12 @@ def cancel(args: argparse.Namespace) -> ExitCode:
     from hpcdl.slurm import client
 
     site = the_site(args)
-    ids = [job_id for job in args.jobs for job_id in _to_cancel(site, job)]
+    try:
+        ids = [*dict.fromkeys(job_id for job in args.jobs for job_id in _to_cancel(site, job))]
+    except BadInput as fault:
+        if args.jobs[1:]:
+            fault.details = (*fault.details, "nothing was cancelled")
+        raise
     if args.dry_run:
         print(f"would cancel {', '.join(map(str, ids))}")
         return ExitCode.OK

@@ -302,11 +302,11 @@ def _read(site: Site, which: str) -> Submission:
         found = Submission(record.values["job_id"], folder.resolve(), tuple(record.values["chain"]))
         owner = found.folder.stat().st_uid
     except (BadInput, OSError) as fault:
-        kind = f"job {which}" if which.isdigit() else f"job in {which}"
+        place = "in " if not which.isdigit() and os.path.lexists(folder) else ""
         ends = f", `scancel {which}` ends one" if which.isdigit() else ""
         hint = f"`squeue --me` lists your jobs{ends}; hpcdl keeps its own under "
         hint += f"{site.paths.work}/jobs"
-        raise BadInput(f"there is no {kind} submitted by hpcdl", hint=hint) from fault
+        raise BadInput(f"there is no job {place}{which} submitted by hpcdl", hint=hint) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
         said = f"job {which} was submitted by {user_of(owner)}"
         raise BadInput(said, hint=f"to look at it, name its directory: {found.folder}")

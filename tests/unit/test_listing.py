@@ -171,11 +171,15 @@ def test_an_array_is_no_job_of_its_own_and_says_what_it_is(site, monkeypatch, ca
         assert "`hpcdl job cancel 7` ends all of it" in said
 
 
-def test_an_array_is_cancelled_by_its_number(site, monkeypatch):
+def test_an_array_is_cancelled_by_its_number(site, monkeypatch, capsys):
     swept(site, "one")
     cancelled = []
     monkeypatch.setattr(client, "cancel", cancelled.extend)
     monkeypatch.setattr(client, "queue", list)
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
-    assert main(["job", "cancel", "7"]) == 0
+    assert main(["job", "cancel", "7", "8"]) == 2
+    assert (
+        "there is no job 8 submitted by hpcdl\n  nothing was cancelled" in capsys.readouterr().err
+    )
+    assert main(["job", "cancel", "7", "7"]) == 0
     assert cancelled == [7]
