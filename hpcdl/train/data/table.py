@@ -77,7 +77,8 @@ def read_table(images: Path, table: Path) -> list[Row]:
             rows[path] = Row(path, labels, number)
     _refuse(table, faults)
     if not rows:
-        raise BadInput(f"{table} names no image", hint="its columns are: file name, label")
+        hint = f"its columns are: file name, label; the images are looked for in {images}"
+        raise BadInput(f"{table} names no image", hint=hint)
     found = list(rows.values())
     if not are_several(found):
         _refuse(table, [f"{table.name}:{r.line}: no label" for r in found if not r.labels])
