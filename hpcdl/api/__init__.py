@@ -85,10 +85,12 @@ def submit(site: Site, job: JobSpec) -> Submission:
 def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
     """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
     from hpcdl.jobs.lint import lint
-    from hpcdl.jobs.lint.files import read_script
+    from hpcdl.jobs.lint.files import read_script, require_script
 
     if isinstance(script, Path):
         script, name = read_script(script), str(script)
+    else:
+        require_script(script, f"the text {script!r:.60}", "to lint a file, pass its Path")
     return lint(script, name=name, version=site.slurm.version)
 
 

@@ -17,7 +17,7 @@ from hpcdl import __version__
 from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, of_the_system
 from hpcdl.system.files import careful_umask
-from hpcdl.system.inert import inert_output
+from hpcdl.system.inert import discard, inert_output
 from hpcdl.system.text import did_you_mean, listed, nearest, one_of, wrapped
 
 # Name of a module of this package -> what the overview says of it. The module holds a GROUP or
@@ -80,13 +80,13 @@ def _answer(argv: list[str]) -> int:
         return int(ExitCode.STOPPED)
     except BrokenPipeError:
         # The reader (`| head`) went away: not an error, and nothing more can be printed.
-        _discard_output()
+        discard(sys.stdout)
         return 128 + signal.SIGPIPE
     except OSError as fault:
         if fault.errno == errno.ENOSPC and fault.filename is None:
             fault.filename = "the output cannot be written"
         print(of_the_system(fault).render(), file=sys.stderr)
-        _discard_output()
+        discard(sys.stdout)
         return int(ExitCode.MISSING_PREREQUISITE)
 
 
@@ -98,12 +98,6 @@ def _prepare_streams() -> None:
         sys.stderr = sys.stdout
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _discard_output() -> None:
-    """Let the interpreter end quietly though its output can go nowhere."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def load_group(name: str) -> Group | Command:
@@ -187,10 +181,10 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
 def overview() -> str:
     """What `hpcdl --help` prints: an example first, then the groups."""
     what = wrapped("From bare Slurm to verified TensorFlow training, from one site file.")
-    more = wrapped("`hpcdl COMMAND --help` shows an example. --site FILE names the site file.")
+    more = "`hpcdl COMMAND --help` shows an example. Commands that read the site file take --site."
     return (
         f"example: hpcdl job submit --partition p100 --gpus 8\n\n{what}\n\n"
-        f"usage: hpcdl COMMAND ...\n\n{listed(GROUPS)}\n\n{more}"
+        f"usage: hpcdl COMMAND ...\n\n{listed(GROUPS)}\n\n{wrapped(more)}"
     )
 
 

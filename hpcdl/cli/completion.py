@@ -89,7 +89,8 @@ def script(shell: str) -> str:
     if shell == "fish":
         return "\n".join([_FISH, *fish(whole_parser(), "hpcdl")])
     text: str = shtab.complete(whole_parser(), shell=shell)
-    return text
+    # In zsh a file that is sourced registers, as one that is evaluated does.
+    return text.replace("$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) ")
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

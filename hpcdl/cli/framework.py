@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.resources import folder
-from hpcdl.system.text import did_you_mean, narrow, nearest
+from hpcdl.system.text import did_you_mean, narrow, nearest, one_of
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -122,12 +122,20 @@ class Parser(argparse.ArgumentParser):
             hint = "is a variable of the shell not set? Give a value, or leave it out"
         elif message.endswith("required: JOB"):
             hint = "`hpcdl job list` lists your jobs"
-        elif message.endswith("required: action, FILE"):
-            message, hint = "the action is missing", "say show, export or import"
+        elif said := self._first_choice(message):
+            message, hint = said
         else:
             hint = _wanted(message) or hint
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
+
+    def _first_choice(self, message: str) -> tuple[str, str] | None:
+        """What is said, and the hint, where the first argument is missing and one of a few."""
+        name = message.partition("are required: ")[2].split(",")[0]
+        for one in self._actions:
+            if one.choices and name in (one.dest, one.metavar):
+                return f"the {name} is missing", f"say {one_of(map(str, one.choices))}"
+        return None
 
     def _near(self, word: str) -> str:
         """The option that may be meant by one that is unknown, as a hint."""
@@ -150,15 +158,18 @@ class Parser(argparse.ArgumentParser):
     def _place(self, word: str) -> str:
         """Where an argument belongs that stands behind no option, as a hint."""
         site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
-        if "--site" in self._option_string_actions and (
-            site.is_file() or word.endswith((".yaml", ".yml"))
-        ):
+        described, options = word.endswith((".yaml", ".yml")), self._option_string_actions
+        if described and "--file" in options:
+            return f"name a job file behind its option: --file {word}; a site file: --site {word}"
+        if "--site" in options and (site.is_file() or described):
             return f"name a site file behind its option: --site {word}"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
         behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
         if behind:
             return f"write it behind its option: {self.prog} {behind} {word}"
+        if word.isdecimal() and self.prog.startswith("hpcdl job"):
+            return f"`hpcdl job watch {word}` says how a job is, or why it waits"
         if self.get_default("takes_program"):
             return f"put the program after two dashes: {self.prog} ... -- {word} ..."
         return ""

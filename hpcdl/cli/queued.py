@@ -16,6 +16,7 @@ from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
+    from hpcdl.jobs.listing import Array
     from hpcdl.jobs.submission import Submission
     from hpcdl.site import Site
 
@@ -35,9 +36,10 @@ def watch(args: argparse.Namespace) -> ExitCode:
     """Follow a job to its end, or say how it is now."""
     from dataclasses import asdict
 
+    from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import as_line, look
 
-    submission = _found(the_site(args), args.job)
+    submission = require_this_cluster(_found(the_site(args), args.job))
     if not args.once:
         return watch_to_the_end(submission, args, submission_data(submission))
     snapshot = look(submission)
@@ -109,9 +111,11 @@ def log(args: argparse.Namespace) -> ExitCode:
 
 
 def _follow(submission: Submission, start: int) -> ExitCode:
+    from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import as_line, follow
 
     place, last, state = start, None, None
+    require_this_cluster(submission)
     for last in follow(submission):
         place = _print_new(submission.log, place)
         if state is not None and (last.state, last.restarts) != state and not last.ended:
@@ -168,13 +172,13 @@ def report(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
     from hpcdl.jobs.job_report import as_text, summarize
-    from hpcdl.jobs.submission import asked
+    from hpcdl.jobs.submission import asked, require_this_cluster
     from hpcdl.jobs.watch import look, result_of
     from hpcdl.slurm.client import usage
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
     site = the_site(args)
-    submission = _found(site, args.job)
+    submission = require_this_cluster(_found(site, args.job))
     snapshot, said = look(submission), asked(submission)
     partition = site.partitions.get(str(said.get("partition")))
     cpus = partition.cpus if partition else None
@@ -257,7 +261,12 @@ def cancel(args: argparse.Namespace) -> ExitCode:
     from hpcdl.slurm import client
 
     site = the_site(args)
-    ids = [job_id for job in args.jobs for job_id in _to_cancel(site, job)]
+    try:
+        ids = [*dict.fromkeys(job_id for job in args.jobs for job_id in _to_cancel(site, job))]
+    except BadInput as fault:
+        if args.jobs[1:]:
+            fault.details = (*fault.details, "nothing was cancelled")
+        raise
     if args.dry_run:
         print(f"would cancel {', '.join(map(str, ids))}")
         return ExitCode.OK
@@ -282,25 +291,35 @@ def _found(site: Site, which: str) -> Submission:
     try:
         return find(site, which)
     except BadInput:
-        if which.isdecimal():
+        number = which.partition("_")[0]
+        if number.isdecimal():
             own_jobs()  # raises: SLURM_CONF says whose jobs are looked for
+            if array := _array(site, number):
+                said = f"job {which} is of the array of a sweep or study in {array.folder}"
+                hint = f"`hpcdl job list` has its state, {array.folder}/logs its logs; "
+                hint += f"`hpcdl job cancel {number}` ends all of it"
+                raise BadInput(said, hint=hint) from None
         raise
+
+
+def _array(site: Site, number: str) -> Array | None:
+    from hpcdl.jobs.listing import arrays
+
+    return next((one for one in arrays(site) if str(one.job_id) == number), None)
 
 
 def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
     """The jobs of a run, or the array of a sweep."""
-    from hpcdl.jobs.listing import arrays
-    from hpcdl.jobs.submission import is_indexed
+    from hpcdl.jobs.submission import is_indexed, of_another_cluster
     from hpcdl.system.trust import require_own
 
     try:
         one = _found(site, which)
     except BadInput:
-        if which not in {str(array.job_id) for array in arrays(site) if array.job_id}:
+        if not _array(site, which):
             raise
         return (int(which),)
     require_own(one.folder)  # a stranger's job.json could name any job of this user
     if not is_indexed(site, one):
-        said = f"job {one.job_id} of {one.folder} is not of the cluster that is asked"
-        raise BadInput(said, hint="SLURM_CONF says which one that is")
+        raise of_another_cluster(one)
     return one.chain

@@ -96,14 +96,16 @@ def _usable(current: ClusterState) -> bool:
 
 
 def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
-    wanted = cluster_plan.fingerprint(asked)
+    wanted = {"site": asked.site, **cluster_plan.fingerprint(asked)}
+    runs = {"site": current.site, **current.fingerprint}
     if current.accounting and not asked.accounting:  # more than was asked for is fine
         wanted["accounting"] = "on"
-    changed = [key for key, value in wanted.items() if current.fingerprint.get(key) != value]
+    changed = [key for key, value in wanted.items() if runs.get(key) != value]
     if not changed:
         return
-    names = {"partitions": "other partitions", "Slurm": f"Slurm {current.slurm_version}"}
-    said = [names.get(key, f"{key} {current.fingerprint.get(key)}") for key in changed]
+    names = {"partitions": "other partitions", "Slurm": f"Slurm {current.slurm_version}",
+             "site": f"the site {current.site}, not {asked.site}"}  # fmt: skip
+    said = [names.get(key, f"{key} {runs.get(key)}") for key in changed]
     raise CheckFailed(
         f"the cluster '{current.site}' is up already, with {' and '.join(said)}",
         hint="stop it first: `hpcdl cluster down`, then `hpcdl cluster up` again",

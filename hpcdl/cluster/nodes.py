@@ -75,14 +75,16 @@ def _mended(now: ClusterState, node: Node) -> ClusterState:
 
 
 def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
-    if now.mode != NAMESPACES:
-        raise BadInput(
-            "in mode loopback the nodes share this machine's network: none can be cut off",
-            hint="use `hpcdl cluster node kill`, or a cluster in mode namespaces (needs root)",
-        )
-    if not network.set_link(link_name(now.directory, node), up):
-        said = f"{node.name} has no network cable: it is dead"
-        raise HpcdlError(said, hint=f"`hpcdl cluster node up {node.name}` starts it again")
+    if node.name not in now.killed:
+        if now.mode != NAMESPACES:
+            raise BadInput(
+                "in mode loopback the nodes share this machine's network: none can be cut off",
+                hint="use `hpcdl cluster node kill`, or a cluster in mode namespaces (needs root)",
+            )
+        if network.set_link(link_name(now.directory, node), up):
+            return
+    said = f"{node.name} has no network cable: it is dead"
+    raise HpcdlError(said, hint=f"`hpcdl cluster node up {node.name}` starts it again")
 
 
 _ACTIONS = {"kill": _kill, "cut": _cut, "slow": _slow, "heal": _heal, "up": _up}

@@ -71,7 +71,8 @@ def summary(current: ClusterState) -> str:
 
 def as_text(data: Mapping[str, Any]) -> str:
     """The status as text: one line per daemon and per node."""
-    head = "{site}: {phase}, mode {mode}, Slurm {slurm_version}, port {port_base}\n{directory}"
+    phase = "degraded" if data["phase"] == "ready" and not healthy(data) else data["phase"]
+    head = "{site}: {now}, mode {mode}, Slurm {slurm_version}, port {port_base}\n{directory}"
     daemons = [
         [row["name"], str(row["pid"]), "runs" if row["alive"] else "dead", row["log"]]
         for row in data["daemons"]
@@ -84,7 +85,7 @@ def as_text(data: Mapping[str, Any]) -> str:
         nodes.append([*own, str(row["pid"]), note])
     below = table(nodes, ["node", "partition", "state", "address", "process", "note"])
     above = table(daemons, ["daemon", "process", "state", "log"])
-    return "\n\n".join([head.format_map(data), above, below])
+    return "\n\n".join([head.format(now=phase, **data), above, below])
 
 
 def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, Any]]:

@@ -76,7 +76,7 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     unsettled = settle(site)
     found = tuple(islice(_submissions(site), most))
     queued = tuple(arrays(site, most))
-    known = client.queue() if found or queued else ()
+    known = client.queue()  # also for none: whose jobs are listed, Slurm's answer says
     chained = sorted({job for one, _ in found for job in one.chain})
     records = client.with_accounting({record.id: record for record in known}, chained)
     rows = []

@@ -155,8 +155,10 @@ def check_spec(spec: JobSpec) -> JobSpec:
         )
     check_environment(spec.environment)
     if spec.container is not None and not _IMAGE.match(spec.container):
-        raise BadInput(f"--container {_shown(spec.container)} is no path or name of an image")
+        said = f"--container {_shown(spec.container)} is no path or name of an image"
+        raise BadInput(said, hint="give what the site's container runtime takes")
     _check_program(spec.program)
+    _check_text(spec.data or "", "the name of the data set")
     for folder in filter(None, (spec.job_dir, spec.chdir)):
         _check_folder(str(folder))
     return spec

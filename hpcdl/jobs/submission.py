@@ -1,11 +1,11 @@
 """Puts a job's files in place and queues it; finds submitted jobs again.
 
 A job's directory is WORK/jobs/NAME-STAMP: job.sh, job.json (what was asked and decided), job.log,
-progress.json, result.json. WORK/jobs/by-id/ID links to it; an embedded cluster, which counts its
-jobs from 1 as every other does, has an index of its own beside that one. Before `sbatch` is called
+progress.json, result.json. WORK/jobs/by-id/ID links to it. Before `sbatch` is called,
 job.json has the tokens of its jobs, and WORK/jobs/unconfirmed/TOKEN links to the directory until
 job.json has their ids: killed in between, the same command resumes there, and so does any look
-(`settle`).
+(`settle`). An embedded cluster, which counts its jobs from 1 as every other does, has both
+directories of links for itself, beside these.
 """
 
 from __future__ import annotations
@@ -302,11 +302,11 @@ def _read(site: Site, which: str) -> Submission:
         found = Submission(record.values["job_id"], folder.resolve(), tuple(record.values["chain"]))
         owner = found.folder.stat().st_uid
     except (BadInput, OSError) as fault:
-        kind = f"job {which}" if which.isdigit() else f"job in {which}"
+        place = "in " if not which.isdigit() and os.path.lexists(folder) else ""
         ends = f", `scancel {which}` ends one" if which.isdigit() else ""
         hint = f"`squeue --me` lists your jobs{ends}; hpcdl keeps its own under "
         hint += f"{site.paths.work}/jobs"
-        raise BadInput(f"there is no {kind} submitted by hpcdl", hint=hint) from fault
+        raise BadInput(f"there is no job {place}{which} submitted by hpcdl", hint=hint) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
         said = f"job {which} was submitted by {user_of(owner)}"
         raise BadInput(said, hint=f"to look at it, name its directory: {found.folder}")
@@ -317,6 +317,21 @@ def _indexed(site: Site, job: str) -> Path:
     plain = index(site) / job  # another user's, where there is one of this user's beside it
     found = (plain, *index(site).glob(f"{job}.*")) if os.path.lexists(plain) else ()
     return next((link for link in found if link.lstat().st_uid == os.getuid()), plain)
+
+
+def require_this_cluster(one: Submission) -> Submission:
+    """The submission itself; BadInput where Slurm's job of its id would be another cluster's."""
+    here = embedded_cluster()
+    if asked(one).get("cluster", here) != here:
+        raise of_another_cluster(one)
+    return one
+
+
+def of_another_cluster(one: Submission) -> BadInput:
+    """The error for a job that the Slurm that is asked does not have."""
+    said = f"job {one.job_id} of {one.folder} is not of the cluster that is asked"
+    hint = "SLURM_CONF says which one that is; for the embedded cluster `hpcdl cluster env` sets it"
+    return BadInput(said, hint=hint)
 
 
 def is_indexed(site: Site, one: Submission) -> bool:
@@ -339,8 +354,7 @@ def release_of(script: str) -> str | None:
 
 def index(site: Site) -> Path:
     """Where links by job id to the directories of submitted jobs lie."""
-    cluster = embedded_cluster()
-    return site.paths.work / "jobs" / (f"by-id-{cluster}" if cluster else "by-id")
+    return _of_this_cluster(site, "by-id")
 
 
 def embedded_cluster() -> str:
@@ -358,7 +372,12 @@ def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 def _unconfirmed(site: Site) -> Path:
     """Where links by token to the directories of unconfirmed submissions lie."""
-    return site.paths.work / "jobs" / "unconfirmed"
+    return _of_this_cluster(site, "unconfirmed")
+
+
+def _of_this_cluster(site: Site, name: str) -> Path:
+    cluster = embedded_cluster()
+    return site.paths.work / "jobs" / (f"{name}-{cluster}" if cluster else name)
 
 
 def _withdraw(site: Site, folder: Path, tokens: Sequence[str]) -> None:
@@ -379,6 +398,7 @@ def _record(site: Site, spec: JobSpec, module: Module, script: Script) -> dict[s
         "name": spec.name,
         "site": site.name,
         "site_file": str(site.source),
+        "cluster": embedded_cluster(),
         "partition": spec.partition,
         "gpu_model": spec.gpu_model,
         "layout": asdict(script.layout),

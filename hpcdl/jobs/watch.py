@@ -22,6 +22,7 @@ from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, Stopped
 from hpcdl.system.safe_read import read_regular
+from hpcdl.system.signals import terminable
 from hpcdl.system.text import duration
 from hpcdl.system.trust import user_of
 
@@ -60,9 +61,10 @@ class Snapshot:
 
 @contextmanager
 def watched(submission: Submission) -> Iterator[None]:
-    """Where a job is followed: Ctrl-C ends that (Stopped), not the job."""
+    """Where a job is followed: Ctrl-C or SIGTERM ends that (Stopped), not the job."""
     try:
-        yield
+        with terminable():
+            yield
     except KeyboardInterrupt:
         number = submission.job_id
         hint = f"`hpcdl job watch {number}` looks again, `hpcdl job cancel {number}` ends it"

@@ -25,6 +25,7 @@ MOST_GPUS = 65_536
 IMAGENET_IMAGES = 1_281_167
 _HOUR = 3600.0
 _SPLIT = "split it (--tensor, --pipeline-stages, --zero 3) or recompute (--checkpointing full)"
+_COUNTS = "write 8, 1,2,4 or a range 1-64"
 _RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
 
 
@@ -240,11 +241,11 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
     for part in text.split(","):
         match = _RANGE.match(part.strip())
         if not match:
-            raise BadInput(f"'{text[:60]}' is not a count of GPUs",
-                           hint="write 8, 1,2,4 or a range 1-64")  # fmt: skip
+            raise BadInput(f"'{text[:60]}' is not a count of GPUs", hint=_COUNTS)
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= MOST_GPUS:
-            raise BadInput(f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order")
+            raise BadInput(f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order",
+                           hint=_COUNTS)  # fmt: skip
         down = first if first <= per_node else first // per_node * per_node
         if not match[2] and first != down:
             raise BadInput(f"{first} GPUs do not fill whole nodes of {per_node}",

@@ -32,6 +32,7 @@ SCHEMA = 1
 MAX_LINE = 1_000_000
 """Characters of a result; a longer line is no file of ours, and is not read to its end."""
 _TOO_LONG = f"it is longer than {MAX_LINE:,} characters: no result"
+_WHAT = "import takes what `hpcdl check history export` writes, with --csv or without"
 _OF_VERDICT = ("partition", "status", "waived", "reason", "release", "driver", "log", "environment")
 _OF_METRIC = ("value", "unit", "reference", "low", "high", "better")
 _OPEN = {"low": -math.inf, "high": math.inf}
@@ -62,9 +63,12 @@ class Incoming(Iterable[Result]):
                 else:
                     yield from (self._csv(file) if first.startswith("run,") else self._json(file))
         except UnicodeDecodeError as fault:
-            raise BadInput(f"{self.path} is not UTF-8 text") from fault
+            raise BadInput(f"{self.path} is not UTF-8 text", hint=_WHAT) from fault
         except OSError as fault:
             raise BadInput(f"{self.path} cannot be read: {fault.strerror}") from fault
+        except BadInput as fault:
+            fault.hint = fault.hint or _WHAT
+            raise
 
     def _json(self, file: IO[str]) -> Iterator[Result]:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):

@@ -176,7 +176,7 @@ def parse_document(text: str, name: str, if_empty: str = "") -> Document:
     try:
         root = _build(_events(text, document), document)
     except yaml.YAMLError as fault:
-        document.faults.append(_syntax_fault(fault))
+        document.faults.append(_syntax_fault(fault, document.lines))
         raise InvalidDocument(document) from fault
     if root is None or (isinstance(root, Scalar) and root.empty):
         raise BadInput(f"{name} is empty", hint=if_empty)
@@ -258,12 +258,12 @@ def _mark(event: yaml.Event) -> Mark:
     return Mark(start.line + 1, start.column + 1)
 
 
-def _syntax_fault(fault: yaml.YAMLError) -> Fault:
+def _syntax_fault(fault: yaml.YAMLError, lines: list[str]) -> Fault:
     """PyYAML's own complaint, with its place; tabs get the advice they deserve."""
     mark = getattr(fault, "problem_mark", None)
     problem = getattr(fault, "problem", None) or str(fault).splitlines()[0]
-    tab = "'\\t'" in problem or " tab " in problem
-    hint = "indent with spaces, not tabs" if tab else ""
+    at = "".join(lines[mark.line : mark.line + 1])[mark.column :] if mark else ""
+    hint = "indent with spaces, not tabs" if at.startswith("\t") or " tab " in problem else ""
     if mark is None:
         reason = getattr(fault, "reason", "")
         return Fault(f"not YAML: {reason or problem}", Mark(1, 1), hint)

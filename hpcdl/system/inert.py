@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 # Control characters but tab and newline, separators of lines and paragraphs, marks that turn the
@@ -107,12 +107,26 @@ class InertStream:
         self.raw = raw
 
     def write(self, text: str) -> int:
-        """Write inert text; the number of characters that were given."""
-        self.raw.write(as_printed(text))
+        """Write inert text; the number of characters that were given.
+
+        Errors that can go nowhere are lost: they neither stop the work nor change its exit code.
+        """
+        try:
+            self.raw.write(as_printed(text))
+        except OSError:
+            if self.raw is not sys.__stderr__:
+                raise
+            discard(self.raw)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
+
+
+def discard(stream: TextIO) -> None:
+    """Let the interpreter end quietly though the stream's text can go nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def command(code: str, stream: object) -> str:

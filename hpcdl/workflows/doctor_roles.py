@@ -145,8 +145,12 @@ def _prefix(role: str, here: Here) -> Finding | None:
     place = next(one for one in (prefix, *prefix.parents) if one.exists()) if writes else prefix
     if os.access(place, os.R_OK | os.X_OK | (os.W_OK if writes else 0)):
         return _ok(role, "prefix", prefix)
-    remedy = "make it, or use the account that owns it" if writes else "is it mounted here?"
-    return _lack(role, "prefix", f"{prefix} cannot be {'written' if writes else 'read'}: {remedy}")
+    if writes:
+        remedy = f"{prefix} cannot be written: make it, or use the account that owns it"
+    else:
+        said = "cannot be read" if prefix.exists() else "is not there"
+        remedy = f"{prefix} {said}: is it mounted here, and has `hpcdl stack build` made it?"
+    return _lack(role, "prefix", remedy)
 
 
 def _work(role: str, here: Here) -> Finding | None:
@@ -175,7 +179,7 @@ def _release(role: str, here: Here) -> Finding | None:
 
 def _scratch(role: str, here: Here) -> Finding | None:
     if here.partition is None:
-        remedy = "no partition of the site file has this node in its `hostlist`: --site, `hostlist`"
+        remedy = "no partition of the site file has this node in its `hostlist`"
         return None if isinstance(here.site, HpcdlError) else _lack(role, "partition", remedy)
     scratch = here.partition.scratch
     place = os.path.expandvars(scratch.path) if scratch else tempfile.gettempdir()

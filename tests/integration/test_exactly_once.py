@@ -91,7 +91,7 @@ class Once:
 
     def left(self) -> list[Path]:
         """What submissions need on their way only."""
-        return [one for one in self.work.rglob("*") if "unconfirmed" in one.parts[:-1]
+        return [one for one in self.work.rglob("*") if "unconfirmed" in one.parent.name
                 or one.name.startswith((".job.", ".sweep", ".array"))]  # fmt: skip
 
 

@@ -48,6 +48,8 @@ def test_it_answers_for_a_site(tmp_path, monkeypatch):
         assert found == [(3, "option-misspelt")]
     with pytest.raises(api.Fault, match="cannot read"):
         api.lint(tmp_path / "none.sh", site)
+    with pytest.raises(api.Fault, match=r"the text 'job\.sh' is no script"):  # nor a Path
+        api.lint("job.sh", site)
     (point,) = api.predict(site, "p100", "resnet50", gpus=4).points
     assert point.gpus == 4
     assert all(row.partition == "p100" for row in api.references(site, "p100"))

@@ -103,6 +103,8 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("completion ksh", "use one of: bash, zsh, fish"),
         ("clean all --site embedded", "leave it out to clean all"),
         ("site check site.yaml", "behind its option: --site site.yaml"),
+        ("job render job.yaml", "behind its option: --file job.yaml"),
+        ("job explain 12", "`hpcdl job watch 12` says how a job is"),
         ("run train.py", "did you mean hpcdl job submit, "),
         ("predict validate rows.csv", "behind its option: hpcdl predict validate --data rows.csv"),
         ("predict validate --rows rows.csv", "--help` shows an example"),
@@ -221,6 +223,16 @@ def test_a_full_disk_is_told():
     done = bash(f"{shlex.join([*HPCDL, *RENDER])} > /dev/full")
     assert done.returncode == ExitCode.MISSING_PREREQUISITE
     assert done.stderr.startswith(b"error: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_errors_that_can_go_nowhere_change_no_exit_code(unbuffered):
+    for asked, code in ((RENDER, 0), (["job", "lint", "/none"], 2), (["nonsense"], 2)):
+        for where in ("2> /dev/full", "2> >(exec true)"):
+            done = bash(f"PYTHONUNBUFFERED={unbuffered} {shlex.join([*HPCDL, *asked])} {where}")
+            assert done.returncode == code
+    done = bash(f"PYTHONUNBUFFERED={unbuffered} {shlex.join([*HPCDL, *RENDER])} > /dev/full 2>&1")
+    assert done.returncode == ExitCode.MISSING_PREREQUISITE
 
 
 def test_what_was_said_before_an_error_is_not_lost():

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.cluster import cluster_plan, network, render
+from hpcdl.cluster import cluster_plan, lifecycle, network, render
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Ports, bridge_name, link_name
 from hpcdl.cluster.state import MARK, claim, is_ours_or_empty
 from hpcdl.site import load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import Release
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 from tests.unit.conftest import shipped
 from tests.unit.test_cluster_environment import STATE
 
@@ -81,6 +81,14 @@ def test_most_nodes_are_cut_down_on_request():
     whole = cluster_plan.fingerprint(cluster_plan.request(shipped("pi"), LOOPBACK, False))
     fewer = cluster_plan.fingerprint(asked)
     assert {key for key in whole if whole[key] != fewer[key]} == {"partitions"}
+
+
+def test_a_cluster_of_another_site_is_not_taken_for_the_one_that_is_asked_for():
+    asked = cluster_plan.request(shipped("embedded"), LOOPBACK, False)
+    current = replace(STATE, site="alpha", fingerprint=cluster_plan.fingerprint(asked))
+    with pytest.raises(CheckFailed, match="is up already, with the site alpha, not embedded"):
+        lifecycle._refuse_change(current, asked)
+    lifecycle._refuse_change(replace(current, site="embedded"), asked)
 
 
 def test_loopback_nodes_differ_by_port():

@@ -13,7 +13,7 @@ import pytest
 
 from hpcdl.cluster import cpu_throttle, daemons, nodes, processes, query, state, status, teardown
 from hpcdl.cluster.model import Node, ProcessId
-from hpcdl.system.errors import CheckFailed
+from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.system.files import locked
 from tests.strangers import STRANGER, as_root
 from tests.unit.test_cluster_environment import STATE
@@ -118,6 +118,9 @@ def test_a_throttle_is_shown_by_its_node(started, tmp_path):
     data = status.as_data(current)
     assert data["nodes"][0]["slow"] is True
     assert "killed, slow" in status.as_text(data)
+    assert status.as_text({**data, "phase": "ready"}).startswith(f"{current.site}: degraded, mode")
+    with pytest.raises(HpcdlError, match="it is dead"):
+        nodes._set_link(current, NODE, up=True)
     (killed,), count = current.killed, len(current.nodes)
     assert f"{count - 1} of {count} nodes ready" in status.summary(current)
     assert f"{killed} was killed: `hpcdl cluster node up {killed}`" in status.summary(current)

@@ -74,8 +74,10 @@ def test_every_command_and_each_of_its_options_is_in_the_script(script):
 def test_zsh_takes_its_script(tmp_path):
     file = tmp_path / "_hpcdl"
     file.write_text(completion.script("zsh"))
-    done = subprocess.run(["zsh", "-n", file], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    register = f"autoload -U compinit; compinit -uD; source {file}; print $_comps[hpcdl]"
+    for options, printed in (["-n", file], ""), (["-fc", register], "_shtab_hpcdl\n"):
+        done = subprocess.run(["zsh", *options], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")

@@ -56,6 +56,11 @@ def test_an_empty_file_is_refused_with_the_hint_of_who_reads_it(text):
     assert caught.value.hint == "write something"
 
 
+@pytest.mark.parametrize("text", ["a: 1\n\tb: 2\n", "\ta: 1\n", "a:\n\tb: 2\n", "a: 1\n\n\t- b\n"])
+def test_a_tab_gets_the_advice_it_deserves(text):
+    assert "indent with spaces, not tabs" in rendered(text)
+
+
 def test_a_fault_is_shown_as_a_compiler_shows_it():
     document = parse_document("name: pi\nnodse: 4\n", "site.yaml")
     document.fault("unknown key 'nodse'", document.root.key("nodse"), "did you mean 'nodes'?")

@@ -81,9 +81,7 @@ def test_a_curve_of_less_than_two_points_is_none(losses):
     assert "▁" not in as_text(summarize(DONE, result, {}))
 
 
-@pytest.mark.parametrize(
-    "said", ["3: something that it needs is missing", "139: its program crashed (SIGSEGV)", "7"]
-)
+@pytest.mark.parametrize("said", ["139: its program crashed (SIGSEGV)", "3", "7"])
 def test_a_failure_is_named(said):
     code = int(said.partition(":")[0])
     assert describe("FAILED", code=code) == f"it failed with exit code {said}"

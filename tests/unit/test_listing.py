@@ -117,9 +117,7 @@ def test_an_array_of_another_cluster_is_neither_listed_nor_cancelled(site, tmp_p
     monkeypatch.setattr(client, "queue", lambda: (active,))
     assert [one.job_id for one in own_jobs(site, 5)] == [7]
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
-    (tmp_path / "c/etc").mkdir(parents=True)
-    (tmp_path / "c/.hpcdl-cluster").touch()
-    monkeypatch.setenv("SLURM_CONF", f"{tmp_path}/c/etc/slurm.conf")
+    embedded(tmp_path, monkeypatch)
     assert own_jobs(site, 5) == ()
     assert main(["job", "cancel", "7"]) == 2
     point = sweep.plan(site, JobSpec("p100", name="of-the-other"), {"lr": ["0"]})
@@ -127,11 +125,61 @@ def test_an_array_of_another_cluster_is_neither_listed_nor_cancelled(site, tmp_p
     assert [one.state for one in sweep_run.run_statuses(folder, point)] == ["missing"]
 
 
-def test_an_array_is_cancelled_by_its_number(site, monkeypatch):
+def embedded(tmp_path, monkeypatch):
+    """From here on an embedded cluster is asked."""
+    (tmp_path / "c/etc").mkdir(parents=True)
+    (tmp_path / "c/.hpcdl-cluster").touch()
+    monkeypatch.setenv("SLURM_CONF", f"{tmp_path}/c/etc/slurm.conf")
+
+
+@pytest.mark.parametrize("command", ["watch", "report", "log -f", "cancel"])
+def test_a_job_of_another_cluster_is_not_asked_about_by_its_number(
+    site, tmp_path, monkeypatch, capsys, command
+):  # fmt: skip
+    """Here another job has that number."""
+    other = submit(site, JobSpec("p100"), Module(()))
+    monkeypatch.setattr(client, "job", lambda id_: said.job(id=id_, state="RUNNING"))
+    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
+    embedded(tmp_path, monkeypatch)
+    assert main(["job", *command.split(), str(other.folder)]) == 2
+    assert "is not of the cluster that is asked" in capsys.readouterr().err
+    assert main(["job", "log", str(other.folder)]) == 0
+
+
+def test_a_submission_on_its_way_to_another_cluster_stays_its(site, tmp_path, monkeypatch):
+    monkeypatch.setattr(once, "submit", Mock(side_effect=once.unconfirmed()))
+    monkeypatch.setattr(once, "by_token", lambda tokens: {})
+    with pytest.raises(once.Unconfirmed):
+        submit(site, JobSpec("p100", job_dir=tmp_path / "job"), Module(()))
+    assert [one.state for one in own_jobs(site, 5)] == ["UNCONFIRMED"]
+    os.utime(tmp_path / "job/job.json", (0, 0))
+    with monkeypatch.context() as there:
+        embedded(tmp_path, there)
+        assert own_jobs(site, 5) == ()
+    assert (tmp_path / "job/job.json").exists()
+    assert [one.state for one in own_jobs(site, 5)] == ["NOT QUEUED"]
+
+
+@pytest.mark.parametrize("which", ["7", "7_1"])
+def test_an_array_is_no_job_of_its_own_and_says_what_it_is(site, monkeypatch, capsys, which):
+    folder = swept(site, "rates")
+    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
+    for command in ("watch", "log", "report"):
+        assert main(["job", command, which]) == 2
+        said = capsys.readouterr().err
+        assert f"job {which} is of the array of a sweep or study in {folder}" in said
+        assert "`hpcdl job cancel 7` ends all of it" in said
+
+
+def test_an_array_is_cancelled_by_its_number(site, monkeypatch, capsys):
     swept(site, "one")
     cancelled = []
     monkeypatch.setattr(client, "cancel", cancelled.extend)
     monkeypatch.setattr(client, "queue", list)
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
-    assert main(["job", "cancel", "7"]) == 0
+    assert main(["job", "cancel", "7", "8"]) == 2
+    assert (
+        "there is no job 8 submitted by hpcdl\n  nothing was cancelled" in capsys.readouterr().err
+    )
+    assert main(["job", "cancel", "7", "7"]) == 0
     assert cancelled == [7]

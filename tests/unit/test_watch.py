@@ -1,7 +1,9 @@
 """What is said of a job: also of a chain, of a forgotten one, and while Slurm is away."""
 
 import json
+import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -10,6 +12,7 @@ from hpcdl.jobs import watch
 from hpcdl.jobs.submission import Submission
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
+from hpcdl.system.errors import Stopped
 from tests.unit import slurm_output as said
 
 Known = Callable[[Mapping[int, str]], None]
@@ -88,3 +91,10 @@ def test_a_controller_that_stays_away_does(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "_AWAY_SECONDS", 0.05)
     with pytest.raises(client.SlurmAway):
         list(watch.follow(Submission(7, tmp_path)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number: int) -> None:
+    one = Submission(7, Path("/nowhere"))
+    with pytest.raises(Stopped, match="stopped watching; job 7 continues"), watch.watched(one):
+        signal.raise_signal(number)

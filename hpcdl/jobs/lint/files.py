@@ -59,7 +59,7 @@ def read_script(path: Path) -> str:
         if str(path) == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
         elif not path.is_file() and path.exists() and not path.is_fifo():
-            raise BadInput(f"{path} is no file")
+            raise BadInput(f"{path} is no file", hint=_WHAT)
         else:
             with path.open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
@@ -76,6 +76,11 @@ def read_script(path: Path) -> str:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("latin-1")
+    return require_script(text, str(path))
+
+
+def require_script(text: str, name: str, hint: str = _WHAT) -> str:
+    """The text itself; BadInput for one that has no sign of a batch script."""
     if not text.startswith(_BEGINS) and not _DIRECTIVE.search(text):
-        raise BadInput(f"{path} is no script", hint=_WHAT)
+        raise BadInput(f"{name} is no script", hint=hint)
     return text

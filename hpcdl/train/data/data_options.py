@@ -27,7 +27,7 @@ def _make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="directory of the records")
     parser.add_argument("--seed", type=seed, default=1, help="random seed (default 1)")
     shards = at_least(1, _MOST_SHARDS)
-    _add(parser, "--shards", 16, "number of training files (default 16)", shards)
+    _add(parser, "--shards", 16, "number of training files (default 16; digits: always 4)", shards)
     _add(parser, "--threads", None, "shards written in parallel (default: CPUs)")
     photos = parser.add_argument_group("kind photos: JPEGs like photographs, for studies of input")
     _add(photos, "--count", 1280, "training images (default 1280)")

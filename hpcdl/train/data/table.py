@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
+from hpcdl.system.safe_read import unreadable
 from hpcdl.train.data.dataset import FINDINGS
 
 _NOTHING = {"", "no finding"}
@@ -53,9 +54,11 @@ def read_table(images: Path, table: Path) -> list[Row]:
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as fault:
-        why = getattr(fault, "strerror", None) or fault
-        raise BadInput(f"cannot read {table}: {why}") from fault
+    except OSError as fault:
+        raise unreadable(table, fault) from fault
+    except (UnicodeDecodeError, csv.Error) as fault:
+        hint = "--labels takes CSV in UTF-8: a row per image, its file's name and its class"
+        raise BadInput(f"cannot read {table}: {fault}", hint=hint) from fault
     rows: dict[Path, Row] = {}
     faults = []
     for number, line in enumerate(lines, 1):
@@ -74,7 +77,8 @@ def read_table(images: Path, table: Path) -> list[Row]:
             rows[path] = Row(path, labels, number)
     _refuse(table, faults)
     if not rows:
-        raise BadInput(f"{table} names no image", hint="its columns are: file name, label")
+        hint = f"its columns are: file name, label; the images are looked for in {images}"
+        raise BadInput(f"{table} names no image", hint=hint)
     found = list(rows.values())
     if not are_several(found):
         _refuse(table, [f"{table.name}:{r.line}: no label" for r in found if not r.labels])
