@@ -88,7 +88,8 @@ def test_no_program_of_a_cache_that_others_may_write_to_is_run(open_cache, opene
     tag = running_interpreter().tag
     programs = open_cache / "tools" / tag / "bin"
     programs.mkdir(parents=True)
-    (programs / "pip").touch()
+    for name in ("pip", "python"):
+        (programs / name).touch()
     (open_cache.parent / opened.format(tag=tag, bin=f"cache/tools/{tag}/bin")).chmod(0o777)
     with pytest.raises(MissingPrerequisite, match=r"others may write|not sticky"):
         tools(running_interpreter(), print)
