@@ -1,5 +1,6 @@
 """What every tier shares: what was left out is counted and named at the end."""
 
+import gc
 import signal
 import sys
 from collections import Counter
@@ -37,6 +38,11 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests live to the end: no need to look through them for garbage each time."""
+    gc.freeze()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
