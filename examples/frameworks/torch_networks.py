@@ -192,6 +192,7 @@ def main() -> None:
         count = sum(value.numel() for value in built.parameters())
         name = torch.cuda.get_device_name(device) if cuda else None
         record.write("torch", {"torch": torch.__version__}, hosts, count, name)
+    del model  # in PyTorch 1.13 it must not be the last that has the group: its end would hang
     dist.destroy_process_group()
 
 
