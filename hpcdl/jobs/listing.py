@@ -17,16 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs.intent import locate
-from hpcdl.jobs.manifest import read_manifest
-from hpcdl.jobs.submission import (
-    Submission,
-    Unsettled,
-    asked,
-    find,
-    index,
-    of_this_cluster,
-    settle,
-)
+from hpcdl.jobs.manifest import of_this_cluster, read_manifest
+from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
 from hpcdl.jobs.watch import exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client

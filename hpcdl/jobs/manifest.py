@@ -7,8 +7,10 @@ that results of another program or partition are never taken for this one's.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     request = {} if manifest.request is None else {"request": dict(manifest.request)}
     said = {"schema": SCHEMA, **request, "points": [dict(row) for row in manifest.rows]}
     write_json(folder / "sweep.json", said)
+
+
+def embedded_cluster() -> str:
+    """The embedded cluster whose Slurm is asked, as 8 digits: its job ids are its own; else ''."""
+    cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
+    there = (cluster / ".hpcdl-cluster").is_file()
+    return sha256(bytes(cluster)).hexdigest()[:8] if there else ""
+
+
+def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those points of a sweep whose jobs are of the Slurm that is asked."""
+    here = embedded_cluster()
+    return [row for row in rows if (row.get("cluster") or "") == here]

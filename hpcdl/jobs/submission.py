@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -21,6 +21,7 @@ from typing import Any
 
 from hpcdl.jobs import environment
 from hpcdl.jobs.intent import links, locate, revoke
+from hpcdl.jobs.manifest import embedded_cluster
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
@@ -355,19 +356,6 @@ def release_of(script: str) -> str | None:
 def index(site: Site) -> Path:
     """Where links by job id to the directories of submitted jobs lie."""
     return _of_this_cluster(site, "by-id")
-
-
-def embedded_cluster() -> str:
-    """The embedded cluster whose Slurm is asked, as 8 digits: its job ids are its own; else ''."""
-    cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
-    there = (cluster / ".hpcdl-cluster").is_file()
-    return sha256(bytes(cluster)).hexdigest()[:8] if there else ""
-
-
-def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those points of a sweep whose jobs are of the Slurm that is asked."""
-    here = embedded_cluster()
-    return [row for row in rows if (row.get("cluster") or "") == here]
 
 
 def _unconfirmed(site: Site) -> Path:

@@ -16,11 +16,18 @@ from typing import Any
 
 from hpcdl.jobs import environment
 from hpcdl.jobs.intent import locate, revoke
-from hpcdl.jobs.manifest import Manifest, Request, check_request, read_manifest, write_manifest
+from hpcdl.jobs.manifest import (
+    Manifest,
+    Request,
+    check_request,
+    embedded_cluster,
+    of_this_cluster,
+    read_manifest,
+    write_manifest,
+)
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import JobSpec, Module, check_name
-from hpcdl.jobs.submission import embedded_cluster, of_this_cluster
 from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
