@@ -47,7 +47,7 @@ cd ~/hpcdl; make STEPS=3 demo; make down
 .venv/bin/python -m tests.followed_pages README.md docs/tutorial-*.md
 """
 FOLLOWED = {
-    "root": f"rm -rf ~/hpcdl/.venv{FOLLOW}",
+    "root": FOLLOW,
     "sudo": f"{ADA}{SUDO}su ada -c '{FOLLOW}'",
     "without rights": f"{ADA}{REFUSED}su ada -c '{FOLLOW}'",
 }

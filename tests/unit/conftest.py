@@ -1,6 +1,5 @@
 """What the unit tests share: hypothesis's pace, a home of their own, the shipped sites."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hpcdl.site import Site, load_site
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.wheelhouse import tools
+from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, folder
 
 settings.register_profile(
@@ -42,8 +42,7 @@ def made_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
-    with pytest.MonkeyPatch.context() as patch, (shared / "tools.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.MonkeyPatch.context() as patch, locked(shared / "tools.lock", wait_seconds=300):
         patch.setenv("HPCDL_CACHE", str(shared / "with-pip"))
         return tools(running_interpreter(), lambda _: None)
 
