@@ -22,7 +22,7 @@ from hpcdl.system.errors import HpcdlError as Fault
 from hpcdl.system.files import careful_umask
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import Script
+    from hpcdl.jobs import Module, Script
     from hpcdl.jobs.lint import Finding
     from hpcdl.jobs.submission import Submission
     from hpcdl.predict.forecast import Forecast
@@ -57,28 +57,39 @@ def load_site(name: str | Path | None = None) -> Site:
 
 
 @checked
-def render(site: Site, job: JobSpec) -> Script:
+def render(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> Script:
     """The batch script of a job: `text`, `layout`, and `lines`, each with its reason.
 
     It loads the site's published release, and names the module to come where there is none.
+    `modules` are loaded instead; `()` loads none, as a job with a container does.
     """
     from hpcdl.jobs import render_script
-    from hpcdl.workflows.modules import module_for
 
-    return render_script(site, job, module_for(site, partition=job.partition))
+    return render_script(site, job, _module(site, job, modules, published=False))
 
 
 @checked
 @careful_umask()
-def submit(site: Site, job: JobSpec) -> Submission:
+def submit(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> Submission:
     """Queue a job, once: `job_id`, and the paths `script`, `log` and `result`.
 
-    The same call after one that was stopped half-way finds the job of that one.
+    The same call after one that was stopped half-way finds the job of that one. `modules` are
+    loaded instead of the published release's; `()` loads none.
     """
     from hpcdl.jobs.submission import submit
-    from hpcdl.workflows.modules import module_for
 
-    return submit(site, job, module_for(site, partition=job.partition, published=True))
+    return submit(site, job, _module(site, job, modules, published=True))
+
+
+def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, published: bool) -> Module:
+    from hpcdl.workflows.modules import check_available, module_for
+
+    none = named == () or (named is None and job.container is not None)
+    found = module_for(site, named or (), partition=job.partition, gpu_model=job.gpu_model,
+                       none=none, published=published)  # fmt: skip
+    if published and named:
+        check_available(site, found)
+    return found
 
 
 @checked

@@ -80,7 +80,7 @@ def _status(args: argparse.Namespace) -> ExitCode:
 
     current = _found(args)
     data = status.as_data(current)
-    return show(args, data, status.as_text(data), ok=status.healthy(data))
+    return show(args, data, status.as_text(data), ok=data["phase"] == "ready")
 
 
 def _env(args: argparse.Namespace) -> ExitCode:

@@ -17,7 +17,7 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     states = of_nodes(current, "%T") if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
     broken = dict.fromkeys(current.cut, "cut") | dict.fromkeys(current.killed, "killed")
-    return {
+    data: dict[str, Any] = {
         "schema": 1,
         "site": current.site,
         "site_file": str(current.site_file),
@@ -46,15 +46,15 @@ def as_data(current: ClusterState) -> dict[str, Any]:
             for node in current.nodes
         ],
     }  # fmt: skip
+    if current.phase == "ready" and not _whole(data):
+        data["phase"] = "degraded"
+    return data
 
 
-def healthy(data: Mapping[str, Any]) -> bool:
+def _whole(data: Mapping[str, Any]) -> bool:
     """Whether every daemon runs and every node takes jobs."""
-    return (
-        data["phase"] == "ready"
-        and all(daemon["alive"] for daemon in data["daemons"])
-        and all(node["alive"] and takes_jobs(node["state"]) for node in data["nodes"])
-    )
+    daemons = all(daemon["alive"] for daemon in data["daemons"])
+    return daemons and all(one["alive"] and takes_jobs(one["state"]) for one in data["nodes"])
 
 
 def summary(current: ClusterState) -> str:
@@ -71,8 +71,7 @@ def summary(current: ClusterState) -> str:
 
 def as_text(data: Mapping[str, Any]) -> str:
     """The status as text: one line per daemon and per node."""
-    phase = "degraded" if data["phase"] == "ready" and not healthy(data) else data["phase"]
-    head = "{site}: {now}, mode {mode}, Slurm {slurm_version}, port {port_base}\n{directory}"
+    head = "{site}: {phase}, mode {mode}, Slurm {slurm_version}, port {port_base}\n{directory}"
     daemons = [
         [row["name"], str(row["pid"]), "runs" if row["alive"] else "dead", row["log"]]
         for row in data["daemons"]
@@ -85,7 +84,7 @@ def as_text(data: Mapping[str, Any]) -> str:
         nodes.append([*own, str(row["pid"]), note])
     below = table(nodes, ["node", "partition", "state", "address", "process", "note"])
     above = table(daemons, ["daemon", "process", "state", "log"])
-    return "\n\n".join([head.format(now=phase, **data), above, below])
+    return "\n\n".join([head.format(**data), above, below])
 
 
 def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, Any]]:

@@ -38,7 +38,8 @@ from hpcdl.system import files
 from hpcdl.system.signals import undivided
 from hpcdl.system.trust import require_own
 
-DONE, QUEUED, FAILED = "done", "queued", "failed"
+DONE, RUNNING, QUEUED, FAILED = "done", "running", "queued", "failed"
+ACTIVE = frozenset({RUNNING, QUEUED})
 MISSING, IMPOSSIBLE = "missing", "impossible"
 Modules = Mapping[str, Module]
 """What the jobs of each partition load."""
@@ -217,10 +218,10 @@ def _next_number(folder: Path) -> int:
 
 
 def summary(found: Sequence[RunStatus]) -> str:
-    """`12 points: 8 done, 4 queued`."""
+    """`12 points: 7 done, 1 running, 4 queued`."""
     counts = Counter(one.state for one in found)
-    parts = [f"{counts[state]} {state}" for state in (DONE, QUEUED, FAILED, MISSING, IMPOSSIBLE)
-             if counts[state]]  # fmt: skip
+    parts = [f"{counts[state]} {state}" for state in
+             (DONE, RUNNING, QUEUED, FAILED, MISSING, IMPOSSIBLE) if counts[state]]  # fmt: skip
     return f"{len(found)} points: {', '.join(parts)}"
 
 
@@ -240,8 +241,8 @@ def _run_statuses(
             state = IMPOSSIBLE
         elif code == 0:
             state = DONE
-        elif any(record.has_task(task or 0) for record in records):
-            state = QUEUED
+        elif mine := [one for one in records if one.has_task(task or 0)]:
+            state = RUNNING if any(one.state == "RUNNING" for one in mine) else QUEUED
         else:
             state = MISSING if code is None else FAILED
         log = folder / "logs" / f"{job_id}_{task}.log" if job_id is not None else None

@@ -53,7 +53,7 @@ def module_for(
         raise MissingPrerequisite(
             f"the site '{site.name}' has no published release for the job to load",
             hint="`hpcdl stack build` and `hpcdl stack publish` make one; "
-            "a job that needs none takes --no-module",
+            "a job that needs none takes --no-module, in Python `modules=()`",
         )
     return Module(tuple(names) or (planned_module(site, partition),))
 

@@ -3,12 +3,14 @@
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcdl import api
+from hpcdl.jobs import Module
 from hpcdl.regress.history import VARIABLE
 
 SITE = object()
@@ -105,3 +107,20 @@ def test_lists_and_either_form_of_a_path_are_taken():
     other = replace(one, program=["python", Path("/a b/x.py")], job_dir="/w/j", data=Path("/d"))
     site = api.load_site("pi")
     assert api.render(site, one).text == api.render(site, other).text
+
+
+def test_modules_of_one_s_own_none_and_those_of_a_gpu_model_are_loaded(tmp_path, monkeypatch):
+    site, job = api.load_site("pi"), api.JobSpec("p100", gpus=1, program=("true",))
+    lines = {
+        named: re.findall("(?m)^ *module load (.*) \\|\\|", api.render(site, job, named).text)
+        for named in (None, (), ("gcc/12", "mine/1.0"))
+    }
+    assert lines == {None: lines[None], (): [], ("gcc/12", "mine/1.0"): ["gcc/12 mine/1.0"]}
+    assert "tensorflow" in lines[None][0]
+    asked = []
+    monkeypatch.setattr("hpcdl.workflows.modules.module_for",
+                        lambda *_, **how: asked.append(how) or Module(()))  # fmt: skip
+    for more in ({"gpu_model": "p100"}, {"container": "/i.sif"}):
+        with suppress(api.Fault):  # this site has no container runtime
+            api.render(site, replace(job, **more))
+    assert [(one["gpu_model"], one["none"]) for one in asked] == [("p100", False), (None, True)]

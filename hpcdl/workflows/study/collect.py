@@ -19,7 +19,7 @@ from statistics import fmean, linear_regression, median, quantiles
 from typing import Any
 
 from hpcdl.jobs.sweep import point_folder
-from hpcdl.jobs.sweep_run import DONE, IMPOSSIBLE, QUEUED, RunStatus
+from hpcdl.jobs.sweep_run import ACTIVE, DONE, IMPOSSIBLE, RunStatus
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
@@ -221,7 +221,7 @@ def _machine(plan: Plan) -> tuple[int, float]:
 def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResult:
     if standing.state == IMPOSSIBLE:
         return MissingResult(cell, standing.state, cell.point.problem)
-    if standing.state == QUEUED:
+    if standing.state in ACTIVE:
         return MissingResult(cell, standing.state, f"job {standing.job_id} has not ended")
     runs = plan.round_folder(cell.run, cell.attempt)
     folder = point_folder(runs, cell.point)

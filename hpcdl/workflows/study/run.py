@@ -18,7 +18,7 @@ from hpcdl.jobs import sweep_run
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep_run import MISSING, QUEUED, Modules, RunStatus
+from hpcdl.jobs.sweep_run import ACTIVE, MISSING, Modules, RunStatus
 from hpcdl.jobs.watch import follow
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
@@ -68,7 +68,7 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
                 1 if plan.scale.in_turn else None,
                 after=before if plan.scale.in_turn else (),
             )  # fmt: skip
-            before += tuple({one.job_id for one in found if one.job_id and one.state == QUEUED})
+            before += tuple({one.job_id for one in found if one.job_id and one.state in ACTIVE})
 
 
 def _modules_of(part: Round, modules: Modules) -> Modules:
@@ -96,7 +96,7 @@ def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
             continue
         patience = _PATIENCE_SECONDS
         yield found
-        if all(one.state != QUEUED for one in found):
+        if not any(one.state in ACTIVE for one in found):
             return
         time.sleep(_POLL_SECONDS)
 
