@@ -2,7 +2,10 @@
 
 import configparser
 import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = configparser.ConfigParser()
@@ -41,3 +44,13 @@ def test_what_the_project_stands_on_is_named_with_a_lower_bound():
     text = (ROOT / "setup.cfg").read_text()
     for package in ("jinja2", "tensorflow-cpu", "horovod", "reframe-hpc", "pytest"):
         assert re.search(rf"^ +{package} >= \d", text, re.M), package
+
+
+def test_nothing_but_sources_and_pictures_is_tracked():
+    """A wheel that was downloaded in the checkout went along with a commit once."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True)
+    if listed.returncode != 0:
+        pytest.skip("this is no git checkout")
+    files = [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+    binary = {path.name for path in files if b"\0" in path.read_bytes()}
+    assert {name for name in binary if not name.endswith(".png")} == {"wild.csv.gz"}
