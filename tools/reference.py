@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from textwrap import fill
 from typing import Any
 
 from hpcdl.cli import GROUPS, load_group
@@ -102,7 +103,7 @@ is in every file.
 
 def _keys(schema: Schema, name: str) -> Iterator[str]:
     """A table of a mapping's keys, then a section for each mapping below it."""
-    yield f"\n## `{name}`\n\n{schema['description']}\n"
+    yield f"\n## `{name}`\n\n{fill(schema['description'], 100)}\n"
     yield "| key | meaning | type | default |\n|---|---|---|---|"
     required = schema.get("required", ())
     below: list[tuple[str, Schema]] = []
@@ -199,8 +200,8 @@ def commands() -> str:
         _MADE.format(source="the declarations in hpcdl/cli"),
         "# Commands\n\n",
         "Every command takes `--json`, `-v` and `--no-color` (or `NO_COLOR`). Commands that read "
-        "the site file\ntake `--site FILE`; [without it](architecture.md#environment-variables) "
-        "`HPCDL_SITE` counts. Commands that\nchange something take `--dry-run`. "
+        "the site\nfile take `--site FILE`; [without it](architecture.md#environment-variables) "
+        "`HPCDL_SITE` counts.\nCommands that change something take `--dry-run`. "
         "Exit codes: [exit-codes.md](exit-codes.md).\n",
         "Shell completions: `hpcdl completion bash`, `zsh` or `fish`.\n",
     ]

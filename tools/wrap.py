@@ -21,7 +21,7 @@ _BEGINS = re.compile(r"\s*([-*+#>|]|\d+\.)(\s|$)")
 
 def pages() -> list[Path]:
     """The pages that are written by hand."""
-    made = {*PAGES, "benchmarks.md"} - {"studies.md"}  # of which only tables are made
+    made = {*PAGES} - {"studies.md"}  # of which only tables are made
     found = [path for path in sorted(DOCS.glob("*.md")) if path.name not in made]
     return [
         *found,

@@ -358,8 +358,8 @@ GROUP = Group(
         Command("waive",
                 "Record why a known vulnerability cannot be exploited here, with owner and last "
                 "day.",
-                "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs are run here' "
-                "--owner 'Ada Lovelace' --until 2027-06-30",
+                "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs' "
+                "--owner 'Ada' --until 2027-06-30",
                 _waive, _waive_arguments, changes=True),
         Command("kernel", "Install a Jupyter kernel that works without a loaded module.",
                 "hpcdl stack kernel --prefix /opt/jupyter", _kernel, _kernel_arguments,
