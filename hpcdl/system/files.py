@@ -13,7 +13,6 @@ import json
 import os
 import pwd
 import shutil
-import socket
 import stat
 import tempfile
 import time
@@ -189,7 +188,7 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     try:
         with suppress(OSError):  # for people only: a full disk must not keep `gc` from its work
             os.ftruncate(descriptor, 0)
-            place, since = socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S")
+            place, since = os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%S")
             holder = f"held by {user_name()}, pid {os.getpid()} on {place}, since {since}\n"
             os.pwrite(descriptor, holder.encode(), 0)
         yield

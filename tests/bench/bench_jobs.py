@@ -108,10 +108,9 @@ def preflight(env: dict[str, str], folder: Path) -> None:
              "--tasks-per-node", "4", "--", "true"]  # fmt: skip
     text = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout
     lines = text.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.startswith("if command -v hpcdl"))
-    lines.insert(first, "begun=$(date +%s.%N)")
-    last = next(i for i in range(first, len(lines)) if lines[i] == "fi")
-    lines.insert(last + 1, f'echo "$begun $(date +%s.%N)" > {folder}/preflight.time')
+    place = next(i for i, line in enumerate(lines) if line.startswith("preflight --"))
+    lines.insert(place, "begun=$(date +%s.%N)")
+    lines.insert(place + 2, f'echo "$begun $(date +%s.%N)" > {folder}/preflight.time')
     script = folder / "preflight.sh"
     script.write_text("\n".join(lines))
     subprocess.run(["sbatch", "--wait", script], env=env, check=True, capture_output=True,
