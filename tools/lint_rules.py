@@ -74,9 +74,12 @@ _MEASURED = """\
 is right (round 29): the goal of 95 % is not reached.** Of other scripts of known repositories
 {second} is right (round 30, by the rules as round 29 had mended them). Of 40 scripts written for
 the purpose, as users of clusters write them, 21 of 22 errors and warnings were right, and 34 of 38
-findings with advice (round 31; most of the wrong ones are mended since). A round is some hundred
-scripts that nothing had been mended by, each finding judged by hand: is it true of this script, and
-does it matter there? Else it is wrong. What a round showed wrong was mended before the next.
+findings with advice (round 31; most of the wrong ones are mended since). Of 514 scripts of 165
+repositories found by the names of scripts, and 30 found by what they use (signals, heterogeneous
+jobs, csh, horovodrun), 59 of 63 errors and warnings were right, 94 % (round 32; the wrong ones are
+mended since). A round is some hundred scripts that nothing had been mended by, each finding judged
+by hand: is it true of this script, and does it matter there? Else it is wrong. What a round showed
+wrong was mended before the next.
 
 | Round | Scripts | Right when first seen | |
 |---|---|---|---|
@@ -112,7 +115,10 @@ and none that was right; one is new and wrong: an option that a template gives o
   that was not found; two such ways are rules now (`assignment-spaced`, `step-of-shell`). Of 30 of
   round 29 none breaks in a way that a rule should see: one writes another script, where
   `#SBATCH —output` has a typographic dash; in some `conda activate` works only where the site's
-  module or the shell's start sets it up.
+  module or the shell's start sets it up. Of some 150 of
+  round 32 seven held what a rule should have seen, and sees now: GPUs and tasks that a variable
+  counts, `SLURM_GPUS`, an option without `#SBATCH`, `# SBATCH` throughout (2), a typographic dash
+  behind `#!`. Five more break by what `bash -n` refuses.
 
 In all the linter was run over {scripts} public batch scripts of {repositories} repositories
 (tests/unit/lint/wild.csv.gz: round, repository, path, commit; of rounds 20 on mostly the

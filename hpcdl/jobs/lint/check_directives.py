@@ -17,7 +17,8 @@ from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.text import count_of, nearest
 
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
-"""`# SBATCH`, with a blank, is how people switch a directive off."""
+_SWITCHED_OFF = re.compile(r"#[ \t]+SBATCH\b(?=[ \t]+-)")
+"""`# SBATCH`, with a blank, is how people switch a directive off, but not all of a script."""
 _DIRECTIVES = ("#SBATCH", "#SLURM")
 _SETUP = {"", "module", "ml", "source", ".", "export", "set", "unset", "echo", "printf", "cd",
           "ulimit", "umask", "conda", "date", "hostname", "mkdir", "shopt", "alias"}  # fmt: skip
@@ -30,6 +31,8 @@ _EVERYWHERE = re.compile(
 """Variables of a shell or a job; nothing stands for what a command prints."""
 _MAX_SUGGESTIONS = 20
 _TIME = re.compile(r"(?:\d{1,5}-)?\d{1,7}(?::\d{1,2}){0,2}", re.A)
+_RENAMED = {"workdir": "chdir"}
+"""What releases before all known ones called an option: 19.05 dropped --workdir."""
 _ALIKE = 0.8
 """So much of two names is the same where one is a slip of the pen: `--partiton`, not `--image`."""
 _EXCLUDE_EACH_OTHER = (
@@ -59,7 +62,9 @@ def stray_directives(job: Job) -> Iterator[Hit]:
         if meant and script.is_comment(line.start):
             yield Hit("directive-after-command", line.start, len(line.text))
     for line in script.header:
-        if (found := _LOOKS_LIKE.match(line.text)) and not line.text.startswith(_DIRECTIVES):
+        found = _LOOKS_LIKE.match(line.text)
+        found = found or (None if script.is_batch else _SWITCHED_OFF.match(line.text))
+        if found and not line.text.startswith(_DIRECTIVES):
             words, _ = directive_words(line, found.end())
             options = read_options(words, "sbatch", expands=False)
             again = line.text[found.end() :].strip() in right
@@ -77,6 +82,8 @@ def _notes_begin(script: Script, batch: bool) -> int:
 
     What stands behind `exit` or behind all commands; in a script without others, behind its work.
     """
+    if any(one.name.startswith("--") for one in script.commands[:1]):
+        return len(script.text)  # It was to be a directive.
     ends = [one.start for one in script.commands if one.name == "exit" and not one.scopes]
     work = [one.start for one in script.commands if not batch and one.name not in _SETUP]
     return min([*ends[:1], *work[:1], *(one.start for one in script.commands[-1:])], default=0)
@@ -92,8 +99,13 @@ def broken_directives(job: Job) -> Iterator[Hit]:
         elif broken not in {"", CONTINUED}:
             yield Hit("directive-argument", line.start, len(line.text), broken)
         elif options.rest and all(one.fact for one in options.given):
-            word = options.rest[0]
-            yield at("directive-argument", word, f"'{word.value[:60]}' is not an option")
+            word, before = options.rest[0], options.given[-1].value if options.given else None
+            detail = f"'{word.value[:60]}' is not an option"
+            if before in {"", "="}:
+                detail = "write = without blanks"
+            elif before and re.search(r"\$\{[^}]*\Z", before):
+                detail = f"'{before[:60]}' is not expanded"
+            yield at("directive-argument", word, detail)
 
 
 @checks("directive-variable")
@@ -160,8 +172,9 @@ def _nearest(command: str, name: str, names: Collection[str]) -> str:
     if len(name) == 1:  # --c: several options begin so
         return f"; did you mean '-{name}'?" if name in letters(command) else ""
     close = nearest(name, names)
-    alike = close is not None and SequenceMatcher(a=close, b=name.lower()).ratio() >= _ALIKE
-    return f"; did you mean '--{close}'?" if alike else ""
+    if close is None or SequenceMatcher(a=close, b=name.lower()).ratio() < _ALIKE:
+        close = _RENAMED.get(name)
+    return f"; did you mean '--{close}'?" if close else ""
 
 
 @checks(*{rule for rule, _, _ in _EXCLUDE_EACH_OTHER})

@@ -9,7 +9,7 @@ from itertools import pairwise
 from hpcdl.jobs.lint.check_steps import counts_cpus
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Options
-from hpcdl.jobs.lint.parse import Assignment
+from hpcdl.jobs.lint.parse import Assignment, Step
 from hpcdl.jobs.lint.shell import Word, parser
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -54,7 +54,7 @@ def typed_and_untyped(job: Job) -> Iterator[Hit]:
     for part in job.script.components:
         # Of an option that is given twice only the last one counts.
         requests = [one for one in part.gpus if one.option is part.last(one.option.name)]
-        if len({bool(request.kind) for request in requests}) == 2:
+        if len({bool(one.kind) for one in requests if "$" not in one.option.text}) == 2:
             yield at("gpu-type-mixed", requests[-1].option)
 
 
@@ -153,21 +153,27 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
     """$SLURM_PROCID and its like, filled in before srun: in an export or in srun's line."""
     if not job.script.is_batch or job.tasks == 1:
         return
+    meeting = any(map(_meets, job.sruns))
     for one in job.script.assignments if job.script.steps else ():
-        node_rank = one.name == "NODE_RANK" and job.nodes != 1  # of a single node it is 0
+        # Of a single node it is 0.
+        node_rank = one.name == "NODE_RANK" and job.nodes != 1 and not meeting
         named = node_rank or one.name in (*_LOCAL_RANKS, *_GLOBAL_RANKS)
         if named and one.exported and not one.command.scopes and _filled_in(one.raw):
             yield at("rank-of-batch-shell", one)
     for step in job.sruns:
         if step.command.within("inner"):
             continue
-        # Agents that meet by a rendezvous take no heed of --node_rank; that of a single node is 0.
-        meet = any("rdzv_backend" in one.value.replace("-", "_") for one in step.options.rest)
-        settled = meet or (step.options.nodes if step.options.has("nodes") else job.nodes) == 1
+        nodes = step.options.nodes if step.options.has("nodes") else job.nodes
+        settled = _meets(step) or nodes == 1  # that of a single node is 0
         for before, word in pairwise((step.command.words[0], *step.options.rest)):
             of_node = _NODE_RANK.search(f"{before.raw} {word.raw}")
             if _filled_in(word.raw) and not (settled and of_node):
                 yield at("rank-of-batch-shell", word)
+
+
+def _meets(step: Step) -> bool:
+    """Whether it starts agents that meet by a rendezvous: they take no heed of a node's rank."""
+    return any("rdzv_backend" in one.value.replace("-", "_") for one in step.options.rest)
 
 
 def _filled_in(raw: str) -> bool:

@@ -31,6 +31,7 @@ _SET_BY = {
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
     "SLURM_CPUS_PER_GPU": "cpus-per-gpu",
+    "SLURM_GPUS": "gpus",
     "SLURM_GPUS_PER_TASK": "gpus-per-task",
     "SLURM_GPUS_PER_NODE": "gpus-per-node",
     "SLURM_MEM_PER_CPU": "mem-per-cpu",
@@ -133,7 +134,7 @@ def word_processor(job: Job) -> Iterator[Hit]:
     """What a word processor or a web page put in place of quotes, dashes and blanks."""
     for line in job.script.header:
         said = re.split(r"\s#", line.text)[0]  # without its comment
-        found = _TYPOGRAPHIC.search(said) if said.startswith("#SBATCH") else None
+        found = _TYPOGRAPHIC.search(said) if said.startswith(("#SBATCH", "#!")) else None
         if found:
             yield Hit("typographic", line.start + found.start(), 1, f"U+{ord(found.group()):04X}")
 

@@ -21,6 +21,8 @@ _SERVES = re.compile(
 )
 """A word of a command that serves a user until the job ends, by whatever status."""
 _TRAPS = re.compile(r"trap|signal|requeue|handler|checkpoint", re.IGNORECASE)
+_SENDS = {"trap", "kill", "pkill", "killall", "scancel", "srun", "echo", "printf"}
+"""Commands that name a signal and trap none."""
 _EARLY = 60
 """Seconds by which Slurm may send --signal early, sbatch(1)."""
 
@@ -87,7 +89,7 @@ def warning_signal(job: Job) -> Iterator[Hit]:
     if execs or not job.script.is_shell or not job.script.shebang or parser() is None:
         return  # no one knows what it traps
     trapped = any(asked.signal in trap.signals for trap in _traps(job))
-    if asked.batch and not trapped and not _trapped_unseen(job):
+    if asked.batch and not trapped and not _trapped_unseen(job, asked.signal):
         yield at("signal-not-trapped", asked.option)
     if not asked.batch and trapped:
         yield at("signal-steps-only", asked.option)
@@ -99,10 +101,12 @@ def _outer(job: Job) -> list[Command]:
     return [one for one in job.script.commands if not one.within(*apart)]
 
 
-def _trapped_unseen(job: Job) -> bool:
-    """Whether a trap names its signal by a variable, or a file is sourced that may set one."""
+def _trapped_unseen(job: Job, signal: str) -> bool:
+    """Whether a trap's signal is a variable, or a function or a sourced file may trap it."""
     by_name = any("$" in name for trap in _traps(job) for name in trap.signals)
-    return by_name or any(map(_TRAPS.search, job.script.words_of("source", ".")))
+    told = (word.raw for one in _outer(job) if one.name not in _SENDS for word in one.words[1:])
+    by_function = not {signal, f"SIG{signal}"}.isdisjoint(told)
+    return by_name or by_function or any(map(_TRAPS.search, job.script.words_of("source", ".")))
 
 
 def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]]:

@@ -33,8 +33,7 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     if asked is None or asked.number == 1 or _set_for(job, "SRUN_CPUS_PER_TASK"):
         return
     for step in _launches(job):
-        unbound = _last_word(step, "cpu-bind") in {"none", "no"}
-        if _has_cpus(step) or unbound or step.options.has("cpus-per-gpu", "tres-per-task"):
+        if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
             continue
         other = step.options.text("jobid").isdigit()
         if step.program == "docker" or step.options.has("pty") or other:
@@ -43,8 +42,9 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
 
 
 def _launches(job: Job) -> Iterator[Step]:
-    """The sruns that run the work, with all their options in sight."""
-    return (step for step in job.sruns if not (step.options.opaque or step.trivial))
+    """The sruns that run the work, with all their options in sight; `$(srun ...)` only asks."""
+    works = (step for step in job.sruns if not step.command.within("substitution"))
+    return (step for step in works if not (step.options.opaque or step.trivial))
 
 
 def _has_cpus(step: Step) -> bool:
@@ -61,6 +61,10 @@ def counts_cpus(job: Job, step: Step) -> bool:
     return binds or step.options.has("exact", "exclusive")
 
 
+def _unbound(step: Step) -> bool:
+    return _last_word(step, "cpu-bind") in {"none", "no"}
+
+
 def _last_word(step: Step, name: str) -> str:
     return step.options.text(name).rpartition(",")[2]
 
@@ -74,7 +78,9 @@ def _set_for(job: Job, name: str) -> bool:
 def cpus_by_variable(job: Job) -> Iterator[Hit]:
     """CPUs per task said through the environment, where srun listens to another variable."""
     asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
-    relying = any(not step.options.has("cpus-per-task") for step in _launches(job))
+    relying = any(
+        not (step.options.has("cpus-per-task") or _unbound(step)) for step in _launches(job)
+    )
     for one in job.script.assigned("SRUN_CPUS_PER_TASK") if relying else ():
         same = one.value == own or "SLURM_CPUS_PER_TASK" in one.value
         if not (asked and same):

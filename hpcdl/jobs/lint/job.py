@@ -8,6 +8,7 @@ None, and a check that needs it stays silent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from hpcdl.jobs.lint.parse import Assignment, Script, Step
 from hpcdl.jobs.lint.shell import Word
 from hpcdl.site.model import Partition
 from hpcdl.slurm.rules import Release
+
+_REPEATED = re.compile(r"\$\{?SLURM_(NTASKS|NTASKS_PER_NODE|GPUS_PER_NODE)\}?")
 
 
 class Hit(NamedTuple):
@@ -76,7 +79,7 @@ class Job:
     def step_tasks(self, step: Step) -> int | None:
         """Tasks of a step: its own options, else the job's."""
         if step.options.has("ntasks"):
-            return step.options.number("ntasks")
+            return self._number(step, "ntasks")
         if step.options.has("nodes", "ntasks-per-node"):
             given = (*self.options.given, *step.options.given)
             return Options(tuple(one for one in given if one.name != "ntasks")).tasks
@@ -85,10 +88,17 @@ class Job:
     def step_tasks_per_node(self, step: Step) -> int | None:
         """Tasks of a step on each node: its own options, else the job's."""
         if step.options.has("ntasks-per-node"):
-            return step.options.number("ntasks-per-node")
+            return self._number(step, "ntasks-per-node")
         if step.options.number("ntasks") == 1:
             return 1
         return None if step.options.has("ntasks", "nodes") else self.tasks_per_node
+
+    def _number(self, step: Step, name: str) -> int | None:
+        """What a step says, in digits or by a variable in which Slurm repeats the job's option."""
+        repeated = None if self.heterogeneous else _REPEATED.fullmatch(step.options.text(name))
+        if repeated is None:
+            return step.options.number(name)
+        return self.options.number(repeated[1].lower().replace("_", "-"))
 
     def commands_at(self) -> Iterator[tuple[str, Options]]:
         """The option sets that Slurm checks together: each component, and each srun."""

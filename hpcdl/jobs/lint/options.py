@@ -23,7 +23,7 @@ _NODES = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?\Z", re.A)
 # A type may begin with a digit, as 3090 and 1g.10gb do; digits alone are one before a count only.
 _TYPE = r"[A-Za-z][^,:=]*|\d[^,:=]*(?=[:=]\d)|(?!\d+[kKmM](?:,|\Z))\d+[^\W\d][^,:=]*"
 _GRES_GPU = re.compile(
-    rf"(?:^|,)\s*(?:gres[:/])?gpu(?:[:=/]({_TYPE}))?(?:[:=](\d+[kKmM]?))?(?=,|\Z)"
+    rf"(?:^|,)\s*(?:gres[:/])?gpu(?:[:=/]({_TYPE}))?(?:[:=](\d+[kKmM]?|\$\{{?\w+\}}?))?(?=,|\Z)"
 )
 _COUNT = re.compile(rf"(?:^|,)(?:({_TYPE})[:=])?(\d+)(?=,|\Z)")
 _GPU_OPTIONS = {
@@ -105,12 +105,12 @@ class Options:
 
     @property
     def gpus(self) -> list[GpuRequest]:
-        """Every request for GPUs."""
+        """Every request for GPUs; what a variable counts is taken for one."""
         found = []
         for option in self.given:
             pattern = _GPU_OPTIONS.get(option.name)
             for kind, count in pattern.findall(option.text[:2000]) if pattern else ():
-                if number := int((count or "1").rstrip("kKmM")[:9]):
+                if number := int(count.rstrip("kKmM")[:9] if count[:1].isdigit() else 1):
                     found.append(GpuRequest(option, kind, number))
         return found
 

@@ -32,6 +32,8 @@ _TRIVIAL = frozenset(
     )
 )  # fmt: skip
 """Programs whose rank count, CPUs and exit code rarely matter."""
+_FILTERS = {"set", "awk", "grep", "sed", "sort", "uniq", "head", "tail", "tr", "cut", "wc"}
+"""What shows their answers."""
 _WRAPPERS = {"time", "exec", "nohup", "command", "env", "timeout", "stdbuf", "nice", "builtin"}
 _DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM(?=[\s-]))", re.A)
 _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
@@ -102,7 +104,10 @@ class Step(NamedTuple):
     @property
     def brief(self) -> bool:
         """Whether it is over at once: it only looks at something, as `srun hostname` does."""
-        return self.asks or self.program in _TRIVIAL
+        line = self.options.rest[-1:] if self.program in _SHELLS else ()
+        run = {one.program for word in line for one in Reading(word.value).commands}
+        looks = bool(run & _TRIVIAL) and run <= _TRIVIAL | _FILTERS
+        return self.asks or self.program in _TRIVIAL or looks
 
     @property
     def trivial(self) -> bool:

@@ -53,6 +53,19 @@ def test_of_several_scripts_in_a_file_the_first_is_read(script):
     assert [(one.rule.id, one.line, one.also) for one in found] == [("cpus-per-task-lost", 3, ())]
 
 
+@pytest.mark.parametrize(
+    ("directive", "said"),
+    [
+        ("--time = 1:00:00", "write = without blanks"),
+        ("--account=${PROJECT:?set it}", "'${PROJECT:?set' is not expanded"),
+        ("--workdir=/scratch", "sbatch has no --workdir; did you mean '--chdir'?"),
+    ],
+)
+def test_a_frequent_slip_is_named(directive, said):
+    found = lint(f"#!/bin/bash\n#SBATCH {directive}\n./solver\n", name="job.sh", version="24.11")
+    assert said in [one.detail for one in found]
+
+
 ADVISED = "#!/bin/bash\n#SBATCH --ntasks=4 --mem=16\nsrun ./solver | tee log\n"
 
 
