@@ -183,7 +183,7 @@ def test_networks_that_are_routed_are_not_taken():
 
 @pytest.mark.parametrize(
     ("version", "plugins"),
-    [("21.08.5", []), ("22.05.8", ["cgroup/v1"]), ("24.05.2", ["cgroup/v1"]),
+    [("21.08.5", []), ("22.05.8", ["cgroup/v1"]), ("24.05.2", ["disabled"]),
      ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"])],
 )  # fmt: skip
 def test_options_follow_the_release_that_runs(version, plugins):

@@ -10,6 +10,7 @@ from hpcdl.system.errors import BadInput
 @pytest.mark.parametrize(("asked", "directive"), [
     ("mail-type=END,FAIL", "--mail-type=END,FAIL"), ("--mail-user=me@site", "--mail-user=me@site"),
     ("constraint=a&b|c", '--constraint="a&b|c"'), ("hold", "--hold"),
+    ("get-user-env=60L", "--get-user-env=60L"),
     ('comment=a "b" #', '--comment="a \\"b\\" #"'),
 ])  # fmt: skip
 def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, directive):

@@ -98,3 +98,15 @@ def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number: int)
     one = Submission(7, Path("/nowhere"))
     with pytest.raises(Stopped, match="stopped watching; job 7 continues"), watch.watched(one):
         signal.raise_signal(number)
+
+
+@pytest.mark.parametrize(("reason", "told"), [
+    ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+     "nodes that it needs are down, drained or reserved"),
+    ("ReqNodeNotAvail, May be reserved for other job",
+     "a node that it needs is down, drained or reserved"),
+    ("launch failed requeued held", "its last start failed and it is held"),
+    ("Sunspots", "Sunspots"),
+])  # fmt: skip
+def test_reasons_are_told_in_words_as_squeue_writes_them(reason: str, told: str) -> None:
+    assert watch.describe("PENDING", reason) == f"it waits: {told}"

@@ -54,11 +54,9 @@ def test_a_site_file_says_partitions_and_gpu_types():
     assert (cluster.accounts, cluster.qos, cluster.gres, cluster.features) == (None,) * 4
 
 
-def test_select_linear_refuses_gpus_per_task_where_the_site_says_so():
-    linear, asked = (
-        Cluster(settings={"SelectType": "select/linear"}),
-        "--ntasks=1 --gpus-per-task=1",
-    )
+@pytest.mark.parametrize("asked", ["--ntasks=1 --gpus-per-task=1", "--gpus=2"])
+def test_select_linear_refuses_gpus_per_task_or_job_where_the_site_says_so(asked):
+    linear = Cluster(settings={"SelectType": "select/linear"})
     assert "linear-per-task-gres" in found(asked, linear)
     for other in (found(asked, linear, "23.11"), found(asked, Cluster())):
         assert "linear-per-task-gres" not in other

@@ -72,9 +72,10 @@ def test_dos_line_ends_are_reported_once_and_change_nothing_else(line_end):
 
 def test_a_point_release_between_two_bugs_is_distinguished():
     text = HEAD + "#SBATCH --gpus=8 --ntasks-per-gpu=1 -c4\nsrun -c4 -K1 python a.py\n"
-    assert "ntasks-per-gpu-pends" in rules_of(text, "25.05.0")
-    assert "ntasks-per-gpu-with-cpus" in rules_of(text, "24.11.7")
-    assert not {"ntasks-per-gpu-pends", "ntasks-per-gpu-with-cpus"} & rules_of(text, "25.05.1")
+    both = {"ntasks-per-gpu-pends", "ntasks-per-gpu-with-cpus"}
+    assert both <= rules_of(text, "25.05.0")
+    assert both & rules_of(text, "24.11.7") == {"ntasks-per-gpu-with-cpus"}
+    assert not both & rules_of(text, "25.05.1")
 
 
 @pytest.mark.parametrize(
