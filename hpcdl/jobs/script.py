@@ -189,8 +189,7 @@ def _values(
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "marker": _FUNCTIONS,
         "kept": slurm_compat.own_variables(slurm, gpus=layout.gpus_per_node > 0),
-        "step_environment": [row for row in slurm_compat.steps(slurm, "environment")
-                             if row["launcher"] == spec.launcher],
+        "step_environment": slurm_compat.variables(slurm, spec.launcher, layout.nodes),
         "cpus_note": slurm_compat.steps(slurm, "cpus_per_task")[0]["note"],
         "once_per_node": _once_per_node(layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),

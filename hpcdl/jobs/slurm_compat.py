@@ -38,6 +38,15 @@ def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
     return [row["name"] for row in steps(slurm, "set_by_sbatch") if row.get("form") in {None, form}]
 
 
+def variables(slurm: SlurmDialect, launcher: str, nodes: int) -> list[dict[str, Any]]:
+    """The variables that steps of a launcher need on so many nodes."""
+    return [
+        row for row in steps(slurm, "environment")
+        if launcher in row["launchers"]
+        and ("plugin" not in row or (nodes > 1 and slurm.mpi.startswith(row["plugin"])))
+    ]  # fmt: skip
+
+
 def check_mpi(site: Site) -> None:
     """Raise BadInput for an MPI plug-in that the site's release of Slurm cannot have."""
     plugin = site.slurm.mpi

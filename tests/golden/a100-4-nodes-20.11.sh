@@ -23,6 +23,7 @@ source /apps/hpcdl/releases/tensorflow-1/stack/share/hpcdl/job-1.sh
 [[ $hpcdl_job == "$SLURM_JOB_ID" ]] || { echo "hpcdl: the functions of this release are gone or not whole" >&2; exit 20; }
 hpcdl_requeues=5
 clean SLURM_GPUS_PER_NODE
+export SLURM_PMIX_FENCE=ring
 begin /work/me/jobs/train-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID" "$@"
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.

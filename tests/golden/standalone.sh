@@ -145,6 +145,7 @@ trap 'leave 5' TERM
 hpcdl_job=$SLURM_JOB_ID
 hpcdl_requeues=5
 clean SLURM_GPUS_PER_NODE SLURM_TRES_PER_TASK
+export SLURM_PMIX_FENCE=ring
 begin /work/me/jobs/train-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID" "$@"
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.

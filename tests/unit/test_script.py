@@ -112,7 +112,7 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user():
     own = set(re.findall(r"^ *(?:export )?([A-Za-z_]\w*)=", text, re.M))
     own -= {name for site, _ in PLACES for part in site.partitions.values()
             for name in part.environment}  # fmt: skip
-    own -= {"A", "CUDA_DEVICE_ORDER", "SLURM_WHOLE", "HPCDL_DATA"}
+    own -= {"A", "CUDA_DEVICE_ORDER", "SLURM_WHOLE", "SLURM_PMIX_FENCE", "HPCDL_DATA"}
     assert {"launcher", "again"} <= own
     for name in own:
         if not name.startswith(("NCCL_", "OMPI_", "OMP_", "MASTER_", "code", "left")):
@@ -254,6 +254,20 @@ def test_mpirun_s_daemons_get_whole_nodes_where_steps_are_exclusive(pi, version,
     script = render(with_version(pi, version), gpus=4, launcher=launcher)
     lines = {line.text: line.rule(version) for line in script.lines}
     assert lines.get("export SLURM_WHOLE=1") == ("steps-exclusive" if whole else None)
+
+
+@pytest.mark.parametrize(("nodes", "launcher", "mpi", "said"), [
+    (2, "horovod", "pmix", True),
+    (2, "mpi", "pmix_v3", True),
+    (1, "horovod", "pmix", False),
+    (2, "horovod", "pmi2", False),
+    (2, "horovod-mpirun", "pmix", False),
+    (2, "torch", "pmix", False),
+])  # fmt: skip
+def test_ranks_of_several_nodes_meet_in_the_barrier_that_loses_none(pi, nodes, launcher, mpi, said):
+    site = replace(pi, slurm=replace(pi.slurm, mpi=mpi))
+    script = render(site, partition="k80", nodes=nodes, gpus_per_node=2, launcher=launcher)
+    assert ("export SLURM_PMIX_FENCE=ring" in script.text.splitlines()) is said
 
 
 def test_what_another_job_left_is_cleared_but_not_what_sbatch_sets(three_generations, pi):
