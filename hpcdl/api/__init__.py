@@ -82,14 +82,11 @@ def submit(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> 
 
 
 def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, published: bool) -> Module:
-    from hpcdl.workflows.modules import check_available, module_for
+    from hpcdl.workflows.modules import modules_of_job
 
-    none = named == () or (named is None and job.container is not None)
-    found = module_for(site, named or (), partition=job.partition, gpu_model=job.gpu_model,
-                       none=none, published=published)  # fmt: skip
-    if published and named:
-        check_available(site, found)
-    return found
+    found = modules_of_job(site, (job.partition,), named, gpu_model=job.gpu_model,
+                           container=job.container is not None, published=published)  # fmt: skip
+    return found[job.partition]
 
 
 @checked

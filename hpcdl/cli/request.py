@@ -221,22 +221,13 @@ def modules_of(
     args: argparse.Namespace, site: Site, partitions: Sequence[str], *, published: bool
 ) -> dict[str, Module]:
     """The module that the jobs of each of these partitions load: each may have its own stack."""
-    from hpcdl.workflows.modules import check_available, module_for
+    from hpcdl.workflows.modules import modules_of_job
 
     if args.no_module and args.module:
         raise BadInput("--no-module and --module exclude each other", hint="give one of them")
-    # A container brings its own software: no module, unless one is named.
-    none = args.no_module or (args.container is not None and not args.module)
-    found = {
-        name: module_for(
-            site, args.module, partition=name, gpu_model=args.gpu_model, none=none,
-            published=published,
-        )
-        for name in partitions
-    }  # fmt: skip
+    named = () if args.no_module else args.module or None
+    found = modules_of_job(site, partitions, named, gpu_model=args.gpu_model,
+                           container=args.container is not None, published=published)  # fmt: skip
     if args.standalone:
         found = {name: module._replace(functions=None) for name, module in found.items()}
-    if published and args.module:
-        for module in dict.fromkeys(found.values()):
-            check_available(site, module)
     return found

@@ -58,6 +58,29 @@ def module_for(
     return Module(tuple(names) or (planned_module(site, partition),))
 
 
+def modules_of_job(
+    site: Site, partitions: Sequence[str], named: Sequence[str] | None, *,
+    gpu_model: str | None, container: bool, published: bool,
+) -> dict[str, Module]:  # fmt: skip
+    """The module of a job on each of these partitions: each may have its own stack.
+
+    `named` are the user's modules instead of the release's, () for none. A container brings its own
+    software: without a name it loads none. For `published` see `module_for`; BadInput then also for
+    a named module that is not there.
+    """
+    none = container if named is None else not named
+    found = {
+        name: module_for(
+            site, named or (), partition=name, gpu_model=gpu_model, none=none, published=published
+        )
+        for name in partitions
+    }
+    if published and named:
+        for module in dict.fromkeys(found.values()):
+            check_available(site, module)
+    return found
+
+
 def _release_for_any(site: Site, partition: Partition, *, named: bool) -> Release | None:
     """The release of a job that names no GPU model: it must serve all that the partition has."""
     from hpcdl.stack.dispatch import has_code_for

@@ -114,9 +114,8 @@ def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     option, array = job.options.last("output"), job.options.last("array")
     text = job.script.text[option.start :].partition("\n")[0] if option else "%a"
     apart = re.search(r"%\d*[ajJ]|/dev/null", text) or GAP.search(text)
-    appends = job.options.text("open-mode").lower().startswith("a")
     several = array is not None and not _ONE_TASK.match(array.text)
-    if several and option and not (apart or appends):
+    if several and option and not (apart or job.appends):
         yield at("array-one-log", option)
 
 

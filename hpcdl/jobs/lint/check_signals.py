@@ -254,7 +254,7 @@ def requeue(job: Job) -> Iterator[Hit]:
     )
     command, option = next(requeues, None), job.options.last("requeue")
     mode, nowhere = job.options.text("open-mode"), job.options.text("output") == "/dev/null"
-    appends = mode.lower().startswith("a") or (not mode and job.cluster.sets("JobFileAppend", "1"))
+    appends = job.appends or (not mode and job.cluster.sets("JobFileAppend", "1"))
     place = option or command
     if job.script.is_batch and not (nowhere or appends) and place:
         yield at("requeue-truncates", place)

@@ -110,6 +110,7 @@ def whole_nodes_only(job: Job) -> Iterator[Hit]:
     """GPUs of the whole job or per task, where nodes are given out whole."""
     if job.cluster.sets("SelectType", "linear"):
         per_task = ("gpus-per-task", "gpus-per-socket", "cpus-per-gpu", "mem-per-gpu")
-        of_the_job = [option] if (option := job.options.last("gpus")) else []
-        for option in (*of_the_job, *(one for _, _, one in job.given(*per_task))):
+        if gpus := job.options.last("gpus"):
+            yield at("linear-per-task-gres", gpus)
+        for _, _, option in job.given(*per_task):
             yield at("linear-per-task-gres", option)

@@ -100,6 +100,11 @@ class Job:
             return step.options.number(name)
         return self.options.number(repeated[1].lower().replace("_", "-"))
 
+    @property
+    def appends(self) -> bool:
+        """Whether --open-mode says to append to the log: its first letter decides."""
+        return self.options.text("open-mode").lower().startswith("a")
+
     def commands_at(self) -> Iterator[tuple[str, Options]]:
         """The option sets that Slurm checks together: each component, and each srun."""
         yield from (("sbatch", part) for part in self.script.components)
