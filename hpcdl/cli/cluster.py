@@ -19,13 +19,13 @@ def _say(text: str) -> None:
 
 
 def _site(args: argparse.Namespace) -> Site:
-    from hpcdl.cluster.find import site_of
+    from hpcdl.cluster.state import site_of
 
     return site_of(args.site)
 
 
 def _found(args: argparse.Namespace) -> ClusterState:
-    from hpcdl.cluster.find import running
+    from hpcdl.cluster.state import running
 
     return running(args.site)
 
@@ -65,7 +65,7 @@ def _up(args: argparse.Namespace) -> ExitCode:
 
 
 def _down(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.cluster.find import directory_of
+    from hpcdl.cluster.state import directory_of
     from hpcdl.cluster.teardown import down
 
     directory = directory_of(args.site)
@@ -84,7 +84,7 @@ def _status(args: argparse.Namespace) -> ExitCode:
 
 
 def _env(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.cluster.environment import modules, shell_exports, variables
+    from hpcdl.cluster.state import modules, shell_exports, variables
 
     current = _found(args)
     data = {**variables(current), "MODULEPATH": modules(current)}

@@ -132,9 +132,7 @@ def _take(number: int, step: Step, *, asks: bool, runs: bool) -> None:
 
 def _status(command: str) -> int:
     """The exit status of a command in the cluster's environment; it sees signals before we do."""
-    from hpcdl.cluster.environment import environment
-    from hpcdl.cluster.find import directory_of
-    from hpcdl.cluster.state import read_state
+    from hpcdl.cluster.state import directory_of, environment, read_state
     from hpcdl.system.signals import noted
 
     found = os.environ.get("PATH", os.defpath)

@@ -5,10 +5,9 @@ Pure functions lay a site out (`cluster_plan`) and write its configuration (`ren
 single nodes. All state lies below one directory, and nothing of the machine's own is touched.
 """
 
-from hpcdl.cluster.environment import environment, shell_exports
 from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.model import ClusterState
-from hpcdl.cluster.state import read_state, state_directory
+from hpcdl.cluster.state import environment, read_state, shell_exports, state_directory
 from hpcdl.cluster.teardown import down
 
 __all__ = [
