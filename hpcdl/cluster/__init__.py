@@ -1,8 +1,8 @@
 """The embedded cluster: a real slurmctld, slurmd and munge on one machine, from a site file.
 
-Pure functions lay a site out (`cluster_plan`) and write its configuration (`render`); `daemons`,
-`network` and `processes` act; `lifecycle` says in which order, and `nodes` breaks and repairs
-single nodes. All state lies below one directory, and nothing of the machine's own is touched.
+Pure functions lay a site out and write its configuration (`cluster_plan`); `daemons`, `network`
+and `processes` act; `lifecycle` says in which order, and breaks and repairs single nodes. All state
+lies below one directory, and nothing of the machine's own is touched.
 """
 
 from hpcdl.cluster.lifecycle import up

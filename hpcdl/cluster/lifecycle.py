@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdl.cluster import cluster_plan, daemons, needs, network, processes, render, rootfs, state
+from hpcdl.cluster import cluster_plan, daemons, needs, network, processes, rootfs, state
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Ports
 from hpcdl.cluster.query import ask, mpi_plugin, of_nodes, responding, takes_jobs
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
@@ -161,7 +161,7 @@ def _lay_down(site: Site, asked: ClusterRequest, directory: Path, ports: Ports) 
 def _write_files(asked: ClusterRequest, begun: ClusterState, mpi: str) -> None:
     where = begun.directory
     slurmd = "/usr/sbin/slurmd" if begun.root else needs.program("slurmd")
-    own = render.files(asked, begun, mpi=mpi, first_job=first_job(where), slurmd=slurmd)
+    own = cluster_plan.files(asked, begun, mpi=mpi, first_job=first_job(where), slurmd=slurmd)
     for file in own:
         write_atomic(where / file.path, file.text, mode=file.mode)
     write_atomic(where / "etc/munge.key", os.urandom(128), mode=0o400)
