@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcdl.cluster import network, processes, state
 from hpcdl.cluster.model import ClusterState
-from hpcdl.cluster.query import ask, has_jobs, next_job
+from hpcdl.cluster.status import ask, has_jobs, next_job
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked, user_name, write_atomic
 from hpcdl.system.trust import require_private
