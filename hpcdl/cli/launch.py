@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from hpcdl.cli.framework import the_site
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
-from hpcdl.system.python import module_argv
 
 
 def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
@@ -24,6 +23,7 @@ def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
 
 def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoReturn:
     from hpcdl.stack.release import current_release
+    from hpcdl.system.run import module_argv
 
     try:
         release = current_release(the_site(args))

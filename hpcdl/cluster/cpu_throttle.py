@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcdl.cluster import processes
 from hpcdl.cluster.model import ClusterState, ProcessId
-from hpcdl.system.python import module_argv
+from hpcdl.system.run import module_argv
 
 FACTOR = 4
 """A program runs one part of so many of the time; waking up again takes some of the effect."""

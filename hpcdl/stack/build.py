@@ -45,9 +45,8 @@ from hpcdl.stack.wheelhouse import (
     wheels_cache,
 )
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache
-from hpcdl.system.run import run
+from hpcdl.system.run import module_argv, run
 from hpcdl.system.text import utc_now
 
 

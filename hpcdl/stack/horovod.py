@@ -29,8 +29,7 @@ from hpcdl.stack.wheelhouse import (
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import CommandFailed, run
+from hpcdl.system.run import CommandFailed, module_argv, run
 
 _SYSTEM = frozenset({Path("/"), Path("/usr"), Path("/usr/local")})
 _BUILD_SECONDS = 3600

@@ -19,9 +19,8 @@ from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache, folder
-from hpcdl.system.run import run
+from hpcdl.system.run import module_argv, run
 from hpcdl.system.trust import require_private
 
 _READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH

@@ -22,9 +22,8 @@ from hpcdl.stack.components import normal_name
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache, home
-from hpcdl.system.run import run
+from hpcdl.system.run import module_argv, run
 from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import require_no_stranger, require_private
 

@@ -21,8 +21,7 @@ from types import FrameType
 from typing import Any
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import tie
+from hpcdl.system.run import module_argv, tie
 from hpcdl.train.options import TrainOptions, to_argv
 from hpcdl.train.ranks import RankPlace, cluster_config, node_names, require_trust
 

@@ -22,8 +22,8 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
 from hpcdl.system.errors import BadInput, HpcdlError, Stopped
 from hpcdl.system.files import current_umask
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder as resource
+from hpcdl.system.run import module_argv
 from hpcdl.system.signals import noted, terminable
 from hpcdl.system.text import plain
 

@@ -32,8 +32,7 @@ from hpcdl.stack.trees import build_slot, new_tree
 from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import CommandFailed, run
+from hpcdl.system.run import CommandFailed, module_argv, run
 from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import utc_now
 
