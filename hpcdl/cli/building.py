@@ -16,7 +16,7 @@ from hpcdl.cli.framework import Command, print_json, show, the_site
 from hpcdl.system.amounts import positive, seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
-from hpcdl.system.text import duration, paint
+from hpcdl.system.text import StatusLine, duration, paint
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -135,7 +135,6 @@ def _lack(plan: Plan, *, only_look: bool = False) -> HpcdlError | None:
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.make import progress
     from hpcdl.stack.spack_backend.spack_build import build_spack, plan_spack
-    from hpcdl.system.progress import StatusLine
 
     if args.partition or args.without_horovod:
         raise BadInput("--partition and --without-horovod are for stacks from wheels")

@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.reframe_adapter.releases import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
     from hpcdl.regress.show import gate_text, outcome_text
-    from hpcdl.system.progress import StatusLine
+    from hpcdl.system.text import StatusLine
 
     require_reframe()
     _require_options(args.set)

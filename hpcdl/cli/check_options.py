@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hpcdl.regress.reframe_adapter.process import Progress
     from hpcdl.regress.run_directory import RunDirectory
     from hpcdl.site import Site
-    from hpcdl.system.progress import StatusLine
+    from hpcdl.system.text import StatusLine
 
 
 def modules(site: Site, args: argparse.Namespace) -> dict[str, Module]:

@@ -66,7 +66,7 @@ def _measure(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.measure import covered, measure
     from hpcdl.regress.reframe_adapter.releases import require_reframe
     from hpcdl.regress.show import references_text
-    from hpcdl.system.progress import StatusLine
+    from hpcdl.system.text import StatusLine
 
     require_reframe()
     site = the_site(args)

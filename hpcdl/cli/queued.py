@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpcdl.cli.framework import print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import StatusLine, did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.jobs.listing import Array
@@ -53,7 +53,6 @@ def watch_to_the_end(
     from dataclasses import asdict
 
     from hpcdl.jobs.watch import as_line, follow, watched
-    from hpcdl.system.progress import StatusLine
     from hpcdl.system.safe_read import last_text
 
     snapshot = None

@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 def _wait(plan: Plan, args: argparse.Namespace) -> None:
     from hpcdl.system.errors import Stopped
-    from hpcdl.system.progress import StatusLine
+    from hpcdl.system.text import StatusLine
     from hpcdl.workflows.study.run import summary, wait
 
     try:

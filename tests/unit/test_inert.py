@@ -27,8 +27,7 @@ from hpcdl.regress.report import night_page
 from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
 from hpcdl.system.inert import UNSEEN, csv_cell, inert_output, of_csv_cell
-from hpcdl.system.progress import StatusLine
-from hpcdl.system.text import paint, table
+from hpcdl.system.text import StatusLine, paint, table
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
 """Clears a screen, rings, turns text around, hides, calculates, and begins a line of its own."""

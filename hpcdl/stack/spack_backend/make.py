@@ -21,9 +21,8 @@ from pathlib import Path
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_atomic
-from hpcdl.system.progress import StatusLine
 from hpcdl.system.run import run
-from hpcdl.system.text import duration
+from hpcdl.system.text import StatusLine, duration
 
 _SHOWN_LINES = 12
 _FAILED = re.compile(r"^make: \*\*\* \[[^\]]*/install/(\S+-[a-z0-9]{32})\]", re.MULTILINE)

@@ -22,8 +22,7 @@ import tensorflow as tf
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import LockBusy, clear_leftovers, explain_os_errors, locked, write_json
-from hpcdl.system.progress import StatusLine
-from hpcdl.system.text import duration
+from hpcdl.system.text import StatusLine, duration
 from hpcdl.train.data.dataset import (
     FILE,
     MADE,
