@@ -1,9 +1,8 @@
 """Builds a release from wheels: an immutable tree, and nothing half done.
 
-`plan_build` thinks: versions, identity, steps. `build` acts. The tree is made at its final
-place, because virtual environments do not move, but is no release until release.json is
-renamed into it; what a killed build leaves is removed by the next, which finds the fetched and
-built wheels in the cache. The same inputs give the same id, and then there is nothing to do.
+`plan_build` thinks: versions, identity, steps. `build` acts. What a killed build leaves is removed
+by the next, which finds the fetched and built wheels in the cache. The same inputs give the same
+id, and then there is nothing to do.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hpcdl.stack.horovod import (
     modules_behind,
     mpi_version,
 )
-from hpcdl.stack.install import require_space
+from hpcdl.stack.install import build_slot, new_tree, require_space
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
@@ -34,7 +33,6 @@ from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.toolchain import Toolchain, find_toolchain
-from hpcdl.stack.trees import build_slot, new_tree
 from hpcdl.stack.wheelhouse import (
     Say,
     Wheelhouse,

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from hpcdl.site import Site
 from hpcdl.stack import publish
 from hpcdl.stack.dispatch import read_history
+from hpcdl.stack.install import TRASH, build_lock, unfinished
 from hpcdl.stack.publish import shown_after, sound_releases
 from hpcdl.stack.release import current_id, release_ids, releases_folder
-from hpcdl.stack.trees import TRASH, build_lock, unfinished
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, size_of, umask
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site
+from hpcdl.stack.install import build_lock, build_slot
 from hpcdl.stack.release import (
     BrokenRelease,
     Release,
@@ -15,7 +16,6 @@ from hpcdl.stack.release import (
     read_release,
     seal,
 )
-from hpcdl.stack.trees import build_lock, build_slot
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site

@@ -16,6 +16,7 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.gpu_needs import gpus_of
+from hpcdl.stack.install import build_slot, new_tree
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
@@ -28,7 +29,6 @@ from hpcdl.stack.spack_backend import tool, view
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
-from hpcdl.stack.trees import build_slot, new_tree
 from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
