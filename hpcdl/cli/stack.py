@@ -307,7 +307,7 @@ def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _kernel(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.kernel import install_kernel, plan_kernel
+    from hpcdl.stack.modules import install_kernel, plan_kernel
 
     site = the_site(args)
     prefix = Path(args.prefix).absolute() if args.prefix else None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site
-from hpcdl.stack.kernel import install_kernel, plan_kernel
+from hpcdl.stack.modules import install_kernel, plan_kernel
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import Release
 from hpcdl.stack.seal import record_release
