@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.gpu_needs import driver_needs, models, needs_of
+from hpcdl.stack.resolve_facts import driver_needs, models, needs_of
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.cache import BuildCache

@@ -15,12 +15,11 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
-from hpcdl.stack.gpu_needs import gpus_of
 from hpcdl.stack.install import build_slot, new_tree
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve_facts import serves
+from hpcdl.stack.resolve_facts import gpus_of, serves
 from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.seal import record_release

@@ -14,9 +14,9 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Gpu, StackRequest
-from hpcdl.stack.gpu_needs import needs_of
 from hpcdl.stack.recipe import MODULE, digest, variant_of
 from hpcdl.stack.release import SCHEMA
+from hpcdl.stack.resolve_facts import needs_of
 from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 

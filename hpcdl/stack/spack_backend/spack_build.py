@@ -16,10 +16,10 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.gpu_needs import gpus_of, needs_of
 from hpcdl.stack.install import require_space
 from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
+from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import concretize as solver
