@@ -29,7 +29,7 @@ from hpcdl.stack.install import build_slot, new_tree, require_space
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve_groups import groups
+from hpcdl.stack.resolve import groups
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.toolchain import Toolchain, find_toolchain

@@ -180,7 +180,7 @@ def planned_module(site: Site, partition: str | None = None) -> str:
 
 def _plan(site: Site, partition: str) -> str:
     from hpcdl.stack.recipe import find_request, recipe_of
-    from hpcdl.stack.resolve_groups import groups, serving
+    from hpcdl.stack.resolve import groups, serving
 
     request = site.stack_for(partition) or find_request(site)
     if request.backend == "venv":

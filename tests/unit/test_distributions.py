@@ -21,7 +21,7 @@ def test_its_python_has_a_tensorflow_its_mpi_builds_horovod_and_its_slurm_is_kno
     row, monkeypatch
 ):
     minor = row["python"].rpartition(".")[0]
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: (minor,))
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: (minor,))
     site = small_site(Path("/nowhere"))
     recipe = recipe_of(site, site.stacks["tensorflow"], ("cpu",))
     assert (recipe.python, recipe.tensorflow) == (minor, "2.21.0")

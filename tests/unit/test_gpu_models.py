@@ -24,9 +24,8 @@ from hpcdl.regress.training import job_on
 from hpcdl.site import StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.site.show import as_data, as_text
-from hpcdl.stack.resolve import resolve, why_not
+from hpcdl.stack.resolve import groups, resolve, why_not
 from hpcdl.stack.resolve_facts import models, serves
-from hpcdl.stack.resolve_groups import groups
 from hpcdl.stack.resolve_show import as_text as resolution_text
 from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.system.errors import BadInput, ExitCode

@@ -32,7 +32,7 @@ def resolve_one(site: Site, partition: str, backend: str | None = None) -> Resol
 def every_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with every Python, whichever runs the tests."""
     found = ("3.13", "3.12", "3.11", "3.10")
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: found)
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: found)
 
 
 def one_gpu(model: str | None, driver: str | None = None, *, pins: Mapping[str, str] | None = None,

@@ -97,7 +97,7 @@ def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi):
 
 def test_other_pythons_on_path_are_asked_anew_for_the_module(site, monkeypatch):
     here = ["3.11"]
-    for module in ("release", "resolve_groups"):
+    for module in ("release", "resolve"):
         monkeypatch.setattr(f"hpcdl.stack.{module}.pythons", lambda: tuple(here))
     assert planned_module(site).endswith("-cpu")
     here[:] = ["3.14"]

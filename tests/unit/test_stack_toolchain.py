@@ -15,7 +15,7 @@ from tests.small_release import small_site
 @pytest.fixture(autouse=True)
 def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH with cmake, make and mpicxx, and no compiler of its own."""
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.11",))
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.11",))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "CUDAHOSTCXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("hpcdl.stack.toolchain.SYSTEM_CUDAS", tmp_path / "local")

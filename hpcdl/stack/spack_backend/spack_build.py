@@ -19,8 +19,8 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.install import require_space
 from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
+from hpcdl.stack.resolve import serving
 from hpcdl.stack.resolve_facts import gpus_of, needs_of
-from hpcdl.stack.resolve_groups import serving
 from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
