@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
-from hpcdl.stack.pythons import pythons, that_start
 from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import (
@@ -30,6 +29,7 @@ from hpcdl.stack.resolve_solver import Condition, Rule, Solver
 from hpcdl.stack.resolve_versions import Range, sort_key
 from hpcdl.stack.spack_backend.from_wheels import choose
 from hpcdl.system.errors import BadInput
+from hpcdl.system.packages import pythons, that_start
 from hpcdl.system.text import did_you_mean
 
 _USUAL = "x86_64"
