@@ -3,5 +3,5 @@
 `environment` renders what is wanted, `concretize` lets Spack solve it, `make` installs it in
 parallel, `cache` keeps the binaries, signed; `view` makes the release's tree, `adopt`
 the release, `spack_build` goes the whole way. `mirror` fetches the sources for sites
-without internet, `store` removes what no release needs. `tool` is Spack itself.
+without internet. `tool` is Spack itself.
 """
