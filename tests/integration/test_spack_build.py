@@ -18,12 +18,21 @@ import pytest
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.spack_backend import cache as spack_cache
 from hpcdl.stack.spack_backend import mirror as spack_mirror
 from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
-from hpcdl.stack.spack_backend.cache import BuildCache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_backend.concretize import concretize
-from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Tally, installed, make_all
+from hpcdl.stack.spack_backend.make import (
+    BuildCache,
+    Folders,
+    PackageFailed,
+    Tally,
+    build_cache,
+    close_keyring,
+    fill,
+    installed,
+    make_all,
+    ready_key,
+)
 from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
@@ -175,9 +184,9 @@ def test_what_cannot_be_adopted_is_refused(small, tmp_path):
 def test_without_gpg_nothing_is_begun(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingPrerequisite, match="no gpg") as caught:
-        spack_cache.build_cache(small_site(tmp_path), unsigned=False)
+        build_cache(small_site(tmp_path), unsigned=False)
     assert "--unsigned" in caught.value.hint
-    assert spack_cache.build_cache(small_site(tmp_path), unsigned=True).key is None
+    assert build_cache(small_site(tmp_path), unsigned=True).key is None
 
 
 def test_an_environment_that_another_spack_holds_is_refused_at_once(small):

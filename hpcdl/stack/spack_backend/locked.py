@@ -121,13 +121,9 @@ class Lock:
 
     def release_id(self, request: StackRequest, own: str) -> str:
         """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
-        named = f"{request.name}-{self.tensorflow['version']}-{self.variant}"
-        return f"{named}-{self.key(request, own)}"
-
-    def key(self, request: StackRequest, own: str) -> str:
-        """The digest of its roots, of hpcdl and of the partitions served."""
         hashes = sorted(root["hash"] for root in self.roots)
-        return digest(SCHEMA, hashes, own, request.partitions)
+        key = digest(SCHEMA, hashes, own, request.partitions)
+        return f"{request.name}-{self.tensorflow['version']}-{self.variant}-{key}"
 
 
 def told_versions(found: Mapping[str, str]) -> dict[str, str]:

@@ -24,18 +24,27 @@ from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
-from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_backend.concretize import Work
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
 from hpcdl.stack.spack_backend.locked import read_lock, told_versions
-from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
+from hpcdl.stack.spack_backend.make import (
+    BuildCache,
+    Folders,
+    PackageFailed,
+    Show,
+    build_cache,
+    close_keyring,
+    fill,
+    make_all,
+    ready_key,
+)
 from hpcdl.stack.spack_backend.tool import (
     Spack,
     find_spack,
     open_spack,
     packages_named,
     require_unlocked,
-)  # fmt: skip
+)
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
@@ -74,12 +83,8 @@ class SpackPlan:
 
     @property
     def release_id(self) -> str | None:
-        """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
-        if self.lock is None:
-            return None
-        key = self.adoption().lock.key(self.request, self.own)
-        wanted = self.environment
-        return f"{self.request.name}-{wanted.versions['tensorflow']}-{wanted.variant}-{key}"
+        """That of the environment's lock."""
+        return self.adoption().release_id if self.lock else None
 
     @property
     def exists(self) -> bool:
