@@ -10,6 +10,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.cli import main
+from hpcdl.cli.site import as_data, as_text
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.lint import lint
@@ -23,7 +24,6 @@ from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
 from hpcdl.regress.training import job_on
 from hpcdl.site import StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
-from hpcdl.site.show import as_data, as_text
 from hpcdl.stack.resolve import groups, resolve, why_not
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_show import as_text as resolution_text
