@@ -23,7 +23,7 @@ _TYPES = {"string": "text", "integer": "whole number", "number": "number", "bool
 
 def site_file() -> str:
     """docs/site-file.md: every key of site.yaml."""
-    from hpcdl.site.schema import site_schema
+    from hpcdl.site.check import site_schema
 
     intro = """\
 # The site file, key by key

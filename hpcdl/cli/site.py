@@ -127,7 +127,7 @@ def _check(args: argparse.Namespace) -> ExitCode:
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.site.schema import site_schema
+    from hpcdl.site.check import site_schema
 
     print_json(site_schema())
     return ExitCode.OK

@@ -7,6 +7,7 @@ takes longer than the rest of most commands.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 from hpcdl.site import model
 from hpcdl.site.gpu_models import gres_type, of_row
 from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
-from hpcdl.site.schema import expand
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput
@@ -27,9 +27,9 @@ from hpcdl.system.text import did_you_mean
 _LAYER = Path(__file__).parent
 # What decides whether a file is valid: values kept for other versions of these are not used.
 _DECIDING = (
-    *(_LAYER / name for name in ("check.py", "gpu_models.py", "schema.py")),
+    *(_LAYER / name for name in ("check.py", "gpu_models.py", "load.py")),
     *(_LAYER.parent / name for name in ("system/schema.py", "slurm/rules.py")),
-    *(_LAYER.parent / "facts" / name for name in ("gpus.yaml", "slurm_rules.yaml")),
+    *(_LAYER.parent / "facts" / f"{name}.yaml" for name in ("site_format", "gpus", "slurm_rules")),
 )
 _AS_WRITTEN = ("nodes", "hostlist", "sockets", "cores_per_socket", "threads_per_core", "memory_gb",
                "max_time", "target", "driver", "stack", "account", "qos")  # fmt: skip
@@ -195,3 +195,28 @@ def _nodes(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partitio
         reference_set=values.get("reference_set") or (gpu.model.lower() if gpu else "cpu"),
         environment=MappingProxyType(dict(values["environment"])),
     )
+
+
+def expand(text: str) -> str:
+    """A path of the site file with `~` and the variables that are known here replaced."""
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
+    text = re.sub(
+        r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
+        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
+        text,
+    )
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except (RuntimeError, ValueError):  # no such user, or no home
+        return text
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container that does not know the user
+        return os.environ.get("USER") or str(os.getuid())
