@@ -25,7 +25,7 @@ from hpcdl.site import Site
 from hpcdl.stack.components import Component, components, normal_name
 from hpcdl.stack.records import Waiver, concerns, read_records, today, waiver_of
 from hpcdl.stack.release import BrokenRelease, Release, read_release, release_ids
-from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import CheckFailed
 
 ARCHIVE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"

@@ -25,8 +25,7 @@ from hpcdl.stack.resolve_solution import (
     make_problem,
     solve,
 )
-from hpcdl.stack.resolve_solver import Condition, Rule, Solver
-from hpcdl.stack.resolve_versions import Range, sort_key
+from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key
 from hpcdl.stack.spack_backend.from_wheels import choose
 from hpcdl.system.errors import BadInput
 from hpcdl.system.packages import pythons, that_start

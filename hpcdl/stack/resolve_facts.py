@@ -17,8 +17,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Gpu, Site
 from hpcdl.site.gpu_models import gpu_named
-from hpcdl.stack.resolve_solver import Condition, Rule
-from hpcdl.stack.resolve_versions import Range, newest_first, sort_key
+from hpcdl.stack.resolve_solver import Condition, Range, Rule, newest_first, sort_key
 
 FILES = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "toolchain")
 BACKENDS = ("venv", "spack")

@@ -21,7 +21,7 @@ from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve import serving
 from hpcdl.stack.resolve_facts import gpus_of, serves
-from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.spack_backend import tool, view

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend import environment as spack_yaml
 from hpcdl.stack.spack_backend.environment import Environment
 from hpcdl.stack.spack_backend.locked import Lock, read_lock

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.locking import lock_holder
