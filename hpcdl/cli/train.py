@@ -10,8 +10,8 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.cli.framework import Command, Parser
 from hpcdl.cli.launch import launch
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site, SlurmDialect
 from hpcdl.slurm.rules import Release, known_release, mpi_plugins, span
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
 
 _IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})

@@ -18,9 +18,8 @@ from hpcdl.site import model
 from hpcdl.site.gpu_models import gres_type, of_row
 from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
 from hpcdl.slurm.time_limit import slurm_minutes
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import folder, home
+from hpcdl.system.resources import cached, folder, home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 

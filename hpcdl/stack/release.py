@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import facts
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.packages import pythons
+from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:

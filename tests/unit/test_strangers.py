@@ -33,10 +33,9 @@ from hpcdl.stack.wheelhouse import (
     tools,
     wheelhouse_folder,
 )
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
-from hpcdl.system.resources import cache, home
+from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.trust import require_private
 from hpcdl.train.data import jpeg
 from hpcdl.workflows.study.run import compile_library
