@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.measure.measurement import run_program, write_measurement
-from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.packages import nvidia_driver
 from hpcdl.system.run import module_argv
 from hpcdl.train.options import TrainOptions, parse, to_argv
 from hpcdl.train.ranks import RankPlace, this_place

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.results.records import RESULT, outcome
-from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import HpcdlError
+from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import job_of
 

@@ -30,18 +30,10 @@ from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve import groups
-from hpcdl.stack.seal import record_release
+from hpcdl.stack.seal import record_release, sha256
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.toolchain import Toolchain, find_toolchain
-from hpcdl.stack.wheelhouse import (
-    Say,
-    Wheelhouse,
-    fetch,
-    find_wheelhouse,
-    new_log,
-    sha256,
-    wheels_cache,
-)
+from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.system.run import module_argv, run

@@ -265,13 +265,14 @@ def _rows(entries: Mapping[str, Entry]) -> dict[str, list[object]]:
     batches = [files[place : place + 1] for place in range(large)]
     batches += [files[place : place + _BATCH] for place in range(large, len(files), _BATCH)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = pool.map(lambda batch: [(name, _digest(path)) for name, path in batch], batches)
+        made = pool.map(lambda batch: [(name, sha256(path)) for name, path in batch], batches)
         for name, digest in (one for batch in made for one in batch):
             rows[name].append(digest)
     return rows
 
 
-def _digest(path: str) -> str:
+def sha256(path: str | Path) -> str:
+    """The digest of a file."""
     state = hashlib.sha256()
     # Not `open`: it costs as much as reading a small file.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What this machine has: the system's packages by rows of facts/packages.yaml, and Pythons.
+"""What this machine has: packages by rows of facts/packages.yaml, Pythons, a driver for GPUs.
 
 A package counts as present when its program or file is, however it was installed; so this
 works on systems without apt as well.
@@ -23,6 +23,8 @@ from hpcdl.system.run import run
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 # Every release has hpcdl in it, which needs 3.10.
 _PYTHON = re.compile(r"python3\.(\d\d)")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER_VERSION = re.compile(r"Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,12 @@ def _starts(minor: str, _path: str) -> bool:
     except HpcdlError:
         return False
     return True
+
+
+def nvidia_driver(file: Path = _DRIVER) -> str | None:
+    """The NVIDIA driver's version as the kernel module says, `550.54.15`; None without one."""
+    try:
+        found = _DRIVER_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found[1] if found else None

@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.repair import Repairs
