@@ -102,19 +102,12 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     states = of_nodes(current, "%T") if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
     broken = dict.fromkeys(current.cut, "cut") | dict.fromkeys(current.killed, "killed")
+    told = ("site", "site_file", "directory", "configuration", "phase", "mode", "accounting",
+            "slurm_version", "port_base", "network", "seconds")  # fmt: skip
     data: dict[str, Any] = {
         "schema": 1,
-        "site": current.site,
-        "site_file": str(current.site_file),
-        "directory": str(current.directory),
-        "configuration": str(current.configuration),
-        "phase": current.phase,
-        "mode": current.mode,
-        "accounting": current.accounting,
-        "slurm_version": current.slurm_version,
-        "port_base": current.port_base,
+        **{name: getattr(current, name) for name in told},
         "network": f"{current.network}.0/24",
-        "seconds": current.seconds,
         "daemons": [_daemon(current, name)
                     for name in ("munged", "mariadbd", "slurmdbd", "slurmctld")
                     if name in current.processes],
