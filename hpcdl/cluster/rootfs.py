@@ -82,11 +82,7 @@ def built() -> tuple[Root, ...]:
 
 
 def read(directory: Path) -> Root | None:
-    """The rootfs in a directory; None where there is none, or an incomplete one.
-
-    Raises:
-        MissingPrerequisite: somebody else can change it.
-    """
+    """The whole rootfs in a directory, if any; MissingPrerequisite: somebody else can change it."""
     if directory.is_dir():
         require_private(directory)
     try:
@@ -214,11 +210,7 @@ def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
 
 
 def program(usr: Path, name: str) -> str:
-    """The path that a program of a rootfs has where it is mounted.
-
-    Raises:
-        MissingPrerequisite: the rootfs does not have it.
-    """
+    """The path of a program of a rootfs where that is mounted; MissingPrerequisite: it has none."""
     for place in ("sbin", "bin"):
         if (usr / place / name).exists():
             return f"/usr/{place}/{name}"

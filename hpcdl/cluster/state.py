@@ -173,11 +173,7 @@ def directory_of(given: str | None) -> Path:
 
 
 def running(given: str | None) -> ClusterState:
-    """The cluster that is meant, up or broken.
-
-    Raises:
-        CheckFailed: there is none; others that are up are named.
-    """
+    """The cluster that is meant, up or broken; CheckFailed without one names others that are up."""
     directory = directory_of(given)
     state = read_state(directory)
     if state is None:

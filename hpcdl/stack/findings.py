@@ -122,11 +122,7 @@ def dated(path: Path) -> str:
 
 
 def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Finding]:
-    """What is known of the packages that come from PyPI.
-
-    Raises:
-        CheckFailed: the file is damaged or is not in OSV's format.
-    """
+    """What is known of packages of PyPI; CheckFailed: a damaged file, or not in OSV's format."""
     known: dict[str, list[Component]] = {}
     for one in inside:
         if one.purl.startswith("pkg:pypi/"):

@@ -174,11 +174,7 @@ def check_integrity(
 
 
 def require_integrity(release: Release, entries: Mapping[str, Entry]) -> None:
-    """Refuse a release that is not what was built, given what `look` has seen just now.
-
-    Raises:
-        CheckFailed: names the first paths that differ, and how many there are.
-    """
+    """CheckFailed unless a release is what was built, given what `look` has seen just now."""
     found = check_integrity(release, full=False, entries=entries)
     if not found.ok:
         raise CheckFailed(

@@ -293,11 +293,7 @@ def _elsewhere(environment: Path, store: Path) -> Iterator[Path]:
 
 
 def own_hpcdl(plan: Adoption, tools_in: Path) -> tuple[Adoption, Path]:
-    """The wheel of hpcdl itself, and the plan with the digest of what is in it.
-
-    Raises:
-        MissingPrerequisite: somebody keeps editing hpcdl.
-    """
+    """Hpcdl's own wheel, and the plan with its digest; MissingPrerequisite: it keeps changing."""
     python = tools_in / "bin" / "python"
     return with_own(plan.own, lambda own: (replace(plan, own=own), own_wheel(python, own)))
 

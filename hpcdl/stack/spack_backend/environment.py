@@ -69,11 +69,7 @@ def environments() -> tuple[Environment, ...]:
 
 
 def environment(name: str) -> Environment:
-    """The environment of a GPU generation, such as `p100`.
-
-    Raises:
-        BadInput: there is none of that name.
-    """
+    """The environment of a GPU generation, such as `p100`; BadInput: there is none of that name."""
     rows = facts.load("spack")["environments"]
     if name not in rows:
         raise BadInput(f"there is no Spack environment '{name}'", hint=did_you_mean(name, rows))

@@ -133,11 +133,7 @@ def told_versions(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_lock(environment: Path) -> Lock:
-    """The lock file of an environment.
-
-    Raises:
-        MissingPrerequisite: there is none, or it cannot be read.
-    """
+    """The lock file of an environment; MissingPrerequisite: there is none, or it cannot be read."""
     path = environment / "spack.lock"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

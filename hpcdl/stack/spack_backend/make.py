@@ -256,11 +256,7 @@ class BuildCache:
 
 
 def build_cache(site: Site, *, unsigned: bool) -> BuildCache:
-    """The site's build cache; its own key is not made yet.
-
-    Raises:
-        MissingPrerequisite: it is to be signed and there is no gpg.
-    """
+    """The site's build cache, its key not made yet; MissingPrerequisite: no gpg to sign it with."""
     shared = site.paths.prefix / "spack"
     if unsigned:
         return BuildCache(shared / "buildcache", None, None)
