@@ -7,7 +7,7 @@ lies below one directory, and nothing of the machine's own is touched.
 
 from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.model import ClusterState
-from hpcdl.cluster.state import environment, read_state, shell_exports, state_directory
+from hpcdl.cluster.state import environment, read_state, shell_exports
 from hpcdl.cluster.teardown import down
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "environment",
     "read_state",
     "shell_exports",
-    "state_directory",
     "up",
 ]

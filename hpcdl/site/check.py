@@ -14,12 +14,12 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import NVIDIA, find_row, gres_type, known_names, out_of_scope
-from hpcdl.site.load import expand
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.document import Document, parse_bytes
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import expand
 from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
 

@@ -7,7 +7,6 @@ takes longer than the rest of most commands.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +18,16 @@ from hpcdl.site.gpu_models import gres_type, of_row
 from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import cached, folder, home
+from hpcdl.system.resources import cached, expand, folder, home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 
-_LAYER = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 # What decides whether a file is valid: values kept for other versions of these are not used.
-_DECIDING = (
-    *(_LAYER / name for name in ("check.py", "gpu_models.py", "load.py")),
-    *(_LAYER.parent / name for name in ("system/schema.py", "slurm/rules.py")),
-    *(_LAYER.parent / "facts" / f"{name}.yaml" for name in ("site_format", "gpus", "slurm_rules")),
-)
+_DECIDING = tuple(_PACKAGE / name for name in (
+    "site/check.py", "site/gpu_models.py", "slurm/rules.py", "system/resources.py",
+    "system/schema.py", "facts/site_format.yaml", "facts/gpus.yaml", "facts/slurm_rules.yaml",
+))  # fmt: skip
 _AS_WRITTEN = ("nodes", "hostlist", "sockets", "cores_per_socket", "threads_per_core", "memory_gb",
                "max_time", "target", "driver", "stack", "account", "qos")  # fmt: skip
 """Keys of a partition that are attributes of the same name."""
@@ -68,7 +66,7 @@ def find_site_file(given: str | None = None) -> Path:
 
 def installed_site_file() -> Path | None:
     """The site file of this installation, None where there is none."""
-    places = (home() / "site.yaml", _LAYER.parent / "site.yaml")
+    places = (home() / "site.yaml", _PACKAGE / "site.yaml")
     return next((place for place in places if place.is_file()), None)
 
 
@@ -194,28 +192,3 @@ def _nodes(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partitio
         reference_set=values.get("reference_set") or (gpu.model.lower() if gpu else "cpu"),
         environment=MappingProxyType(dict(values["environment"])),
     )
-
-
-def expand(text: str) -> str:
-    """A path of the site file with `~` and the variables that are known here replaced."""
-    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
-    text = re.sub(
-        r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
-        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
-        text,
-    )
-    if not text.startswith("~"):
-        return text
-    try:
-        return str(Path(text).expanduser())
-    except (RuntimeError, ValueError):  # no such user, or no home
-        return text
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container that does not know the user
-        return os.environ.get("USER") or str(os.getuid())

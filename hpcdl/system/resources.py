@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -73,6 +74,31 @@ def cache(*parts: str) -> Path:
     As `home`: much of it is executed, by root as well.
     """
     return _ours("HPCDL_CACHE", ".cache/hpcdl", parts)
+
+
+def expand(text: str) -> str:
+    """A path with `~` and the variables that are known here replaced: HOME, USER, HPCDL_HOME."""
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
+    text = re.sub(
+        r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
+        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
+        text,
+    )
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except (RuntimeError, ValueError):  # no such user, or no home
+        return text
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container that does not know the user
+        return os.environ.get("USER") or str(os.getuid())
 
 
 def cached(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
