@@ -275,16 +275,13 @@ def _repair(current: ClusterState, say: Say) -> ClusterState:
 
 
 def change(current: ClusterState, name: str, action: str) -> str:
-    """Apply an action to a node, under the cluster's lock and to the state as it is now.
+    """Apply an action to a node as it is now, under the cluster's lock; says what came of it.
 
     `kill` ends slurmd and every process of its jobs, without telling Slurm; `cut` takes it off the
     network, and its processes continue; `slow` lets its jobs run a part of the time only; `heal`
     ends the last two; `up` starts a killed one, and waits until it takes jobs.
-
-    Returns:
-        What came of it, for people.
     """
-    with shared_lock(current.directory / "lock"):
+    with shared_lock(current.directory / LOCK):
         now = state.read_state(current.directory)
         if now is None:
             raise CheckFailed(f"the cluster '{current.site}' was stopped meanwhile",

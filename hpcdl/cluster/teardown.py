@@ -28,12 +28,9 @@ def silent(_: str) -> None:
 
 
 def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
-    """Stop a cluster and whatever of it is left, after a crash too.
+    """Stop a cluster and whatever of it is left, after a crash too; whether there was anything.
 
     With `purge` the directory goes, too, with its logs and its accounting database.
-
-    Returns:
-        Whether there was anything to stop or remove.
     """
     directory = directory.absolute()
     if not state.is_ours(directory):  # removed by hand, perhaps while it ran
