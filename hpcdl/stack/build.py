@@ -18,9 +18,11 @@ from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack import install
 from hpcdl.stack.horovod import (
+    Toolchain,
     build_horovod,
     built_with,
     find_horovod,
+    find_toolchain,
     horovod_folder,
     modules_behind,
     mpi_version,
@@ -32,7 +34,6 @@ from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, release
 from hpcdl.stack.resolve import groups
 from hpcdl.stack.seal import record_release, sha256
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
-from hpcdl.stack.toolchain import Toolchain, find_toolchain
 from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import Site, StackRequest
+from hpcdl.stack.horovod import find_toolchain
 from hpcdl.stack.recipe import Recipe, recipe_of
-from hpcdl.stack.toolchain import find_toolchain
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
 
@@ -18,7 +18,7 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.11",))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "CUDAHOSTCXX"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("hpcdl.stack.toolchain.SYSTEM_CUDAS", tmp_path / "local")
+    monkeypatch.setattr("hpcdl.stack.horovod.SYSTEM_CUDAS", tmp_path / "local")
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 
