@@ -194,14 +194,14 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
     plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
                            environment=SimpleNamespace(wheels=True),
                            adoption=lambda: None)  # fmt: skip
-    for name in ("open_build", "require_unlocked", "ready_key", "helpers"):
+    for name in ("open_build", "require_unlocked", "helpers"):
         monkeypatch.setattr(spack_build, name, lambda *_: None)
     failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
     monkeypatch.setattr(spack_build, "make_all", Mock(side_effect=failed))
     monkeypatch.setattr(spack_build, "_fill_cache", Mock(side_effect=full))
     told: list[str] = []
     with pytest.raises(PackageFailed, match="bazel"):
-        spack_build._build(plan, None, told.append, None, 1, None)
+        spack_build._build(plan, Mock(), told.append, None, 1, None)
     assert told[-1] == "note: the build cache was not filled: full"
 
 

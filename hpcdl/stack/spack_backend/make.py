@@ -243,6 +243,20 @@ class BuildCache:
     keys: Path | None
     key: str | None
 
+    @classmethod
+    def of_site(cls, site: Site, *, unsigned: bool) -> BuildCache:
+        """The site's own, its key not made yet; MissingPrerequisite: no gpg to sign it with."""
+        shared = site.paths.prefix / "spack"
+        if unsigned:
+            return cls(shared / "buildcache", None, None)
+        if not (shutil.which("gpg2") or shutil.which("gpg")):
+            raise MissingPrerequisite(
+                "there is no gpg to sign the build cache with",
+                hint="Debian and Ubuntu: apt install gnupg; or give --unsigned",
+            )
+        own = None if site.spack.signing_key else shared / "keys"
+        return cls(shared / "buildcache", own, site.spack.signing_key or "own")
+
     @property
     def env(self) -> Mapping[str, str]:
         """What Spack must know to find the keyring."""
@@ -254,45 +268,50 @@ class BuildCache:
         entry = f"{{url: 'file://{self.folder}', binary: true, source: false, signed: {signed}}}"
         return {"mirrors.yaml": f"mirrors:\n  hpcdl-builds: {entry}\n"}
 
+    def ready_key(self, spack: Spack, site: Site) -> str | None:
+        """The fingerprint of the key to sign with, made now where the site has none of its own.
 
-def build_cache(site: Site, *, unsigned: bool) -> BuildCache:
-    """The site's build cache, its key not made yet; MissingPrerequisite: no gpg to sign it with."""
-    shared = site.paths.prefix / "spack"
-    if unsigned:
-        return BuildCache(shared / "buildcache", None, None)
-    if not (shutil.which("gpg2") or shutil.which("gpg")):
-        raise MissingPrerequisite(
-            "there is no gpg to sign the build cache with",
-            hint="Debian and Ubuntu: apt install gnupg; or give --unsigned",
-        )
-    own = None if site.spack.signing_key else shared / "keys"
-    return BuildCache(shared / "buildcache", own, site.spack.signing_key or "own")
+        BadInput where the site file names a key that Spack's keyring has no secret part of.
+        """
+        if self.key is None:
+            return None
+        found = _fingerprint(spack, "" if self.keys else self.key)
+        if found is None and self.keys is None:
+            raise BadInput(
+                f"Spack's keyring has no key '{self.key}' to sign with (spack.signing_key)",
+                hint="`spack gpg list --signing` shows those it has; `spack gpg trust FILE` adds",
+            )
+        if found is None and self.keys is not None:
+            with explain_os_errors(self.keys):
+                self.keys.mkdir(parents=True, exist_ok=True)
+                self.keys.chmod(0o700)
+            spack.run("gpg", "create", f"hpcdl at {site.name}", "hpcdl@localhost")
+            found = _fingerprint(spack, "")
+        if found is None:
+            raise MissingPrerequisite(
+                f"gpg made no key in {self.keys}",
+                hint="give --unsigned, or name spack.signing_key",
+            )
+        return found
 
+    def fill(
+        self, spack: Spack, environment: Path, hashes: Collection[str], key: str | None
+    ) -> None:
+        """Put built packages into the cache; those that are there already stay."""
+        signing = ["--key", key] if key else ["--unsigned"]
+        push = ["-e", str(environment), "buildcache", "push", *signing, "--only", "package"]
+        url = f"file://{self.folder}"
+        names = [f"/{one}" for one in sorted(hashes)]
+        for start in range(0, len(names), _AT_A_TIME):
+            spack.run(*push, url, *names[start : start + _AT_A_TIME])
+        if key:
+            spack.run("gpg", "publish", "--directory", self.folder, "--rebuild-index", check=False)
+        spack.run("buildcache", "update-index", url)
 
-def ready_key(spack: Spack, cache: BuildCache, site: Site) -> str | None:
-    """The fingerprint of the key to sign with, made now where the site has none of its own.
-
-    BadInput where the site file names a key that Spack's keyring has no secret part of.
-    """
-    if cache.key is None:
-        return None
-    found = _fingerprint(spack, "" if cache.keys else cache.key)
-    if found is None and cache.keys is None:
-        raise BadInput(
-            f"Spack's keyring has no key '{cache.key}' to sign with (spack.signing_key)",
-            hint="`spack gpg list --signing` shows those it has; `spack gpg trust FILE` adds",
-        )
-    if found is None and cache.keys is not None:
-        with explain_os_errors(cache.keys):
-            cache.keys.mkdir(parents=True, exist_ok=True)
-            cache.keys.chmod(0o700)
-        spack.run("gpg", "create", f"hpcdl at {site.name}", "hpcdl@localhost")
-        found = _fingerprint(spack, "")
-    if found is None:
-        raise MissingPrerequisite(
-            f"gpg made no key in {cache.keys}", hint="give --unsigned, or name spack.signing_key"
-        )
-    return found
+    def close_keyring(self) -> None:
+        """Stop the agent that gpg leaves running for the site's own keyring."""
+        if self.keys is not None and self.keys.is_dir() and shutil.which("gpgconf"):
+            run(["gpgconf", "--homedir", self.keys, "--kill", "all"], check=False)
 
 
 def _fingerprint(spack: Spack, wanted: str) -> str | None:
@@ -303,24 +322,3 @@ def _fingerprint(spack: Spack, wanted: str) -> str | None:
         if found and wanted.lower() in block.lower():
             return found.group()
     return None
-
-
-def fill(
-    spack: Spack, cache: BuildCache, environment: Path, hashes: Collection[str], key: str | None
-) -> None:
-    """Put built packages into the cache; those that are there already stay."""
-    signing = ["--key", key] if key else ["--unsigned"]
-    push = ["-e", str(environment), "buildcache", "push", *signing, "--only", "package"]
-    url = f"file://{cache.folder}"
-    names = [f"/{one}" for one in sorted(hashes)]
-    for start in range(0, len(names), _AT_A_TIME):
-        spack.run(*push, url, *names[start : start + _AT_A_TIME])
-    if key:
-        spack.run("gpg", "publish", "--directory", cache.folder, "--rebuild-index", check=False)
-    spack.run("buildcache", "update-index", url)
-
-
-def close_keyring(cache: BuildCache) -> None:
-    """Stop the agent that gpg leaves running for the site's own keyring."""
-    if cache.keys is not None and cache.keys.is_dir() and shutil.which("gpgconf"):
-        run(["gpgconf", "--homedir", cache.keys, "--kill", "all"], check=False)

@@ -27,17 +27,7 @@ from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
 from hpcdl.stack.spack_backend.concretize import Work
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
 from hpcdl.stack.spack_backend.locked import read_lock, told_versions
-from hpcdl.stack.spack_backend.make import (
-    BuildCache,
-    Folders,
-    PackageFailed,
-    Show,
-    build_cache,
-    close_keyring,
-    fill,
-    make_all,
-    ready_key,
-)
+from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, make_all
 from hpcdl.stack.spack_backend.tool import (
     Spack,
     find_spack,
@@ -224,11 +214,11 @@ def build_spack(
     plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.work.root / ".lock", wait_seconds=10):
-        cache = build_cache(plan.site, unsigned=unsigned)
+        cache = BuildCache.of_site(plan.site, unsigned=unsigned)
         try:
             return _build(plan, cache, say, show, jobs, time_limit)
         finally:
-            close_keyring(cache)
+            cache.close_keyring()
 
 
 def _build(
@@ -238,7 +228,7 @@ def _build(
     where = plan.folders
     spack = open_build(plan, cache)
     require_unlocked(where.environment)
-    key = ready_key(spack, cache, plan.site)
+    key = cache.ready_key(spack, plan.site)
     if plan.lock is None:
         _solve(plan, say, time_limit)
     if plan.exists:
@@ -293,4 +283,4 @@ def _fill_cache(
     built = {one.hash for one in packages if one.installed and not one.external}
     if built:
         say(f"filling the build cache {cache.folder} ({'signed' if key else 'unsigned'})")
-        fill(spack, cache, plan.folders.environment, built, key)
+        cache.fill(spack, plan.folders.environment, built, key)
