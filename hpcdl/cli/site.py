@@ -116,14 +116,11 @@ def _check(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     drift = compare(site, look())
-    if args.json:
-        print_json({"site": site.name, "drift": [one._asdict() for one in drift]})
-    elif drift:
-        rows = [(one.key, one.file, one.cluster) for one in drift]
-        print(table(rows, ("key", "site file", "cluster")))
-    else:
-        print(f"{site.source} and the cluster agree")
-    return ExitCode.NO if drift else ExitCode.OK
+    rows = [(one.key, one.file, one.cluster) for one in drift]
+    text = table(rows, ("key", "site file", "cluster"))
+    text = text if drift else f"{site.source} and the cluster agree"
+    data = {"site": site.name, "drift": [one._asdict() for one in drift]}
+    return show(args, data, text, ok=not drift)
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
