@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from hpcdl.site import Site
 from hpcdl.stack import publish
@@ -125,23 +124,14 @@ def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[st
         return {}, ""
     try:
         with umask(0o022):
-            found = _remove_unneeded(site, kept, dry_run)
+            return _remove_unneeded(site, kept, dry_run), ""
     except HpcdlError as fault:
         # The releases are gone by now, and that is to be told: this can be done another time.
         more = f" ({fault.hint})" if fault.hint else ""
         return {}, f"Spack's packages were left alone: {fault.message}{more}"
-    return {f"{one.title}/{one.hash[:7]}": size for one, size in found.items()}, ""
 
 
-class _Installed(NamedTuple):
-    """A package in the install tree."""
-
-    hash: str
-    title: str
-    prefix: Path
-
-
-def _remove_unneeded(site: Site, releases: Collection[str], dry_run: bool) -> dict[_Installed, int]:
+def _remove_unneeded(site: Site, releases: Collection[str], dry_run: bool) -> dict[str, int]:
     """Remove what neither these releases nor any stack's environment needs; the bytes of each.
 
     Raises:
@@ -152,11 +142,11 @@ def _remove_unneeded(site: Site, releases: Collection[str], dry_run: bool) -> di
             held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))
         kept = _needed(site, releases)
         spack = _open(site, scope)
-        found = {one: size_of(one.prefix) for one in _installed(spack, store(site))
-                 if one.hash not in kept}  # fmt: skip
+        unneeded = [one for one in _installed(spack, store(site)) if one[0] not in kept]
+        found = {f"{title}/{key[:7]}": size_of(prefix) for key, title, prefix in unneeded}
         if found and not dry_run:
             # No --force: should one of them be needed after all, Spack refuses.
-            names = [f"/{one.hash}" for one in found]
+            names = [f"/{key}" for key, _, _ in unneeded]
             spack.run("uninstall", "--yes-to-all", *names, log=new_log("gc"), tied=True)
     return found
 
@@ -180,13 +170,13 @@ def _open(site: Site, scope: Path) -> Spack:
     return open_spack(own.parent if own else shipped_copy(), scope, settings)
 
 
-def _installed(spack: Spack, tree: Path) -> Iterator[_Installed]:
-    """What lies in the tree; what the machine brought (externals) does not."""
+def _installed(spack: Spack, tree: Path) -> Iterator[tuple[str, str, Path]]:
+    """Hash, title and place of what lies in the tree; what the machine brought does not."""
     told = spack.run("find", "--format", "{hash} {name}@{version} {prefix}").stdout
     for line in told.splitlines():
         words = line.strip().split(" ", 2)
         if len(words) == 3 and Path(words[2]).is_relative_to(tree):
-            yield _Installed(words[0], words[1], Path(words[2]))
+            yield words[0], words[1], Path(words[2])
 
 
 def _leftovers(site: Site, dry_run: bool) -> tuple[str, ...]:
