@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +35,6 @@ def watch_options(parser: argparse.ArgumentParser) -> None:
 
 def watch(args: argparse.Namespace) -> ExitCode:
     """Follow a job to its end, or say how it is now."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import as_line, look
 
@@ -50,8 +49,6 @@ def watch_to_the_end(
     submission: Submission, args: argparse.Namespace, said: Mapping[str, object]
 ) -> ExitCode:
     """Follow the job; with --json, what was `said` of it and how it ended, as one object."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.watch import as_line, follow, watched
     from hpcdl.system.progress import StatusLine
     from hpcdl.system.safe_read import last_text
@@ -159,8 +156,6 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
 
 def list_jobs(args: argparse.Namespace) -> ExitCode:
     """List this user's jobs."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.listing import as_text, own_jobs
 
     rows = own_jobs(the_site(args), args.last)
@@ -169,8 +164,6 @@ def list_jobs(args: argparse.Namespace) -> ExitCode:
 
 def report(args: argparse.Namespace) -> ExitCode:
     """What a job did, beside what it should."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import asked, require_this_cluster
     from hpcdl.jobs.watch import look, result_of
@@ -210,7 +203,6 @@ def usage_options(parser: argparse.ArgumentParser) -> None:
 
 def usage(args: argparse.Namespace) -> ExitCode:
     """Print what jobs took of the machine."""
-    from dataclasses import asdict
     from datetime import date, timedelta
 
     from hpcdl.jobs.submission import asked, find
