@@ -149,8 +149,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 def _sweep(args: argparse.Namespace) -> ExitCode:
     """Queue what is missing of a sweep, or show its state."""
     from hpcdl.jobs import sweep_run
-    from hpcdl.jobs.manifest import request_of
-    from hpcdl.jobs.sweep import check_keys, matrix_of, plan, samples
+    from hpcdl.jobs.sweep import check_keys, matrix_of, plan, request_of, samples
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)

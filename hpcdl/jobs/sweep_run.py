@@ -15,20 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs import environment
-from hpcdl.jobs.intent import locate, revoke
-from hpcdl.jobs.manifest import (
-    Manifest,
-    Request,
-    check_request,
-    embedded_cluster,
-    of_this_cluster,
-    read_manifest,
-    write_manifest,
-)
+from hpcdl.jobs.intent import embedded_cluster, locate, of_this_cluster, revoke
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import JobSpec, Module, check_name
-from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
+from hpcdl.jobs.sweep import (
+    Group,
+    Manifest,
+    Point,
+    Request,
+    check_request,
+    groups,
+    point_folder,
+    read_manifest,
+    render,
+    shares,
+    write_manifest,
+)
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
