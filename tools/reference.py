@@ -46,7 +46,7 @@ and duplicate keys are not allowed. Keys in **bold** are required.
 
 def job_file() -> str:
     """docs/job-file.md: every key of job.yaml."""
-    from hpcdl.jobs.schema import job_schema
+    from hpcdl.jobs.spec import job_schema
 
     intro = """\
 # The job file, key by key

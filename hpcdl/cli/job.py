@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from hpcdl.cli import queued, request
 from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.cli.train import train_options
+from hpcdl.jobs.spec import job_schema
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 
@@ -63,8 +64,6 @@ def _explain(args: argparse.Namespace) -> ExitCode:
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.schema import job_schema
-
     print_json(job_schema())
     return ExitCode.OK
 

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING
 from hpcdl.cli.framework import the_site
 from hpcdl.cli.train import check_words, train_options
 from hpcdl.jobs.environment import looks_secret
+from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.sbatch_options import as_ours
-from hpcdl.jobs.slurm_compat import with_version
-from hpcdl.jobs.spec import JobSpec, Memory, Module, command_of, memory_of, minutes_of
+from hpcdl.jobs.spec import (
+    JobSpec,
+    Memory,
+    Module,
+    command_of,
+    load_request,
+    memory_of,
+    minutes_of,
+)
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
@@ -87,8 +95,6 @@ def asked_site(args: argparse.Namespace) -> Site:
 
 
 def _fill(args: argparse.Namespace) -> None:
-    from hpcdl.jobs.schema import load_request
-
     said = load_request(args.file)
     said |= {key: Path(said[key]) for key in ("job_dir", "chdir") if key in said}
     for together in (_SHAPE, _MEMORY):

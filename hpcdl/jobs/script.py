@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.jobs import environment, functions, launch, quote, slurm_compat
+from hpcdl.jobs import environment, functions, launch, quote
 from hpcdl.jobs.layout import Layout, plan_on, selection
 from hpcdl.jobs.sbatch_options import directives
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec, is_train
 from hpcdl.site import Partition, Site
+from hpcdl.slurm.rules import as_release, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
@@ -49,8 +50,6 @@ class Line(NamedTuple):
         """The id of the rule that this line follows on a release, '' where there is none."""
         if not self.rules:
             return ""
-        from hpcdl.slurm.rules import as_release, rule
-
         release = as_release(version)
         return next((one for one in self.rules.split() if rule(one).holds(release)), "")
 
@@ -119,7 +118,7 @@ def render_script(
     """
     spec = check_spec(spec)
     nodes, layout = plan_on(site, spec)
-    slurm_compat.check_mpi(site)
+    launch.check_mpi(site)
     launch.check_container(site, spec)
     launch.check_trust(site, spec)
     launch.check_launcher(spec)
@@ -188,9 +187,9 @@ def _values(
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "marker": _FUNCTIONS,
-        "kept": slurm_compat.own_variables(slurm, gpus=layout.gpus_per_node > 0),
-        "step_environment": slurm_compat.variables(slurm, spec.launcher, layout.nodes),
-        "cpus_note": slurm_compat.steps(slurm, "cpus_per_task")[0]["note"],
+        "kept": launch.own_variables(slurm, gpus=layout.gpus_per_node > 0),
+        "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
+        "cpus_note": launch.steps(slurm, "cpus_per_task")[0]["note"],
         "once_per_node": _once_per_node(layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),

@@ -1,4 +1,8 @@
-"""What a user asks for: a frozen `JobSpec`, checked for what needs no partition."""
+"""What a user asks for: a frozen `JobSpec`, checked for what needs no partition, and job.yaml.
+
+A job.yaml (version 1) has the options of `hpcdl job submit` as keys; its one definition is
+facts/job_format.yaml.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from hpcdl import facts
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
@@ -233,3 +238,26 @@ def _check_text(text: str, what: str) -> None:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def job_schema() -> dict[str, Any]:
+    """The format of a job file, as a JSON Schema."""
+    schema: dict[str, Any] = facts.load("job_format")["job"]
+    return schema
+
+
+def load_request(path: Path) -> dict[str, Any]:
+    """The values of a job file, defaults filled in.
+
+    Raises:
+        BadInput: every fault of the file at once, each with its line and a caret.
+    """
+    from hpcdl.system.document import read_document
+    from hpcdl.system.schema import check
+
+    keys = "write `schema: 1` and options of `hpcdl job submit`; `hpcdl job schema` has all keys"
+    document = read_document(path, if_empty=keys)
+    values = check(document, job_schema())
+    document.raise_faults()
+    assert isinstance(values, dict)
+    return values
