@@ -19,7 +19,7 @@ from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.jobs import JobSpec, Module, Script
-    from hpcdl.jobs.lint.cluster import Cluster
+    from hpcdl.jobs.lint.job import Cluster
     from hpcdl.jobs.submission import Submission
     from hpcdl.jobs.sweep_run import RunStatus
     from hpcdl.site import Site
@@ -281,7 +281,7 @@ def _lint_cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None
     """What the cluster has; None where nobody says."""
     if not (args.live or site or args.plugin_options):
         return None
-    from hpcdl.jobs.lint.cluster import Cluster, of_live, of_site
+    from hpcdl.jobs.lint.job import Cluster, of_live, of_site
 
     cluster = of_live() if args.live else of_site(site) if site else Cluster()
     if args.plugin_options is None:
