@@ -75,16 +75,14 @@ def _made(
     folder: Path, kind: str, request: dict[str, Any], rows: list[Row], threads: int
 ) -> Dataset:
     _tensorflow(1)
-    if kind == "digits":
-        from hpcdl.train.data.digits import make_digits
-
-        return make_digits(folder, request, threads)
     if kind == "photos":
         from hpcdl.train.data.photos import make_photos
 
         return make_photos(folder, PhotoRequest(**request), threads)
-    from hpcdl.train.data.folder import make_from_folder
+    from hpcdl.train.data.making import make_digits, make_from_folder
 
+    if kind == "digits":
+        return make_digits(folder, request, threads)
     return make_from_folder(folder, rows, request, threads)
 
 
