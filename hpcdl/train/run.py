@@ -24,8 +24,8 @@ from hpcdl.train import checkpoint, run_plan
 from hpcdl.train.chief import Chief
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
-from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, count_records
+from hpcdl.train.data.tfrecord import Repairs
 from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
 from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
 from hpcdl.train.history import History

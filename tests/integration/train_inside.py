@@ -27,8 +27,8 @@ from hpcdl.train.communicate import Communicator  # noqa: E402
 from hpcdl.train.data.dataset import read_dataset  # noqa: E402
 from hpcdl.train.data.images import Images  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
-from hpcdl.train.data.repair import Repairs  # noqa: E402
 from hpcdl.train.data.source import Group, InMemory, Share  # noqa: E402
+from hpcdl.train.data.tfrecord import Repairs  # noqa: E402
 from hpcdl.train.fused import fuse  # noqa: E402
 from hpcdl.train.networks import _dropout  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402

@@ -14,7 +14,7 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 from hpcdl.measure.find_batch import Bounds, search  # noqa: E402
 from hpcdl.train import communicate, diagnostics, parameter_server, program, watchdog  # noqa: E402
 from hpcdl.train.communicate import Horovod  # noqa: E402
-from hpcdl.train.data.repair import Repairs  # noqa: E402
+from hpcdl.train.data.tfrecord import Repairs  # noqa: E402
 from hpcdl.train.diagnostics import explain, is_out_of_memory, out_of_memory  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.ranks import RankPlace  # noqa: E402

@@ -19,8 +19,8 @@ from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, count_records
+from hpcdl.train.data.tfrecord import Repairs
 from hpcdl.train.result import job_of
 
 _WARMUP_BATCHES = 3

@@ -21,7 +21,6 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.images import first_line
 from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import (
     Group,
     InMemory,
@@ -32,6 +31,7 @@ from hpcdl.train.data.source import (
     read_raw,
     steps_in,
 )
+from hpcdl.train.data.tfrecord import Repairs
 from hpcdl.train.models import origin, user_function
 from hpcdl.train.options import SYNTHETIC, TrainOptions
 

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
-from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.tfrecord import find
+from hpcdl.train.data.tfrecord import Repairs, find
 
 
 @dataclass(frozen=True)
