@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
-from hpcdl.train import networks, stages
-from hpcdl.train.fused import fuse
+from hpcdl.train import networks
+from hpcdl.train.fused import split as split_layers
 from hpcdl.train.run_plan import facts_of
 
 
@@ -124,7 +124,7 @@ def build(
     _freeze(made, freeze)
     if adapt:
         adapt(made)
-    stages.split(made, split, fuse)
+    split_layers(made, split)
     random.states = tuple(
         _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"
     )

@@ -26,14 +26,19 @@ from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import Share, count_records
 from hpcdl.train.data.tfrecord import Repairs
-from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
+from hpcdl.train.diagnostics import (
+    LossGuard,
+    Watchdog,
+    explain,
+    is_out_of_memory,
+    out_of_memory,
+)
 from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
-from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
 from hpcdl.train.options import SCHEDULES, TrainOptions
 from hpcdl.train.ranks import RankPlace
-from hpcdl.train.result import job_of, summary_line
+from hpcdl.train.result import History, job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
@@ -41,7 +46,6 @@ from hpcdl.train.step import StopRequest, channels_first, make_parts, make_step
 from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
 from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000
 _EXITS = {

@@ -11,11 +11,11 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import fused, multiworker, strategies  # noqa: E402
 from hpcdl.train.communicate import buckets, packs  # noqa: E402
+from hpcdl.train.fused import _stages  # noqa: E402
 from hpcdl.train.multiworker import MultiWorker  # noqa: E402
 from hpcdl.train.options import STRATEGIES  # noqa: E402
 from hpcdl.train.ranks import RankPlace, cluster_config  # noqa: E402
 from hpcdl.train.run_plan import RunPlan  # noqa: E402
-from hpcdl.train.stages import _stages  # noqa: E402
 from hpcdl.train.startup import StartupClock  # noqa: E402
 from hpcdl.train.tasks import area  # noqa: E402
 
