@@ -1,7 +1,7 @@
 """Asynchronous SGD: a rank's parameter servers and workers, and who is killed comes back.
 
 Every rank holds a worker; the first ranks hold a server (`ps`) each, rank 0 the chief as well. They
-are processes of their own (members, chief.py), started again when a signal ends one.
+are processes of their own (members, strategies.py), started again when a signal ends one.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
         if task["type"] != "chief":
             prepare_environment(place, onednn=True)
             import_tensorflow(place, keras=False)
-            from hpcdl.train.chief import serve
+            from hpcdl.train.strategies import serve
 
             serve()
         place = replace(place, rank=0, size=1)  # the chief is the only rank of its run

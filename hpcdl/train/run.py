@@ -21,7 +21,6 @@ from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.train import checkpoint, run_plan
-from hpcdl.train.chief import Chief
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import Share, count_records
@@ -43,6 +42,7 @@ from hpcdl.train.run_record import layout_of, measured, require_one_decoder, ver
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.step import StopRequest, channels_first, make_parts, make_step
+from hpcdl.train.strategies import Chief
 from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
 from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter

@@ -26,11 +26,16 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hpcdl.train import models
-from hpcdl.train.augment import make_augment
 from hpcdl.train.communicate import Communicator, compiled
 from hpcdl.train.data.source import Group, Source
 from hpcdl.train.fused import synchronize
-from hpcdl.train.keras_parts import KerasOptimizer, make_loss, make_metrics, settings_of
+from hpcdl.train.keras_parts import (
+    KerasOptimizer,
+    make_augment,
+    make_loss,
+    make_metrics,
+    settings_of,
+)
 from hpcdl.train.models import Network
 from hpcdl.train.optimizers import LossScale, Optimizer, make_loss_scale, make_optimizer
 from hpcdl.train.options import TrainOptions

@@ -22,7 +22,6 @@ tf = tensorflow(keras=sys.argv[1] not in {"groups", "pipeline", "orders"})
 
 from hpcdl.system.errors import BadInput  # noqa: E402
 from hpcdl.train import models, optimizers, program  # noqa: E402
-from hpcdl.train.augment import make_augment  # noqa: E402
 from hpcdl.train.communicate import Communicator  # noqa: E402
 from hpcdl.train.data.dataset import read_dataset  # noqa: E402
 from hpcdl.train.data.images import Images  # noqa: E402
@@ -30,6 +29,7 @@ from hpcdl.train.data.pipeline import Records  # noqa: E402
 from hpcdl.train.data.source import Group, InMemory, Share  # noqa: E402
 from hpcdl.train.data.tfrecord import Repairs  # noqa: E402
 from hpcdl.train.fused import fuse  # noqa: E402
+from hpcdl.train.keras_parts import make_augment  # noqa: E402
 from hpcdl.train.networks import _dropout  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step  # noqa: E402
