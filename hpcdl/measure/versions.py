@@ -10,15 +10,15 @@ import platform
 import sys
 
 from hpcdl import __version__
-from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.ranks import RankPlace
 from hpcdl.train.startup import StartupClock, import_horovod, import_tensorflow, prepare_environment
 
 
 def main() -> int:
     """Write result.json and print the versions; returns the exit code."""
-    return run_program(_run, this_place())
+    return run_program(_run)
 
 
 def _run(place: RankPlace) -> None:
