@@ -83,7 +83,13 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     module = request.module_of(args, site, published=True)
     request.checked(site, spec, module)
     if args.dry_run:
-        said = _would_submit(args, site, *place(site, spec, module))
+        script, placed = place(site, spec, module)
+        if not args.json:
+            print(f"would submit this script from {placed.job_dir}:\n")
+            _print_script(script)
+        said = {"directory": placed.job_dir, "script": script.text,
+                "layout": asdict(script.layout),
+                "expectation": _expected(args, site, placed)}  # fmt: skip
     else:
         submission = submit(site, spec, module, None if args.json else _tell_submitted)
         said = queued.submission_data(submission)
@@ -93,16 +99,6 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json(said)
     return ExitCode.OK
-
-
-def _would_submit(
-    args: argparse.Namespace, site: Site, script: Script, spec: JobSpec
-) -> dict[str, object]:
-    if not args.json:
-        print(f"would submit this script from {spec.job_dir}:\n")
-        _print_script(script)
-    return {"directory": spec.job_dir, "script": script.text, "layout": asdict(script.layout),
-            "expectation": _expected(args, site, spec)}  # fmt: skip
 
 
 def _tell_submitted(submission: Submission) -> None:
@@ -132,7 +128,6 @@ def _expected(
 
 
 def _sweep_options(parser: argparse.ArgumentParser) -> None:
-    """The matrix, and the options of a job."""
     add = parser.add_argument
     add("--over", action="append", default=[], metavar="KEY=A,B", help="values of a key")
     add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
@@ -146,7 +141,6 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> ExitCode:
-    """Queue what is missing of a sweep, or show its state."""
     from hpcdl.jobs import sweep_run
     from hpcdl.jobs.sweep import check_keys, matrix_of, plan, request_of, samples
 
@@ -235,7 +229,6 @@ def _values(one: RunStatus) -> str:
 
 
 def _lint_options(parser: argparse.ArgumentParser) -> None:
-    """The scripts, and what they are checked for."""
     parser.set_defaults(takes_files=True)
     add = parser.add_argument
     # fmt: off
@@ -255,7 +248,6 @@ def _lint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _lint(args: argparse.Namespace) -> ExitCode:
-    """Check the scripts and print what is found."""
     from hpcdl.jobs.lint import explain
     from hpcdl.jobs.lint.lint_report import run_lint
 

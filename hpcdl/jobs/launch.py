@@ -81,6 +81,8 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
     reason = "one launcher for all nodes; Slurm's default would hang when one rank dies"
     if layout.by_socket and spec.launcher != "horovod-mpirun":
         reason += f"; {steps(site.slurm, 'by_socket')[0]['reason']}"
+    several = layout.nodes * workers > 1 or spec.launcher == "torch"
+    waits = several and spec.launcher not in _APART
     # `hpcdl train` finds its ranks by Horovod.
     asks = spec.program and not is_train(spec.program) and spec.launcher not in _APART
     return {
@@ -88,7 +90,8 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
         "python_path": str(spec.python_path) if spec.python_path else None,
         "meets": spec.launcher in _ASK_WHERE or (asks and layout.world_size > 1),
         "ports": PORTS,
-        "rank_name": _rank_name(spec, layout.nodes * workers),
+        # Where ranks end together: the variable with the number of each; None where none waits.
+        "rank_name": _RANK.get(spec.launcher, "SLURM_PROCID") if waits else None,
         "workers": workers,
         "openmp": threads if spec.launcher in _WITH_OPENMP else (),
         "network": [(name, interface) for name in _INTERFACE_OF if interface],
@@ -96,13 +99,6 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
         "launch": _launch_argv(site, spec, layout),
         "launch_reason": reason,
     }
-
-
-def _rank_name(spec: JobSpec, processes: int) -> str | None:
-    """Where ranks end together: the variable with the number of each; None where none waits."""
-    if spec.launcher in _APART or (processes < 2 and spec.launcher != "torch"):
-        return None
-    return _RANK.get(spec.launcher, "SLURM_PROCID")
 
 
 def check_launcher(spec: JobSpec) -> None:

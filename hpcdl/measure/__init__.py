@@ -17,8 +17,8 @@ from typing import Any
 from hpcdl.results.records import RESULT, outcome
 from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.ranks import RankPlace, this_place
 from hpcdl.train.result import job_of
+from hpcdl.train.startup import RankPlace, this_place
 
 
 def write_measurement(

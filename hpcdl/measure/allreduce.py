@@ -20,8 +20,7 @@ import numpy as np
 from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+from hpcdl.train.startup import RankPlace, StartupClock, import_tensorflow, prepare_environment
 
 if TYPE_CHECKING:
     from hpcdl.train.communicate import Communicator

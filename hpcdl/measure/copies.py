@@ -19,8 +19,7 @@ import numpy as np
 
 from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.startup import import_tensorflow, prepare_environment
+from hpcdl.train.startup import RankPlace, import_tensorflow, prepare_environment
 
 WARMUP = 3
 _GIGA, _MEGA = 1e9, 1_000_000

@@ -24,7 +24,7 @@ from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.train.options import TrainOptions, parse, to_argv
-from hpcdl.train.ranks import RankPlace
+from hpcdl.train.startup import RankPlace
 
 SECONDS = 600.0
 """No new trial begins after this time."""

@@ -23,7 +23,7 @@ from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
-from hpcdl.train.ranks import RankPlace
+from hpcdl.train.startup import RankPlace
 
 BLOCK = 4 << 20
 _MEGA = 1e6

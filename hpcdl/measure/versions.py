@@ -12,8 +12,13 @@ import sys
 from hpcdl import __version__
 from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.startup import StartupClock, import_horovod, import_tensorflow, prepare_environment
+from hpcdl.train.startup import (
+    RankPlace,
+    StartupClock,
+    import_horovod,
+    import_tensorflow,
+    prepare_environment,
+)
 
 
 def main() -> int:

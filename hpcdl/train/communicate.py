@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.train.data.images import first_line
-from hpcdl.train.ranks import RankPlace, cluster_config, node_names, require_trust
+from hpcdl.train.startup import RankPlace, cluster_config, node_names, require_trust
 
 Tensor = Any
 Floats = NDArray[np.float64]

@@ -20,9 +20,8 @@ from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.source import BATCHES, Ahead, Group, Source
 from hpcdl.train.diagnostics import LossGuard, Watchdog
-from hpcdl.train.options import TrainOptions
+from hpcdl.train.options import RunPlan, TrainOptions
 from hpcdl.train.result import History, Samples
-from hpcdl.train.run_plan import RunPlan
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, StopRequest, meaning
 from hpcdl.train.tasks import Validation, scores_line

@@ -27,7 +27,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
 from hpcdl.train import networks
 from hpcdl.train.fused import split as split_layers
-from hpcdl.train.run_plan import facts_of
+from hpcdl.train.options import facts_of
 
 
 @dataclass

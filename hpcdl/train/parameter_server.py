@@ -24,7 +24,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.python import module_argv
 from hpcdl.system.run import tie
 from hpcdl.train.options import TrainOptions, to_argv
-from hpcdl.train.ranks import RankPlace, cluster_config, node_names, require_trust
+from hpcdl.train.startup import RankPlace, cluster_config, node_names, require_trust
 
 NAME = "parameter-server"
 _MOST_LOST = 10

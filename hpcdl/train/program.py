@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train import parameter_server
-from hpcdl.train.options import TrainOptions, parse
-from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.run_plan import check_parallel, facts_of, global_batch
-from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+from hpcdl.train.options import TrainOptions, check_parallel, facts_of, global_batch, parse
+from hpcdl.train.startup import (
+    RankPlace,
+    StartupClock,
+    import_tensorflow,
+    prepare_environment,
+    this_place,
+)
 
 if TYPE_CHECKING:
     from hpcdl.train.run import Run

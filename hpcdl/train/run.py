@@ -20,7 +20,7 @@ import numpy as np
 from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
-from hpcdl.train import checkpoint, run_plan
+from hpcdl.train import checkpoint
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import Share, count_records
@@ -35,12 +35,11 @@ from hpcdl.train.diagnostics import (
 from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
-from hpcdl.train.options import SCHEDULES, TrainOptions
-from hpcdl.train.ranks import RankPlace
+from hpcdl.train.options import SCHEDULES, TrainOptions, check_target, global_batch, make_plan
 from hpcdl.train.result import History, job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
-from hpcdl.train.startup import StartupClock
+from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.step import StopRequest, channels_first, make_parts, make_step
 from hpcdl.train.strategies import Chief
 from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
@@ -172,7 +171,7 @@ class Run:
             return explain(fault, checkpoint.describe_saved(self.options.folder / "checkpoints"))
         # The frames that failed hold the batch that was too large.
         traceback.clear_frames(fault.__traceback__)
-        batch = run_plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
+        batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
         return out_of_memory(str(fault), batch)
 
     def _complain(self, what: str) -> None:
@@ -184,16 +183,16 @@ class Run:
             self._take_job_directory()
         stop = StopRequest()
         stop.listen()
-        batch = run_plan.global_batch(options, self.model, self.ranks.size)
+        batch = global_batch(options, self.model, self.ranks.size)
         ranks = self.ranks
         share = Share(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
         source = open_source(options, self.model, share, self.place.cpus, self.repairs)
         self.clock.mark("data")
         with self.chief.scope() if self.chief else nullcontext():
             parts = make_parts(options, self.model, source, ranks, keras=self.keras)
-        run_plan.check_target(options, parts.task.name, int(source.tested))
+        check_target(options, parts.task.name, int(source.tested))
         metric = chosen_metric(options, parts.task, tested=source.tested)
-        numbers = run_plan.make_plan(options, self.model, batch, source.steps_per_epoch)
+        numbers = make_plan(options, self.model, batch, source.steps_per_epoch)
         if options.lr_schedule not in SCHEDULES:
             given = settings_of(options.settings, "schedule")
             schedule = make_schedule(options.lr_schedule, numbers.lr, given)

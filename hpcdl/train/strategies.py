@@ -30,10 +30,9 @@ import tensorflow as tf
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.train.communicate import Communicator, Horovod, join, no_server
 from hpcdl.train.data.source import Group
+from hpcdl.train.options import RunPlan
 from hpcdl.train.parameter_server import NAME, SIGNALS, WAIT, config_here
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.run_plan import RunPlan
-from hpcdl.train.startup import StartupClock, import_horovod
+from hpcdl.train.startup import RankPlace, StartupClock, import_horovod
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, make_backward, update
 
 _LOST = "HPCDL_LOST_AT"

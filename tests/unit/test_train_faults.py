@@ -22,8 +22,7 @@ from hpcdl.train.diagnostics import (  # noqa: E402
     out_of_memory,
 )
 from hpcdl.train.options import TrainOptions  # noqa: E402
-from hpcdl.train.ranks import RankPlace  # noqa: E402
-from hpcdl.train.startup import StartupClock  # noqa: E402
+from hpcdl.train.startup import RankPlace, StartupClock  # noqa: E402
 
 
 @pytest.mark.parametrize("unit", [1, 3])

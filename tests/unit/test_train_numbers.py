@@ -12,10 +12,8 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import communicate, fused, strategies  # noqa: E402
 from hpcdl.train.communicate import MultiWorker, buckets, packs  # noqa: E402
 from hpcdl.train.fused import _stages  # noqa: E402
-from hpcdl.train.options import STRATEGIES  # noqa: E402
-from hpcdl.train.ranks import RankPlace, cluster_config  # noqa: E402
-from hpcdl.train.run_plan import RunPlan  # noqa: E402
-from hpcdl.train.startup import StartupClock  # noqa: E402
+from hpcdl.train.options import STRATEGIES, RunPlan  # noqa: E402
+from hpcdl.train.startup import RankPlace, StartupClock, cluster_config  # noqa: E402
 from hpcdl.train.tasks import area  # noqa: E402
 
 

@@ -7,10 +7,18 @@ import pytest
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.errors import BadInput
-from hpcdl.train.options import ARGUMENTS, TrainOptions, parse, to_argv
-from hpcdl.train.ranks import place, slurm_tasks_on_node
+from hpcdl.train.options import (
+    ARGUMENTS,
+    TrainOptions,
+    check_parallel,
+    check_target,
+    global_batch,
+    make_plan,
+    parse,
+    to_argv,
+)
 from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
-from hpcdl.train.run_plan import check_parallel, check_target, global_batch, make_plan
+from hpcdl.train.startup import place, slurm_tasks_on_node
 from hpcdl.train.step import TERM, USR2, meaning
 from hpcdl.train.timeline import PARTS, nested, write_timeline
 from tests.trace_format import faults

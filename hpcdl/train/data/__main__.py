@@ -14,8 +14,7 @@ from hpcdl.train.data.data_options import build_parser
 from hpcdl.train.data.dataset import FILE, Dataset, PhotoRequest, guard, load_dataset, made_before
 from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
 from hpcdl.train.data.table import Row, read_table, request_of
-from hpcdl.train.ranks import this_place
-from hpcdl.train.startup import import_tensorflow, prepare_environment
+from hpcdl.train.startup import import_tensorflow, prepare_environment, this_place
 
 
 def main(argv: list[str] | None = None) -> int:
