@@ -244,13 +244,11 @@ def _visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(uuids.get(number, number) for number in numbers) or tuple(uuids.values())
 
 
-def _driver_uuids(
-    ask: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
-) -> dict[str, str]:
+def _driver_uuids() -> dict[str, str]:
     """GPU numbers and UUIDs from nvidia-smi; empty without a driver."""
     query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     with suppress(OSError, subprocess.TimeoutExpired):
-        answer = ask(query, capture_output=True, text=True, timeout=20, check=False)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
         if answer.returncode == 0:
             return dict(re.findall(r"^ *(\d+) *, *(\S+)", answer.stdout, re.M))
     return {}

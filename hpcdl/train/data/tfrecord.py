@@ -165,17 +165,12 @@ def crc32c(data: bytes) -> int:
     """
     blocks = len(data) // _BLOCK
     head = len(data) - blocks * _BLOCK
-    crc = _bytewise(0xFFFFFFFF, data[:head])
+    crc, table = 0xFFFFFFFF, _byte_table()
+    for byte in data[:head]:
+        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
     if blocks:
         crc = _fold(crc, np.frombuffer(data, np.uint8, offset=head).reshape(blocks, _BLOCK))
     return crc ^ 0xFFFFFFFF
-
-
-def _bytewise(crc: int, data: bytes) -> int:
-    table = _byte_table()
-    for byte in data:
-        crc = (crc >> 8) ^ table[(crc ^ byte) & 0xFF]
-    return crc
 
 
 def _fold(start: int, blocks: NDArray[np.uint8]) -> int:
