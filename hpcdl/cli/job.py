@@ -87,9 +87,10 @@ def _submit(args: argparse.Namespace) -> ExitCode:
         if not args.json:
             print(f"would submit this script from {placed.job_dir}:\n")
             _print_script(script)
-        said = {"directory": placed.job_dir, "script": script.text,
-                "layout": asdict(script.layout),
-                "expectation": _expected(args, site, placed)}  # fmt: skip
+        said: dict[str, object] = {
+            "directory": placed.job_dir, "script": script.text, "layout": asdict(script.layout),
+            "expectation": _expected(args, site, placed),
+        }  # fmt: skip
     else:
         submission = submit(site, spec, module, None if args.json else _tell_submitted)
         said = queued.submission_data(submission)
