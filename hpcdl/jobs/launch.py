@@ -1,10 +1,10 @@
 """Launchers: how the ranks of a step start and find each other, by release of Slurm. Pure.
 
 Roles, ranks, ports and host lists are worked out here and in the script; no user edits a hosts
-file. All but `horovod-mpirun` start under srun (spec.LAUNCHERS). Under `torch` each rank is a task
-of Slurm's: it gets signals, and its exit code is the job's; under `torchrun` neither holds for the
-agent, so that its workers are told and heard past it. What a release needs or must not see are rows
-of facts/slurm_steps.yaml: a script means the same on each, whatever the submitting shell has set.
+file. All but `horovod-mpirun` start under srun. Under `torch` each rank is a task of Slurm's: it
+gets signals, and its exit code is the job's; under `torchrun` neither holds for the agent, so that
+its workers are told and heard past it. What a release needs or must not see are rows of
+facts/slurm_steps.yaml: a script means the same on each, whatever the submitting shell has set.
 """
 
 from __future__ import annotations

@@ -18,18 +18,9 @@ from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-LAUNCHERS = {
-    "horovod": "srun with the site's MPI plug-in",
-    "horovod-mpirun": "Open MPI's mpirun inside the allocation",
-    "mpi": "srun with the site's MPI plug-in, for any MPI program",
-    "torch": "srun; RANK, LOCAL_RANK, WORLD_SIZE and the first rank's address are set",
-    "torchrun": "a torchrun on each node, which starts a worker per GPU",
-    "jax": "srun; the coordinator's address is set for jax.distributed.initialize()",
-    "multiworker": "srun, with TF_CONFIG for tf.distribute",
-    "plain": "srun, for processes that know nothing of each other",
-    "single": "one process",
-}
-"""What starts the ranks, by the value of --launcher."""
+LAUNCHERS = ("horovod", "horovod-mpirun", "mpi", "torch", "torchrun", "jax", "multiworker", "plain",
+             "single")  # fmt: skip
+"""What starts the ranks, by the value of --launcher: docs/users.md has what each does."""
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
 MAX_CHAIN = 100
