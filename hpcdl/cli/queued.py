@@ -178,15 +178,11 @@ def report(args: argparse.Namespace) -> ExitCode:
     report = summarize(snapshot, result_of(submission), said, usage(snapshot.job_id), cpus)
     expected = kept(submission.folder)
     found = compare(expected, report.images_per_second, report.ranks) if expected else None
-    if args.json:
-        used = report.usage and report.usage._asdict()
-        print_json({**asdict(report), "usage": used, "expectation": expected and asdict(expected),
-                    "comparison": found and found._asdict()})  # fmt: skip
-    else:
-        print(as_text(report))
-        if expected and found:
-            print(f"  {comparison_line(expected, found)}")
-    return ExitCode.OK if report.ok else ExitCode.NO
+    beside = f"\n  {comparison_line(expected, found)}" if expected and found else ""
+    used = report.usage and report.usage._asdict()
+    data = {**asdict(report), "usage": used, "expectation": expected and asdict(expected),
+            "comparison": found and found._asdict()}  # fmt: skip
+    return show(args, data, as_text(report) + beside, ok=report.ok)
 
 
 def usage_options(parser: argparse.ArgumentParser) -> None:
@@ -266,13 +262,9 @@ def cancel(args: argparse.Namespace) -> ExitCode:
     client.cancel(ids)  # all of them: the queue may be seconds old
     cancelled = [job_id for job_id in ids if job_id in active]
     ended = [job_id for job_id in ids if job_id not in active]
-    if args.json:
-        print_json({"cancelled": cancelled, "ended": ended})
-        return ExitCode.OK
-    for what, which in (("cancelled", cancelled), ("had ended:", ended)):
-        if which:
-            print(f"{what} {', '.join(map(str, which))}")
-    return ExitCode.OK
+    both = (("cancelled", cancelled), ("had ended:", ended))
+    said = [f"{what} {', '.join(map(str, which))}" for what, which in both if which]
+    return show(args, {"cancelled": cancelled, "ended": ended}, "\n".join(said))
 
 
 def _found(site: Site, which: str) -> Submission:
