@@ -64,7 +64,7 @@ class Training:
     writer: checkpoints.Writer = field(init=False)
     history: History | None = None
     validation: Validation | None = None
-    ahead: Ahead[Group] | None = None
+    ahead: Ahead | None = None
     callbacks: Any = None
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from hpcdl.system.files import explain_os_errors, write_atomic
 
 COLUMNS = ("seconds", "input", "compute", "communication", "update", "checkpoint", "other")
-FILE = "history.jsonl"
+_HISTORY = "history.jsonl"
 _POINTS = 1000
 
 
@@ -143,7 +143,7 @@ class History:
     """
 
     def __init__(self, folder: Path, start: dict[str, Any]) -> None:
-        self._path = folder / FILE
+        self._path = folder / _HISTORY
         self._start = start
         self._written = 0
         self._pieces: list[dict[str, Any]] = []

@@ -34,8 +34,6 @@ _SOURCE = Path(__file__).with_name("jpeg.c")
 _FOREIGN = 2
 _MESSAGE_BYTES = 256
 _START = b"\xff\xd8\xff"
-Area = NDArray[np.int32]
-"""Top, left, height and width, in pixels."""
 _NODES = re.compile(r"\{\{[^}]*\}\}|\[Op:\w+\]|\bname: *$")
 _AREA = (0.08, 1.0)
 _ASPECT = (3 / 4, 4 / 3)
@@ -53,11 +51,12 @@ class Cropper:
             ctypes.c_char_p, ctypes.c_ulong, place, numbers, numbers, place, ctypes.c_char_p,
         )  # fmt: skip
 
-    def crop(self, data: bytes, area: Area, out: NDArray[np.uint8]) -> bool:
+    def crop(self, data: bytes, area: NDArray[np.int32], out: NDArray[np.uint8]) -> bool:
         """Decode the crop to `out` (height, width, 3), resized; other threads run meanwhile.
 
-        `data` is the file, of which nothing below the crop is read; arrays are contiguous. False
-        where it is no JPEG with red, green and blue. Raises ValueError: the image is damaged.
+        `area` is top, left, height and width in pixels; `data` is the file, of which nothing below
+        the crop is read; arrays are contiguous. False where it is no JPEG with red, green and blue.
+        Raises ValueError: the image is damaged.
         """
         if not data.startswith(_START):
             return False
