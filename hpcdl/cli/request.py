@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import the_site
 from hpcdl.cli.train import check_words, train_options
+from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.environment import looks_secret
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.sbatch_options import as_ours
-from hpcdl.jobs.spec import (
-    JobSpec,
-    Memory,
-    Module,
-    command_of,
-    load_request,
-    memory_of,
-    minutes_of,
-)
+from hpcdl.jobs.spec import Memory, command_of, load_request, memory_of, minutes_of
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:

@@ -20,18 +20,12 @@ import numpy as np
 from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
-from hpcdl.train import checkpoint
+from hpcdl.train import checkpoint, diagnostics
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import Share, count_records
 from hpcdl.train.data.tfrecord import Repairs
-from hpcdl.train.diagnostics import (
-    LossGuard,
-    Watchdog,
-    explain,
-    is_out_of_memory,
-    out_of_memory,
-)
+from hpcdl.train.diagnostics import LossGuard, Watchdog
 from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
@@ -167,12 +161,13 @@ class Run:
             begun = self.training.samples.first_step if self.training else 0
             if lost := self.chief.recover(fault, begun):
                 return lost
-        if not is_out_of_memory(fault):
-            return explain(fault, checkpoint.describe_saved(self.options.folder / "checkpoints"))
+        if not diagnostics.is_out_of_memory(fault):
+            saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
+            return diagnostics.explain(fault, saved)
         # The frames that failed hold the batch that was too large.
         traceback.clear_frames(fault.__traceback__)
         batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
-        return out_of_memory(str(fault), batch)
+        return diagnostics.out_of_memory(str(fault), batch)
 
     def _complain(self, what: str) -> None:
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
