@@ -126,11 +126,12 @@ def render_script(
     values = _values(site, spec, nodes, layout, module)
     values |= _of_program(site, spec, array, values["rank_name"] is not None)
     text = _template("job.sh.j2").render(values)
-    head, body = ([Line(*one.split(_MARK)[:3]) for one in part.split("\n")]
-                  for part in text.removesuffix("\n").split(f"\n{_FUNCTIONS}\n"))  # fmt: skip
-    own = functions.lines("\n".join(line.text for line in body), module.functions)
-    lines = (*head, *(Line(*one) for one in own), *body)
-    return Script(lines, layout, site.slurm.version)
+    lines = [Line(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
+    if module.functions is None:  # a line stands for them
+        at = lines.index(Line(_FUNCTIONS))
+        body = "\n".join(line.text for line in lines[at + 1 :])
+        lines[at : at + 1] = (Line(*one) for one in functions.lines(body))
+    return Script(tuple(lines), layout, site.slurm.version)
 
 
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
