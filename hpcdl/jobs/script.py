@@ -216,7 +216,6 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
         raise BadInput(said, hint="leave --stage-data out, or describe `scratch` in the site file")
     return {
         "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
-        "step": _once_per_node(layout),
         "workers": min(16, max(2, layout.cpus_per_task)),
     }
 

@@ -99,11 +99,6 @@ class Network:
             found[name] = found.get(name, 0) + int(math.prod(variable.shape))
         return found
 
-    @property
-    def values(self) -> int:
-        """Number of trainable and moving values, as Keras counts parameters."""
-        return self.parameters + sum(int(math.prod(v.shape)) for v in self.state)
-
 
 def build(
     model: str, shape: tuple[int, ...], classes: int, seed: int, *,

@@ -99,7 +99,8 @@ def parameters():
     found = {}
     for name, row in facts.load("models")["models"].items():
         network = models.build(name, tuple(row["input"]), row["classes"], 1)
-        found[name] = [network.parameters, network.values]
+        moving = sum(int(np.prod(variable.shape)) for variable in network.state)
+        found[name] = [network.parameters, network.parameters + moving]
         tf.keras.backend.clear_session()
     return found
 
