@@ -86,8 +86,6 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
     # `hpcdl train` finds its ranks by Horovod.
     asks = spec.program and not is_train(spec.program) and spec.launcher not in _APART
     return {
-        "chdir": str(spec.chdir) if spec.chdir else None,
-        "python_path": str(spec.python_path) if spec.python_path else None,
         "meets": spec.launcher in _ASK_WHERE or (asks and layout.world_size > 1),
         "ports": PORTS,
         # Where ranks end together: the variable with the number of each; None where none waits.
