@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from hpcdl.train.ranks import this_place
-from hpcdl.train.run_plan import facts_of
-from hpcdl.train.startup import import_tensorflow, prepare_environment
+from hpcdl.train.options import facts_of
+from hpcdl.train.startup import import_tensorflow, prepare_environment, this_place
 
 
 def tensorflow(*, keras: bool, onednn: bool = False) -> Any:

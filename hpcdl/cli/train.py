@@ -23,7 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _elsewhere(name: str) -> str:
-    from hpcdl.jobs.schema import job_schema
+    from hpcdl.jobs.spec import job_schema
 
     known = {"dry-run", "watch", "chain", "module", "no-module", "no-preflight", "file", "over"}
     known |= {key.replace("_", "-") for key in job_schema()["properties"]}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.script import ArrayOf
-from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import load_site
 from hpcdl.system.resources import folder
 from tests.golden.matrix import HERE, MODULE, bare, cells

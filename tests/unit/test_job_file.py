@@ -4,8 +4,7 @@ import jsonschema
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs.schema import job_schema, load_request
-from hpcdl.jobs.spec import LAUNCHERS
+from hpcdl.jobs.spec import LAUNCHERS, job_schema, load_request
 from hpcdl.system.errors import BadInput
 
 JOB_FILE = """\

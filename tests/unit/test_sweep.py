@@ -12,8 +12,17 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.manifest import request_of
-from hpcdl.jobs.sweep import Point, check_keys, groups, plan, point_id, render, samples, shares
+from hpcdl.jobs.sweep import (
+    Point,
+    check_keys,
+    groups,
+    plan,
+    point_id,
+    render,
+    request_of,
+    samples,
+    shares,
+)
 from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_directory
 from hpcdl.site import Site, load_site
 from hpcdl.slurm import client, once, parse

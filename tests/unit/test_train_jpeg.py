@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hpcdl.train.data import jpeg
+from hpcdl.train.data import images
 
 HEIGHT, WIDTH = 150, 200
 
 
 @pytest.fixture(scope="module")
-def cropper(tmp_path_factory: pytest.TempPathFactory) -> jpeg.Cropper:
+def cropper(tmp_path_factory: pytest.TempPathFactory) -> images.Cropper:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv(jpeg.SWITCH, raising=False)
-        made = jpeg.load()
+        patch.delenv(images.SWITCH, raising=False)
+        made = images.load_cropper()
     if made is None:
         pytest.skip("no C compiler, or no libjpeg-turbo with its headers")
     return made
@@ -43,7 +43,7 @@ def encoded(image: Image.Image, **options: object) -> bytes:
 
 
 def crop(
-    cropper: jpeg.Cropper, data: bytes, area: tuple[int, ...], size: tuple[int, int]
+    cropper: images.Cropper, data: bytes, area: tuple[int, ...], size: tuple[int, int]
 ) -> NDArray[Any]:
     out = np.zeros((*size, 3), np.uint8)
     assert cropper.crop(data, np.array(area, np.int32), out)
@@ -140,8 +140,8 @@ def test_without_a_compiler_or_when_switched_off_there_is_no_library(tmp_path, m
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
     for compiler in ("false", "/no/compiler"):
         monkeypatch.setenv("CC", compiler)
-        assert jpeg.load() is None
+        assert images.load_cropper() is None
     assert not list((tmp_path / "cache").rglob("*.*"))
     monkeypatch.delenv("CC")
-    monkeypatch.setenv(jpeg.SWITCH, "tensorflow")
-    assert jpeg.load() is None
+    monkeypatch.setenv(images.SWITCH, "tensorflow")
+    assert images.load_cropper() is None
