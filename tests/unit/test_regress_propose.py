@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import check_references, main
+from hpcdl.cli import check, main
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.measure import derive
 from hpcdl.regress.propose import Drafts, propose
@@ -202,7 +202,7 @@ def test_what_is_there_is_measured_again_only_when_asked(monkeypatch, capsys, th
     def measure(*_: object, **__: object) -> None:
         raise CheckFailed("measuring is left out here")
 
-    monkeypatch.setattr(check_references, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
+    monkeypatch.setattr(check, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
     monkeypatch.setattr("hpcdl.regress.measure.measure", measure)
     monkeypatch.setattr("hpcdl.regress.measure.covered", lambda *_: there)
     monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
