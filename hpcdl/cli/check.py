@@ -247,13 +247,13 @@ def _references(args: argparse.Namespace) -> ExitCode:
 def _propose(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
-    from hpcdl.regress.propose import propose
+    from hpcdl.regress.propose import propose, write
     from hpcdl.regress.show import proposals_text
 
     site = the_site(args)
     drafts = propose(site, modules(site, args), args.partition, args.name)
     if args.write and not args.dry_run:
-        drafts.write(site)
+        write(site, drafts.rows)
     if args.json:
         diffs = {str(edit.path): edit.diff for edit in drafts.edits}
         print_json({"diffs": diffs, "references": [*map(asdict, drafts.rows)],
@@ -266,7 +266,7 @@ def _propose(args: argparse.Namespace) -> ExitCode:
 def _measure(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
-    from hpcdl.regress.measure import covered, measure
+    from hpcdl.regress.propose import covered, measure
     from hpcdl.regress.reframe_adapter.releases import require_reframe
     from hpcdl.regress.show import references_text
     from hpcdl.system.progress import StatusLine

@@ -20,7 +20,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
-from hpcdl.regress.measure import measure
+from hpcdl.regress.propose import measure
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import CheckOutcome, run_checks

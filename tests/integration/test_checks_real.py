@@ -13,7 +13,7 @@ from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.measure import measure
+from hpcdl.regress.propose import measure
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import Status
 from hpcdl.site import Site
