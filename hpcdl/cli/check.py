@@ -19,8 +19,7 @@ from hpcdl.system.text import did_you_mean
 if TYPE_CHECKING:
     from hpcdl.jobs import Module
     from hpcdl.regress.answer import GateAnswer
-    from hpcdl.regress.check_request import CheckRequest
-    from hpcdl.regress.reframe_adapter.process import Progress
+    from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
     from hpcdl.regress.run_directory import RunDirectory
     from hpcdl.regress.runner import CheckOutcome
     from hpcdl.site import Site
@@ -51,7 +50,7 @@ def selection(parser: argparse.ArgumentParser) -> None:
 
 def request_of(args: argparse.Namespace) -> CheckRequest:
     """What the options ask for."""
-    from hpcdl.regress.check_request import CheckRequest
+    from hpcdl.regress.reframe_adapter.process import CheckRequest
 
     return CheckRequest(
         partitions=tuple(args.partition),
@@ -114,7 +113,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.reframe_adapter.releases import require_reframe
+    from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
     from hpcdl.regress.show import gate_text, outcome_text
     from hpcdl.system.progress import StatusLine
@@ -267,7 +266,7 @@ def _measure(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
     from hpcdl.regress.propose import covered, measure
-    from hpcdl.regress.reframe_adapter.releases import require_reframe
+    from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.regress.show import references_text
     from hpcdl.system.progress import StatusLine
 

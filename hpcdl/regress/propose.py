@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.regress import references
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.identity import LOWER, TIMES
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND, WIDEST, Edit, Key, Reference, by_set
-from hpcdl.regress.reframe_adapter.process import Progress
+from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
 from hpcdl.regress.run_directory import runs_directory
 from hpcdl.regress.runner import CheckOutcome, as_data, run_checks

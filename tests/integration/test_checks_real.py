@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import Module
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.propose import measure
+from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import Status
 from hpcdl.site import Site

@@ -16,9 +16,8 @@ from hpcdl.jobs.spec import Module
 from hpcdl.measure import copies
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import metric_name
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.command import to_argv
-from hpcdl.regress.reframe_adapter.process import RETRY_ALL
+from hpcdl.regress.reframe_adapter.process import RETRY_ALL, CheckRequest
 from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
 from hpcdl.regress.run_directory import RunDirectory

@@ -204,7 +204,7 @@ def test_what_is_there_is_measured_again_only_when_asked(monkeypatch, capsys, th
     monkeypatch.setattr(check, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
     monkeypatch.setattr("hpcdl.regress.propose.measure", measure)
     monkeypatch.setattr("hpcdl.regress.propose.covered", lambda *_: there)
-    monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
+    monkeypatch.setattr("hpcdl.regress.reframe_adapter.process.require_reframe", lambda: None)
     where = ["--site", "embedded", "--partition", "p100", "--name", "throughput"]
     assert main(["check", "references", "measure", *where, *words]) == code
     if words == ["--dry-run"]:

@@ -1,8 +1,9 @@
-"""ReFrame from outside: its command line, its process, and what it reports of a run.
+"""ReFrame from outside: its release, its command line, its process, and what it reports of a run.
 
-It is a subprocess with settings rendered for this run, in the run's directory. Its report says
-how cases went, the recorder's file what was left out. However the run ends, its jobs do not
-outlive it: ReFrame ends with us, and what it leaves is cancelled.
+hpcdl works with the releases that it was run with (facts/reframe.yaml). ReFrame is a subprocess
+with settings rendered for this run, in the run's directory. Its report says how cases went, the
+recorder's file what was left out. However the run ends, its jobs do not outlive it: ReFrame ends
+with us, and what it leaves is cancelled.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.check_request import CheckRequest
+from hpcdl import facts
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
-from hpcdl.system.errors import BadInput, HpcdlError, Stopped
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import current_umask
 from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder as resource
+from hpcdl.system.resources import to_install
 from hpcdl.system.signals import noted, terminable
 from hpcdl.system.text import plain
 
@@ -56,6 +61,38 @@ Progress = Callable[[RunDirectory], None]
 
 
 @dataclass(frozen=True)
+class CheckRequest:
+    """Which checks to run and how. Empty selections mean all.
+
+    `settings` are options of the training program (`name=value`); `repeat` runs every check so
+    often; `retries` runs those that fail again, the last time counts (None: what was too slow, as
+    often as the execution profile says); `distribute` runs single-node checks on every node;
+    `measuring` needs no references.
+    """
+
+    partitions: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+    repeat: int = 1
+    retries: int | None = None
+    distribute: bool = False
+    measuring: bool = False
+    passed: tuple[str, ...] = ()
+    """Further arguments of ReFrame."""
+    config: tuple[Path, ...] = ()
+    """Settings of ReFrame beside those that hpcdl writes."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What makes the run unlike a night: settings, and variables passed on to ReFrame."""
+        sets = [word for word in self.passed if word.startswith(("-S", "--setvar"))]
+        return (*self.settings, *sets)
+
+
+@dataclass(frozen=True)
 class Session:
     """What ReFrame tells of a run: each case as often as it ran, and what it left out.
 
@@ -68,6 +105,35 @@ class Session:
     selected: int | None
     loaded: Mapping[str, Sequence[str]] | None = None
     """The names (`name`) and tags (`tag`) of all checks that there are."""
+
+
+def supported() -> tuple[str, ...]:
+    """The releases, oldest first."""
+    return tuple(row["version"] for row in facts.load("reframe")["releases"])
+
+
+def require_reframe(release: str | None = None) -> None:
+    """Refuse a ReFrame that is not there, or that hpcdl was not run with.
+
+    `release` is what it calls itself, by default as the installed package says. Raises
+    MissingPrerequisite: it is not there, or not in the supported range.
+    """
+    if find_spec("reframe") is None:
+        raise MissingPrerequisite(
+            "ReFrame is not installed for this hpcdl", hint=to_install("checks")
+        )
+    try:
+        found = release or version("reframe-hpc")
+    except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
+        import reframe
+
+        found = str(reframe.VERSION)
+    known = supported()
+    if found not in known:
+        raise MissingPrerequisite(
+            f"ReFrame {found} is not supported: hpcdl works with {known[0]} to {known[-1]}",
+            hint=to_install("checks"),
+        )
 
 
 def refuse_ours(words: Sequence[str]) -> None:

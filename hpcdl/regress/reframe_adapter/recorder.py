@@ -35,8 +35,7 @@ from reframe.frontend import cli, dependencies
 from reframe.frontend.executors import Runner
 from reframe.frontend.loader import RegressionCheckLoader
 
-from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL
-from hpcdl.regress.reframe_adapter.releases import require_reframe
+from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL, require_reframe
 from hpcdl.system.errors import HpcdlError
 
 _RETRY_ALL = RETRY_ALL in sys.argv
