@@ -212,9 +212,9 @@ def _accept(args: argparse.Namespace) -> ExitCode:
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     from hpcdl.regress.accept import accept
+    from hpcdl.regress.answer import Acceptance
     from hpcdl.regress.history import read_history
     from hpcdl.regress.identity import Series
-    from hpcdl.regress.rulings import Acceptance
 
     for name, value in (("--because", args.because), ("--by", args.by)):
         if not value.strip() or not value.isprintable():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from hpcdl.regress.answer import Finding, GateAnswer, beside
+from hpcdl.regress.answer import Finding, GateAnswer, Rulings, beside
 from hpcdl.regress.formats import Run
 from hpcdl.regress.gate import ask, first_night
 from hpcdl.regress.history import History, Point, single_node
@@ -24,7 +24,6 @@ from hpcdl.regress.identity import LOWER, Series, place_of
 from hpcdl.regress.report import figures
 from hpcdl.regress.report.figures import Figure, SeriesView, describe_metric, signed
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.rulings import Rulings
 from hpcdl.regress.run_directory import began
 from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.results.faults import Status
