@@ -30,10 +30,9 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.regress.command import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
-from hpcdl.regress.provenance import of_this_run, run_of
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
-from hpcdl.regress.result import Measured, faults_of, read_result
+from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result, run_of
 from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile

@@ -9,8 +9,7 @@ import pytest
 
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.provenance import Run, of_this_run
-from hpcdl.regress.result import Measured, read_result
+from hpcdl.regress.result import Measured, Run, of_this_run, read_result
 from hpcdl.regress.verdict import judge
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.results.records import RESULT

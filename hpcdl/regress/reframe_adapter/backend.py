@@ -38,8 +38,8 @@ from hpcdl.regress.job_state import (
     waits_too_long,
 )
 from hpcdl.regress.priority import go_first
-from hpcdl.regress.provenance import seconds_between
 from hpcdl.regress.reframe_adapter.process import EVENTS_VARIABLE, PARENT_VARIABLE, require_reframe
+from hpcdl.regress.result import seconds_between
 from hpcdl.regress.run_directory import SUBMITTING
 from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.slurm import client, once
