@@ -158,12 +158,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     def write_script(self) -> None:
         """Lay the job out and hand ReFrame the parts of its script."""
         site, partition = self.place()
-        spec = replace(self.request(site, partition), job_dir=Path(self.stagedir).absolute())
+        module, directory = module_of(self.current_partition), Path(self.stagedir).absolute()
+        spec = replace(self.request(site, partition), job_dir=directory)
         if is_train(spec.program):
             spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
         if not self.is_dry_run():
             require_data(spec.program)
-        batch = take_apart(self.script(site, spec, module_of(self.current_partition)))
+        batch = take_apart(self.script(site, spec, module))
         layout = plan_layout(site, spec)
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
@@ -176,18 +177,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.prerun_cmds = list(batch.before)
         self.executable = batch.program
         self.postrun_cmds = list(batch.after)
-        self.evidence = self._plan(partition, asdict(layout))
-        self.job.faults = self.evidence["faults"]
-
-    def _plan(self, partition: Partition, layout: dict[str, Any]) -> dict[str, Any]:
-        files = {"script": "rfm_job.sh", "log": LOG, "result": RESULT}
-        directory = Path(self.stagedir).absolute()
-        return {
+        self.evidence = {
             "check": self.check_name, "case": self.case_name, "partition": partition.label,
-            "layout": layout, "release": module_of(self.current_partition).release,
-            "driver": partition.driver, "faults": [], "metrics": {},
-            **{kind: str(directory / name) for kind, name in files.items()},
+            "layout": asdict(layout), "release": module.release, "driver": partition.driver,
+            "faults": [], "metrics": {}, "script": str(directory / "rfm_job.sh"),
+            "log": str(directory / LOG), "result": str(directory / RESULT),
         }  # fmt: skip
+        self.job.faults = self.evidence["faults"]
 
     @run_before("sanity")
     def gather(self) -> None:

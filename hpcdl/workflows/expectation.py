@@ -149,7 +149,7 @@ def _predicted(
     from hpcdl.predict.request import Request, answer
     from hpcdl.predict.results import trained_precision
 
-    compute = partition.gpu.compute if partition.gpu else None
+    compute = partition.gpu and partition.gpu.compute
     return answer(
         Request(
             partition=_shaped(partition, layout),
