@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hpcdl.predict.parallel import Plan
     from hpcdl.predict.request import Request
 
-_PERCENT = 100.0
 _FLOW = 4
 """Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
@@ -97,7 +96,7 @@ def _request(args: argparse.Namespace) -> Request:
     known = [name for name in measured if name in site.partitions]
     place = site.partition(args.partition or next(iter(known), site.default_partition))
     told = {
-        "partition": one_group(place, args.gpu_model), "loss": args.loss / _PERCENT,
+        "partition": one_group(place, args.gpu_model), "loss": args.loss / 100,
         "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
         "exchanges": tuple(path for path, value in files if is_exchange(value)),
         "plan": _plan(args),

@@ -24,9 +24,9 @@ from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 from hpcdl.system.text import count_of
 
-LOST_NODE, SLOW_NODE, WARNING = "lost node", "slow node", "not sure yet"
-SILENT, UNKNOWN, FUTURE = "old", "unknown", "future"
-"""Kinds of findings beside the verdicts' words and those of changes: drop, rise, breakage."""
+SLOW_NODE, WARNING = "slow node", "not sure yet"
+"""Kinds of findings, beside the verdicts' words, those of changes (drop, rise, breakage), and
+`lost node`, `old`, `unknown` and `future`, as `gate` finds them."""
 _STATUSES = frozenset(status.value for status in Status)
 
 

@@ -12,18 +12,7 @@ from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
 from statistics import median
 
-from hpcdl.regress.answer import (
-    FUTURE,
-    LOST_NODE,
-    SILENT,
-    SLOW_NODE,
-    UNKNOWN,
-    WARNING,
-    Finding,
-    GateAnswer,
-    Rulings,
-    of_change,
-)
+from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer, Rulings, of_change
 from hpcdl.regress.drift import analyse, as_rates, may_be_worse, means_alike, slow_nodes
 from hpcdl.regress.history import History, Result, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
@@ -110,7 +99,7 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     warnings = tuple(found for found in findings if found.kind == WARNING)
     if later := history.later():
         text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
-        warnings = (Finding(Series("", "", "", ""), FUTURE, text), *warnings)
+        warnings = (Finding(Series("", "", "", ""), "future", text), *warnings)
     return GateAnswer(len(alive), closing, len(known), ended, warnings, tuple(accepted))
 
 
@@ -136,8 +125,8 @@ def _latest(newest: dict[Series, str]) -> dict[Series, str]:
 
 def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
     """What was asked about by a name that the history does not have: others must not hide it."""
-    nothing = Series("", "", "", "")
-    return [Finding(nothing._replace(**{what: name}), UNKNOWN, f"the history has no {what} {name}")
+    none = Series("", "", "", "")
+    return [Finding(none._replace(**{what: name}), "unknown", f"the history has no {what} {name}")
             for name in asked if name not in there]  # fmt: skip
 
 
@@ -164,7 +153,7 @@ def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]
     gaps = [(after - before).days for before, after in pairwise(days)]
     old = silent > (2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS)
     text = f"the last result is of {last.time[:10]}"
-    return [Finding(series, SILENT, text)] if old else []
+    return [Finding(series, "old", text)] if old else []
 
 
 def _days_before(time: str, days: int) -> str:
@@ -179,7 +168,7 @@ def _vanished(history: History, series: Series, run: list[Result]) -> list[Findi
     before = history.last_on(series, _days_before(run[-1].time, NODES_DAYS))
     about = Series("", "", series.partition, "", site=series.site)
     text = "{} gave no result beside the other nodes; its last is of {}"
-    return [Finding(about, LOST_NODE, text.format(node, day), node=node)
+    return [Finding(about, "lost node", text.format(node, day), node=node)
             for node, day in sorted(before.items()) if node not in now]  # fmt: skip
 
 

@@ -173,12 +173,11 @@ class History:
                 )
             yield result
 
-    def results(self, since: str = "", limit: int | None = None) -> Iterator[Result]:
+    def results(self, since: str = "") -> Iterator[Result]:
         """Results from a time on, oldest first."""
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time >= ? AND time <= ? "  # noqa: S608
-            "ORDER BY time LIMIT ?",
-            (since, self._until, -1 if limit is None else limit),
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time BETWEEN ? AND ? ORDER BY time",  # noqa: S608
+            (since, self._until),
         )
         return map(_result, cursor)
 

@@ -32,7 +32,6 @@ from hpcdl.system.inert import inert_text, inert_values
 from hpcdl.system.resources import folder, templates
 from hpcdl.system.text import duration
 
-NIGHTS = 365
 _SCRIPTS = ("figures.js", "page.js")
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "PASS")
 
@@ -62,7 +61,7 @@ def night_page(
     files: Sequence[Mapping[str, Attached]],
     *,
     site: str,
-    nights: int = NIGHTS,
+    nights: int = 365,
     now: datetime | None = None,
     answer: GateAnswer | None = None,
     rulings: Rulings | None = None,

@@ -177,7 +177,6 @@ def median_error(predicted: tuple[Predicted, ...]) -> float | None:
 
 
 def _pipeline(cell: Cell) -> str:
-    """How the cell's images come in."""
     chosen = {**cell.run.options, **cell.values}.get("pipeline", NEW)
     return NEW if cell.data == SYNTHETIC else chosen
 
