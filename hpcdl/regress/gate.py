@@ -172,15 +172,12 @@ def _vanished(history: History, series: Series, run: list[Result]) -> list[Findi
             for node, day in sorted(before.items()) if node not in now]  # fmt: skip
 
 
-def first_night(
-    series: Series, last: str, rulings: Rulings | None = None, today: date | None = None
-) -> str:
+def first_night(series: Series, last: str, rulings: Rulings, today: date) -> str:
     """The first night that a series' changes are looked for in.
 
     `last` is the time of its newest result, `today` the day for what is accepted until a day.
     """
-    accepted = rulings.since(series, today or date.fromisoformat(last[:10])) if rulings else ""
-    return max(_days_before(last, LOOK_BACK_DAYS), accepted)
+    return max(_days_before(last, LOOK_BACK_DAYS), rulings.since(series, today))
 
 
 def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:

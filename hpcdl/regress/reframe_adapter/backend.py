@@ -273,9 +273,7 @@ def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
     if job.watchdog is None:
         job.watchdog = Watchdog(job.plan.silence) if job.plan else Watchdog()
     silence = job.watchdog.silence(_signs(Path(job.workdir)))
-    if not job.watchdog.suspicious(silence):
-        return None
-    return job.watchdog.fault(silence, node_restarted=_node_restarted(record))
+    return job.watchdog.fault(silence, lambda: _node_restarted(record))
 
 
 def _signs(directory: Path) -> object:

@@ -72,6 +72,7 @@ def night_page(
     verdict (`read_files`). The gate is asked here where no `answer` is given.
     """
     now, execution = now or datetime.now(timezone.utc), recorded(run.get("machine"))
+    rulings = rulings or Rulings()
     answer = answer or ask(history, now=now, execution=execution, rulings=rulings)
     since = (now - timedelta(days=nights)).isoformat()[:10]
     found = {series: points for series in history.series()
