@@ -32,7 +32,7 @@ from hpcdl.regress.command import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
-from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result, run_of
+from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result
 from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
@@ -105,7 +105,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             return found
         _, partition = self.place()
         gpu = partition.gpu.driver_name if partition.gpu and self.needs_gpus else ""
-        return of_this_run(found, run_of(self.job.record, self.job.token, gpu))
+        return of_this_run(found, self.job.record, self.job.token, gpu)
 
     def expected(self, metric: Metric, site: Site, partition: Partition) -> Reference | None:
         """A reference that follows from a model or a rule, where no file has one."""

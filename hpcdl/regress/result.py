@@ -186,28 +186,6 @@ def promised_versions(site: Site, partition: Partition, release: str | None) -> 
     return found.versions if found is not None and found.id == release else {}
 
 
-@dataclass(frozen=True)
-class Run:
-    """The run that a result must be of: as Slurm tells it, and as the site says.
-
-    `started` and `ended` are seconds since 1970, None where Slurm tells none; `gpu` is part of
-    what the driver must call its GPU, '' where ranks need none; `token` is its submission's.
-    """
-
-    job: int
-    token: str
-    nodes: tuple[str, ...]
-    started: float | None
-    ended: float | None
-    gpu: str = ""
-
-
-def run_of(record: JobRecord, token: str, gpu: str = "") -> Run:
-    """The run that Slurm's record of an ended job tells of."""
-    names = tuple(expand_hostlist(record.nodes)) if record.nodes else ()
-    return Run(record.id, token, names, epoch(record.started), epoch(record.ended), gpu)
-
-
 def epoch(text: str) -> float | None:
     """A time of Slurm's, which is local, in seconds since 1970; None where it is unknown."""
     try:
@@ -222,43 +200,51 @@ def seconds_between(start: str, end: str) -> float | None:
     return None if first is None or second is None else second - first
 
 
-def of_this_run(measured: Measured, run: Run) -> Measured:
-    """The result, or nothing of it but why it is not of this run."""
+def of_this_run(measured: Measured, record: JobRecord, token: str, gpu: str = "") -> Measured:
+    """The result, or nothing of it but why it is not of the run that Slurm's record tells of.
+
+    `token` is its submission's; `gpu` is part of what the driver must call its GPU, '' where ranks
+    need none.
+    """
     if measured.faults:
         return measured
-    found = tuple(_foreign(measured, run))
+    found = tuple(_foreign(measured, record, token, gpu))
     return Measured({}, found) if found else measured
 
 
-def _foreign(measured: Measured, run: Run) -> Iterator[Fault]:
+def _foreign(measured: Measured, record: JobRecord, token: str, gpu: str) -> Iterator[Fault]:
     said = at(measured.values, "job", "id")
     if said is None:
-        yield _fault("does not say which job wrote it (job.id)", run.job, None)
-    elif str(said) != str(run.job):
-        yield _fault(f"was written by job {str(said)[:40]}, not by {run.job}", run.job, str(said))
-    token = measured.text("job", "token")
-    if token and run.token and token != run.token:
-        yield _fault("is of another submission (job.token)", run.token, token)
+        yield _fault("does not say which job wrote it (job.id)", record.id, None)
+    elif str(said) != str(record.id):
+        yield _fault(f"was written by job {said!s:.40}, not by {record.id}", record.id, str(said))
+    other = measured.text("job", "token")
+    if other and token and other != token:
+        yield _fault("is of another submission (job.token)", token, other)
     names = at(measured.values, "layout", "nodes")
-    strange = {*map(str, names)} - {*run.nodes} if isinstance(names, list) and run.nodes else set()
+    own = expand_hostlist(record.nodes)
+    strange = {*map(str, names)} - {*own} if isinstance(names, list) and own else set()
     if strange:
         named = ", ".join(sorted(strange)[:8])
-        yield _fault(f"is of nodes that the job did not have: {named}", ",".join(run.nodes), named)
-    yield from _at_another_time(measured, run)
-    gpu = measured.text("layout", "gpu")
-    if gpu and run.gpu and run.gpu.lower() not in gpu.lower():
-        yield _fault(f"is of a GPU '{gpu[:60]}', and the partition has {run.gpu}", run.gpu, gpu)
+        yield _fault(f"is of nodes that the job did not have: {named}", ",".join(own), named)
+    yield from _at_another_time(measured, epoch(record.started), epoch(record.ended))
+    device = measured.text("layout", "gpu")
+    if device and gpu and gpu.lower() not in device.lower():
+        yield _fault(f"is of a GPU '{device[:60]}', and the partition has {gpu}", gpu, device)
 
 
-def _at_another_time(measured: Measured, run: Run) -> Iterator[Fault]:
-    ended = measured.number("ended")
-    if ended is None:
-        yield _fault("does not say when it was written (ended)", run.ended, None)
-    elif run.started is not None and ended < run.started - CLOCKS_SECONDS:
-        early = _long(run.started - ended)
-        yield _fault(f"was written {early} before the job began", run.started, ended)
-    elif (late := ended - (run.ended or time.time())) > CLOCKS_SECONDS:
-        yield _fault(f"was written {_long(late)} after the job ended", run.ended, ended)
+def _at_another_time(
+    measured: Measured, began: float | None, over: float | None
+) -> Iterator[Fault]:
+    """Times are seconds since 1970, None where Slurm tells none."""
+    written = measured.number("ended")
+    if written is None:
+        yield _fault("does not say when it was written (ended)", over, None)
+    elif began is not None and written < began - CLOCKS_SECONDS:
+        early = _long(began - written)
+        yield _fault(f"was written {early} before the job began", began, written)
+    elif (late := written - (over or time.time())) > CLOCKS_SECONDS:
+        yield _fault(f"was written {_long(late)} after the job ended", over, written)
 
 
 def _long(seconds: float) -> str:
