@@ -21,6 +21,7 @@ from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
 from hpcdl.regress.run_directory import runs_directory
 from hpcdl.regress.runner import CheckOutcome, as_data, run_checks
+from hpcdl.regress.verdict import outdated
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
@@ -70,7 +71,7 @@ def draft(site: Site, measured: Iterable[Reference]) -> tuple[list[Reference], t
         now = (group[0].machine, group[0].driver)
         known = references.load_references(site, site.partition(key[2]).reference_set).get(key)
         same = [row for row in group if row.value > 0 and (row.machine, row.driver) == now]
-        if known is not None and not _outdated(known, group[0]):
+        if known is not None and _stands(known, group[0]):
             continue
         if len(same) >= MIN_RUNS:
             rows.append(of_runs(same[:MOST_RUNS]))
@@ -134,12 +135,9 @@ def rows_of(
                 )  # fmt: skip
 
 
-def _outdated(known: Reference, newest: Reference) -> bool:
-    if known.proof != "run":
-        return True
-    now = {"release": newest.release, "driver": newest.driver, "machine": newest.machine}
-    changed = any(getattr(known, what) not in {None, value} for what, value in now.items() if value)
-    return changed or 0 < known.runs < MIN_RUNS
+def _stands(known: Reference, newest: Reference) -> bool:
+    often = known.proof == "run" and not 0 < known.runs < MIN_RUNS
+    return often and not any(outdated(vars(known), vars(newest), newest.machine))
 
 
 class Measurement(NamedTuple):
