@@ -33,8 +33,7 @@ def modules(site: Site, args: argparse.Namespace) -> dict[str, Module]:
     return modules_by_partition(site, args.partition, published=True)
 
 
-def selection(parser: argparse.ArgumentParser) -> None:
-    """The options that choose checks."""
+def _selection(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--partition", action="append", default=[], metavar="NAME",
         help="partition to check; may be repeated (default: all)")  # fmt: skip
@@ -48,8 +47,7 @@ def selection(parser: argparse.ArgumentParser) -> None:
         help="option of the training program, such as delay_ms=400")  # fmt: skip
 
 
-def request_of(args: argparse.Namespace) -> CheckRequest:
-    """What the options ask for."""
+def _request_of(args: argparse.Namespace) -> CheckRequest:
     from hpcdl.regress.reframe_adapter.process import CheckRequest
 
     return CheckRequest(
@@ -67,7 +65,7 @@ def request_of(args: argparse.Namespace) -> CheckRequest:
     )
 
 
-def shown(status: StatusLine) -> Progress:
+def _shown(status: StatusLine) -> Progress:
     """What renews a status line while checks run."""
     from hpcdl.regress.show import progress_line
 
@@ -93,7 +91,7 @@ def _settings(args: argparse.Namespace) -> ExitCode:
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    selection(parser)
+    _selection(parser)
     add = parser.add_argument
     add("--distribute", action="store_true",
         help="run single-node checks on every node; name slow nodes")  # fmt: skip
@@ -122,7 +120,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     _require_options(args.set)
     site = the_site(args)
     with StatusLine(quiet=args.json) as status:
-        outcome = run_checks(site, modules(site, args), request_of(args), shown(status))
+        outcome = run_checks(site, modules(site, args), _request_of(args), _shown(status))
     if not args.json:
         print(outcome_text(outcome), flush=True)
     remembered = _remember(site, outcome, args)
@@ -218,7 +216,7 @@ def _references_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=("measure", "propose", "show"),
         help="measure; propose a change from past runs; or show")  # fmt: skip
-    selection(parser)
+    _selection(parser)
     add("--runs", type=at_least(1), default=5, metavar="N", help="number of runs to measure (5)")
     add("--write", action="store_true", help="propose: apply the change")
     add("--if-missing", action="store_true",
@@ -272,7 +270,7 @@ def _measure(args: argparse.Namespace) -> ExitCode:
 
     require_reframe()
     site = the_site(args)
-    found, request = modules(site, args), request_of(args)
+    found, request = modules(site, args), _request_of(args)
     if args.if_missing and covered(site, found, request):
         return _show_references(args)
     if args.dry_run:
@@ -281,7 +279,7 @@ def _measure(args: argparse.Namespace) -> ExitCode:
         said = f"would run {what} {request.repeat} times on {where}, and write the references"
         return show(args, {"runs": request.repeat, "files": [], "references": []}, said)
     with StatusLine(quiet=args.json) as status:
-        done = measure(site, found, request, shown(status))
+        done = measure(site, found, request, _shown(status))
     if args.json:
         print_json({"files": done.files, "references": [asdict(row) for row in done.references]})
     else:
