@@ -11,8 +11,10 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -279,22 +281,16 @@ def rule(check: str, case: str, partition: str, metric: str, least: float) -> Re
 
 def fingerprint() -> str:
     """This machine, in short: processor, its CPUs, memory. For the embedded cluster."""
-    model, memory = "unknown processor", 0
-    for line in _lines("/proc/cpuinfo"):
-        if line.startswith("model name"):
-            model = " ".join(line.partition(":")[2].split())
-            break
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemTotal"):
-            memory = round(int(line.split()[1]) / 1024**2)
+    model = " ".join(_told("/proc/cpuinfo", "^model name[^:]*:(.*)").split()) or "unknown processor"
+    memory = round(int(_told("/proc/meminfo", r"^MemTotal:\s*(\d+)") or 0) / 1024**2)
     return f"{model}, {len(os.sched_getaffinity(0))} CPUs, {memory} GB"
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(errors="replace").splitlines()
-    except OSError:
-        return []
+def _told(path: str, pattern: str) -> str:
+    with suppress(OSError):
+        found = re.search(pattern, Path(path).read_text(errors="replace"), re.MULTILINE)
+        return found[1] if found else ""
+    return ""
 
 
 def reference_of(entry: Mapping[str, Any]) -> Reference:
