@@ -250,14 +250,12 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return self.suits(site, partition, execution_of(part))
 
 
-@functools.cache
-def _site(path: str) -> Site:
-    return load_site(Path(path))
+_site = functools.cache(load_site)
 
 
 def site_and_partition(part: Any) -> tuple[Site, Partition]:
     """The site and the partition behind one of ReFrame's partitions."""
-    site = _site(part.extras["hpcdl_site"])
+    site = _site(Path(part.extras["hpcdl_site"]))
     return site, site.partition(part.extras["hpcdl_partition"])
 
 
