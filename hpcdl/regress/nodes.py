@@ -19,8 +19,7 @@ from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 from hpcdl.slurm.hostlist import expand_hostlist
 
-_JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE,
-                     Status.INSUFFICIENT})  # fmt: skip
+_JUDGED = frozenset(Status) - {Status.ERROR}
 _LEAST, _LEAST_OF_TWO = 0.04, 0.15
 _SPREADS, _FEW = 5.0, 8.0
 COMPARED = 3

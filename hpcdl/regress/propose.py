@@ -29,8 +29,7 @@ from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput, CheckFailed
 
 MOST_RUNS = 10
-_USABLE = {Status.PASS.value, Status.STALE.value, Status.NO_REFERENCE.value,
-           Status.INSUFFICIENT.value}  # fmt: skip
+_USABLE = {one.value for one in Status} - {Status.FAIL.value, Status.ERROR.value}
 
 
 @dataclass(frozen=True)
