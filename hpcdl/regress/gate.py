@@ -8,7 +8,7 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 
@@ -39,25 +39,18 @@ class _Question:
     history: History
     newest: dict[Series, str]
     latest: dict[Series, str]
-    now: datetime | None
+    now: datetime
     least: float
     watched: int
     rulings: Rulings
 
-    @property
-    def today(self) -> date:
-        """The day that it is now, for what is accepted until a day."""
-        return (self.now or datetime.now(timezone.utc)).date()
-
     def silent_days(self, series: Series) -> float:
-        """Days since a series' newest result, 0 where nobody asks."""
-        if self.now is None:
-            return 0.0
+        """Days since a series' newest result."""
         return (self.now - datetime.fromisoformat(self.newest[series])) / timedelta(days=1)
 
     def since(self, series: Series) -> str:
         """The first night that changes of a series are looked for in."""
-        return first_night(series, self.newest[series], self.rulings, self.today)
+        return first_night(series, self.newest[series], self.rulings, self.now.date())
 
     def is_over(self, series: Series) -> bool:
         """Whether the night that a series ends with was followed by a newer one.
@@ -68,15 +61,15 @@ class _Question:
         return self.newest[series] < self.latest[series.of_case]
 
 
-def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = (),
-        now: datetime | None = None, execution: ExecutionProfile = CLUSTER,
+def ask(history: History, *, now: datetime, partitions: tuple[str, ...] = (),
+        names: tuple[str, ...] = (), execution: ExecutionProfile = CLUSTER,
         rulings: Rulings | None = None) -> GateAnswer:  # fmt: skip
     """The gate's answer for the series of a history.
 
     It is about all partitions and all checks (`names`) by default. `now` is for results that are
     too old to count; `execution` says by how much nodes differ by chance.
     """
-    history = history if now is None else history.as_of(now)
+    history = history.as_of(now)
     known = history.series()
     chosen = [one for one in known if (not partitions or one.partition in partitions)
               and (not names or {one.check, one.name} & {*names})]  # fmt: skip
@@ -104,11 +97,11 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
 
 
 def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], list[Finding]]:
-    standing, accepted = list[Finding](), question.rulings.levels(question.today)
+    standing, accepted = list[Finding](), question.rulings.levels(question.now.date())
     for finding in told:
         newest = question.newest.get(finding.series)
         last = date.fromisoformat(newest[:10]) if newest else None
-        ruled = question.rulings.over(finding, question.today, last)
+        ruled = question.rulings.over(finding, question.now.date(), last)
         (standing if ruled is None else accepted).append(ruled or finding)
     return standing, accepted
 

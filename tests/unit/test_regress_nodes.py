@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -85,7 +86,7 @@ def test_the_gate_sees_the_slow_node_whichever_result_is_last(tmp_path):
     for number, order in enumerate(([row, slow], [replace(slow, job=1), replace(row, job=2)])):
         with open_history(tmp_path / f"{number}.sqlite") as history:
             history.add(order)
-            answer = ask(history)
+            answer = ask(history, now=datetime.fromisoformat(row.time))
         assert "slow node: n2" in [finding.description for finding in answer.findings]
 
 
