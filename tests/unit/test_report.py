@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from hpcdl.cli import main
+from hpcdl.regress.answer import Rulings
+from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Point, Result, history_path, open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.report import directory_of, figures, night_page, read_files
@@ -235,7 +237,9 @@ def hostile_page(tmp_path: Path) -> str:
         )  # fmt: skip
         lost = {**verdict, "status": "ERROR", "metrics": []}
         run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict, lost]}
-        return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END)
+        answer = ask(history, now=nights.END)
+        return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END,
+                          answer=answer, rulings=Rulings())  # fmt: skip
 
 
 def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path):

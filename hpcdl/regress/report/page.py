@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdl.regress.answer import Finding, GateAnswer, Rulings, beside
 from hpcdl.regress.formats import Run
-from hpcdl.regress.gate import ask, first_night
+from hpcdl.regress.gate import first_night
 from hpcdl.regress.history import History, Point, single_node
 from hpcdl.regress.identity import LOWER, Series, place_of
 from hpcdl.regress.report import figures
@@ -61,23 +61,21 @@ def night_page(
     files: Sequence[Mapping[str, Attached]],
     *,
     site: str,
+    answer: GateAnswer,
+    rulings: Rulings,
     nights: int = 365,
     now: datetime | None = None,
-    answer: GateAnswer | None = None,
-    rulings: Rulings | None = None,
 ) -> str:
     """The report of a run and of the nights before it, as one HTML file.
 
     It shows `nights` days of history that end `now`; `files` are what a reader may open, of each
-    verdict (`read_files`). The gate is asked here where no `answer` is given.
+    verdict (`read_files`), `answer` is the gate's.
     """
-    now, execution = now or datetime.now(timezone.utc), recorded(run.get("machine"))
-    rulings = rulings or Rulings()
-    answer = answer or ask(history, now=now, execution=execution, rulings=rulings)
+    now = now or datetime.now(timezone.utc)
     since = (now - timedelta(days=nights)).isoformat()[:10]
     found = {series: points for series in history.series()
              if (points := history.points(series, since))}  # fmt: skip
-    each = _views(history, found, answer, execution.margin,
+    each = _views(history, found, answer, recorded(run.get("machine")).margin,
                   lambda one, last: first_night(one, last, rulings, now.date()))  # fmt: skip
     shown = sorted(each, key=lambda one: (not one.alarm, one.series))
     rows = rows_of(run["verdicts"])
