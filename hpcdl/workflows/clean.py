@@ -169,9 +169,8 @@ def _check_runs(site: Site) -> Found:
 
 
 def _job_index(site: Site) -> Found:
-    links = {path: path.name.partition(".")[0] for path in index(site).iterdir()
-             if path.is_symlink()}  # fmt: skip
-    links = {path: number for path, number in links.items() if number.isdecimal()}
+    links = {path: number for path in index(site).iterdir() if path.is_symlink()
+             and (number := path.name.partition(".")[0]).isdecimal()}  # fmt: skip
     active, unknown = set[int](), ""
     try:
         active = {job.id for job in client.queue() if job.active} if links else active

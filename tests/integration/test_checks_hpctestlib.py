@@ -16,7 +16,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import CheckOutcome, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import Site
