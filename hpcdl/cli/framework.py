@@ -126,6 +126,7 @@ class Parser(argparse.ArgumentParser):
             message, hint = said
         else:
             hint = _wanted(message) or hint
+            hint += self.get_default("others") or "" if hint.startswith("use one of") else ""
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -141,9 +142,12 @@ class Parser(argparse.ArgumentParser):
         """The option that may be meant by one that is unknown, as a hint."""
         name, options = word.split("=")[0], list(self._option_string_actions)
         parts = set(name.strip("-").split("-"))
-        close = [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
-        if not close and (hint := self._elsewhere(name.removeprefix("--"))):
+        close = [one for one in options if one == f"-{name}"]
+        if not close and (hint := self._elsewhere(name)):
             return hint
+        close += [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
+        if len(name) == 2 and not close:  # no letter is like another
+            return ""
         close += filter(None, [nearest(name, options, cutoff=0.8)])
         close += [one for one in options if parts < set(one.strip("-").split("-"))]
         bare = {one.strip("-"): one for one in options}
@@ -166,6 +170,7 @@ class Parser(argparse.ArgumentParser):
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
         behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
+        behind = behind(word) if callable(behind) else behind
         if behind:
             return f"write it behind its option: {self.prog} {behind} {word}"
         if word.isdecimal() and self.prog.startswith("hpcdl job"):
@@ -177,6 +182,8 @@ class Parser(argparse.ArgumentParser):
 
 def _wanted(message: str) -> str:
     """What a value must be that argparse refuses, as a hint."""
+    if typed := re.match(r"argument --gpus: invalid int value: '(\w+):(\d+)'", message):
+        return f"write --gpus {typed[2]}; --partition, or --gpu-model {typed[1]}, says which GPU"
     for kind, wanted in _VALUES.items():
         if f": invalid {kind} value: " in message:
             return f"it is {wanted}"

@@ -47,6 +47,17 @@ def _print_script(script: Script) -> None:
     sys.stdout.buffer.flush()
 
 
+def _render_options(parser: argparse.ArgumentParser) -> None:
+    request.options(parser)
+    told = parser.get_default("elsewhere")
+
+    def elsewhere(option: str) -> str:
+        to_a_file = option.strip("-")[:1] == "o" and told(option) == told("--output")
+        return "the script goes to standard output: > FILE" if to_a_file else str(told(option))
+
+    parser.set_defaults(elsewhere=elsewhere)
+
+
 def _explain(args: argparse.Namespace) -> ExitCode:
     script = _written(args)
     data = [{"text": line.text, "reason": line.reason, "rule": line.rule(script.slurm_version)}
@@ -136,7 +147,7 @@ GROUP = Group(
                 "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
                 _submit, _submit_options, changes=True),
         Command("render", "Print the job script, and submit nothing.",
-                "hpcdl job render --partition p100 --gpus 8 > job.sh", _render, request.options),
+                "hpcdl job render --partition p100 --gpus 8 > job.sh", _render, _render_options),
         Command("explain", "Print the job script with the reason for every line.",
                 "hpcdl job explain --partition p100 --gpus 8", _explain, request.options),
         Command("schema", "Print the JSON Schema of job.yaml, for editors.",

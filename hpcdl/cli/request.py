@@ -72,13 +72,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_program=True, elsewhere=_elsewhere)
 
 
-def _elsewhere(name: str) -> str:
+def _elsewhere(option: str) -> str:
     from hpcdl.cli.train import train_options
     from hpcdl.jobs.sbatch_options import as_ours
     from hpcdl.jobs.spec import command_of
 
-    behind = name in train_options(command_of(()))
-    return "`hpcdl train` takes it: write it after --" if behind else as_ours(name)
+    ours, behind = as_ours(option), option.lstrip("-") in train_options(command_of(()))
+    told = [ours, "`hpcdl train` takes it: write it after --" if behind else ""]
+    return "; or ".join(filter(None, told))
 
 
 def asked_site(args: argparse.Namespace) -> Site:

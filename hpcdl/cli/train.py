@@ -22,9 +22,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(behind="--model", elsewhere=_elsewhere)
 
 
-def _elsewhere(name: str) -> str:
+def _elsewhere(option: str) -> str:
     from hpcdl.jobs.schema import job_schema
 
+    name = option.lstrip("-")
     known = {"dry-run", "watch", "chain", "module", "no-module", "no-preflight", "file", "over"}
     known |= {key.replace("_", "-") for key in job_schema()["properties"]}
     return "`hpcdl job` takes it: write it before --" if name in known else ""

@@ -22,31 +22,41 @@ _ONE_KIND = (
     "components is written by hand, and `hpcdl job lint` checks it"
 )
 
+_EACH = "leave it out: each rank has one GPU, and --gpus N says how many there are"
+
 # What the script decides itself, and what to say instead.
 _OWN = {
     **dict.fromkeys(
-        ("cores-per-socket", "cpus-per-gpu", "cpus-per-task", "extra-node-info", "gpus",
-         "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "mincpus", "nodes", "ntasks",
-         "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
-         "ntasks-per-tres", "overcommit", "sockets-per-node", "tasks-per-node", "threads-per-core",
-         "tres-per-task"),
+        ("cores-per-socket", "extra-node-info", "gpus-per-socket", "mincpus", "ntasks-per-core",
+         "ntasks-per-socket", "ntasks-per-tres", "overcommit", "sockets-per-node",
+         "threads-per-core", "tres-per-task"),
         _SHAPE,
     ),
+    "cpus-per-gpu": "use --cpus-per-task: each rank has one GPU",
+    "gres": "use --gpus-per-node N, or --gpus N for all nodes; --partition says of which model",
+    "ntasks": "use --gpus N, a rank each; without GPUs --tasks N",
+    "ntasks-per-node": "use --gpus-per-node N, a rank each; without GPUs --tasks-per-node N",
+    **dict.fromkeys(("gpus-per-task", "ntasks-per-gpu"), _EACH),
     **dict.fromkeys(("exclusive", "oversubscribe"), _WHOLE),
-    **dict.fromkeys(("chdir", "error", "open-mode", "output"), _FILES),
+    **dict.fromkeys(("error", "open-mode", "output"), _FILES),
     **dict.fromkeys(("no-requeue", "requeue", "signal"), _AGAIN),
     **dict.fromkeys(("help", "parsable", "quiet", "test-only", "usage", "verbose", "version"),
                     "it is for the command line of sbatch, not for a job"),
     **dict.fromkeys(("cluster", "clusters"), "give the site of that cluster: --site"),
     **dict.fromkeys(("export", "export-file"), "use --env"),
     **{name: f"use --{name}"
-       for name in ("account", "mem", "mem-per-cpu", "mem-per-gpu", "partition", "qos", "time")},
+       for name in ("account", "chdir", "cpus-per-task", "gpus", "gpus-per-node", "mem",
+                    "mem-per-cpu", "mem-per-gpu", "nodes", "partition", "qos", "tasks-per-node",
+                    "time")},
     "array": "use `hpcdl job sweep`",
     "input": "the program reads nothing from there",
     "job-name": "use --name",
     "wait": "use --watch",
     "wrap": "write the program after --",
 }  # fmt: skip
+
+# Options of the same names, beside those above.
+_SAME = frozenset({"licenses", "reservation"})
 
 
 def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, ...]:
@@ -73,11 +83,19 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
     return tuple(found.values())
 
 
-def as_ours(name: str) -> str:
-    """How a job is asked for what this option of sbatch asks for; '' where sbatch has none."""
-    from hpcdl.jobs.lint.options import known_options
+def as_ours(option: str) -> str:
+    """How a job is asked for what this option of sbatch asks for; '' where sbatch has none.
 
-    fact = known_options("sbatch").get(name)
+    `option` is as it was typed, up to a `=`: `--nodes`, `-N`, `-N2`, or `-nodes`.
+    """
+    from hpcdl.jobs.lint.options import known_options, letters
+
+    known, name = known_options("sbatch"), option.lstrip("-")
+    if name not in known and not option.startswith("--") and name[:1] in letters("sbatch"):
+        name = letters("sbatch")[name[:1]].name
+    if name in _SAME:
+        return f"use --{name}"
+    fact = known.get(name)
     value = "=VALUE" if fact and fact.argument == "required" else ""
     return _own(name) or (f"write --sbatch {name}{value}" if fact else "")
 
