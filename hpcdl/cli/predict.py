@@ -57,7 +57,15 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
     _configure_plan(parser)
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
-    parser.set_defaults(behind="--model")
+    parser.set_defaults(behind=_behind)
+
+
+def _behind(word: str) -> str:
+    """The option that a word is meant for which stands behind none."""
+    from hpcdl import facts
+    from hpcdl.system.text import nearest
+
+    return "--model" if nearest(word, facts.load("models")["models"]) else "--partition"
 
 
 def _configure_plan(parser: argparse.ArgumentParser) -> None:
