@@ -15,6 +15,17 @@ def arrays(split):
 def pipeline(split):
     return tf.data.Dataset.from_tensor_slices(arrays(split))
 
+def as_keras(split):
+    images, labels = arrays(split)
+    return (images * 200).astype("uint8"), labels.astype("uint8")[:, None]
+
+def as_tfds(split):
+    images, labels = as_keras(split)
+    return tf.data.Dataset.from_tensor_slices((images, labels[:, 0].astype("int64")))
+
+def columns(split):
+    return tf.data.Dataset.from_tensor_slices(as_keras(split))
+
 def only_train(split):
     return arrays(split) if split == "train" else None
 
@@ -68,6 +79,13 @@ def test_own_data_trains_the_same_on_one_rank_and_on_two(own, function):
     assert one.losses == pytest.approx(two.losses, rel=1e-3, abs=1e-5)
     assert two.metrics["accuracy"] > 0.95
     assert two.metrics["test_images"] == 60
+
+
+@pytest.mark.parametrize("function", ["as_keras", "as_tfds", "columns"])
+def test_bytes_and_a_column_of_labels_are_taken_as_keras_and_tfds_give_them(own, function):
+    done = own(function, "--lr=0.00001", steps="--steps=3")
+    assert len(done.losses) == 3
+    assert done.metrics["test_images"] == 60
 
 
 def test_a_pipeline_resumes_inside_an_epoch(own):

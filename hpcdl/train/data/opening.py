@@ -27,7 +27,7 @@ def open_source(
     if options.image_size and len(shape) == 3:
         shape = (options.image_size, options.image_size, shape[2])
     if options.dataset:
-        return open_users(options.dataset, share)
+        return open_users(options.dataset, share, task)
     if options.data == SYNTHETIC:
         return Synthetic(shape, model["classes"], share, task)
     dataset = read_dataset(Path(options.data))

@@ -28,8 +28,12 @@ _CONTRACT = (
 )
 
 
-def open_users(named: str, share: Share) -> Source:
-    """What the function gives, as a source of batches; BadInput: it raises, or gives no data."""
+def open_users(named: str, share: Share, task: str) -> Source:
+    """What the function gives, as a source of batches; BadInput: it raises, or gives no data.
+
+    Of the task `classes` a column of labels is one label each: Keras' own data sets have it so.
+    """
+    single = task == "classes"
     function = user_function("--dataset", named)
     parts: dict[str, Any] = {}
     for split in ("train", "test"):
@@ -40,8 +44,8 @@ def open_users(named: str, share: Share) -> Source:
                            hint=_CONTRACT) from fault  # fmt: skip
     given = {split: part for split, part in parts.items() if part is not None}
     if "train" in given and isinstance(given["train"], tf.data.Dataset):
-        return Pipeline(named, given, share)
-    arrays = {split: _arrays(named, split, part) for split, part in given.items()}
+        return Pipeline(named, given, share, single=single)
+    arrays = {split: _arrays(named, split, part, single) for split, part in given.items()}
     if "train" not in arrays:
         raise BadInput(f"--dataset {named} gives nothing to train on", hint=_CONTRACT)
     if len({images.shape[1:] for images, _ in arrays.values()}) > 1:
@@ -53,13 +57,14 @@ def open_users(named: str, share: Share) -> Source:
     return source
 
 
-def _arrays(named: str, split: str, part: Any) -> tuple[Any, Any]:
+def _arrays(named: str, split: str, part: Any, single: bool) -> tuple[Any, Any]:
     try:
         images, labels = (np.asarray(values) for values in part)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} inputs, but {len(labels)} labels")
         if labels.dtype.kind not in "iu":
             raise ValueError(f"labels are {labels.dtype}, not integers")
+        labels = labels[:, 0] if single and labels.shape[1:] == (1,) else labels
         inputs = images.astype(np.int64 if images.dtype.kind == "i" else np.float32, copy=False)
     except (TypeError, ValueError) as fault:
         raise BadInput(f"--dataset {named}, '{split}': {fault}", hint=_CONTRACT) from fault
@@ -80,18 +85,21 @@ class Pipeline(Source):
     pixels = "as the data set's function gives them"
     limits = _LIMITS
 
-    def __init__(self, named: str, parts: dict[str, Any], share: Share) -> None:
+    def __init__(self, named: str, parts: dict[str, Any], share: Share, *, single: bool) -> None:
         self._named = named
-        self._parts = parts
         self._share = share
         self.digest = named
         self.tested = "test" in parts
         try:
             image, label = parts["train"].element_spec
             self.shape: tuple[int, ...] = tuple(map(int, image.shape))
+            if single and label.shape == (1,):
+                parts = {split: part.map(lambda x, y: (x, y[0])) for split, part in parts.items()}
+                label = parts["train"].element_spec[1]
             examples = int(parts["train"].cardinality())
         except (TypeError, ValueError, AttributeError) as fault:
             raise self._error("examples are not (input, label) of known shapes") from fault
+        self._parts = parts
         if examples < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(examples, share)
@@ -115,7 +123,7 @@ class Pipeline(Source):
         mixed = self._parts["train"].shuffle(_BUFFER, seed=seed, reshuffle_each_iteration=False)
         mine = mixed.shard(share.ranks, share.rank).batch(share.per_rank, drop_remainder=True)
         for images, labels in self._read(mine.skip(first).take(self.steps_per_epoch - first)):
-            yield Group(images[None], tf.cast(labels, tf.int64)[None], 1)
+            yield Group(_inputs(images)[None], tf.cast(labels, tf.int64)[None], 1)
             done += 1
         if done < self.steps_per_epoch:
             raise self._error(f"it ended after batch {done} of {self.steps_per_epoch}")
@@ -126,4 +134,9 @@ class Pipeline(Source):
         if "test" in self._parts:
             mine = self._parts["test"].shard(share.ranks, share.rank).batch(share.at_once)
             for images, labels in self._read(mine):
-                yield images, tf.cast(labels, tf.int64)
+                yield _inputs(images), tf.cast(labels, tf.int64)
+
+
+def _inputs(images: Any) -> Any:
+    """As those of arrays: pixels, unsigned integers, become float32; others stay as they are."""
+    return tf.cast(images, tf.float32) if images.dtype.is_unsigned else images
