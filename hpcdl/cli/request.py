@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -178,6 +179,9 @@ def _variable(text: str) -> tuple[str, str]:
         if looks_secret(name):
             said = f"note: others of this machine may have seen {name} on the command line"
             print(f"{said}; `--env {name}` takes it from your environment, or asks",
+                  file=sys.stderr)  # fmt: skip
+        if more := re.match(r"[^=,]*,([A-Z_]\w*)=", value):
+            print(f"note: {name} is {value!r}; {more[1]} is set by an --env of its own",
                   file=sys.stderr)  # fmt: skip
         return name, value
     if name in os.environ:
