@@ -11,7 +11,10 @@ from hpcdl.system.errors import ExitCode
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", metavar="ROLE", default="demo",
                         help="login, compute, admin or laptop (default: the demo)")  # fmt: skip
-    parser.set_defaults(behind="--role")
+    fixes = ("fix", "install", "repair")
+    said = "it changes nothing: what is missing has its command beside it"
+    parser.set_defaults(behind="--role",
+                        elsewhere=lambda one: said if one.strip("-") in fixes else "")  # fmt: skip
 
 
 def _doctor(args: argparse.Namespace) -> ExitCode:

@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 # sbatch's letters for what the options of jobs say, and what other programs call an option.
 _ALIKE = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus", "-t": "--time",
             "-c": "--cpus-per-task", "-J": "--name", "-A": "--account", "-q": "--qos",
-            "-o": "--output", "--image": "--container",
-            "--batch-size": "--batch-per-rank"}  # fmt: skip
+            "-o": "--output", "--image": "--container", "--batch-size": "--batch-per-rank",
+            "--nodes": "--gpus", "--gpu": "--partition", "--queue": "--partition",
+            "--format": "--json"}  # fmt: skip
+_NOT_TAKEN = {
+    "--site": "it reads no site file: leave --site out",
+    "--dry-run": "it changes nothing: leave --dry-run out",
+    **dict.fromkeys(("--output", "-o", "--out"), "it prints to standard output: > FILE"),
+}
 _VALUES = {"int": "a whole number, such as 4", "float": "a number without a unit, such as 0.5"}
 _EMPTY = "the value is empty"
 Configure = Callable[[argparse.ArgumentParser], None]
@@ -120,6 +126,11 @@ class Parser(argparse.ArgumentParser):
             hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
         elif message.endswith(_EMPTY):
             hint = "is a variable of the shell not set? Give a value, or leave it out"
+        elif short := re.fullmatch(
+            r"argument (?:-\w/)?(-\S+): expected (at least )?one argument", message
+        ):
+            metavar = self._option_string_actions[short[1]].metavar
+            hint = f"write {short[1]} {metavar or 'VALUE'}; `{self.prog} --help` says what it is"
         elif message.endswith("required: JOB"):
             hint = "`hpcdl job list` lists your jobs"
         elif said := self._first_choice(message):
@@ -143,12 +154,16 @@ class Parser(argparse.ArgumentParser):
         name, options = word.split("=")[0], list(self._option_string_actions)
         parts = set(name.strip("-").split("-"))
         close = [one for one in options if one == f"-{name}"]
+        for action in self._get_positional_actions():
+            if name == f"--{action.dest}":
+                value = action.metavar or "|".join(action.choices or [action.dest])
+                return f"write it without {name}: {self.prog} {value}"
         if not close and (hint := self._elsewhere(name)):
             return hint
-        close += [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
-        if len(name) == 2 and not close:  # no letter is like another
-            return ""
         close += filter(None, [nearest(name, options, cutoff=0.8)])
+        close += [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
+        if not close and (name in _NOT_TAKEN or len(name) == 2):  # no letter is like another
+            return _NOT_TAKEN.get(name, "")
         close += [one for one in options if parts < set(one.strip("-").split("-"))]
         bare = {one.strip("-"): one for one in options}
         close += [bare[one] for one in filter(None, [nearest(name.strip("-"), bare)])]
@@ -167,6 +182,8 @@ class Parser(argparse.ArgumentParser):
             return f"name a job file behind its option: --file {word}; a site file: --site {word}"
         if "--site" in options and (site.is_file() or described):
             return f"name a site file behind its option: --site {word}"
+        if f"--{word}" in options:
+            return f"did you mean '--{word}'?"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
         behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
@@ -176,7 +193,8 @@ class Parser(argparse.ArgumentParser):
         if word.isdecimal() and self.prog.startswith("hpcdl job"):
             return f"`hpcdl job watch {word}` says how a job is, or why it waits"
         if self.get_default("takes_program"):
-            return f"put the program after two dashes: {self.prog} ... -- {word} ..."
+            hint = f"put the program after two dashes: {self.prog} ... -- {word} ..."
+            return hint + f"; `hpcdl job lint {word}` checks it" * word.endswith(".sh")
         return ""
 
 

@@ -41,5 +41,5 @@ def _no_tensorflow(why: str) -> MissingPrerequisite:
         f"this Python ({sys.executable}) has no TensorFlow",
         details=[why],
         hint="run `module load tensorflow` first, or build a release: `hpcdl stack build`, "
-        "`hpcdl stack publish`",
+        "`hpcdl stack publish`; without a cluster: `pip install tensorflow` beside hpcdl",
     )

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 
+_CHANGES = "it changes nothing: each finding says what to write instead"
+_IGNORED = "no rule is left out; --json has the rule of each finding, to filter by"
+_ELSEWHERE = {**dict.fromkeys(("fix", "write", "in-place"), _CHANGES),
+              **dict.fromkeys(("ignore", "disable", "skip", "select"), _IGNORED)}  # fmt: skip
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     """The scripts, and what they are checked for."""
-    parser.set_defaults(takes_files=True)
+    parser.set_defaults(takes_files=True, elsewhere=lambda one: _ELSEWHERE.get(one.strip("-"), ""))
     add = parser.add_argument
     # fmt: off
     add("files", nargs="*", type=Path, metavar="FILE",

@@ -55,6 +55,20 @@ _OWN = {
     "wrap": "write the program after --",
 }  # fmt: skip
 
+# What other schedulers, and people, call it.
+_FOREIGN = {
+    **dict.fromkeys(("cores", "cpus", "ncpus", "threads"), "use --cpus-per-task"),
+    **dict.fromkeys(("num-gpus", "num_gpus", "ngpus"), "use --gpus"),
+    **dict.fromkeys(("nnodes", "num-nodes", "num_nodes"), "use --nodes"),
+    **dict.fromkeys(("nproc-per-node", "nproc_per_node", "ppn"), "use --gpus-per-node"),
+    **dict.fromkeys(("cwd", "workdir", "working-directory"), "use --chdir"),
+    **dict.fromkeys(("log", "logfile", "out"), _FILES),
+    **dict.fromkeys(("email", "mail"), "write --sbatch mail-type=END --sbatch mail-user=ADDRESS"),
+    **dict.fromkeys(("interactive", "pty"), "a batch job has no terminal: `salloc`, then `srun`"),
+    **dict.fromkeys(("host", "hosts", "node"), "use --nodes N; by name --sbatch nodelist=NAMES"),
+    **dict.fromkeys(("conda", "venv", "virtualenv"), "name its Python after --: ENV/bin/python"),
+    "project": "use --account", "queue": "use --partition", "walltime": "use --time",
+}  # fmt: skip
 # Options of the same names, beside those above.
 _SAME = frozenset({"licenses", "reservation"})
 
@@ -84,7 +98,7 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
 
 
 def as_ours(option: str) -> str:
-    """How a job is asked for what this option of sbatch asks for; '' where sbatch has none.
+    """How a job is asked for what this option of sbatch, or of others, asks for; '' for no such.
 
     `option` is as it was typed, up to a `=`: `--nodes`, `-N`, `-N2`, or `-nodes`.
     """
@@ -97,7 +111,9 @@ def as_ours(option: str) -> str:
         return f"use --{name}"
     fact = known.get(name)
     value = "=VALUE" if fact and fact.argument == "required" else ""
-    return _own(name) or (f"write --sbatch {name}{value}" if fact else "")
+    if fact is None:
+        return _own(name) or _FOREIGN.get(name, "")
+    return _own(name) or f"write --sbatch {name}{value}"
 
 
 def _own(name: str) -> str:

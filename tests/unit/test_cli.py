@@ -66,6 +66,9 @@ def test_help_and_version_are_what_they_are_elsewhere(call):
     assert call("help site")[1].startswith("example: hpcdl site ")
     assert call("help job list")[1].startswith("example: hpcdl job list")
     assert call("version") == call("--version")
+    assert call("job help") == call("job --help")
+    assert call("job help list") == call("job list -?") == call("job list --help")
+    assert call("-?") == call("--help")
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -113,6 +116,30 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("job submit -N2 -- true", "use --nodes"),
         ("job submit -nodes 2 -- true", "did you mean '--nodes'?"),
         ("job submit -H", "write --sbatch hold"),
+        ("job submit --cpus 8", "use --cpus-per-task"),
+        ("job submit --queue gpu", "use --partition"),
+        ("job submit --interactive", "a batch job has no terminal"),
+        ("job submit --conda tf", "ENV/bin/python"),
+        ("job submit help", "did you mean '--help'?"),
+        ("job explain my_job.sh", "`hpcdl job lint my_job.sh` checks it"),
+        ("job lint --fix x.sh", "it changes nothing: each finding says"),
+        ("job lint --disable RULE x.sh", "--json has the rule of each finding"),
+        ("job lint --explain", "write --explain RULE"),
+        ("predict --compare", "write --compare PARTITIONS"),
+        ("predict --model resnet50 --nodes 4", "did you mean '--gpus'?"),
+        ("predict --epochs 90", "times are those of one epoch"),
+        ("predict --gpu p100", "by --partition or --gpu-model"),
+        ("predict plot", "did you mean '--plot'?"),
+        ("study list --site pi", "it reads no site file: leave --site out"),
+        ("site schema --output x", "it prints to standard output: > FILE"),
+        ("site show --format json", "did you mean '--json'?"),
+        ("site new", "did you mean 'init'?"),
+        ("data show DIR", "did you mean 'inspect'?"),
+        ("stack resolve --gpu k80", "did you mean '--partition'?"),
+        ("doctor --fix", "what is missing has its command beside it"),
+        ("completion --shell bash", "hpcdl completion bash|zsh|fish"),
+        ("job.lint x.sh", "did you mean hpcdl job lint?"),
+        ("job-lint x.sh", "did you mean hpcdl job lint?"),
         ("job submit -V", "for the command line of sbatch"),
         ("job submit -oout.log", "use --job-dir: log and results lie there"),
         ("job render -o job.sh", "> FILE"),
@@ -151,6 +178,28 @@ def test_an_unknown_word_is_answered_with_the_nearest(line, hint, call):
     assert hint in err
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "--model resnet50",
+            "'cpu', the default, has no GPUs\nhelp: give --partition, such as k20",
+        ),
+        ("--partition p100 --model resnet50,vgg16", "name one: a forecast is of one network"),
+        ("--model resnet50 --compare ,", "--compare names no partition"),
+    ],
+)
+def test_a_forecast_that_lacks_something_says_what(line, said, call):
+    code, _, err = call(f"predict --site pi {line}")
+    assert code == 2
+    assert said in err
+
+
+def test_partitions_are_compared_however_they_are_listed(call):
+    asked = "predict --site pi --model resnet50 --gpus 1 --compare"
+    assert call(f"{asked} k80 p100") == call(f"{asked} k80,,p100") == call(f"{asked} k80,p100")
+
+
 RENDER = ("job", "render", "--site", "embedded", "--no-module")
 
 
@@ -173,6 +222,14 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ("job sweep --site embedded --running 0", "not a whole number from 1 to 1000000"),
         ("job sweep --site embedded --name ../x --over n=1", "'../x' is not possible"),
         ("R --env =x", "is no name of a variable"),
+        ("R -- 'python train.py'", "leave the quotes out: -- python train.py"),
+        ("R -- 'cd x && python t.py'", "let one run it: -- bash -c 'cd x && python t.py'"),
+        ("R -- module load foo", "for modules --module NAME"),
+        ("R -- conda activate tf", "or name the environment's own python"),
+        ("R -- A=1 python t.py", "by --env A=1"),
+        ("R -- sbatch t.sh", "would queue another job from every rank"),
+        ("R -- bash", "a job has no terminal"),
+        ("job lint --site embedded https://x.org/t.sh", "fetch it first"),
         ("R --name '$(id)'", "the job name '$(id)' is not possible"),
         ("R --job-dir 'a\nb'", "Slurm cannot write a log below"),
         ("R -- --model-parallel=2", "cannot be had with the launcher 'horovod'"),
