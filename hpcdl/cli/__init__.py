@@ -45,7 +45,7 @@ _ALIKE = {"start": {"up"}, "restart": {"up"}, "stop": {"down", "cancel"}, "kill"
           "delete": {"cancel"}, "rm": {"cancel"}, "remove": {"gc"}, "ls": {"list"},
           "ps": {"list"}, "queue": {"list"}, "logs": {"log"}, "run": {"submit"},
           "status": {"watch"}, "show": {"report", "inspect"}, "install": {"build"},
-          "new": {"init"},
+          "new": {"init"}, "diff": {"check"}, "validate": {"check", "validate"},
           "create": {"build"}}  # fmt: skip
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})

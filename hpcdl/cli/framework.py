@@ -27,7 +27,8 @@ _ALIKE = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus",
             "-c": "--cpus-per-task", "-J": "--name", "-A": "--account", "-q": "--qos",
             "-o": "--output", "--image": "--container", "--batch-size": "--batch-per-rank",
             "--nodes": "--gpus", "--gpu": "--partition", "--queue": "--partition",
-            "--format": "--json"}  # fmt: skip
+            "--format": "--json", "--learning-rate": "--lr", "--grid": "--over",
+            "--param": "--over", "--parallel": "--running"}  # fmt: skip
 _NOT_TAKEN = {
     "--site": "it reads no site file: leave --site out",
     "--dry-run": "it changes nothing: leave --dry-run out",
@@ -182,7 +183,7 @@ class Parser(argparse.ArgumentParser):
             return f"name a job file behind its option: --file {word}; a site file: --site {word}"
         if "--site" in options and (site.is_file() or described):
             return f"name a site file behind its option: --site {word}"
-        if f"--{word}" in options:
+        if f"--{word.partition('=')[0]}" in options:
             return f"did you mean '--{word}'?"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"

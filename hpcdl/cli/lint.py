@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
 _CHANGES = "it changes nothing: each finding says what to write instead"
 _IGNORED = "no rule is left out; --json has the rule of each finding, to filter by"
+_RULES = "docs/lint.md has all rules; --explain RULE prints one"
 _ELSEWHERE = {**dict.fromkeys(("fix", "write", "in-place"), _CHANGES),
-              **dict.fromkeys(("ignore", "disable", "skip", "select"), _IGNORED)}  # fmt: skip
+              **dict.fromkeys(("ignore", "disable", "skip", "select"), _IGNORED),
+              **dict.fromkeys(("rules", "list-rules", "list"), _RULES),
+              **dict.fromkeys(("strict", "pedantic", "all"), "--advice prints advice, too"),
+              **dict.fromkeys(("q", "quiet"), "> /dev/null: the exit code tells")}  # fmt: skip
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -128,11 +128,10 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
         program=command_of(args.rest), environment=dict(map(_variable, args.env)),
-        job_dir=_path(args.job_dir) if args.job_dir else None,
+        job_dir=_directory(args.job_dir), chdir=_directory(args.chdir),
         preflight=not args.no_preflight, data=str(_path(args.data)) if args.data else None,
         stage=args.stage_data, container=image_of(args.container),
         sbatch=(*own, *args.sbatch), memory=_memory(args),
-        chdir=_path(args.chdir) if args.chdir else None,
     )  # fmt: skip
     return seen_from(Path.cwd(), asked)
 
@@ -199,6 +198,14 @@ def _path(given: str | Path) -> Path:
         return Path(given).expanduser().absolute()
     except RuntimeError as fault:
         raise BadInput(f"{given}: there is no such user, or no home") from fault
+
+
+def _directory(given: Path | None) -> Path | None:
+    """A directory that is made or used here, so that no variable in its name is left."""
+    path = _path(given) if given else None
+    if path and (found := re.search(r"\$\{?\w+", str(given))) and not path.exists():
+        raise BadInput(f"{given}: no shell has put in what {found[0]} is", hint="write the path")
+    return path
 
 
 def image_of(given: str | None) -> str | None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from hpcdl.jobs.launch import check_launcher
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import MAX_BYTES, open_regular
@@ -136,6 +137,24 @@ def _check_shell(argv: Sequence[str], *, there: bool) -> None:
         raise BadInput(f"'{argv[0]}' {said}", hint=hint)
 
 
+def _check_names(argv: Sequence[str], *, there: bool) -> None:
+    """Raise BadInput for a model, a notebook or a quoted line in a program's or script's place."""
+    if not (there or shutil.which(argv[0])) and (argv[0] == "train" or _is_model(argv[0])):
+        hint = "options of `hpcdl train` follow the dashes at once: -- --model NAME ..."
+        raise BadInput(f"'{argv[0]}' is no program", hint=hint)
+    for one in argv[: (script_index(argv) or 0) + 1]:
+        if one.endswith(".ipynb"):
+            raise BadInput(f"{one} is a notebook", hint=f"`jupyter nbconvert --to script {one}`")
+        if re.search(r"\.(py|sh) ", one) and not _is_there(Path(one)):
+            raise BadInput(f"'{one}' is one argument", hint=f"leave the quotes out: {one}")
+
+
+def _is_model(name: str) -> bool:
+    from hpcdl import facts
+
+    return name in facts.load("models")["models"]
+
+
 def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
     """Raise BadInput for a program, script, module or other file that the job would not find.
 
@@ -145,8 +164,11 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     argv = spec.program
     if argv:
         inside = spec.container is not None and argv[0].startswith("/")
-        _check_shell(argv, there=inside or _is_there((spec.chdir or folder) / argv[0]))
+        there = inside or _is_there((spec.chdir or folder) / argv[0])
+        _check_shell(argv, there=there)
+        _check_names(argv, there=there)
     check_script(spec)
+    check_launcher(spec)
     check_image(folder, spec.container)
     if spec.chdir and not spec.chdir.is_dir():
         raise BadInput(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")

@@ -163,7 +163,8 @@ def _check_counts(spec: JobSpec) -> None:
         value = getattr(spec, key)
         if value is not None and not 1 <= value <= 1_000_000:
             option = key.replace("minutes", "time").replace("_", "-")
-            raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
+            hint = "give a number from 1" + " to 1,000,000" * (value > 1)
+            raise BadInput(f"--{option} {value} is not possible", hint=hint)
     if spec.chain > MAX_CHAIN:
         said = f"--chain {spec.chain} is not possible"
         raise BadInput(said, hint=f"queue at most {MAX_CHAIN} jobs")
