@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from hpcdl.cli.framework import Command, show
+from hpcdl.cli.framework import Command, instead, show
 from hpcdl.system.errors import ExitCode
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", metavar="ROLE", default="demo",
                         help="login, compute, admin or laptop (default: the demo)")  # fmt: skip
-    fixes = ("fix", "install", "repair")
+    parser.set_defaults(behind="--role")
     said = "it changes nothing: what is missing has its command beside it"
-    parser.set_defaults(behind="--role",
-                        elsewhere=lambda one: said if one.strip("-") in fixes else "")  # fmt: skip
+    roles = {role: f"write --role {role}" for role in ("login", "compute", "admin", "laptop")}
+    instead(parser, {"fix install repair": said, **roles})
 
 
 def _doctor(args: argparse.Namespace) -> ExitCode:

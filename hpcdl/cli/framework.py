@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -49,6 +49,12 @@ def option(*names: str, **how: Any) -> Configure:
             parser.set_defaults(behind=names[-1])
 
     return configure
+
+
+def instead(parser: argparse.ArgumentParser, answers: Mapping[str, str]) -> None:
+    """What to say instead of options that a command lacks: names, apart by blanks, and a hint."""
+    told = {name: hint for names, hint in answers.items() for name in names.split()}
+    parser.set_defaults(elsewhere=lambda typed: told.get(typed.strip("-"), ""))
 
 
 class Command(NamedTuple):
@@ -134,8 +140,12 @@ class Parser(argparse.ArgumentParser):
             hint = f"write {short[1]} {metavar or 'VALUE'}; `{self.prog} --help` says what it is"
         elif message.endswith("required: JOB"):
             hint = "`hpcdl job list` lists your jobs"
+        elif message.endswith("required: STUDY"):
+            hint = "`hpcdl study list` lists the studies"
         elif said := self._first_choice(message):
             message, hint = said
+        elif missing := message.partition("are required: ")[2]:
+            hint = f"write {self.prog} ... {self._as_typed(missing.split(', '))}"
         else:
             hint = _wanted(message) or hint
             hint += self.get_default("others") or "" if hint.startswith("use one of") else ""
@@ -149,6 +159,14 @@ class Parser(argparse.ArgumentParser):
             if one.choices and name in (one.dest, one.metavar):
                 return f"the {name} is missing", f"say {one_of(map(str, one.choices))}"
         return None
+
+    def _as_typed(self, names: Sequence[str]) -> str:
+        """Arguments as they are typed, options with what their value is called."""
+        return " ".join(
+            f"{one.option_strings[-1]} {one.metavar or 'VALUE'}" if one.option_strings else name
+            for one in self._actions
+            if (name := "/".join(one.option_strings) or str(one.metavar or one.dest)) in names
+        )
 
     def _near(self, word: str) -> str:
         """The option that may be meant by one that is unknown, as a hint."""

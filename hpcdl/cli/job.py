@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hpcdl.cli import lint, queued, request, sweep
 from hpcdl.cli.framework import Command, Group, option, print_json, show
-from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -157,9 +156,7 @@ GROUP = Group(
         Command("log", "Print the end of a job's log; with -f what comes, until the job ends.",
                 "hpcdl job log -f 4711", queued.log, queued.log_options),
         Command("list", "List your jobs with state, age and directory, newest first.",
-                "hpcdl job list --last 5", queued.list_jobs,
-                option("--last", type=at_least(1), default=20, metavar="N",
-                       help="list the newest N jobs (20)")),
+                "hpcdl job list --last 5", queued.list_jobs, queued.list_options),
         Command("sweep",
                 "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
                 "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
@@ -175,7 +172,6 @@ GROUP = Group(
                 "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
                 "hpcdl job lint --slurm-version 22.05 train.sh", lint.run, lint.options),
         Command("cancel", "Cancel jobs.", "hpcdl job cancel 4711", queued.cancel,
-                option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
-                changes=True),
+                queued.cancel_options, changes=True),
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import the_site
+from hpcdl.cli.framework import instead, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 
-_CHANGES = "it changes nothing: each finding says what to write instead"
-_IGNORED = "no rule is left out; --json has the rule of each finding, to filter by"
-_RULES = "docs/lint.md has all rules; --explain RULE prints one"
-_ELSEWHERE = {**dict.fromkeys(("fix", "write", "in-place"), _CHANGES),
-              **dict.fromkeys(("ignore", "disable", "skip", "select"), _IGNORED),
-              **dict.fromkeys(("rules", "list-rules", "list"), _RULES),
-              **dict.fromkeys(("strict", "pedantic", "all"), "--advice prints advice, too"),
-              **dict.fromkeys(("q", "quiet"), "> /dev/null: the exit code tells")}  # fmt: skip
+_INSTEAD = {
+    "fix write in-place": "it changes nothing: each finding says what to write instead",
+    "ignore disable skip select":
+        "no rule is left out; --json has the rule of each finding, to filter by",
+    "rules list-rules list": "docs/lint.md has all rules; --explain RULE prints one",
+    "strict pedantic all": "--advice prints advice, too",
+    "q quiet": "> /dev/null: the exit code tells",
+}  # fmt: skip
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The scripts, and what they are checked for."""
-    parser.set_defaults(takes_files=True, elsewhere=lambda one: _ELSEWHERE.get(one.strip("-"), ""))
+    parser.set_defaults(takes_files=True)
+    instead(parser, _INSTEAD)
     add = parser.add_argument
     # fmt: off
     add("files", nargs="*", type=Path, metavar="FILE",

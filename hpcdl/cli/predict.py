@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, Group, option, show, the_site
+from hpcdl.cli.framework import Command, Group, instead, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ _PERCENT = 100.0
 _FLOW = 4
 """Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
-_ELSEWHERE = {
+_INSTEAD = {
     "gpu": "say which by --partition or --gpu-model, and how many by --gpus N",
     "epochs": "times are those of one epoch, of --images N: multiply them",
-    **dict.fromkeys(("hours", "time"), "--deadline HOURS is the limit of an epoch"),
+    "hours time": "--deadline HOURS is the limit of an epoch",
 }
 
 
@@ -62,7 +62,8 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
     _configure_plan(parser)
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
-    parser.set_defaults(behind=_behind, elsewhere=lambda one: _ELSEWHERE.get(one.strip("-"), ""))
+    parser.set_defaults(behind=_behind)
+    instead(parser, _INSTEAD)
 
 
 def _behind(word: str) -> str:
