@@ -119,7 +119,8 @@ def _options_last(argv: list[str]) -> list[str]:
 
 def _dispatch(argv: list[str]) -> ExitCode | int:
     end = argv.index("--") if "--" in argv else len(argv)
-    argv = _options_last([*("--help" if one == "-?" else one for one in argv[:end]), *argv[end:]])
+    asked = ("--help" if one in {"-?", "/?"} else one for one in argv[:end])
+    argv = _options_last([*asked, *argv[end:]])
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:

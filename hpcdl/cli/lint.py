@@ -20,6 +20,7 @@ _INSTEAD = {
         "no rule is left out; --json has the rule of each finding, to filter by",
     "rules list-rules list": "docs/lint.md has all rules; --explain RULE prints one",
     "strict pedantic all": "--advice prints advice, too",
+    "gpus nodes time gres ntasks": "the #SBATCH lines of the script say that",
     "q quiet": "> /dev/null: the exit code tells",
 }  # fmt: skip
 

@@ -35,6 +35,8 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
+_WORD = re.compile(r"([A-Za-z_.][^{$]*|[^{$]*\.(py|sh))\Z")
+"""What may be the name of a script, and holds no mark or variable."""
 _SHELL_TEXT = re.compile(r"&&|\|\||[;|<>`\n]|\$\(")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _BUILTINS = frozenset({"module", "ml", "cd", "export", "source", "."})
@@ -196,7 +198,7 @@ def check_script(spec: JobSpec) -> None:
     if at is None or spec.container:
         return
     script = Path(spec.program[at])
-    if script.is_absolute() or "{" in script.name or script.suffix not in _SCRIPT:
+    if script.is_absolute() or not _WORD.match(str(script)):
         return
     if not any(place and _is_there(place / script) for place in (spec.chdir, spec.job_dir)):
         raise BadInput(

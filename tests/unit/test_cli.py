@@ -68,7 +68,7 @@ def test_help_and_version_are_what_they_are_elsewhere(call):
     assert call("version") == call("--version")
     assert call("job help") == call("job --help")
     assert call("job help list") == call("job list -?") == call("job list --help")
-    assert call("-?") == call("--help")
+    assert call("-?") == call("/?") == call("--help")
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -242,6 +242,8 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ("site diff", "did you mean 'check'?"),
         ("cluster up --slurm-version 22.05", "use --slurm V"),
         ("job list -n 5", "use --last N"),
+        ("job lint --gpus 4 x.sh", "the #SBATCH lines of the script say that"),
+        ("check run --all", "leave --tag and --name out"),
         ("job cancel --user me", "`scancel --me` ends all of yours"),
         ("stack build --tensorflow 2.15", "the site file has the versions"),
         ("stack resolve --tensorflow 2.15", "--why-not NAME@VERSION"),
