@@ -36,6 +36,16 @@ def unequal(split):
     images, labels = arrays(split)
     return images, labels[:-1]
 
+def onehot(split):
+    images, labels = arrays(split)
+    return images, np.eye(3, dtype="int64")[labels]
+
+def onehot_pipeline(split):
+    return tf.data.Dataset.from_tensor_slices(onehot(split))
+
+def swapped(split):
+    return arrays(split)[::-1]
+
 def negative(split):
     images, labels = arrays(split)
     return images, labels - (split == "test")
@@ -104,6 +114,9 @@ def test_what_is_wrong_with_own_data_is_said(runs, own):
         "short": "contained only 100 elements",
         "unequal": "240 inputs, but 239 labels",
         "negative": "a label is -1",
+        "onehot": "a label is of shape (3,)",
+        "onehot_pipeline": "a label is of shape (3,)",
+        "swapped": "not integers",
         "breaks": "a mistake of mine",
         "breaks_late": "division by zero",
         "endless": "its length is not known",

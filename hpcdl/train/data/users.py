@@ -50,6 +50,8 @@ def open_users(named: str, share: Share, task: str) -> Source:
         raise BadInput(f"--dataset {named} gives nothing to train on", hint=_CONTRACT)
     if len({images.shape[1:] for images, _ in arrays.values()}) > 1:
         raise BadInput(f"--dataset {named}: inputs to train and to test with differ in shape")
+    if single:
+        _require_one(named, *(part.shape[1:] for part in arrays["train"]))
     digest = hashlib.sha256(arrays["train"][0].tobytes()).hexdigest()[:16]
     classes = max(_classes(labels) for _, labels in arrays.values())
     source = InMemory(arrays, share, classes, digest)
@@ -69,6 +71,14 @@ def _arrays(named: str, split: str, part: Any, single: bool) -> tuple[Any, Any]:
     except (TypeError, ValueError) as fault:
         raise BadInput(f"--dataset {named}, '{split}': {fault}", hint=_CONTRACT) from fault
     return inputs, labels.astype(np.int64, copy=False)
+
+
+def _require_one(named: str, shape: Any, label: Any) -> None:
+    """Refuse labels of several numbers for what a network gives one class: images, and numbers."""
+    if len(label) and len(shape) in {0, 3}:
+        said = f"--dataset {named}: a label is of shape {tuple(label)}, and one number is wanted"
+        raise BadInput(said, hint="give the class's number, argmax(-1) of one-hot labels; several "
+                       "yes or no per input are --task findings")  # fmt: skip
 
 
 def _classes(labels: Any) -> int:
@@ -100,6 +110,8 @@ class Pipeline(Source):
         except (TypeError, ValueError, AttributeError) as fault:
             raise self._error("examples are not (input, label) of known shapes") from fault
         self._parts = parts
+        if single:
+            _require_one(named, self.shape, label.shape)
         if examples < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(examples, share)
