@@ -202,6 +202,8 @@ def commands() -> str:
         "the site\nfile take `--site FILE`; [without it](architecture.md#environment-variables) "
         "`HPCDL_SITE` counts.\nCommands that change something take `--dry-run`. "
         "Exit codes: [exit-codes.md](exit-codes.md).\n",
+        "Faults are text on standard error, also with `--json`: `error: ...`, then `help: ...` "
+        "with the next\nstep; a program goes by the exit code.\n",
         "Shell completions: `hpcdl completion bash`, `zsh` or `fish`.\n",
     ]
     for name in GROUPS:

@@ -7,6 +7,7 @@ letter would become an argument.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import wraps
@@ -16,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from hpcdl.jobs.spec import JobSpec, Memory
 from hpcdl.site import Site
-from hpcdl.system.errors import BadInput, of_the_system
+from hpcdl.system.errors import BadInput, HpcdlError, of_the_system
 from hpcdl.system.text import did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -29,13 +30,17 @@ def checked(function: _Function) -> _Function:
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         asked = signature(function).bind(*given, **named)
-        for name, value in asked.arguments.items():
-            if name != "more":
-                asked.arguments[name] = _of(f"{function.__name__}: {name}", kinds[name], value)
         try:
+            for name, value in asked.arguments.items():
+                if name != "more":
+                    asked.arguments[name] = _of(f"{function.__name__}: {name}", kinds[name], value)
             return function(*asked.args, **asked.kwargs)
         except OSError as fault:
             raise of_the_system(fault) from fault
+        except HpcdlError as fault:
+            if fault.hint and sys.version_info >= (3, 11):
+                fault.add_note(f"help: {fault.hint}")
+            raise
 
     return cast("_Function", call)
 

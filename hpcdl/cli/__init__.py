@@ -44,7 +44,8 @@ GROUPS: dict[str, str] = {
 _ALIKE = {"start": {"up"}, "restart": {"up"}, "stop": {"down", "cancel"}, "kill": {"cancel"},
           "delete": {"cancel"}, "rm": {"cancel"}, "remove": {"gc"}, "ls": {"list"},
           "ps": {"list"}, "queue": {"list"}, "logs": {"log"}, "run": {"submit"},
-          "status": {"watch"}, "show": {"report"}, "install": {"build"},
+          "status": {"watch"}, "show": {"report", "inspect"}, "install": {"build"},
+          "new": {"init"}, "diff": {"check"}, "validate": {"check", "validate"},
           "create": {"build"}}  # fmt: skip
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
@@ -117,7 +118,9 @@ def _options_last(argv: list[str]) -> list[str]:
 
 
 def _dispatch(argv: list[str]) -> ExitCode | int:
-    argv = _options_last(argv)
+    end = argv.index("--") if "--" in argv else len(argv)
+    asked = ("--help" if one in {"-?", "/?"} else one for one in argv[:end])
+    argv = _options_last([*asked, *argv[end:]])
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:
@@ -140,13 +143,16 @@ def _meant(word: str) -> str:
     """What may be meant: a command whose group was left out, else the nearest name."""
     groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
     found = [f"hpcdl {one.name} {command.name}" for one in groups for command in one.commands
-             if command.name in {word, *_ALIKE.get(word, ())}]  # fmt: skip
+             if command.name in {word, *_ALIKE.get(word, ())}
+             or re.split(r"[^a-z]", word) == [one.name, command.name]]  # fmt: skip
     return f"did you mean {one_of(found)}?" if found else did_you_mean(word, GROUPS)
 
 
 def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     commands = {command.name: command for command in group.commands}
     argv = _options_last(argv)
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:
         print(group_overview(group))
         return ExitCode.OK

@@ -1,4 +1,4 @@
-"""`hpcdl completion`: what a shell needs to complete commands and options.
+"""`hpcdl completion`: what a shell needs to complete commands, options, and names of the site.
 
 Those of bash and zsh are made by shtab, which knows no fish.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcdl.cli import GROUPS, load_group
-from hpcdl.cli.framework import Command, Group, Parser, fill_parser, option, show
-from hpcdl.system.errors import ExitCode
+from hpcdl.cli.framework import Command, Group, Parser, fill_parser, option, show, the_site
+from hpcdl.system.errors import BadInput, ExitCode
 
 _FISH = """\
 function __hpcdl_at
@@ -23,7 +23,26 @@ end
 complete -c hpcdl -f"""
 
 
-def whole_parser() -> argparse.ArgumentParser:
+def names_of(args: argparse.Namespace) -> dict[str, Sequence[str]]:
+    """What is offered behind an option or for an argument: partitions, stacks, studies, models."""
+    from hpcdl import facts
+    from hpcdl.jobs.spec import LAUNCHERS
+    from hpcdl.workflows.study.load import shipped
+
+    found: dict[str, Sequence[str]] = {
+        "STUDY": shipped(), "--launcher": tuple(LAUNCHERS),
+        "--model": tuple(facts.load("models")["models"]),
+    }  # fmt: skip
+    try:
+        site = the_site(args)
+    except BadInput:
+        if args.site:
+            raise
+        return found  # none is named, or that of HPCDL_SITE cannot be read
+    return {**found, "--partition": tuple(site.partitions), "STACK": tuple(site.stacks)}
+
+
+def whole_parser(names: Mapping[str, Sequence[str]] | None = None) -> argparse.ArgumentParser:
     """One parser of all commands: too slow for every call, right for completions."""
     parser = Parser(prog="hpcdl", allow_abbrev=False)
     rooms = parser.add_subparsers()
@@ -33,13 +52,15 @@ def whole_parser() -> argparse.ArgumentParser:
         if isinstance(entry, Group):
             commands = child.add_subparsers()
             for command in entry.commands:
-                _fill(commands.add_parser(command.name, help=command.summary), command)
+                _fill(commands.add_parser(command.name, help=command.summary), command, names or {})
         else:
-            _fill(child, entry)
+            _fill(child, entry, names or {})
     return parser
 
 
-def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
+def _fill(
+    parser: argparse.ArgumentParser, command: Command, names: Mapping[str, Sequence[str]]
+) -> None:
     """The arguments of a command, those that take a path marked for the shell."""
     import shtab
 
@@ -49,6 +70,9 @@ def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         elif _takes_file(action):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
+        elif not action.choices:
+            keys = [str(action.metavar), *action.option_strings]
+            action.choices = next((names[key] for key in keys if key in names), None)
 
 
 def fish(parser: argparse.ArgumentParser, *path: str) -> Iterator[str]:
@@ -81,23 +105,25 @@ def _takes_file(action: argparse.Action) -> bool:
     return action.type is Path or action.metavar == "FILE"
 
 
-def script(shell: str) -> str:
-    """What a shell has to read."""
+def script(shell: str, names: Mapping[str, Sequence[str]] | None = None) -> str:
+    """What a shell has to read; `names` are offered for their options and arguments."""
     import shtab
 
     if shell == "fish":
-        return "\n".join([_FISH, *fish(whole_parser(), "hpcdl")])
-    text: str = shtab.complete(whole_parser(), shell=shell)
+        return "\n".join([_FISH, *fish(whole_parser(names), "hpcdl")])
+    text: str = shtab.complete(whole_parser(names), shell=shell)
     # In zsh a file that is sourced registers, as one that is evaluated does.
     return text.replace("$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) ")
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    text = script(args.shell)
+    text = script(args.shell, names_of(args))
     return show(args, {"shell": args.shell, "script": text}, text)
 
 
-COMMAND = Command("completion", "Print a completion script for the shell.",
+COMMAND = Command("completion",
+                  "Print a completion script for the shell, with the names of the site.",
                   "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
-                  _run, option("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),
-                  site=False)  # fmt: skip
+                  _run,
+                  option("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),
+)  # fmt: skip

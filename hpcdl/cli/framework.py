@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -26,8 +26,15 @@ if TYPE_CHECKING:
 # sbatch's letters for what the options of jobs say, and what other programs call an option.
 _ALIKE = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus", "-t": "--time",
             "-c": "--cpus-per-task", "-J": "--name", "-A": "--account", "-q": "--qos",
-            "-o": "--output", "--image": "--container",
-            "--batch-size": "--batch-per-rank"}  # fmt: skip
+            "-o": "--output", "--image": "--container", "--batch-size": "--batch-per-rank",
+            "--nodes": "--gpus", "--gpu": "--partition", "--queue": "--partition",
+            "--format": "--json", "--learning-rate": "--lr", "--grid": "--over",
+            "--param": "--over", "--parallel": "--running"}  # fmt: skip
+_NOT_TAKEN = {
+    "--site": "it reads no site file: leave --site out",
+    "--dry-run": "it changes nothing: leave --dry-run out",
+    **dict.fromkeys(("--output", "-o", "--out"), "it prints to standard output: > FILE"),
+}
 _VALUES = {"int": "a whole number, such as 4", "float": "a number without a unit, such as 0.5"}
 _EMPTY = "the value is empty"
 Configure = Callable[[argparse.ArgumentParser], None]
@@ -43,6 +50,12 @@ def option(*names: str, **how: Any) -> Configure:
             parser.set_defaults(behind=names[-1])
 
     return configure
+
+
+def instead(parser: argparse.ArgumentParser, answers: Mapping[str, str]) -> None:
+    """What to say instead of options that a command lacks: names, apart by blanks, and a hint."""
+    told = {name: hint for names, hint in answers.items() for name in names.split()}
+    parser.set_defaults(elsewhere=lambda typed: told.get(typed.strip("-"), ""))
 
 
 class Command(NamedTuple):
@@ -121,12 +134,22 @@ class Parser(argparse.ArgumentParser):
             hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
         elif message.endswith(_EMPTY):
             hint = "is a variable of the shell not set? Give a value, or leave it out"
+        elif short := re.fullmatch(
+            r"argument (?:-\w/)?(-\S+): expected (at least )?one argument", message
+        ):
+            metavar = self._option_string_actions[short[1]].metavar
+            hint = f"write {short[1]} {metavar or 'VALUE'}; `{self.prog} --help` says what it is"
         elif message.endswith("required: JOB"):
             hint = "`hpcdl job list` lists your jobs"
+        elif message.endswith("required: STUDY"):
+            hint = "`hpcdl study list` lists the studies"
         elif said := self._first_choice(message):
             message, hint = said
+        elif missing := message.partition("are required: ")[2]:
+            hint = f"write {self.prog} ... {self._as_typed(missing.split(', '))}"
         else:
             hint = _wanted(message) or hint
+            hint += self.get_default("others") or "" if hint.startswith("use one of") else ""
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -138,14 +161,29 @@ class Parser(argparse.ArgumentParser):
                 return f"the {name} is missing", f"say {one_of(map(str, one.choices))}"
         return None
 
+    def _as_typed(self, names: Sequence[str]) -> str:
+        """Arguments as they are typed, options with what their value is called."""
+        return " ".join(
+            f"{one.option_strings[-1]} {one.metavar or 'VALUE'}" if one.option_strings else name
+            for one in self._actions
+            if (name := "/".join(one.option_strings) or str(one.metavar or one.dest)) in names
+        )
+
     def _near(self, word: str) -> str:
         """The option that may be meant by one that is unknown, as a hint."""
         name, options = word.split("=")[0], list(self._option_string_actions)
         parts = set(name.strip("-").split("-"))
-        close = [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
-        if not close and (hint := self._elsewhere(name.removeprefix("--"))):
+        close = [one for one in options if one == f"-{name}"]
+        for action in self._get_positional_actions():
+            if name == f"--{action.dest}":
+                value = action.metavar or "|".join(action.choices or [action.dest])
+                return f"write it without {name}: {self.prog} {value}"
+        if not close and (hint := self._elsewhere(name)):
             return hint
         close += filter(None, [nearest(name, options, cutoff=0.8)])
+        close += [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
+        if not close and (name in _NOT_TAKEN or len(name) == 2):  # no letter is like another
+            return _NOT_TAKEN.get(name, "")
         close += [one for one in options if parts < set(one.strip("-").split("-"))]
         bare = {one.strip("-"): one for one in options}
         close += [bare[one] for one in filter(None, [nearest(name.strip("-"), bare)])]
@@ -164,20 +202,26 @@ class Parser(argparse.ArgumentParser):
             return f"name a job file behind its option: --file {word}; a site file: --site {word}"
         if "--site" in options and (site.is_file() or described):
             return f"name a site file behind its option: --site {word}"
+        if f"--{word.partition('=')[0]}" in options:
+            return f"did you mean '--{word}'?"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
         behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
+        behind = behind(word) if callable(behind) else behind
         if behind:
             return f"write it behind its option: {self.prog} {behind} {word}"
         if word.isdecimal() and self.prog.startswith("hpcdl job"):
             return f"`hpcdl job watch {word}` says how a job is, or why it waits"
         if self.get_default("takes_program"):
-            return f"put the program after two dashes: {self.prog} ... -- {word} ..."
+            hint = f"put the program after two dashes: {self.prog} ... -- {word} ..."
+            return hint + f"; `hpcdl job lint {word}` checks it" * word.endswith(".sh")
         return ""
 
 
 def _wanted(message: str) -> str:
     """What a value must be that argparse refuses, as a hint."""
+    if typed := re.match(r"argument --gpus: invalid int value: '(\w+):(\d+)'", message):
+        return f"write --gpus {typed[2]}; --partition, or --gpu-model {typed[1]}, says which GPU"
     for kind, wanted in _VALUES.items():
         if f": invalid {kind} value: " in message:
             return f"it is {wanted}"

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, Group, option, show, the_site
+from hpcdl.cli.framework import Command, Group, instead, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _FLOW = 4
 """Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
+_INSTEAD = {
+    "gpu": "say which by --partition or --gpu-model, and how many by --gpus N",
+    "epochs": "times are those of one epoch, of --images N: multiply them",
+    "hours time": "--deadline HOURS is the limit of an epoch",
+}
 
 
 def _configure_scale(parser: argparse.ArgumentParser) -> None:
@@ -53,11 +58,20 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     add("--deadline", dest="deadline_hours", type=float, metavar="HOURS",
         help="time limit of an epoch, for `cheapest`")  # fmt: skip
     add("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
-    add("--compare", metavar="PARTITIONS",
+    add("--compare", nargs="+", metavar="PARTITIONS",
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
     _configure_plan(parser)
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
-    parser.set_defaults(behind="--model")
+    parser.set_defaults(behind=_behind)
+    instead(parser, _INSTEAD)
+
+
+def _behind(word: str) -> str:
+    """The option that a word is meant for which stands behind none."""
+    from hpcdl.predict.network import names
+    from hpcdl.system.text import nearest
+
+    return "--model" if nearest(word, names()) else "--partition"
 
 
 def _configure_plan(parser: argparse.ArgumentParser) -> None:
@@ -88,12 +102,17 @@ def _request(args: argparse.Namespace) -> Request:
     from hpcdl.predict.request import Request
     from hpcdl.predict.results import is_exchange, place_of, read_sound
     from hpcdl.site.gpu_models import one_group
+    from hpcdl.system.text import one_of
 
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
     site, measured = the_site(args), [place_of(value).partition for _, value in files]
     known = [name for name in measured if name in site.partitions]
     place = site.partition(args.partition or next(iter(known), site.default_partition))
+    if not (args.partition or files or args.images_per_second or place.gpu):
+        have = one_of(name for name, one in site.partitions.items() if one.gpu)
+        raise BadInput(f"no partition is named, and '{place.name}', the default, has no GPUs",
+                       hint=f"give --partition, such as {have}")  # fmt: skip
     told = {
         "partition": one_group(place, args.gpu_model), "loss": args.loss / 100,
         "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
@@ -131,11 +150,13 @@ def _compare(args: argparse.Namespace) -> ExitCode:
             "a measured rate is of one partition",
             hint="leave out --compare, or --calibrate and --one",
         )
-    wanted = [*([args.partition] if args.partition else []), *args.compare.split(",")]
+    wanted = [*([args.partition] if args.partition else []), *",".join(args.compare).split(",")]
     found = [
-        _asked(argparse.Namespace(**{**vars(args), "partition": name.strip()}))
-        for name in dict.fromkeys(wanted)
-    ]
+        _asked(argparse.Namespace(**{**vars(args), "partition": name}))
+        for name in dict.fromkeys(map(str.strip, wanted)) if name
+    ]  # fmt: skip
+    if not found:
+        raise BadInput("--compare names no partition", hint="write --compare A,B")
     data = {"schema": 1, "partitions": [forecast_data(one) for one in found]}
     return show(args, data, compared_text(found))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,9 +75,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_program=True, elsewhere=_elsewhere)
 
 
-def _elsewhere(name: str) -> str:
-    behind = name in train_options(command_of(()))
-    return "`hpcdl train` takes it: write it after --" if behind else as_ours(name)
+def _elsewhere(option: str) -> str:
+    ours, behind = as_ours(option), option.lstrip("-") in train_options(command_of(()))
+    told = [ours, "`hpcdl train` takes it: write it after --" if behind else ""]
+    return "; or ".join(filter(None, told))
 
 
 def asked_site(args: argparse.Namespace) -> Site:
@@ -119,11 +121,10 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
         program=command_of(args.rest), environment=dict(map(_variable, args.env)),
-        job_dir=_path(args.job_dir) if args.job_dir else None,
+        job_dir=_directory(args.job_dir), chdir=_directory(args.chdir),
         preflight=not args.no_preflight, data=str(_path(args.data)) if args.data else None,
         stage=args.stage_data, container=image_of(args.container),
         sbatch=(*own, *args.sbatch), memory=_memory(args),
-        chdir=_path(args.chdir) if args.chdir else None,
     )  # fmt: skip
     return seen_from(Path.cwd(), asked)
 
@@ -168,6 +169,9 @@ def _variable(text: str) -> tuple[str, str]:
             said = f"note: others of this machine may have seen {name} on the command line"
             print(f"{said}; `--env {name}` takes it from your environment, or asks",
                   file=sys.stderr)  # fmt: skip
+        if more := re.match(r"[^=,]*,([A-Z_]\w*)=", value):
+            print(f"note: {name} is {value!r}; {more[1]} is set by an --env of its own",
+                  file=sys.stderr)  # fmt: skip
         return name, value
     if name in os.environ:
         return name, os.environ[name]
@@ -184,6 +188,14 @@ def _path(given: str | Path) -> Path:
         return Path(given).expanduser().absolute()
     except RuntimeError as fault:
         raise BadInput(f"{given}: there is no such user, or no home") from fault
+
+
+def _directory(given: Path | None) -> Path | None:
+    """A directory that is made or used here, so that no variable in its name is left."""
+    path = _path(given) if given else None
+    if path and (found := re.search(r"\$\{?\w+", str(given))) and not path.exists():
+        raise BadInput(f"{given}: no shell has put in what {found[0]} is", hint="write the path")
+    return path
 
 
 def image_of(given: str | None) -> str | None:

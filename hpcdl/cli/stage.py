@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import socket
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from hpcdl.cli.framework import Command, print_json
-from hpcdl.system.errors import ExitCode, HpcdlError
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,9 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     from hpcdl.slurm.client import own_jobs
 
     target = Path(os.path.expandvars(args.target))
+    if unset := re.search(r"\$\{?\w+", str(target)):
+        said = f"{args.target}: {unset[0]} has no value here"
+        raise BadInput(said, hint="export it, or write the directory")
     if args.dry_run:
         print(f"would {'remove' if args.clean else 'fill'} {target}")
         return ExitCode.OK

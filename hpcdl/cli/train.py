@@ -41,7 +41,7 @@ def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoRe
             f"this Python ({sys.executable}) has no TensorFlow",
             details=[why],
             hint="run `module load tensorflow` first, or build a release: `hpcdl stack build`, "
-            "`hpcdl stack publish`",
+            "`hpcdl stack publish`; without a cluster: `pip install tensorflow` beside hpcdl",
         )
     sys.stdout.flush()
     os.environ.setdefault("HPCDL_RELEASE", release.id)
@@ -55,9 +55,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(behind="--model", elsewhere=_elsewhere)
 
 
-def _elsewhere(name: str) -> str:
+def _elsewhere(option: str) -> str:
     from hpcdl.jobs.spec import job_schema
 
+    name = option.lstrip("-")
     known = {"dry-run", "watch", "chain", "module", "no-module", "no-preflight", "file", "over"}
     known |= {key.replace("_", "-") for key in job_schema()["properties"]}
     return "`hpcdl job` takes it: write it before --" if name in known else ""

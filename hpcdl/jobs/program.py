@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from hpcdl.jobs.launch import check_launcher
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import MAX_BYTES, open_regular
@@ -33,6 +35,12 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
+_WORD = re.compile(r"([A-Za-z_.][^{$]*|[^{$]*\.(py|sh))\Z")
+"""What may be the name of a script, and holds no mark or variable."""
+_SHELL_TEXT = re.compile(r"&&|\|\||[;|<>`\n]|\$\(")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_BUILTINS = frozenset({"module", "ml", "cd", "export", "source", "."})
+_ENVIRONMENTS = frozenset({"conda", "mamba", "micromamba"})
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 # Programs that start the one their arguments name: the first argument that ends like a script.
@@ -105,14 +113,64 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     )
 
 
+def _check_shell(argv: Sequence[str], *, there: bool) -> None:
+    """Raise BadInput for what only a shell knows, in the place of the program.
+
+    `there` says whether a file has the program's name, whatever that looks like.
+    """
+    name, said, hint = Path(argv[0]).name, "", ""
+    if _SHELL_TEXT.search(argv[0]) and not there:
+        said, hint = "is a line for a shell", f"let one run it: -- bash -c {shlex.quote(argv[0])}"
+    elif " " in argv[0].strip() and not there:
+        said, hint = "is one argument", f"leave the quotes out: -- {argv[0]}"
+    elif _ASSIGNMENT.match(argv[0]):
+        said, hint = "is no program", f"set a variable of the job by --env {shlex.quote(argv[0])}"
+    elif argv[0] in _BUILTINS or (name in _ENVIRONMENTS and "activate" in argv[1:2]):
+        said, hint = "is known to a shell alone", f"let one run it: -- bash -c '{name} ... && ...'"
+        hint += "; for modules --module NAME" * (argv[0] in {"module", "ml"})
+        hint += "; or name the environment's own python" * (name in _ENVIRONMENTS)
+    elif name in {"sbatch", "salloc"}:
+        said = "would queue another job from every rank"
+        hint = "give its program after --, and what its #SBATCH lines ask for as options"
+    elif len(argv) == 1 and (name in _SHELLS or _PYTHON.match(name)):
+        said = "alone waits for somebody to type, and a job has no terminal"
+        hint = "name a script; to work on a node by hand: `salloc`, then `srun --pty bash`"
+    if said:
+        raise BadInput(f"'{argv[0]}' {said}", hint=hint)
+
+
+def _check_names(argv: Sequence[str], *, there: bool) -> None:
+    """Raise BadInput for a model, a notebook or a quoted line in a program's or script's place."""
+    if not (there or shutil.which(argv[0])) and (argv[0] == "train" or _is_model(argv[0])):
+        hint = "options of `hpcdl train` follow the dashes at once: -- --model NAME ..."
+        raise BadInput(f"'{argv[0]}' is no program", hint=hint)
+    for one in argv[: (script_index(argv) or 0) + 1]:
+        if one.endswith(".ipynb"):
+            raise BadInput(f"{one} is a notebook", hint=f"`jupyter nbconvert --to script {one}`")
+        if re.search(r"\.(py|sh) ", one) and not _is_there(Path(one)):
+            raise BadInput(f"'{one}' is one argument", hint=f"leave the quotes out: {one}")
+
+
+def _is_model(name: str) -> bool:
+    from hpcdl import facts
+
+    return name in facts.load("models")["models"]
+
+
 def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
     """Raise BadInput for a program, script, module or other file that the job would not find.
 
     What a module or a container brings is not looked for, and a name on PATH only where the job
     is queued: a script that is only printed may be for another machine.
     """
-    check_script(spec)
     argv = spec.program
+    if argv:
+        inside = spec.container is not None and argv[0].startswith("/")
+        there = inside or _is_there((spec.chdir or folder) / argv[0])
+        _check_shell(argv, there=there)
+        _check_names(argv, there=there)
+    check_script(spec)
+    check_launcher(spec)
     check_image(folder, spec.container)
     if spec.chdir and not spec.chdir.is_dir():
         raise BadInput(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
@@ -140,7 +198,7 @@ def check_script(spec: JobSpec) -> None:
     if at is None or spec.container:
         return
     script = Path(spec.program[at])
-    if script.is_absolute() or "{" in script.name or script.suffix not in _SCRIPT:
+    if script.is_absolute() or not _WORD.match(str(script)):
         return
     if not any(place and _is_there(place / script) for place in (spec.chdir, spec.job_dir)):
         raise BadInput(

@@ -22,9 +22,9 @@ _ONE_KIND = (
 
 
 @cache
-def own_options() -> dict[str, str]:
-    """What the script decides itself of sbatch's options, and what to say instead, by name."""
-    said = load("slurm_options")["own"].items()
+def answers(key: str) -> dict[str, str]:
+    """What to say instead of options, by name: the script's `own`, or `foreign` ones."""
+    said = load("slurm_options")[key].items()
     return {name: instead for instead, names in said for name in names}
 
 
@@ -52,20 +52,26 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
     return tuple(found.values())
 
 
-def as_ours(name: str) -> str:
-    """How a job is asked for what this option of sbatch asks for; '' where sbatch has none."""
-    from hpcdl.jobs.lint.options import known_options
+def as_ours(option: str) -> str:
+    """How a job is asked for what this option of sbatch, or of others, asks for; '' for no such.
 
-    fact = known_options("sbatch").get(name)
-    value = "=VALUE" if fact and fact.argument == "required" else ""
-    return _own(name) or (f"write --sbatch {name}{value}" if fact else "")
+    `option` is as it was typed, up to a `=`: `--nodes`, `-N`, `-N2`, or `-nodes`.
+    """
+    from hpcdl.jobs.lint.options import known_options, letters
+
+    known, name = known_options("sbatch"), option.lstrip("-")
+    if name not in known and not option.startswith("--") and name[:1] in letters("sbatch"):
+        name = letters("sbatch")[name[:1]].name
+    if (said := _own(name) or answers("foreign").get(name, "")) or name not in known:
+        return said
+    return f"write --sbatch {name}" + "=VALUE" * (known[name].argument == "required")
 
 
 def _own(name: str) -> str:
     """What to say instead of an option that the script decides itself."""
     if name in {"hetjob", "packjob"}:  # no options, but lines of a script
         return _ONE_KIND
-    return "use --container" if name.startswith("container") else own_options().get(name, "")
+    return "use --container" if name.startswith("container") else answers("own").get(name, "")
 
 
 def _check(version: str, name: str, value: str | None) -> None:
@@ -75,8 +81,11 @@ def _check(version: str, name: str, value: str | None) -> None:
         raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)
     release = as_release(version)
     known = {key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)}
+    if " " in name and name.split()[0] in known:
+        said = f"--sbatch '{name}' has a blank for the '='"
+        raise BadInput(said, hint=f"write --sbatch {name.split()[0]}={name.split()[1]}")
     if name not in known:
-        choices = sorted(known.keys() - own_options().keys())
+        choices = sorted(known.keys() - answers("own").keys())
         said = f"sbatch of Slurm {release} has no option {name!r}"
         raise BadInput(said, hint=did_you_mean(name, choices))
     needs = known[name].argument

@@ -35,6 +35,7 @@ _UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MOST_MB = 10**9
 _COUNTS = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node", "cpus_per_task", "minutes",
            "chain")  # fmt: skip
+_MOST_REQUEUES = 10_000
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
@@ -132,18 +133,11 @@ def check_spec(spec: JobSpec) -> JobSpec:
     if spec.launcher not in LAUNCHERS:
         said = f"unknown launcher '{spec.launcher}'"
         raise BadInput(said, hint=did_you_mean(spec.launcher, LAUNCHERS))
-    for key in _COUNTS:
-        value = getattr(spec, key)
-        if value is not None and not 1 <= value <= 1_000_000:
-            option = key.replace("minutes", "time").replace("_", "-")
-            raise BadInput(f"--{option} {value} is not possible", hint="give a number from 1")
+    _check_counts(spec)
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
             said = f"--{option} {_shown(name)} is not possible"
             raise BadInput(said, hint="`sacctmgr show associations` has the names")
-    if spec.chain > MAX_CHAIN:
-        said = f"--chain {spec.chain} is not possible"
-        raise BadInput(said, hint=f"queue at most {MAX_CHAIN} jobs")
     if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
         raise BadInput(
             "--fresh with --chain would start over in every job of the chain",
@@ -158,6 +152,21 @@ def check_spec(spec: JobSpec) -> JobSpec:
     for folder in filter(None, (spec.job_dir, spec.chdir)):
         _check_folder(str(folder))
     return spec
+
+
+def _check_counts(spec: JobSpec) -> None:
+    for key in _COUNTS:
+        value = getattr(spec, key)
+        if value is not None and not 1 <= value <= 1_000_000:
+            option = key.replace("minutes", "time").replace("_", "-")
+            hint = "give a number from 1" + " to 1,000,000" * (value > 1)
+            raise BadInput(f"--{option} {value} is not possible", hint=hint)
+    if spec.chain > MAX_CHAIN:
+        said = f"--chain {spec.chain} is not possible"
+        raise BadInput(said, hint=f"queue at most {MAX_CHAIN} jobs")
+    if not 0 <= spec.requeues <= _MOST_REQUEUES:
+        said = f"{spec.requeues} requeues are not possible"
+        raise BadInput(said, hint=f"give a number from 0 to {_MOST_REQUEUES:,}")
 
 
 def check_name(name: str) -> None:

@@ -97,7 +97,7 @@ def matrix_of(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     for key, values in over:
         if key in matrix:
             raise BadInput(f"--over {key} is given twice", hint=f"write --over {key}=A,B,C")
-        matrix[key] = values.split(",")
+        matrix[key] = [value.strip() for value in values.split(",")]
     return matrix
 
 
@@ -180,11 +180,13 @@ def _check_matrix(
     if count > limit:
         raise BadInput(f"the sweep has {count:,} points, more than {limit:,}",
                        hint="take values out, or raise --limit")  # fmt: skip
-    for pattern in exclude:
-        for key in pattern:
-            if key not in matrix:
-                hint = did_you_mean(key, matrix)
-                raise BadInput(f"--exclude names '{key}', which is not in the matrix", hint=hint)
+    for key, value in (pair for pattern in exclude for pair in pattern.items()):
+        if key not in matrix:
+            hint = did_you_mean(key, matrix)
+            raise BadInput(f"--exclude names '{key}', which is not in the matrix", hint=hint)
+        if value not in matrix[key]:
+            said = f"--exclude {key}={value} excludes nothing: --over {key} has no such value"
+            raise BadInput(said, hint=did_you_mean(value, matrix[key]))
 
 
 def check_keys(
@@ -192,11 +194,22 @@ def check_keys(
 ) -> None:
     """Raise BadInput for a key that is nearly one of the job's: it would be the program's option.
 
-    `options` are the program's, where they are known.
+    `options` are the program's, where they are known. So is a mark that is nearly one of the keys,
+    and a key that the program's own arguments have, too.
     """
+    marks = _marks(base.program)
+    for key in set(matrix) - {*JOB_KEYS} - marks:
+        if (near := nearest(key, marks, cutoff=0.8)) and near not in matrix:
+            raise BadInput(f"the program has {{{near}}}, and no --over has that",
+                           hint=f"did you mean '{{{key}}}'?")  # fmt: skip
+        if any(one.partition("=")[0] == f"--{key}" for one in base.program):
+            raise BadInput(
+                f"--{key} is an argument of the program, and a key of --over",
+                hint=f"leave it out of the program, or write --{key} {{{key}}}",
+            )
     for key in set(matrix) - {*JOB_KEYS, *options}:
         close = nearest(key, JOB_KEYS, cutoff=0.8)
-        if close and key not in _marks(base.program):
+        if close and key not in marks:
             raise BadInput(
                 f"--over {key} is no key of a job",
                 hint=f"did you mean '{close}'? For an option of the program write "
@@ -238,7 +251,7 @@ def _placed(base: JobSpec, values: Values) -> JobSpec:
     changes: dict[str, Any] = {}
     for key, text in values.items():
         if key in _COUNTS and not (text.isascii() and text.isdigit()):
-            raise BadInput(f"--over {key}={text} is not a number")
+            raise BadInput(f"--over {key}={text} is not a number; numbers are written 1,2,4")
         if key == "time":
             changes["minutes"] = minutes_of(text)
         elif key in JOB_KEYS:

@@ -28,6 +28,8 @@ from hpcdl.system.trust import user_of
 
 POLL_SECONDS = 1.0
 _UNKNOWN_SECONDS = 15.0
+_WHO = "by whom, only accounting (slurmdbd) and slurmctld's log say"
+_GONE = "without accounting (slurmdbd) it forgets jobs minutes after their end"
 _AWAY_SECONDS = 60.0
 """So long may slurmctld take to come back, as after a restart."""
 
@@ -163,7 +165,7 @@ def result_of(submission: Submission) -> dict[str, Any] | None:
 
 def _forgotten(submission: Submission) -> Snapshot:
     """A job that Slurm no longer knows: its files say how it ended, if there are any."""
-    state, description, code = "UNKNOWN", "Slurm does not know it", 1
+    state, description, code = "UNKNOWN", f"Slurm does not know it; {_GONE}", 1
     ended = exit_code(submission.folder / "exit_code")
     if ended is not None:
         how = f"it ended with exit code {ended}" if ended else "it ended well"
@@ -180,7 +182,7 @@ def _snapshot(record: JobRecord | None, submission: Submission) -> Snapshot:
     description = describe(record.state, record.reason, record.nodes, record.exit_code)
     who = "" if record.cancelled_by is None else user_of(record.cancelled_by)
     if record.state == "CANCELLED":
-        description += f" by {who}" if who else ", by whom is not known"
+        description += f" by {who}" if who else f"; {_WHO}"
     return Snapshot(
         job_id=record.id,
         state=record.state,

@@ -113,8 +113,9 @@ def network(name: str, size: int | None = None) -> Network:
     if name in others:
         return transformer(name, Transformer(**others[name]), size or _USUAL_TOKENS)
     if name not in known:
+        hint = "name one: a forecast is of one network" if "," in name else ""
         raise BadInput(f"the layers of model '{name}' are not known",
-                       hint=did_you_mean(name, names()))  # fmt: skip
+                       hint=hint or did_you_mean(name, names()))  # fmt: skip
     height, width, channels = known[name]["input"]
     layers = tuple(map(parse_layer, known[name]["layers"].splitlines()))
     if size and size != height:  # layers that slide over an image work in proportion to it

@@ -260,6 +260,8 @@ def _syntax_fault(fault: yaml.YAMLError, lines: list[str]) -> Fault:
     problem = getattr(fault, "problem", None) or str(fault).splitlines()[0]
     at = "".join(lines[mark.line : mark.line + 1])[mark.column :] if mark else ""
     hint = "indent with spaces, not tabs" if at.startswith("\t") or " tab " in problem else ""
+    if problem.startswith("mapping values are not allowed"):
+        hint = "each key begins a line, at the indent of its neighbours; quote text that has ': '"
     if mark is None:
         reason = getattr(fault, "reason", "")
         return Fault(f"not YAML: {reason or problem}", Mark(1, 1), hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -64,9 +65,17 @@ def unreadable(path: Path, fault: Exception) -> BadInput:
     """That a file cannot be read, why, and what may be meant."""
     reason = getattr(fault, "strerror", None) or "its name is impossible"
     hint = "ask its owner for the right to read it" if isinstance(fault, PermissionError) else ""
-    if isinstance(fault, FileNotFoundError):
+    if isinstance(fault, OSError) and fault.errno == errno.ELOOP:
+        hint = "remove that link"
+    elif path.parts[:1] == ("~",):
+        hint = f"no shell has put in your home for ~: write {Path.home() / Path(*path.parts[1:])}"
+    elif isinstance(fault, FileNotFoundError) and not path.parent.exists():
+        hint = f"there is no directory {path.parent}"
+    elif isinstance(fault, FileNotFoundError):
         with suppress(OSError, ValueError):
             names = (one.name for one in islice(path.parent.iterdir(), _MOST_NAMES))
             close = nearest(path.name, names)
+            if close and not nearest(path.stem, [Path(close).stem]):  # but for .yaml they differ
+                close = None
             hint = f"did you mean '{path.parent / close}'?" if close else f"you are in {Path.cwd()}"
     return BadInput(f"cannot read {path}: {reason}", hint=hint)

@@ -34,7 +34,7 @@ def commands(bench: Bench, place: Path) -> dict[str, list[str]]:
         "import": [*HPCDL, "check", "history", "import", "--site", "embedded", "--history",
                    str(place / "history.sqlite"), str(night)],
         "render": [*HPCDL, "job", "render", "--site", "embedded", "--partition", "p100",
-                   "--gpus", "1", "--no-module", "--", "python", "x"],
+                   "--gpus", "1", "--no-module", "--", "true"],
         "ci": [*HPCDL, "check", "ci", "gitlab", "--site", "embedded", "--output",
                str(place / "ci.yml")],
     }  # fmt: skip

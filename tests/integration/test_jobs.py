@@ -90,7 +90,8 @@ def test_cancelling_never_requeues(slurm, tmp_path):
     slurm.hpcdl("job", "cancel", job)
     answer = slurm.ended(job)
     assert (answer["state"], answer["restarts"]) == ("CANCELLED", 0)
-    assert answer["description"] == "it was cancelled, by whom is not known", "no accounting"
+    said = "it was cancelled; by whom, only accounting (slurmdbd) and slurmctld's log say"
+    assert answer["description"] == said
 
 
 @pytest.mark.parametrize("follow", [["job", "watch"], ["job", "log", "-f"]], ids=" ".join)

@@ -15,6 +15,17 @@ def arrays(split):
 def pipeline(split):
     return tf.data.Dataset.from_tensor_slices(arrays(split))
 
+def as_keras(split):
+    images, labels = arrays(split)
+    return (images * 200).astype("uint8"), labels.astype("uint8")[:, None]
+
+def as_tfds(split):
+    images, labels = as_keras(split)
+    return tf.data.Dataset.from_tensor_slices((images, labels[:, 0].astype("int64")))
+
+def columns(split):
+    return tf.data.Dataset.from_tensor_slices(as_keras(split))
+
 def only_train(split):
     return arrays(split) if split == "train" else None
 
@@ -24,6 +35,16 @@ def short(split):
 def unequal(split):
     images, labels = arrays(split)
     return images, labels[:-1]
+
+def onehot(split):
+    images, labels = arrays(split)
+    return images, np.eye(3, dtype="int64")[labels]
+
+def onehot_pipeline(split):
+    return tf.data.Dataset.from_tensor_slices(onehot(split))
+
+def swapped(split):
+    return arrays(split)[::-1]
 
 def negative(split):
     images, labels = arrays(split)
@@ -70,6 +91,13 @@ def test_own_data_trains_the_same_on_one_rank_and_on_two(own, function):
     assert two.metrics["test_images"] == 60
 
 
+@pytest.mark.parametrize("function", ["as_keras", "as_tfds", "columns"])
+def test_bytes_and_a_column_of_labels_are_taken_as_keras_and_tfds_give_them(own, function):
+    done = own(function, "--lr=0.00001", steps="--steps=3")
+    assert len(done.losses) == 3
+    assert done.metrics["test_images"] == 60
+
+
 def test_a_pipeline_resumes_inside_an_epoch(own):
     whole = own("pipeline", "--deterministic", job="whole")
     own("pipeline", "--deterministic", steps="--steps=13", job="parts")
@@ -86,6 +114,9 @@ def test_what_is_wrong_with_own_data_is_said(runs, own):
         "short": "contained only 100 elements",
         "unequal": "240 inputs, but 239 labels",
         "negative": "a label is -1",
+        "onehot": "a label is of shape (3,)",
+        "onehot_pipeline": "a label is of shape (3,)",
+        "swapped": "not integers",
         "breaks": "a mistake of mine",
         "breaks_late": "division by zero",
         "endless": "its length is not known",

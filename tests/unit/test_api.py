@@ -90,6 +90,14 @@ def test_an_argument_of_another_type_or_of_nothing_is_said(function, arguments):
     assert fault.value.hint
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a traceback has no notes")
+def test_a_traceback_shows_the_hint_too():
+    for asked in (lambda: api.load_site("pii"), lambda: api.resolve("pi")):
+        with pytest.raises(api.Fault) as fault:
+            asked()
+        assert fault.value.__notes__ == [f"help: {fault.value.hint}"]
+
+
 @pytest.mark.parametrize("more", [{"batch": "8"}, {"size": 1.5}, {"bogus": 1}, {"result": 3}])
 def test_a_prediction_of_what_is_no_number_is_said(more):
     with pytest.raises(api.Fault, match=rf"Request.*\b{next(iter(more))}"):

@@ -66,6 +66,9 @@ def test_help_and_version_are_what_they_are_elsewhere(call):
     assert call("help site")[1].startswith("example: hpcdl site ")
     assert call("help job list")[1].startswith("example: hpcdl job list")
     assert call("version") == call("--version")
+    assert call("job help") == call("job --help")
+    assert call("job help list") == call("job list -?") == call("job list --help")
+    assert call("-?") == call("/?") == call("--help")
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -98,8 +101,10 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("doctor login", "--role login"),
         ("stack resolve p100", "--partition p100"),
         ("predict --batch p100:4", "help: it is a whole number, such as 4"),
+        ("job render --gpus p100:4", "write --gpus 4; --partition, or --gpu-model p100, says"),
         ("predict --storage 64k", "help: it is a number without a unit, such as 0.5"),
         ("data make digit x", "did you mean 'digits'?"),
+        ("data make cifar10 x", "`hpcdl train --dataset package.module:function`"),
         ("completion ksh", "use one of: bash, zsh, fish"),
         ("clean all --site embedded", "leave it out to clean all"),
         ("site check site.yaml", "behind its option: --site site.yaml"),
@@ -108,17 +113,49 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("run train.py", "did you mean hpcdl job submit, "),
         ("predict validate rows.csv", "behind its option: hpcdl predict validate --data rows.csv"),
         ("predict validate --rows rows.csv", "--help` shows an example"),
-        ("job submit -N2 -- true", "did you mean '--nodes'?"),
+        ("job submit -N2 -- true", "use --nodes"),
+        ("job submit -nodes 2 -- true", "did you mean '--nodes'?"),
+        ("job submit -H", "write --sbatch hold"),
+        ("job submit --cpus 8", "use --cpus-per-task"),
+        ("job submit --queue gpu", "use --partition"),
+        ("job submit --interactive", "a batch job has no terminal"),
+        ("job submit --conda tf", "ENV/bin/python"),
+        ("job submit help", "did you mean '--help'?"),
+        ("job explain my_job.sh", "`hpcdl job lint my_job.sh` checks it"),
+        ("job lint --fix x.sh", "it changes nothing: each finding says"),
+        ("job lint --disable RULE x.sh", "--json has the rule of each finding"),
+        ("job lint --explain", "write --explain RULE"),
+        ("predict --compare", "write --compare PARTITIONS"),
+        ("predict --model resnet50 --nodes 4", "did you mean '--gpus'?"),
+        ("predict --epochs 90", "times are those of one epoch"),
+        ("predict --gpu p100", "by --partition or --gpu-model"),
+        ("predict plot", "did you mean '--plot'?"),
+        ("study list --site pi", "it reads no site file: leave --site out"),
+        ("site schema --output x", "it prints to standard output: > FILE"),
+        ("site show --format json", "did you mean '--json'?"),
+        ("site new", "did you mean 'init'?"),
+        ("data show DIR", "did you mean 'inspect'?"),
+        ("stack resolve --gpu k80", "did you mean '--partition'?"),
+        ("doctor --fix", "what is missing has its command beside it"),
+        ("completion --shell bash", "hpcdl completion bash|zsh|fish"),
+        ("job.lint x.sh", "did you mean hpcdl job lint?"),
+        ("job-lint x.sh", "did you mean hpcdl job lint?"),
+        ("job submit -V", "for the command line of sbatch"),
+        ("job submit -oout.log", "use --job-dir: log and results lie there"),
+        ("job render -o job.sh", "> FILE"),
+        ("job submit --export=ALL", "use --env; or `hpcdl train` takes it: write it after --"),
+        ("stack resolve -p p100", "did you mean '--partition'?"),
         ("site init -x", "`hpcdl site init --help`"),
+        ("site init -S", "`hpcdl site init --help`"),
         ("cluster up --nodes 4", "did you mean '--max-nodes-per-partition'?"),
         ("job submit --model mlp", "`hpcdl train` takes it: write it after --"),
         ("job render R -- --partition cpu", "`hpcdl job` takes it: write it before --"),
         ("job submit --dry-run R -- --model mlp --dry-run", "write it before --"),
         ("job render R -- --batch-size 8", "did you mean '--batch-per-rank'?"),
-        ("job render --gres=gpu:4", "use --gpus, --nodes"),
+        ("job render --gres=gpu:4", "use --gpus-per-node N, or --gpus N for all nodes"),
         ("job render --dependency 5", "write --sbatch dependency=VALUE"),
         ("job render --exclusive", "--nodes N asks for whole ones"),
-        ("job render --output x", "use --job-dir"),
+        ("job submit --output x", "use --job-dir"),
         ("job render --image x", "did you mean '--container'?"),
         ("job render R --partition p100,v100", "name one: a job runs on one partition"),
         ("job sweep --over lr=0.1 lr=0.01", "each key behind its own --over: KEY=A,B"),
@@ -127,6 +164,7 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("job logs 3", "did you mean 'log'?"),
         ("job show 3", "did you mean 'report'?"),
         ("predict resnet50", "hpcdl predict --model resnet50"),
+        ("predict p100 resnet50", "hpcdl predict --partition p100"),
         ("tour 3", "hpcdl tour --from 3"),
         ("check --no-color", "error: there is no command of 'hpcdl check'"),
         ("stack resolve --site embedded --partition gpu", "use one of: p100, v100, k80, cpu"),
@@ -138,6 +176,28 @@ def test_an_unknown_word_is_answered_with_the_nearest(line, hint, call):
     what = "unknown|argument|nothing|the action|there is no command|.* has no (command|partition)"
     assert re.match(f"error: ({what})", err)
     assert hint in err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "--model resnet50",
+            "'cpu', the default, has no GPUs\nhelp: give --partition, such as k20",
+        ),
+        ("--partition p100 --model resnet50,vgg16", "name one: a forecast is of one network"),
+        ("--model resnet50 --compare ,", "--compare names no partition"),
+    ],
+)
+def test_a_forecast_that_lacks_something_says_what(line, said, call):
+    code, _, err = call(f"predict --site pi {line}")
+    assert code == 2
+    assert said in err
+
+
+def test_partitions_are_compared_however_they_are_listed(call):
+    asked = "predict --site pi --model resnet50 --gpus 1 --compare"
+    assert call(f"{asked} k80 p100") == call(f"{asked} k80,,p100") == call(f"{asked} k80,p100")
 
 
 RENDER = ("job", "render", "--site", "embedded", "--no-module")
@@ -162,6 +222,41 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ("job sweep --site embedded --running 0", "not a whole number from 1 to 1000000"),
         ("job sweep --site embedded --name ../x --over n=1", "'../x' is not possible"),
         ("R --env =x", "is no name of a variable"),
+        ("R -- 'python train.py'", "leave the quotes out: -- python train.py"),
+        ("R -- 'cd x && python t.py'", "let one run it: -- bash -c 'cd x && python t.py'"),
+        ("R -- module load foo", "for modules --module NAME"),
+        ("R -- conda activate tf", "or name the environment's own python"),
+        ("R -- A=1 python t.py", "by --env A=1"),
+        ("R -- sbatch t.sh", "would queue another job from every rank"),
+        ("R -- bash", "a job has no terminal"),
+        ("R -- mlp", "'mlp' is no program\nhelp: options of `hpcdl train` follow the dashes"),
+        ("R -- python x.ipynb", "x.ipynb is a notebook"),
+        ("R -- python 'x.py --lr 1'", "leave the quotes out: x.py --lr 1"),
+        ("R -- python -m torch.distributed.run x.py", "--launcher torchrun -- PROGRAM"),
+        ("R --job-dir '$NOWHERE/x'", "no shell has put in what $NOWHERE is"),
+        ("R --sbatch '--mail-type END'", "write --sbatch mail-type=END"),
+        ("R --file ~/no.yaml", "no shell has put in your home for ~"),
+        ("R --file /nowhere/no.yaml", "there is no directory /nowhere"),
+        ("R --gpus 9999999", "give a number from 1 to 1,000,000"),
+        ("job lint --site embedded --strict t.sh", "--advice prints advice, too"),
+        ("site diff", "did you mean 'check'?"),
+        ("cluster up --slurm-version 22.05", "use --slurm V"),
+        ("job list -n 5", "use --last N"),
+        ("job lint --gpus 4 x.sh", "the #SBATCH lines of the script say that"),
+        ("check run --all", "leave --tag and --name out"),
+        ("job cancel --user me", "`scancel --me` ends all of yours"),
+        ("stack build --tensorflow 2.15", "the site file has the versions"),
+        ("stack resolve --tensorflow 2.15", "--why-not NAME@VERSION"),
+        ("stack mirror", "write hpcdl stack mirror ... --directory DIR"),
+        ("clean --older-than 7d", "use --days COUNT"),
+        ("tour --step 3", "write --from N --to N"),
+        ("doctor --laptop", "write --role laptop"),
+        ("study show", "`hpcdl study list` lists the studies"),
+        ("data make photos", "write hpcdl data make ... DIR"),
+        ("stage . '$NOWHERE/x'", "$NOWHERE has no value here"),
+        ("R partition=p100", "did you mean '--partition=p100'?"),
+        ("job sweep --grid lr=1,2", "did you mean '--over'?"),
+        ("job lint --site embedded https://x.org/t.sh", "fetch it first"),
         ("R --name '$(id)'", "the job name '$(id)' is not possible"),
         ("R --job-dir 'a\nb'", "Slurm cannot write a log below"),
         ("R -- --model-parallel=2", "cannot be had with the launcher 'horovod'"),

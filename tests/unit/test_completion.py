@@ -40,6 +40,18 @@ def test_bash_takes_the_script_without_a_message(script):
     assert done.stderr == ""
 
 
+def test_names_of_the_site_are_offered(tmp_path, monkeypatch, hpcdl):
+    monkeypatch.setenv("HPCDL_SITE", "pi")
+    file = tmp_path / "hpcdl"
+    file.write_text(hpcdl("completion", "bash").out)
+    assert {"p100", "k80"} <= set(offered(file, "job", "submit", "--partition", ""))
+    assert "tensorflow" in offered(file, "stack", "build", "--name", "t")
+    assert offered(file, "study", "run", "sjtu") == ["sjtu-inception"]
+    monkeypatch.setenv("HPCDL_SITE", "/none.yaml")
+    assert "resnet50" in hpcdl("completion", "fish").out
+    assert "no site file" in hpcdl("completion", "fish", "--site", "/none.yaml", code=2).err
+
+
 LINES = {
     "jo": {"job"}, "site ": {"init", "check", "show", "schema"}, "job ren": {"render"},
     "job render --gpus": {"--gpus", "--gpus-per-node"}, "job submit --dry": {"--dry-run"},

@@ -80,6 +80,7 @@ def test_a_script_that_ranks_would_not_find_is_refused(here):
     ("HERE/sub", "cannot be run"),
     ("./run.sh", "cannot be run"),
     ("python nosuch.py", r"there is no script nosuch\.py here"),
+    ("python nosuch", "there is no script nosuch here"),
     ("python HERE/nosuch.py", "there is no script /"),
     ("python empty", r"is a directory without a __main__\.py"),
     ("torchrun nosuch.py", r"there is no script nosuch\.py here"),

@@ -1,10 +1,14 @@
 """Further options of sbatch: any of the release's, but none that the script decides itself."""
 
+import re
+
 import pytest
 
+from hpcdl.cli.framework import build_parser
 from hpcdl.jobs.lint.options import known_options
-from hpcdl.jobs.sbatch_options import directives, own_options
+from hpcdl.jobs.sbatch_options import answers, as_ours, directives
 from hpcdl.system.errors import BadInput
+from tests.unit.conftest import commands
 
 
 @pytest.mark.parametrize(("asked", "directive"), [
@@ -18,7 +22,8 @@ def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, d
 
 
 @pytest.mark.parametrize(("asked", "said", "hint"), [
-    (["nodes=2"], "decides that itself", "use --gpus, --nodes"),
+    (["nodes=2"], "decides that itself", "use --nodes"),
+    (["mincpus=2"], "decides that itself", "use --gpus, --nodes"),
     (["--time=5"], "decides that itself", "use --time"),
     (["hetjob"], "decides that itself", "written by hand"),
     (["container-image=x"], "decides that itself", "use --container"),
@@ -35,13 +40,24 @@ def test_what_cannot_be_passed_on_is_refused(asked, said, hint):
     assert hint in caught.value.hint
 
 
+def test_every_option_of_sbatch_leads_to_ours_by_its_name_and_by_its_letter():
+    ours = set(build_parser("x", commands()["job submit"])._option_string_actions)
+    for name, fact in known_options("sbatch").items():
+        said = as_ours(f"--{name}")
+        assert said or f"--{name}" in ours, name
+        assert set(re.findall(r"--[a-z][a-z-]+", said)) <= ours, name
+        if fact.letter:
+            assert as_ours(f"-{fact.letter}") == as_ours(f"-{fact.letter}1") == said, name
+    assert as_ours("--bogus") == as_ours("-j") == ""
+
+
 def test_no_directive_of_the_script_can_be_given_again(hpcdl):
-    assert own_options().keys() <= known_options("sbatch").keys()
+    assert answers("own").keys() <= known_options("sbatch").keys()
     line = "job render --site p100-v100-k80 --gpus 2 --no-module --account a --qos b"
     lines = hpcdl(*line.split()).out.splitlines()
     own = {one[10:].partition("=")[0] for one in lines if one.startswith("#SBATCH --")}
     assert len(own) > 10
-    assert own <= own_options().keys()
+    assert own <= answers("own").keys()
 
 
 def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl):

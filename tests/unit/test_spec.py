@@ -107,6 +107,12 @@ def test_arguments_after_the_dashes_are_the_program_or_options_of_train(rest, pr
     assert command_of(rest) == program
 
 
+def test_requeues_have_bounds():
+    assert "-1 requeues are not possible" in refusal(requeues=-1)
+    assert "requeues are not possible" in refusal(requeues=10**9)
+    check_spec(JobSpec("p100", requeues=0))
+
+
 def test_a_chain_that_would_start_over_in_every_job_is_refused():
     program = ("hpcdl", "train", "--fresh")
     assert "start over in every job" in refusal(chain=2, program=program)

@@ -16,6 +16,7 @@ from hpcdl.jobs.sweep import (
     Point,
     check_keys,
     groups,
+    matrix_of,
     plan,
     point_id,
     render,
@@ -116,6 +117,24 @@ def test_a_key_that_is_nearly_one_of_the_job_s_is_refused(key, meant):
     program = ("python", "-c", "pass", f"--{key}", f"{{{key}}}")
     check_keys(replace(BASE, program=program), {key: ["1", "2"]})
     check_keys(BASE, {key: ["1", "2"]}, {key})
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("x.py --seed {sed}", "the program has {sed}"), ("x.py --seed 1", "--seed is an argument of"),
+     ("x.py --seed=1", "and a key of --over")],
+)  # fmt: skip
+def test_a_key_that_the_program_has_otherwise_is_refused(program, said):
+    with pytest.raises(BadInput, match=said) as caught:
+        check_keys(replace(BASE, program=tuple(program.split())), {"seed": ["1", "2"]})
+    assert "{seed}" in caught.value.hint
+
+
+def test_values_are_listed_with_blanks_or_without_and_excluded_ones_exist(site):
+    matrix = matrix_of([("lr", "0.1, 0.2")])
+    assert matrix == {"lr": ["0.1", "0.2"]}
+    with pytest.raises(BadInput, match=r"--exclude lr=0\.3 excludes nothing"):
+        plan(site, BASE, matrix, [{"lr": "0.3"}])
 
 
 @pytest.mark.parametrize(

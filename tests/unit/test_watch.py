@@ -55,8 +55,8 @@ def test_of_a_chain_the_job_with_the_status_of_the_run_is_reported(tmp_path, kno
     [
         ("0\n", "COMPLETED", "it ended well", 0),
         ("23\n", "FAILED", "it ended with exit code 23", 23),
-        ("nonsense\n", "UNKNOWN", "Slurm does not know it", 1),
-        (None, "UNKNOWN", "Slurm does not know it", 1),
+        ("nonsense\n", "UNKNOWN", "Slurm does not know it; without accounting", 1),
+        (None, "UNKNOWN", "Slurm does not know it; without accounting", 1),
     ],
 )
 def test_a_forgotten_job_ends_as_it_wrote(tmp_path, known, code, state, description, status):
@@ -66,6 +66,15 @@ def test_a_forgotten_job_ends_as_it_wrote(tmp_path, known, code, state, descript
     found = watch.look(Submission(7, tmp_path))
     assert (found.state, found.exit_code) == (state, status)
     assert description in found.description
+
+
+def test_a_cancelled_job_has_who_did_it_or_who_knows(tmp_path, monkeypatch):
+    ended = record(7, "CANCELLED")
+    jobs = {7: ended, 8: ended._replace(id=8, cancelled_by=0)}
+    monkeypatch.setattr(client, "job", jobs.get)
+    said = [watch.look(Submission(job, tmp_path)).description for job in (7, 8)]
+    assert said == ["it was cancelled; by whom, only accounting (slurmdbd) and slurmctld's log say",
+                    "it was cancelled by root"]  # fmt: skip
 
 
 def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(tmp_path, known):

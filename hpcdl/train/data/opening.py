@@ -56,7 +56,7 @@ def open_source(
     if options.image_size and len(shape) == 3:
         shape = (options.image_size, options.image_size, shape[2])
     if options.dataset:
-        return _open_users(options.dataset, share)
+        return _open_users(options.dataset, share, task)
     if options.data == SYNTHETIC:
         return Synthetic(shape, model["classes"], share, task)
     dataset = read_dataset(Path(options.data))
@@ -76,8 +76,12 @@ def open_source(
     return Records(dataset, share, shape[:2], cpus, repairs, options.pipeline)
 
 
-def _open_users(named: str, share: Share) -> Source:
-    """What the function gives, as a source of batches; BadInput: it raises, or gives no data."""
+def _open_users(named: str, share: Share, task: str) -> Source:
+    """What the function gives, as a source of batches; BadInput: it raises, or gives no data.
+
+    Of the task `classes` a column of labels is one label each: Keras' own data sets have it so.
+    """
+    single = task == "classes"
     function = user_function("--dataset", named)
     parts: dict[str, Any] = {}
     for split in ("train", "test"):
@@ -88,12 +92,14 @@ def _open_users(named: str, share: Share) -> Source:
                            hint=_CONTRACT) from fault  # fmt: skip
     given = {split: part for split, part in parts.items() if part is not None}
     if "train" in given and isinstance(given["train"], tf.data.Dataset):
-        return Pipeline(named, given, share)
-    arrays = {split: _arrays(named, split, part) for split, part in given.items()}
+        return Pipeline(named, given, share, single=single)
+    arrays = {split: _arrays(named, split, part, single) for split, part in given.items()}
     if "train" not in arrays:
         raise BadInput(f"--dataset {named} gives nothing to train on", hint=_CONTRACT)
     if len({images.shape[1:] for images, _ in arrays.values()}) > 1:
         raise BadInput(f"--dataset {named}: inputs to train and to test with differ in shape")
+    if single:
+        _require_one(named, *(part.shape[1:] for part in arrays["train"]))
     digest = hashlib.sha256(arrays["train"][0].tobytes()).hexdigest()[:16]
     classes = max(_classes(labels) for _, labels in arrays.values())
     source = InMemory(arrays, share, classes, digest)
@@ -101,17 +107,26 @@ def _open_users(named: str, share: Share) -> Source:
     return source
 
 
-def _arrays(named: str, split: str, part: Any) -> tuple[Any, Any]:
+def _arrays(named: str, split: str, part: Any, single: bool) -> tuple[Any, Any]:
     try:
         images, labels = (np.asarray(values) for values in part)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} inputs, but {len(labels)} labels")
         if labels.dtype.kind not in "iu":
             raise ValueError(f"labels are {labels.dtype}, not integers")
+        labels = labels[:, 0] if single and labels.shape[1:] == (1,) else labels
         inputs = images.astype(np.int64 if images.dtype.kind == "i" else np.float32, copy=False)
     except (TypeError, ValueError) as fault:
         raise BadInput(f"--dataset {named}, '{split}': {fault}", hint=_CONTRACT) from fault
     return inputs, labels.astype(np.int64, copy=False)
+
+
+def _require_one(named: str, shape: Any, label: Any) -> None:
+    """Refuse labels of several numbers for what a network gives one class: images, and numbers."""
+    if len(label) and len(shape) in {0, 3}:
+        said = f"--dataset {named}: a label is of shape {tuple(label)}, and one number is wanted"
+        raise BadInput(said, hint="give the class's number, argmax(-1) of one-hot labels; several "
+                       "yes or no per input are --task findings")  # fmt: skip
 
 
 def _classes(labels: Any) -> int:
@@ -128,18 +143,23 @@ class Pipeline(Source):
     pixels = "as the data set's function gives them"
     limits = _LIMITS
 
-    def __init__(self, named: str, parts: dict[str, Any], share: Share) -> None:
+    def __init__(self, named: str, parts: dict[str, Any], share: Share, *, single: bool) -> None:
         self._named = named
-        self._parts = parts
         self._share = share
         self.digest = named
         self.tested = "test" in parts
         try:
             image, label = parts["train"].element_spec
             self.shape: tuple[int, ...] = tuple(map(int, image.shape))
+            if single and label.shape == (1,):
+                parts = {split: part.map(lambda x, y: (x, y[0])) for split, part in parts.items()}
+                label = parts["train"].element_spec[1]
             examples = int(parts["train"].cardinality())
         except (TypeError, ValueError, AttributeError) as fault:
             raise self._error("examples are not (input, label) of known shapes") from fault
+        self._parts = parts
+        if single:
+            _require_one(named, self.shape, label.shape)
         if examples < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(examples, share)
@@ -163,7 +183,7 @@ class Pipeline(Source):
         mixed = self._parts["train"].shuffle(_BUFFER, seed=seed, reshuffle_each_iteration=False)
         mine = mixed.shard(share.ranks, share.rank).batch(share.per_rank, drop_remainder=True)
         for images, labels in self._read(mine.skip(first).take(self.steps_per_epoch - first)):
-            yield Group(images[None], tf.cast(labels, tf.int64)[None], 1)
+            yield Group(_inputs(images)[None], tf.cast(labels, tf.int64)[None], 1)
             done += 1
         if done < self.steps_per_epoch:
             raise self._error(f"it ended after batch {done} of {self.steps_per_epoch}")
@@ -174,4 +194,9 @@ class Pipeline(Source):
         if "test" in self._parts:
             mine = self._parts["test"].shard(share.ranks, share.rank).batch(share.at_once)
             for images, labels in self._read(mine):
-                yield images, tf.cast(labels, tf.int64)
+                yield _inputs(images), tf.cast(labels, tf.int64)
+
+
+def _inputs(images: Any) -> Any:
+    """As those of arrays: pixels, unsigned integers, become float32; others stay as they are."""
+    return tf.cast(images, tf.float32) if images.dtype.is_unsigned else images
