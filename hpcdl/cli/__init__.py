@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from hpcdl import __version__
-from hpcdl.cli.framework import Command, Group, build_parser
+from hpcdl.cli.framework import Command, Group, build_parser, told
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, of_the_system
 from hpcdl.system.files import careful_umask
 from hpcdl.system.inert import discard, inert_output
@@ -40,13 +40,6 @@ GROUPS: dict[str, str] = {
     "completion": "shell completions for bash, zsh and fish",
 }
 
-# What others call it.
-_ALIKE = {"start": {"up"}, "restart": {"up"}, "stop": {"down", "cancel"}, "kill": {"cancel"},
-          "delete": {"cancel"}, "rm": {"cancel"}, "remove": {"gc"}, "ls": {"list"},
-          "ps": {"list"}, "queue": {"list"}, "logs": {"log"}, "run": {"submit"},
-          "status": {"watch"}, "show": {"report", "inspect"}, "install": {"build"},
-          "new": {"init"}, "diff": {"check"}, "validate": {"check", "validate"},
-          "create": {"build"}}  # fmt: skip
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
 
@@ -143,7 +136,7 @@ def _meant(word: str) -> str:
     """What may be meant: a command whose group was left out, else the nearest name."""
     groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
     found = [f"hpcdl {one.name} {command.name}" for one in groups for command in one.commands
-             if command.name in {word, *_ALIKE.get(word, ())}
+             if command.name in {word, *told("commands", word)}
              or re.split(r"[^a-z]", word) == [one.name, command.name]]  # fmt: skip
     return f"did you mean {one_of(found)}?" if found else did_you_mean(word, GROUPS)
 
@@ -162,8 +155,8 @@ def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
         hint = f"`hpcdl {group.name} --help` shows all"
         raise BadInput(f"there is no command of 'hpcdl {group.name}'", hint=hint)
     if argv[0] not in commands:
-        meant = _ALIKE.get(argv[0], set()) & commands.keys()
-        hint = did_you_mean(meant.pop() if meant else argv[0], commands)
+        meant = [one for one in told("commands", argv[0]) if one in commands]
+        hint = did_you_mean([*meant, argv[0]][0], commands)
         raise BadInput(f"'hpcdl {group.name}' has no command '{argv[0]}'", hint=hint)
     return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, instead, show, the_site
+from hpcdl.cli.framework import Command, show, the_site
 from hpcdl.system.amounts import positive, seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from hpcdl.stack.spack_backend.spack_build import SpackPlan
 
     Plan = BuildPlan | SpackPlan | Adoption
-
-
-COMPONENTS = "tensorflow tf keras horovod cuda cudnn nccl python version with"
-"""What people ask a command for by options of these names."""
 
 
 def progress_teller() -> Callable[[str], None]:
@@ -80,9 +76,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the build for this partition's GPUs only; all it needs")  # fmt: skip
     wheels.add_argument("--without-horovod", action="store_true",
                         help="for tf.distribute: no compiler is needed")  # fmt: skip
-    parser.set_defaults(words={"tensorflow": "--name"}, behind="--partition")
-    instead(parser, {COMPONENTS: "the site file has the versions, under `stacks`; `hpcdl stack "
-                     "resolve` shows the newest that work together"})  # fmt: skip
+    parser.set_defaults(behind="--partition")
     spack = parser.add_argument_group("with Spack")
     spack.add_argument("--jobs", type=positive, metavar="COUNT",
                        help="parallel processes (all CPUs)")  # fmt: skip

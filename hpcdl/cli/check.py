@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcdl.cli import check_history
 from hpcdl.cli.check_history import answer_of, history_option
-from hpcdl.cli.framework import Command, Group, instead, option, print_json, show, the_site
+from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.system.files import write_atomic
@@ -106,9 +106,7 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
         help="ReFrame settings of your own beside hpcdl's, such as log handlers;"
         " may be repeated")  # fmt: skip
     parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
-    instead(parser, {"all": "leave --tag and --name out", "list": "docs/checks.md has them"})
     parser.set_defaults(takes_program=True, behind="--name")
-    parser.set_defaults(words=dict.fromkeys(("smoke", "nightly", "weekly", "node"), "--tag"))
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, instead, show, the_site
+from hpcdl.cli.framework import Command, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.signals import terminable
@@ -25,14 +25,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
                         help="what is older goes (default: the site's or kind's)")  # fmt: skip
     parser.add_argument("--gb", type=at_least(0), metavar="COUNT",
                         help="of each kind so much stays (default: likewise)")  # fmt: skip
-    instead(
-        parser,
-        {
-            "older-than age": "use --days COUNT",
-            "size": "use --gb COUNT",
-            "yes y force f": "it asks nothing: leave it out; --dry-run shows what goes",
-        },
-    )
 
 
 @terminable()

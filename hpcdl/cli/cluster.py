@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, Group, instead, option, show
+from hpcdl.cli.framework import Command, Group, option, show
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -31,13 +31,6 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
     add("--accounting", action="store_true", help="start slurmdbd too, for sacct")
     add("--slurm", metavar="V", default="", help="another Slurm release, such as 24.11")
     add("--max-nodes-per-partition", type=int, metavar="K", help="at most K nodes per partition")
-    instead(
-        parser,
-        {
-            "slurm-version version": "use --slurm V",
-            "gpus memory mem cpus partition": "the site file has the nodes: --site FILE",
-        },
-    )
 
 
 def _up(args: argparse.Namespace) -> ExitCode:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from hpcdl.cli.framework import Command, instead, show
+from hpcdl.cli.framework import Command, option, show
 from hpcdl.system.errors import ExitCode
-
-
-def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", metavar="ROLE", default="demo",
-                        help="login, compute, admin or laptop (default: the demo)")  # fmt: skip
-    parser.set_defaults(behind="--role")
-    said = "it changes nothing: what is missing has its command beside it"
-    roles = {role: f"write --role {role}" for role in ("login", "compute", "admin", "laptop")}
-    instead(parser, {"fix install repair": said, **roles})
 
 
 def _doctor(args: argparse.Namespace) -> ExitCode:
@@ -28,7 +19,7 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
 COMMAND = Command(
     "doctor",
     "Check this machine's prerequisites, or those of its role on a cluster; say what is missing.",
-    "hpcdl doctor --role login",
-    _doctor,
-    _configure,
-)
+    "hpcdl doctor --role login", _doctor,
+    option("--role", metavar="ROLE", default="demo",
+           help="login, compute, admin or laptop (default: the demo)"),
+)  # fmt: skip

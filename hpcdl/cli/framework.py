@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from hpcdl import facts
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.files import as_json
 from hpcdl.system.resources import folder
@@ -23,18 +24,6 @@ from hpcdl.system.text import did_you_mean, narrow, nearest, one_of
 if TYPE_CHECKING:
     from hpcdl.site import Site
 
-# sbatch's letters for what the options of jobs say, and what other programs call an option.
-_ALIKE = {"-p": "--partition", "-N": "--nodes", "-n": "--tasks", "-G": "--gpus", "-t": "--time",
-            "-c": "--cpus-per-task", "-J": "--name", "-A": "--account", "-q": "--qos",
-            "-o": "--output", "--image": "--container", "--batch-size": "--batch-per-rank",
-            "--nodes": "--gpus", "--gpu": "--partition", "--queue": "--partition",
-            "--format": "--json", "--learning-rate": "--lr", "--grid": "--over",
-            "--param": "--over", "--parallel": "--running"}  # fmt: skip
-_NOT_TAKEN = {
-    "--site": "it reads no site file: leave --site out",
-    "--dry-run": "it changes nothing: leave --dry-run out",
-    **dict.fromkeys(("--output", "-o", "--out"), "it prints to standard output: > FILE"),
-}
 _VALUES = {"int": "a whole number, such as 4", "float": "a number without a unit, such as 0.5"}
 _EMPTY = "the value is empty"
 Configure = Callable[[argparse.ArgumentParser], None]
@@ -52,10 +41,10 @@ def option(*names: str, **how: Any) -> Configure:
     return configure
 
 
-def instead(parser: argparse.ArgumentParser, answers: Mapping[str, str]) -> None:
-    """What to say instead of options that a command lacks: names, apart by blanks, and a hint."""
-    told = {name: hint for names, hint in answers.items() for name in names.split()}
-    parser.set_defaults(elsewhere=lambda typed: told.get(typed.strip("-"), ""))
+def told(key: str, word: str) -> Any:
+    """What facts/command_hints.yaml has below a key for one of its words; '' for nothing."""
+    rows = facts.load("command_hints").get(key, {})
+    return next((said for words, said in rows.items() if word in words.split()), "")
 
 
 class Command(NamedTuple):
@@ -139,17 +128,15 @@ class Parser(argparse.ArgumentParser):
         ):
             metavar = self._option_string_actions[short[1]].metavar
             hint = f"write {short[1]} {metavar or 'VALUE'}; `{self.prog} --help` says what it is"
-        elif message.endswith("required: JOB"):
-            hint = "`hpcdl job list` lists your jobs"
-        elif message.endswith("required: STUDY"):
-            hint = "`hpcdl study list` lists the studies"
         elif said := self._first_choice(message):
             message, hint = said
         elif missing := message.partition("are required: ")[2]:
-            hint = f"write {self.prog} ... {self._as_typed(missing.split(', '))}"
+            typed = f"write {self.prog} ... {self._as_typed(missing.split(', '))}"
+            hint = told("any", missing) or typed
         else:
             hint = _wanted(message) or hint
-            hint += self.get_default("others") or "" if hint.startswith("use one of") else ""
+            if hint.startswith("use one of"):
+                hint += self._elsewhere(message.split()[1].strip(":"))
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -181,18 +168,20 @@ class Parser(argparse.ArgumentParser):
         if not close and (hint := self._elsewhere(name)):
             return hint
         close += filter(None, [nearest(name, options, cutoff=0.8)])
-        close += [one for one in options if one in {_ALIKE.get(name), _ALIKE.get(name[:2])}]
-        if not close and (name in _NOT_TAKEN or len(name) == 2):  # no letter is like another
-            return _NOT_TAKEN.get(name, "")
+        close += [one for one in options if one in {told("alike", name), told("alike", name[:2])}]
+        here = told("any", name.strip("-"))
+        if not close and (here or len(name) == 2):  # no letter is like another
+            return str(here)
         close += [one for one in options if parts < set(one.strip("-").split("-"))]
         bare = {one.strip("-"): one for one in options}
         close += [bare[one] for one in filter(None, [nearest(name.strip("-"), bare)])]
         return f"did you mean '{close[0]}'?" if close else ""
 
     def _elsewhere(self, name: str) -> str:
-        """Where an option belongs that another command or program takes, as a hint."""
-        told: Callable[[str], str] | None = self.get_default("elsewhere")
-        return told(name) if told else ""
+        """What to say instead of an option that another command or program takes, as a hint."""
+        key, others = self.prog.removeprefix("hpcdl "), self.get_default("elsewhere")
+        letter = "" if name.startswith("--") else name[1:2]
+        return told(key, name.strip("-")) or told(key, letter) or (others(name) if others else "")
 
     def _place(self, word: str) -> str:
         """Where an argument belongs that stands behind no option, as a hint."""
@@ -206,9 +195,9 @@ class Parser(argparse.ArgumentParser):
             return f"did you mean '--{word}'?"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
-        behind = (self.get_default("words") or {}).get(word) or self.get_default("behind")
-        behind = behind(word) if callable(behind) else behind
-        if behind:
+        if behind := self.get_default("behind"):
+            behind = behind(word) if callable(behind) else behind
+            behind = one if (one := told("words", word)) in options else behind
             return f"write it behind its option: {self.prog} {behind} {word}"
         if word.isdecimal() and self.prog.startswith("hpcdl job"):
             return f"`hpcdl job watch {word}` says how a job is, or why it waits"

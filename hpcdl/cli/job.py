@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import queued, request
-from hpcdl.cli.framework import Command, Group, instead, option, print_json, show, the_site
+from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.cli.train import train_options
 from hpcdl.jobs.spec import job_schema
 from hpcdl.system.amounts import at_least
@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 _MOST = 1_000_000
 _SHOWN = 20
 _CHECKED = 200
-_INSTEAD = {
-    "fix write in-place": "it changes nothing: each finding says what to write instead",
-    "ignore disable skip select":
-        "no rule is left out; --json has the rule of each finding, to filter by",
-    "rules list-rules list": "docs/lint.md has all rules; --explain RULE prints one",
-    "strict pedantic all": "--advice prints advice, too",
-    "gpus nodes time gres ntasks": "the #SBATCH lines of the script say that",
-    "q quiet": "> /dev/null: the exit code tells",
-}  # fmt: skip
 
 
 def _written(args: argparse.Namespace) -> Script:
@@ -63,17 +54,6 @@ def _print_script(script: Script) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(script.text.encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
-
-
-def _render_options(parser: argparse.ArgumentParser) -> None:
-    request.options(parser)
-    told = parser.get_default("elsewhere")
-
-    def elsewhere(option: str) -> str:
-        to_a_file = option.strip("-")[:1] == "o" and told(option) == told("--output")
-        return "the script goes to standard output: > FILE" if to_a_file else str(told(option))
-
-    parser.set_defaults(elsewhere=elsewhere)
 
 
 def _explain(args: argparse.Namespace) -> ExitCode:
@@ -251,7 +231,6 @@ def _values(one: RunStatus) -> str:
 
 def _lint_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_files=True)
-    instead(parser, _INSTEAD)
     add = parser.add_argument
     # fmt: off
     add("files", nargs="*", type=Path, metavar="FILE",
@@ -322,7 +301,7 @@ GROUP = Group(
                 "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
                 _submit, _submit_options, changes=True),
         Command("render", "Print the job script, and submit nothing.",
-                "hpcdl job render --partition p100 --gpus 8 > job.sh", _render, _render_options),
+                "hpcdl job render --partition p100 --gpus 8 > job.sh", _render, request.options),
         Command("explain", "Print the job script with the reason for every line.",
                 "hpcdl job explain --partition p100 --gpus 8", _explain, request.options),
         Command("schema", "Print the JSON Schema of job.yaml, for editors.",
@@ -332,7 +311,9 @@ GROUP = Group(
         Command("log", "Print the end of a job's log; with -f what comes, until the job ends.",
                 "hpcdl job log -f 4711", queued.log, queued.log_options),
         Command("list", "List your jobs with state, age and directory, newest first.",
-                "hpcdl job list --last 5", queued.list_jobs, queued.list_options),
+                "hpcdl job list --last 5", queued.list_jobs,
+                option("--last", type=at_least(1), default=20, metavar="N",
+                       help="list the newest N jobs (20)")),
         Command("sweep",
                 "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
                 "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
@@ -348,6 +329,7 @@ GROUP = Group(
                 "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
                 "hpcdl job lint --slurm-version 22.05 train.sh", _lint, _lint_options),
         Command("cancel", "Cancel jobs.", "hpcdl job cancel 4711", queued.cancel,
-                queued.cancel_options, changes=True),
+                option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
+                changes=True),
     ),
 )  # fmt: skip

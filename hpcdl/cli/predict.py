@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, Group, instead, option, show, the_site
+from hpcdl.cli.framework import Command, Group, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 _FLOW = 4
 """Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
-_INSTEAD = {
-    "gpu": "say which by --partition or --gpu-model, and how many by --gpus N",
-    "epochs": "times are those of one epoch, of --images N: multiply them",
-    "hours time": "--deadline HOURS is the limit of an epoch",
-}
 
 
 def _configure_scale(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +58,6 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
     _configure_plan(parser)
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
     parser.set_defaults(behind=_behind)
-    instead(parser, _INSTEAD)
 
 
 def _behind(word: str) -> str:

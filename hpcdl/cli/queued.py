@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import instead, print_json, show, the_site
+from hpcdl.cli.framework import print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import StatusLine, did_you_mean
@@ -151,22 +151,6 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
                 start += piece.rfind(b"\n") + 1 or len(piece)
     except BadInput:  # it has not started yet
         return
-
-
-def list_options(parser: argparse.ArgumentParser) -> None:
-    """How many jobs."""
-    parser.add_argument("--last", type=at_least(1), default=20, metavar="N",
-                        help="list the newest N jobs (20)")  # fmt: skip
-    parser.set_defaults(behind="--last")
-    filters = "it lists what hpcdl submitted for you; `squeue` filters all jobs"
-    instead(parser, {"n lines limit": "use --last N", "state user partition name all": filters})
-
-
-def cancel_options(parser: argparse.ArgumentParser) -> None:
-    """The jobs."""
-    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids, or job directories")
-    said = "name the jobs: `hpcdl job list` has them; `scancel --me` ends all of yours"
-    instead(parser, {"user u all me state name partition": said})
 
 
 def list_jobs(args: argparse.Namespace) -> ExitCode:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import building
-from hpcdl.cli.framework import Command, Group, instead, option, show, the_site
+from hpcdl.cli.framework import Command, Group, option, show, the_site
 from hpcdl.system.amounts import amount
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
 from hpcdl.system.text import duration, table
@@ -25,7 +25,6 @@ def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=["venv", "spack"], help="only this build method")
     parser.add_argument("--why-not", metavar="NAME@VERSION", help="why this version is not chosen")
     parser.set_defaults(behind="--partition")
-    instead(parser, {building.COMPONENTS: "--why-not NAME@VERSION says why it is not chosen"})
 
 
 def _resolve(args: argparse.Namespace) -> ExitCode:

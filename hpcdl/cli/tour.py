@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcdl.cli.framework import Command, instead, print_json
+from hpcdl.cli.framework import Command, print_json
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, Stopped
 from hpcdl.system.signals import noted, terminable
@@ -65,7 +65,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
     add("--from", type=number, default=1, metavar="N", dest="first", help="begin with step N")
     add("--to", type=number, default=len(STEPS), metavar="N", dest="last", help="end with step N")
     parser.set_defaults(behind="--from")
-    instead(parser, {"step only": "write --from N --to N", "list": "--dry-run shows the steps"})
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

@@ -13,10 +13,6 @@ _SHARED = ("json", "dry_run")
 _MOST_SHARDS = 99_999
 """Their names have five digits."""
 _MOST_PIXELS = 8000
-_OTHERS = (
-    "; other images: `data make folder`; anything that Keras or tensorflow_datasets loads: "
-    "`hpcdl train --dataset package.module:function` (docs/training.md, Data)"
-)
 
 
 def _add(
@@ -28,7 +24,6 @@ def _add(
 def _make(parser: argparse.ArgumentParser) -> None:
     kinds = ("digits", "photos", "folder")
     parser.add_argument("kind", choices=kinds, help="kind of data set")
-    parser.set_defaults(others=_OTHERS)
     parser.add_argument("folder", metavar="DIR", help="directory of the records")
     parser.add_argument("--seed", type=seed, default=1, help="random seed (default 1)")
     shards = at_least(1, _MOST_SHARDS)
