@@ -107,6 +107,8 @@ def _options_last(argv: list[str]) -> list[str]:
     while argv[place:] and argv[place].split("=")[0] in _SHARED:
         place += 2 if argv[place] == "--site" else 1
     name = argv[place : place + 1]
+    if name == ["help"]:
+        return [*argv[place + 1 :], *argv[:place], "--help"]
     return [*name, *argv[:place], *argv[place + 1 :]] if name and name[0][:1] != "-" else argv
 
 
@@ -114,8 +116,6 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
     end = argv.index("--") if "--" in argv else len(argv)
     asked = ("--help" if one in {"-?", "/?"} else one for one in argv[:end])
     argv = _options_last([*asked, *argv[end:]])
-    if argv[:1] == ["help"]:
-        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:
         print(overview())
         return ExitCode.OK
@@ -144,8 +144,6 @@ def _meant(word: str) -> str:
 def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     commands = {command.name: command for command in group.commands}
     argv = _options_last(argv)
-    if argv[:1] == ["help"]:
-        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in {"-h", "--help"}:
         print(group_overview(group))
         return ExitCode.OK

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.cli import GROUPS, load_group
 from hpcdl.cli.framework import Command, Group, Parser, fill_parser, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
+Names = Mapping[str, Iterable[str]]
+_NONE: Names = {}
 _FISH = """\
 function __hpcdl_at
     set -l words (commandline -opc)
@@ -23,26 +25,24 @@ end
 complete -c hpcdl -f"""
 
 
-def names_of(args: argparse.Namespace) -> dict[str, Sequence[str]]:
+def names_of(args: argparse.Namespace) -> Names:
     """What is offered behind an option or for an argument: partitions, stacks, studies, models."""
     from hpcdl import facts
     from hpcdl.jobs.spec import LAUNCHERS
     from hpcdl.workflows.study.load import shipped
 
-    found: dict[str, Sequence[str]] = {
-        "STUDY": shipped(), "--launcher": tuple(LAUNCHERS),
-        "--model": tuple(facts.load("models")["models"]),
-    }  # fmt: skip
+    models = facts.load("models")["models"]
+    found: Names = {"STUDY": shipped(), "--launcher": LAUNCHERS, "--model": models}
     try:
         site = the_site(args)
-    except BadInput:
+    except BadInput:  # none is named, or that of HPCDL_SITE cannot be read
         if args.site:
             raise
-        return found  # none is named, or that of HPCDL_SITE cannot be read
-    return {**found, "--partition": tuple(site.partitions), "STACK": tuple(site.stacks)}
+        return found
+    return {**found, "--partition": site.partitions, "STACK": site.stacks}
 
 
-def whole_parser(names: Mapping[str, Sequence[str]] | None = None) -> argparse.ArgumentParser:
+def whole_parser(names: Names = _NONE) -> argparse.ArgumentParser:
     """One parser of all commands: too slow for every call, right for completions."""
     parser = Parser(prog="hpcdl", allow_abbrev=False)
     rooms = parser.add_subparsers()
@@ -52,15 +52,13 @@ def whole_parser(names: Mapping[str, Sequence[str]] | None = None) -> argparse.A
         if isinstance(entry, Group):
             commands = child.add_subparsers()
             for command in entry.commands:
-                _fill(commands.add_parser(command.name, help=command.summary), command, names or {})
+                _fill(commands.add_parser(command.name, help=command.summary), command, names)
         else:
-            _fill(child, entry, names or {})
+            _fill(child, entry, names)
     return parser
 
 
-def _fill(
-    parser: argparse.ArgumentParser, command: Command, names: Mapping[str, Sequence[str]]
-) -> None:
+def _fill(parser: argparse.ArgumentParser, command: Command, names: Names) -> None:
     """The arguments of a command, those that take a path marked for the shell."""
     import shtab
 
@@ -105,7 +103,7 @@ def _takes_file(action: argparse.Action) -> bool:
     return action.type is Path or action.metavar == "FILE"
 
 
-def script(shell: str, names: Mapping[str, Sequence[str]] | None = None) -> str:
+def script(shell: str, names: Names = _NONE) -> str:
     """What a shell has to read; `names` are offered for their options and arguments."""
     import shtab
 
@@ -121,9 +119,8 @@ def _run(args: argparse.Namespace) -> ExitCode:
     return show(args, {"shell": args.shell, "script": text}, text)
 
 
-COMMAND = Command("completion",
-                  "Print a completion script for the shell, with the names of the site.",
-                  "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
-                  _run,
-                  option("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),
+COMMAND = Command(
+    "completion", "Print a completion script for the shell, with the names of the site.",
+    "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl", _run,
+    option("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),
 )  # fmt: skip

@@ -24,7 +24,6 @@ from hpcdl.system.text import did_you_mean, narrow, nearest, one_of
 if TYPE_CHECKING:
     from hpcdl.site import Site
 
-_VALUES = {"int": "a whole number, such as 4", "float": "a number without a unit, such as 0.5"}
 _EMPTY = "the value is empty"
 Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
@@ -123,20 +122,17 @@ class Parser(argparse.ArgumentParser):
             hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
         elif message.endswith(_EMPTY):
             hint = "is a variable of the shell not set? Give a value, or leave it out"
-        elif short := re.fullmatch(
-            r"argument (?:-\w/)?(-\S+): expected (at least )?one argument", message
-        ):
-            metavar = self._option_string_actions[short[1]].metavar
-            hint = f"write {short[1]} {metavar or 'VALUE'}; `{self.prog} --help` says what it is"
+        elif short := re.match(r"argument (-\S+): expected .*one argument", message):
+            hint = f"write {self._typed(short[1])}; `{self.prog} --help` says what it is"
         elif said := self._first_choice(message):
             message, hint = said
         elif missing := message.partition("are required: ")[2]:
-            typed = f"write {self.prog} ... {self._as_typed(missing.split(', '))}"
-            hint = told("any", missing) or typed
+            typed = " ".join(map(self._typed, missing.split(", ")))
+            hint = told("any", missing) or f"write {self.prog} ... {typed}"
         else:
             hint = _wanted(message) or hint
             if hint.startswith("use one of"):
-                hint += self._elsewhere(message.split()[1].strip(":"))
+                hint += told(self.prog.removeprefix("hpcdl "), message.split()[1].strip(":"))
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -148,13 +144,10 @@ class Parser(argparse.ArgumentParser):
                 return f"the {name} is missing", f"say {one_of(map(str, one.choices))}"
         return None
 
-    def _as_typed(self, names: Sequence[str]) -> str:
-        """Arguments as they are typed, options with what their value is called."""
-        return " ".join(
-            f"{one.option_strings[-1]} {one.metavar or 'VALUE'}" if one.option_strings else name
-            for one in self._actions
-            if (name := "/".join(one.option_strings) or str(one.metavar or one.dest)) in names
-        )
+    def _typed(self, names: str) -> str:
+        """An argument as it is typed, an option with what its value is called."""
+        option = self._option_string_actions.get(name := names.split("/")[-1])
+        return f"{name} {option.metavar or 'VALUE'}" if option else name
 
     def _near(self, word: str) -> str:
         """The option that may be meant by one that is unknown, as a hint."""
@@ -211,9 +204,8 @@ def _wanted(message: str) -> str:
     """What a value must be that argparse refuses, as a hint."""
     if typed := re.match(r"argument --gpus: invalid int value: '(\w+):(\d+)'", message):
         return f"write --gpus {typed[2]}; --partition, or --gpu-model {typed[1]}, says which GPU"
-    for kind, wanted in _VALUES.items():
-        if f": invalid {kind} value: " in message:
-            return f"it is {wanted}"
+    if kind := re.search(": invalid (int|float) value: ", message):
+        return f"it is {told('any', kind[1])}"
     found = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
     return did_you_mean(found[1], found[2].replace("'", "").split(", ")) if found else ""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.text import nearest, one_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
@@ -21,6 +22,8 @@ _MOST_MONEY = 1e9
 
 
 def _configure_scale(parser: argparse.ArgumentParser) -> None:
+    from hpcdl.predict.network import names
+
     add = parser.add_argument
     add("--partition", help="partition (default: the site's default)")
     add("--gpu-model", metavar="MODEL", help="the GPU, where the partition has several models")
@@ -57,15 +60,7 @@ def _configure_scale(parser: argparse.ArgumentParser) -> None:
         help="partitions to show in one table, such as p100,v100")  # fmt: skip
     _configure_plan(parser)
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
-    parser.set_defaults(behind=_behind)
-
-
-def _behind(word: str) -> str:
-    """The option that a word is meant for which stands behind none."""
-    from hpcdl.predict.network import names
-    from hpcdl.system.text import nearest
-
-    return "--model" if nearest(word, names()) else "--partition"
+    parser.set_defaults(behind=lambda one: "--model" if nearest(one, names()) else "--partition")
 
 
 def _configure_plan(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +91,6 @@ def _request(args: argparse.Namespace) -> Request:
     from hpcdl.predict.request import Request
     from hpcdl.predict.results import is_exchange, place_of, read_sound
     from hpcdl.site.gpu_models import one_group
-    from hpcdl.system.text import one_of
 
     files = [(path, read_sound(path)) for path in args.calibrate]
     runs = [path for path, value in files if not is_exchange(value)]
@@ -144,11 +138,9 @@ def _compare(args: argparse.Namespace) -> ExitCode:
             "a measured rate is of one partition",
             hint="leave out --compare, or --calibrate and --one",
         )
-    wanted = [*([args.partition] if args.partition else []), *",".join(args.compare).split(",")]
-    found = [
-        _asked(argparse.Namespace(**{**vars(args), "partition": name}))
-        for name in dict.fromkeys(map(str.strip, wanted)) if name
-    ]  # fmt: skip
+    wanted = ",".join([args.partition or "", *args.compare]).split(",")
+    found = [_asked(argparse.Namespace(**{**vars(args), "partition": name}))
+             for name in dict.fromkeys(map(str.strip, wanted)) if name]  # fmt: skip
     if not found:
         raise BadInput("--compare names no partition", hint="write --compare A,B")
     data = {"schema": 1, "partitions": [forecast_data(one) for one in found]}

@@ -76,9 +76,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _elsewhere(option: str) -> str:
-    ours, behind = as_ours(option), option.lstrip("-") in train_options(command_of(()))
-    told = [ours, "`hpcdl train` takes it: write it after --" if behind else ""]
-    return "; or ".join(filter(None, told))
+    behind = option.lstrip("-") in train_options(command_of(()))
+    told = "`hpcdl train` takes it: write it after --" * behind
+    return "; or ".join(filter(None, [as_ours(option), told]))
 
 
 def asked_site(args: argparse.Namespace) -> Site:

@@ -9,7 +9,6 @@ facts/slurm_steps.yaml: a script means the same on each, whatever the submitting
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -45,7 +44,6 @@ _ASK_WHERE = frozenset({"torch", "torchrun", "jax"})
 _APART = frozenset({"plain", "single"})
 # What a rank is called by its launcher, where that is not Slurm.
 _RANK = {"horovod-mpirun": "OMPI_COMM_WORLD_RANK", "torchrun": "RANK"}
-_TORCHRUN = re.compile(r"torch\.distributed\.(run|launch)\Z")
 _STARTS_RANKS = frozenset({"torchrun", "mpirun", "mpiexec", "horovodrun", "srun"})
 
 # The index of a worker is its rank; $HPCDL_WORKERS is made once by the script.
@@ -104,7 +102,7 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
 def check_launcher(spec: JobSpec) -> None:
     """Raise BadInput for a program that would start ranks itself, once in every rank."""
     name = Path(spec.program[0]).name if spec.program else ""
-    if spec.program[1:2] == ("-m",) and spec.program[2:3] and _TORCHRUN.match(spec.program[2]):
+    if spec.program[1:3] in {("-m", f"torch.distributed.{one}") for one in ("run", "launch")}:
         name = "torchrun"
     if spec.launcher == "single" or name not in _STARTS_RANKS:
         return

@@ -18,9 +18,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from hpcdl import facts
 from hpcdl.jobs.launch import check_launcher
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import cached
 from hpcdl.system.safe_read import MAX_BYTES, open_regular
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
@@ -37,25 +39,19 @@ _OF_SHELLS = (
 _SCRIPT = (".py", ".sh")
 _WORD = re.compile(r"([A-Za-z_.][^{$]*|[^{$]*\.(py|sh))\Z")
 """What may be the name of a script, and holds no mark or variable."""
-_SHELL_TEXT = re.compile(r"&&|\|\||[;|<>`\n]|\$\(")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_BUILTINS = frozenset({"module", "ml", "cd", "export", "source", "."})
-_ENVIRONMENTS = frozenset({"conda", "mamba", "micromamba"})
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 # Programs that start the one their arguments name: the first argument that ends like a script.
-_STARTERS = frozenset(
-    {
-        "accelerate", "deepspeed", "env", "horovodrun", "mpiexec", "mpirun", "ncu", "nice", "nsys",
-        "numactl", "srun", "stdbuf", "strace", "taskset", "time", "timeout", "torchrun",
-    }
-)  # fmt: skip
+_STARTERS = re.compile(
+    r"(accelerate|deepspeed|env|horovodrun|mpiexec|mpirun|ncu|nice|nsys|numactl|srun|stdbuf|strace|"
+    r"taskset|time|timeout|torchrun)\Z"
+)
 
 
 def script_index(program: Sequence[str]) -> int | None:
     """Index of the argument that is the script for an interpreter; None for no script."""
     name = Path(program[0]).name if program else ""
-    if name in _STARTERS:
+    if _STARTERS.match(name):
         return next((n for n, one in enumerate(program) if n and one.endswith(_SCRIPT)), None)
     if not _PYTHON.match(name) and name not in _SHELLS:
         return None
@@ -113,48 +109,23 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     )
 
 
-def _check_shell(argv: Sequence[str], *, there: bool) -> None:
-    """Raise BadInput for what only a shell knows, in the place of the program.
+def _check_first(argv: Sequence[str], *, there: bool) -> None:
+    """Raise BadInput for what no job can run in the place of its program or script.
 
     `there` says whether a file has the program's name, whatever that looks like.
     """
-    name, said, hint = Path(argv[0]).name, "", ""
-    if _SHELL_TEXT.search(argv[0]) and not there:
-        said, hint = "is a line for a shell", f"let one run it: -- bash -c {shlex.quote(argv[0])}"
-    elif " " in argv[0].strip() and not there:
-        said, hint = "is one argument", f"leave the quotes out: -- {argv[0]}"
-    elif _ASSIGNMENT.match(argv[0]):
-        said, hint = "is no program", f"set a variable of the job by --env {shlex.quote(argv[0])}"
-    elif argv[0] in _BUILTINS or (name in _ENVIRONMENTS and "activate" in argv[1:2]):
-        said, hint = "is known to a shell alone", f"let one run it: -- bash -c '{name} ... && ...'"
-        hint += "; for modules --module NAME" * (argv[0] in {"module", "ml"})
-        hint += "; or name the environment's own python" * (name in _ENVIRONMENTS)
-    elif name in {"sbatch", "salloc"}:
-        said = "would queue another job from every rank"
-        hint = "give its program after --, and what its #SBATCH lines ask for as options"
-    elif len(argv) == 1 and (name in _SHELLS or _PYTHON.match(name)):
-        said = "alone waits for somebody to type, and a job has no terminal"
-        hint = "name a script; to work on a node by hand: `salloc`, then `srun --pty bash`"
-    if said:
-        raise BadInput(f"'{argv[0]}' {said}", hint=hint)
-
-
-def _check_names(argv: Sequence[str], *, there: bool) -> None:
-    """Raise BadInput for a model, a notebook or a quoted line in a program's or script's place."""
-    if not (there or shutil.which(argv[0])) and (argv[0] == "train" or _is_model(argv[0])):
-        hint = "options of `hpcdl train` follow the dashes at once: -- --model NAME ..."
-        raise BadInput(f"'{argv[0]}' is no program", hint=hint)
+    absent = not there and shutil.which(argv[0]) is None
+    is_model = absent and argv[0] in facts.load("models")["models"]
+    typed, name = "train" if is_model else "\0".join(argv[:2]), "command_hints"
+    for row in cached("facts", [facts.path(name)], lambda: facts.load(name))["programs"]:
+        if re.match(row["match"], typed) and (absent or not row.get("absent")):
+            hint = row["hint"].format(argv[0], shlex.quote(argv[0]))
+            raise BadInput(f"'{argv[0]}' {row['said']}", hint=hint)
     for one in argv[: (script_index(argv) or 0) + 1]:
         if one.endswith(".ipynb"):
             raise BadInput(f"{one} is a notebook", hint=f"`jupyter nbconvert --to script {one}`")
         if re.search(r"\.(py|sh) ", one) and not _is_there(Path(one)):
             raise BadInput(f"'{one}' is one argument", hint=f"leave the quotes out: {one}")
-
-
-def _is_model(name: str) -> bool:
-    from hpcdl import facts
-
-    return name in facts.load("models")["models"]
 
 
 def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
@@ -166,9 +137,7 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     argv = spec.program
     if argv:
         inside = spec.container is not None and argv[0].startswith("/")
-        there = inside or _is_there((spec.chdir or folder) / argv[0])
-        _check_shell(argv, there=there)
-        _check_names(argv, there=there)
+        _check_first(argv, there=inside or _is_there((spec.chdir or folder) / argv[0]))
     check_script(spec)
     check_launcher(spec)
     check_image(folder, spec.container)
@@ -270,7 +239,7 @@ def unread_directives(spec: JobSpec) -> Path | None:
 def _module(argv: Sequence[str]) -> str | None:
     """The first part of what `python -m` names; None for any other program."""
     name = Path(argv[0]).name if argv else ""
-    if name in _STARTERS:
+    if _STARTERS.match(name):
         start = next((n for n, one in enumerate(argv) if n and _PYTHON.match(Path(one).name)), 0)
         return _module(argv[start:]) if start else None
     if not _PYTHON.match(name) or script_index(argv) is not None:

@@ -53,10 +53,7 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
 
 
 def as_ours(option: str) -> str:
-    """How a job is asked for what this option of sbatch, or of others, asks for; '' for no such.
-
-    `option` is as it was typed, up to a `=`: `--nodes`, `-N`, `-N2`, or `-nodes`.
-    """
+    """How a job is asked for what `--nodes`, `-N2` or others' option, as typed, asks for; or ''."""
     from hpcdl.jobs.lint.options import known_options, letters
 
     known, name = known_options("sbatch"), option.lstrip("-")

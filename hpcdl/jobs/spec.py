@@ -33,9 +33,9 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SIZE = re.compile(r"(\d{1,12})([KMGT]?)[Bb]?\Z", re.ASCII | re.IGNORECASE)
 _UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MOST_MB = 10**9
-_COUNTS = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node", "cpus_per_task", "minutes",
-           "chain")  # fmt: skip
-_MOST_REQUEUES = 10_000
+_COUNTS = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node", "cpus_per_task", "minutes")
+_BOUNDS = {**dict.fromkeys(_COUNTS, (1, 1_000_000)),
+           "chain": (1, MAX_CHAIN), "requeues": (0, 10_000)}  # fmt: skip
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
@@ -133,7 +133,14 @@ def check_spec(spec: JobSpec) -> JobSpec:
     if spec.launcher not in LAUNCHERS:
         said = f"unknown launcher '{spec.launcher}'"
         raise BadInput(said, hint=did_you_mean(spec.launcher, LAUNCHERS))
-    _check_counts(spec)
+    for key, (least, most) in _BOUNDS.items():
+        value = getattr(spec, key)
+        if value is not None and not least <= value <= most:
+            option = f"--{key.replace('minutes', 'time').replace('_', '-')} {value} is"
+            said = f"{value} requeues are" if key == "requeues" else option
+            hint = f"queue at most {most} jobs" if key == "chain" and value else ""
+            raise BadInput(f"{said} not possible",
+                           hint=hint or f"give a number from {least} to {most:,}")  # fmt: skip
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
             said = f"--{option} {_shown(name)} is not possible"
@@ -152,21 +159,6 @@ def check_spec(spec: JobSpec) -> JobSpec:
     for folder in filter(None, (spec.job_dir, spec.chdir)):
         _check_folder(str(folder))
     return spec
-
-
-def _check_counts(spec: JobSpec) -> None:
-    for key in _COUNTS:
-        value = getattr(spec, key)
-        if value is not None and not 1 <= value <= 1_000_000:
-            option = key.replace("minutes", "time").replace("_", "-")
-            hint = "give a number from 1" + " to 1,000,000" * (value > 1)
-            raise BadInput(f"--{option} {value} is not possible", hint=hint)
-    if spec.chain > MAX_CHAIN:
-        said = f"--chain {spec.chain} is not possible"
-        raise BadInput(said, hint=f"queue at most {MAX_CHAIN} jobs")
-    if not 0 <= spec.requeues <= _MOST_REQUEUES:
-        said = f"{spec.requeues} requeues are not possible"
-        raise BadInput(said, hint=f"give a number from 0 to {_MOST_REQUEUES:,}")
 
 
 def check_name(name: str) -> None:

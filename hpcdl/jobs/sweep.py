@@ -194,8 +194,7 @@ def check_keys(
 ) -> None:
     """Raise BadInput for a key that is nearly one of the job's: it would be the program's option.
 
-    `options` are the program's, where they are known. So is a mark that is nearly one of the keys,
-    and a key that the program's own arguments have, too.
+    `options` are the program's, where known. Or for a mark that nearly is a key, or a key given.
     """
     marks = _marks(base.program)
     for key in set(matrix) - {*JOB_KEYS} - marks:
@@ -203,10 +202,8 @@ def check_keys(
             raise BadInput(f"the program has {{{near}}}, and no --over has that",
                            hint=f"did you mean '{{{key}}}'?")  # fmt: skip
         if any(one.partition("=")[0] == f"--{key}" for one in base.program):
-            raise BadInput(
-                f"--{key} is an argument of the program, and a key of --over",
-                hint=f"leave it out of the program, or write --{key} {{{key}}}",
-            )
+            raise BadInput(f"--{key} is an argument of the program, and a key of --over",
+                           hint=f"leave it there out, or write --{key} {{{key}}}")  # fmt: skip
     for key in set(matrix) - {*JOB_KEYS, *options}:
         close = nearest(key, JOB_KEYS, cutoff=0.8)
         if close and key not in marks:

@@ -75,7 +75,7 @@ def unreadable(path: Path, fault: Exception) -> BadInput:
         with suppress(OSError, ValueError):
             names = (one.name for one in islice(path.parent.iterdir(), _MOST_NAMES))
             close = nearest(path.name, names)
-            if close and not nearest(path.stem, [Path(close).stem]):  # but for .yaml they differ
-                close = None
-            hint = f"did you mean '{path.parent / close}'?" if close else f"you are in {Path.cwd()}"
+            hint = f"you are in {Path.cwd()}"
+            if close and nearest(path.stem, [Path(close).stem]):  # not alike by .yaml alone
+                hint = f"did you mean '{path.parent / close}'?"
     return BadInput(f"cannot read {path}: {reason}", hint=hint)

@@ -41,6 +41,10 @@ _CONTRACT = (
     "the function is called with 'train' or 'test' and returns arrays (inputs, labels), or a "
     "tf.data.Dataset of such pairs"
 )
+_SEVERAL = (
+    "a label is of shape {}, and one number is wanted: the class's, argmax(-1) of one-hot labels; "
+    "several yes or no per input are --task findings"
+)
 
 
 def open_source(
@@ -77,11 +81,8 @@ def open_source(
 
 
 def _open_users(named: str, share: Share, task: str) -> Source:
-    """What the function gives, as a source of batches; BadInput: it raises, or gives no data.
-
-    Of the task `classes` a column of labels is one label each: Keras' own data sets have it so.
-    """
-    single = task == "classes"
+    """What the function gives, as a source of batches; BadInput: it raises, or gives no data."""
+    single = task == "classes"  # a column of labels is one label each: as Keras' own data sets
     function = user_function("--dataset", named)
     parts: dict[str, Any] = {}
     for split in ("train", "test"):
@@ -98,8 +99,6 @@ def _open_users(named: str, share: Share, task: str) -> Source:
         raise BadInput(f"--dataset {named} gives nothing to train on", hint=_CONTRACT)
     if len({images.shape[1:] for images, _ in arrays.values()}) > 1:
         raise BadInput(f"--dataset {named}: inputs to train and to test with differ in shape")
-    if single:
-        _require_one(named, *(part.shape[1:] for part in arrays["train"]))
     digest = hashlib.sha256(arrays["train"][0].tobytes()).hexdigest()[:16]
     classes = max(_classes(labels) for _, labels in arrays.values())
     source = InMemory(arrays, share, classes, digest)
@@ -115,18 +114,12 @@ def _arrays(named: str, split: str, part: Any, single: bool) -> tuple[Any, Any]:
         if labels.dtype.kind not in "iu":
             raise ValueError(f"labels are {labels.dtype}, not integers")
         labels = labels[:, 0] if single and labels.shape[1:] == (1,) else labels
+        if single and labels.ndim > 1 and images.ndim in {1, 4}:  # one class for each
+            raise ValueError(_SEVERAL.format(labels.shape[1:]))
         inputs = images.astype(np.int64 if images.dtype.kind == "i" else np.float32, copy=False)
     except (TypeError, ValueError) as fault:
         raise BadInput(f"--dataset {named}, '{split}': {fault}", hint=_CONTRACT) from fault
     return inputs, labels.astype(np.int64, copy=False)
-
-
-def _require_one(named: str, shape: Any, label: Any) -> None:
-    """Refuse labels of several numbers for what a network gives one class: images, and numbers."""
-    if len(label) and len(shape) in {0, 3}:
-        said = f"--dataset {named}: a label is of shape {tuple(label)}, and one number is wanted"
-        raise BadInput(said, hint="give the class's number, argmax(-1) of one-hot labels; several "
-                       "yes or no per input are --task findings")  # fmt: skip
 
 
 def _classes(labels: Any) -> int:
@@ -158,8 +151,8 @@ class Pipeline(Source):
         except (TypeError, ValueError, AttributeError) as fault:
             raise self._error("examples are not (input, label) of known shapes") from fault
         self._parts = parts
-        if single:
-            _require_one(named, self.shape, label.shape)
+        if single and label.shape.rank and len(self.shape) in {0, 3}:
+            raise self._error(_SEVERAL.format(tuple(label.shape)))
         if examples < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(examples, share)
