@@ -277,11 +277,9 @@ def test_bench_names_what_cannot_be_read_and_goes_on(runs, tmp_path, monkeypatch
     assert not list(copies.glob("hpcdl-repaired-*"))
 
 
-@pytest.mark.parametrize(
-    ("images", "said"),
-    [(BAD[:1] * 9, "too few sound records"), ([], "no record can be read")],
-    ids=["no images", "no records"],
-)
+@pytest.mark.parametrize(("images", "said"), [
+    (BAD[:1] * 9, "too few sound records"), ([], "no record can be read"),
+], ids=["no images", "no records"])  # fmt: skip
 def test_bench_of_nothing_is_refused(runs, images, said):
     folder_of(runs, images)
     runs.data(*BENCH, code=2, says=said)

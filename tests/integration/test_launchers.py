@@ -224,10 +224,9 @@ def test_a_workflow_of_snakemake(slurm, tmp_path):
     assert len({job for _, job in samples}) == 2
 
 
-@pytest.mark.parametrize(
-    ("module", "example", "said"),
-    [("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$")],
-)
+@pytest.mark.parametrize(("module", "example", "said"), [
+    ("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$"),
+])  # fmt: skip
 def test_a_client_s_example(slurm, tmp_path, module, example, said):
     config = slurm("scontrol", "show", "config").stdout
     (address,) = re.findall(r"^SlurmctldHost\[0\] *= \S+\((\S+)\)", config, re.MULTILINE)

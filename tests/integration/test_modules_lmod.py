@@ -266,13 +266,10 @@ def test_without_a_job_the_gpu_that_is_found_decides(two_stacks, tmp_path):
     assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
 
 
-@pytest.mark.parametrize(
-    ("gpu", "version"),
-    [
-        ("NVIDIA L40S", "ada"), ("NVIDIA A100-PCIE-40GB", "ampere"), ("NVIDIA L4", "ada"),
-        ("NVIDIA L40", "ada"), ("", "ada"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "version"), [
+    ("NVIDIA L40S", "ada"), ("NVIDIA A100-PCIE-40GB", "ampere"), ("NVIDIA L4", "ada"),
+    ("NVIDIA L40", "ada"), ("", "ada"),
+])  # fmt: skip
 def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(tmp_path, gpu, version):
     site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
     own = dataclasses.replace(site.paths, prefix=tmp_path / "prefix")
@@ -289,13 +286,10 @@ def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(tmp_path
     assert done.stdout.strip() == version
 
 
-@pytest.mark.parametrize(
-    ("gpu", "fits"),
-    [
-        ("NVIDIA L4", True), ("NVIDIA L40S", False), ("Tesla P4", False), ("Tesla P40", True),
-        ("NVIDIA GB200", False), ("NVIDIA B200", True), ("NVIDIA RTX 5000 Ada Generation", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "fits"), [
+    ("NVIDIA L4", True), ("NVIDIA L40S", False), ("Tesla P4", False), ("Tesla P40", True),
+    ("NVIDIA GB200", False), ("NVIDIA B200", True), ("NVIDIA RTX 5000 Ada Generation", True),
+])  # fmt: skip
 def test_the_guard_takes_a_model_for_no_other(site, tmp_path, gpu, fits):
     release = make_release(site, "guarded", needs={"gpus": ["L4", "P40", "B200", "RTX 5000 Ada"]})
     publish(site, release.id, passing, say=silent)

@@ -132,11 +132,9 @@ def test_validation_keeps_the_best_weights_and_ends_early(runs):
     assert [one["step"] for one in rest.result["validations"]] == [15, 30], "kept over a resume"
 
 
-@pytest.mark.parametrize(
-    ("option", "package", "begins"),
-    [("--export=model.onnx", "tf2onnx", b"\x08"), ("--predict=table.parquet", "pyarrow", b"PAR1")],
-    ids=["onnx", "parquet"],
-)
+@pytest.mark.parametrize(("option", "package", "begins"), [
+    ("--export=model.onnx", "tf2onnx", b"\x08"), ("--predict=table.parquet", "pyarrow", b"PAR1"),
+], ids=["onnx", "parquet"])  # fmt: skip
 def test_other_forms_are_written_by_packages_that_a_release_has_not(runs, option, package, begins):
     """Refused before a step is done where the package is missing; else the file is of its form."""
     ask = [runs.python, "-c", f"import {package}"]

@@ -181,11 +181,10 @@ def test_networks_that_are_routed_are_not_taken():
     assert next(network._free_networks([ipaddress.IPv4Network("10.0.0.0/8")])) == "172.29.0"
 
 
-@pytest.mark.parametrize(
-    ("version", "plugins"),
-    [("21.08.5", []), ("22.05.8", ["cgroup/v1"]), ("24.05.2", ["disabled"]),
-     ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"])],
-)  # fmt: skip
+@pytest.mark.parametrize(("version", "plugins"), [
+    ("21.08.5", []), ("22.05.8", ["cgroup/v1"]), ("24.05.2", ["disabled"]),
+    ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"]),
+])  # fmt: skip
 def test_options_follow_the_release_that_runs(version, plugins):
     assert [row["value"] for row in render.release_options(Release.parse(version))] == plugins
 
@@ -201,11 +200,10 @@ def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path):
     assert [queue.nodes for queue in asked.queues if queue.name == "typed"] == [typed]
 
 
-@pytest.mark.parametrize(
-    ("mode", "address", "parameters"),
-    [("namespaces", "", "NoCtldInAddrAny"), ("loopback", "127.0.1.1", ""), ("loopback", "", ""),
-     ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny")],
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "address", "parameters"), [
+    ("namespaces", "", "NoCtldInAddrAny"), ("loopback", "127.0.1.1", ""), ("loopback", "", ""),
+    ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny"),
+])  # fmt: skip
 def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
     embedded, mode, address, parameters, monkeypatch
 ):

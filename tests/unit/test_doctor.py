@@ -35,11 +35,10 @@ def test_debian_s_program_of_another_package_does_not_count_without_the_file():
         assert packages.missing_names(packages.look([row], ["a"])) == missing
 
 
-@pytest.mark.parametrize(
-    ("said", "version"),
-    [("slurm-wlm 22.05.8", "22.05.8"), ("mpicc: Open MPI 4.1.4 (Language: C)", "4.1.4"),
-     ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0-14+deb12u1"), ("no digits", "")],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "version"), [
+    ("slurm-wlm 22.05.8", "22.05.8"), ("mpicc: Open MPI 4.1.4 (Language: C)", "4.1.4"),
+    ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0-14+deb12u1"), ("no digits", ""),
+])  # fmt: skip
 def test_versions_are_read_off_what_programs_say(said, version):
     assert packages.version_in(said) == version
 

@@ -46,15 +46,12 @@ def test_the_layout_of_the_job_counts_not_the_number_of_gpus_alone(modern):
     assert far.images_per_second < near.images_per_second
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        ("python", "my_train.py"), ("hpcdl",), TRAIN, (*TRAIN, "mlp"),
-        (*TRAIN, "my.package:network"), (*TRAIN, "resnet50", "--batch-per-rank", "many"),
-        (*TRAIN, "resnet50", "--data", "/no/such/data"), (*TRAIN, "resnet50", "--delay-ms", "20"),
-        (*TRAIN, "resnet50", "--global-batch", "0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("program", [
+    ("python", "my_train.py"), ("hpcdl",), TRAIN, (*TRAIN, "mlp"),
+    (*TRAIN, "my.package:network"), (*TRAIN, "resnet50", "--batch-per-rank", "many"),
+    (*TRAIN, "resnet50", "--data", "/no/such/data"), (*TRAIN, "resnet50", "--delay-ms", "20"),
+    (*TRAIN, "resnet50", "--global-batch", "0"),
+])  # fmt: skip
 def test_where_nothing_is_known_nothing_is_said(three_generations, program):
     assert expect(three_generations, JobSpec("p100", gpus=4, program=program)) is None
 
@@ -142,14 +139,11 @@ def test_published_gpus_say_nothing_of_nodes_that_one_machine_emulates(
     assert expect(three_generations, spec) is None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"partition": "h100"}, {"program": 7}, {"program": [*TINY.program, "--delay-ms", "50"]},
-        {"program": [*TRAIN, "alexnet"]}, {"layout": None},
-        {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"partition": "h100"}, {"program": 7}, {"program": [*TINY.program, "--delay-ms", "50"]},
+    {"program": [*TRAIN, "alexnet"]}, {"layout": None},
+    {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
+])  # fmt: skip
 def test_a_run_of_another_kind_says_nothing(busy, changes):
     earlier_job(busy, 12, **changes)
     assert expect(busy, TINY) is None

@@ -13,30 +13,24 @@ from hpcdl.slurm.hostlist import MOST_NODES, expand_hostlist
 from hpcdl.system.errors import BadInput
 
 
-@pytest.mark.parametrize(
-    ("hostlist", "names"),
-    [
-        ("", ""), ("a,b", "a b"), ("p100-[01-02,04],login", "p100-01 p100-02 p100-04 login"),
-        ("n[9-11]", "n9 n10 n11"), ("n[08-10]", "n08 n09 n10"),
-        ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"), ("n[7]", "n7"),
-        ("n[1-2].cluster.org", "n1.cluster.org n2.cluster.org"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("hostlist", "names"), [
+    ("", ""), ("a,b", "a b"), ("p100-[01-02,04],login", "p100-01 p100-02 p100-04 login"),
+    ("n[9-11]", "n9 n10 n11"), ("n[08-10]", "n08 n09 n10"),
+    ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"), ("n[7]", "n7"),
+    ("n[1-2].cluster.org", "n1.cluster.org n2.cluster.org"),
+])  # fmt: skip
 def test_ranges_are_written_out_with_their_zeros(hostlist, names):
     assert list(expand_hostlist(hostlist)) == names.split()
 
 
-@pytest.mark.parametrize(
-    ("why", "hostlists"),
-    [
-        ("no list of nodes",
-         ["n[1-", "n1-3]", "n[a-b]", "n[]", "a,,b", "a b", "a],b", ",a"]),
-        ("runs backwards", ["n[5-1]"]),
-        ("names more than 100,000 nodes",
-         ["n[1-999999999999]", "r[1-1000]n[1-1000]", "n[1-60000],m[1-60000]",
-          "a[1-" + "9" * 5000 + "]"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("why", "hostlists"), [
+    ("no list of nodes",
+     ["n[1-", "n1-3]", "n[a-b]", "n[]", "a,,b", "a b", "a],b", ",a"]),
+    ("runs backwards", ["n[5-1]"]),
+    ("names more than 100,000 nodes",
+     ["n[1-999999999999]", "r[1-1000]n[1-1000]", "n[1-60000],m[1-60000]",
+      "a[1-" + "9" * 5000 + "]"]),
+])  # fmt: skip
 def test_what_names_no_nodes_is_refused_and_takes_no_memory(why, hostlists):
     for hostlist in hostlists:
         with pytest.raises(BadInput, match=why):

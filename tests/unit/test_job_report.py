@@ -29,12 +29,10 @@ def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus():
     assert ", requeued once" in text
 
 
-@pytest.mark.parametrize(
-    ("tasks", "now", "said"),
-    [(2, 14, "its ranks have all CPUs of their nodes"),
-     (1, 14, "raise --cpus-per-task from 14 to 28"),
-     (2, 10, "raise --cpus-per-task from 10 to 14")],
-)  # fmt: skip
+@pytest.mark.parametrize(("tasks", "now", "said"), [
+    (2, 14, "its ranks have all CPUs of their nodes"),
+    (1, 14, "raise --cpus-per-task from 14 to 28"), (2, 10, "raise --cpus-per-task from 10 to 14"),
+])  # fmt: skip
 def test_no_more_cpus_are_advised_than_a_node_has(tasks, now, said):
     layout = {"cpus_per_task": now, "tasks_per_node": tasks}
     assert said in summarize(DONE, RESULT, {"layout": layout}, node_cpus=28).advice

@@ -86,17 +86,14 @@ def test_a_check_of_another_partition_is_refused(three_generations, p100, tmp_pa
         answer(Request(three_generations.partition("v100"), "vgg16", exchanges=(check,)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"summary": {}}, {"summary": {"bus_gbs": []}}, {"summary": {"bus_gbs": {}}},
-        {"summary": {"bus_gbs": {"65536": 0}}}, {"summary": {"bus_gbs": {"x": 1}}},
-        {"summary": {"bus_gbs": {"65536": float("nan")}}}, {"schema": 3}, {"versions": None},
-        {"summary": {"bus_gbs": {"65536": 10**400}}}, {"layout": {"hosts": ["a"]}},
-        {"layout": {"hosts": 5}}, {"layout": {"hosts": ["a", "a", "b"]}},
-        {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"summary": {}}, {"summary": {"bus_gbs": []}}, {"summary": {"bus_gbs": {}}},
+    {"summary": {"bus_gbs": {"65536": 0}}}, {"summary": {"bus_gbs": {"x": 1}}},
+    {"summary": {"bus_gbs": {"65536": float("nan")}}}, {"schema": 3}, {"versions": None},
+    {"summary": {"bus_gbs": {"65536": 10**400}}}, {"layout": {"hosts": ["a"]}},
+    {"layout": {"hosts": 5}}, {"layout": {"hosts": ["a", "a", "b"]}},
+    {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},
+])  # fmt: skip
 def test_a_check_that_measured_nothing_is_refused(p100, tmp_path, changes):
     with pytest.raises(BadInput, match=r"allreduce-4-2\.json"):
         read_exchange(a_check(tmp_path, p100, 4, 2, **changes))

@@ -107,12 +107,11 @@ def test_the_old_pipeline_adds_all_of_reading_and_decoding_to_every_step(k80, st
 TINY = {"model": "mlp", "images_per_second": 1e5, "gpus": "64"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "limit"),
-    [({"data": IMAGENET, "storage_gbs": 0.02, "gpus": "64"}, "input"),
-     ({"network_gbs": 0.05, "gpus": "64"}, "communication"), ({"gpus": "4096"}, "stragglers"),
-     (TINY, "latency")],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "limit"), [
+    ({"data": IMAGENET, "storage_gbs": 0.02, "gpus": "64"}, "input"),
+    ({"network_gbs": 0.05, "gpus": "64"}, "communication"), ({"gpus": "4096"}, "stragglers"),
+    (TINY, "latency"),
+])  # fmt: skip
 def test_what_limits_a_step_is_named(k80, asked, limit):
     assert ask(k80, **asked).points[0].step.limit == limit
 
@@ -168,21 +167,19 @@ def test_the_largest_of_many_deviates_grows_slowly():
     assert [largest_of(n) for n in (1, 2, 8, 100)] == pytest.approx([0, 0.56, 1.42, 2.51], abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("text", "per_node", "counts"),
-    [("8", 4, (8,)), ("1-20", 4, (1, 2, 4, 8, 16, 20)), ("1-24", 6, (1, 2, 4, 6, 12, 24)),
-     ("3-10", 8, (3, 4, 8)), ("5-15", 4, (8, 12)), (" 1, 2 ,4 - 8 ", 4, (1, 2, 4, 8))],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "per_node", "counts"), [
+    ("8", 4, (8,)), ("1-20", 4, (1, 2, 4, 8, 16, 20)), ("1-24", 6, (1, 2, 4, 6, 12, 24)),
+    ("3-10", 8, (3, 4, 8)), ("5-15", 4, (8, 12)), (" 1, 2 ,4 - 8 ", 4, (1, 2, 4, 8)),
+])  # fmt: skip
 def test_counts_fill_nodes(text, per_node, counts):
     assert expand(text, per_node) == counts
 
 
-@pytest.mark.parametrize(
-    ("said", "texts"),
-    [("is not a count of GPUs", ["", "x", "-4", "1-", "1e3", "1;2", "\u0661", "1 2", "1-6 4"]),
-     ("is not between 1 and 65536 GPUs", ["0", "3-1", "70000"]),
-     ("fill whole nodes of 4: take 4 or 8", ["6"]), ("fills whole nodes of 4", ["5-7"])],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "texts"), [
+    ("is not a count of GPUs", ["", "x", "-4", "1-", "1e3", "1;2", "\u0661", "1 2", "1-6 4"]),
+    ("is not between 1 and 65536 GPUs", ["0", "3-1", "70000"]),
+    ("fill whole nodes of 4: take 4 or 8", ["6"]), ("fills whole nodes of 4", ["5-7"]),
+])  # fmt: skip
 def test_a_count_that_is_none_is_refused(said, texts):
     for text in texts:
         with pytest.raises(BadInput) as caught:
@@ -226,11 +223,10 @@ def test_a_run_of_images_of_another_size_is_refused(p100, tmp_path):
         answer(Request(p100, result=a_run(tmp_path), size=448))
 
 
-@pytest.mark.parametrize(
-    ("precision", "options", "meant"),
-    [("fp32", {}, "fp32"), ("fp16", {}, "amp"), ("bf16", {}, "amp"),
-     ("fp16", {"compress": True}, "fp16")],
-)  # fmt: skip
+@pytest.mark.parametrize(("precision", "options", "meant"), [
+    ("fp32", {}, "fp32"), ("fp16", {}, "amp"), ("bf16", {}, "amp"),
+    ("fp16", {"compress": True}, "fp16"),
+])  # fmt: skip
 def test_only_compressed_gradients_of_a_run_are_halves(p100, tmp_path, precision, options, meant):
     run = a_run(tmp_path, precision=precision, options=options)
     assert answer(Request(p100, result=run)).training.precision == meant
@@ -275,32 +271,26 @@ def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80):
     assert (base.proof, base.low < 0.8 < 1.2 < base.high) == ("doubtful", True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("model", None), ("batch", 10**9), ("batch", 10**400), ("images", -(10**400)),
-        ("images", 0), ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0),
-        ("pipeline", "old"), ("pipeline", "newest"), ("images_per_second", float("inf")),
-        ("images_per_second", float("nan")), ("network_gbs", 0.0), ("link_gbs", -1.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("field", "value"), [
+    ("model", None), ("batch", 10**9), ("batch", 10**400), ("images", -(10**400)),
+    ("images", 0), ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0),
+    ("pipeline", "old"), ("pipeline", "newest"), ("images_per_second", float("inf")),
+    ("images_per_second", float("nan")), ("network_gbs", 0.0), ("link_gbs", -1.0),
+])  # fmt: skip
 def test_an_absurd_question_is_one_clear_error(k80, field, value):
     with pytest.raises(BadInput) as caught:
         ask(k80, **{field: value})
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"schema": None}, {"summary": {}}, {"layout": None}, {"batch_per_rank": None},
-        {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"batch_per_rank": -1},
-        {"precision": ["fp32"]}, {"batch_per_rank": 10**400}, {"batch_per_rank": 1e308},
-        {"layout": {"ranks": float("inf")}}, {"layout": {"ranks": float("nan")}},
-        {"summary": {"images_per_second": 10**400}}, {"summary": {"images_per_second": 5e-324}},
-        "", "[1]", '{"schema": ' + "9" * 5000,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"schema": None}, {"summary": {}}, {"layout": None}, {"batch_per_rank": None},
+    {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"batch_per_rank": -1},
+    {"precision": ["fp32"]}, {"batch_per_rank": 10**400}, {"batch_per_rank": 1e308},
+    {"layout": {"ranks": float("inf")}}, {"layout": {"ranks": float("nan")}},
+    {"summary": {"images_per_second": 10**400}}, {"summary": {"images_per_second": 5e-324}},
+    "", "[1]", '{"schema": ' + "9" * 5000,
+])  # fmt: skip
 def test_a_result_that_measured_nothing_is_refused(tmp_path, change):
     path = tmp_path / "result.json"
     path.write_text(change if isinstance(change, str) else json.dumps({**RESULT, **change}))

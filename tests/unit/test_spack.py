@@ -187,17 +187,14 @@ def test_the_environment_from_wheels_is_the_list_of_wheels_and_so_is_its_lock():
     assert {"cuda", "gcc", "openmpi", "python", "cmake"} <= outside
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
-        ("error_messages.lp: has_provider", "external"),
-        ("error: Cannot satisfy 'cuda@12'", "contradict"),
-        ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
-        ("==> Error: No version exists that satisfies these input specs:", "externals"),
-        ("", "no message"),
-    ],
-)
+@pytest.mark.parametrize(("text", "word"), [
+    ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
+    ("error_messages.lp: has_provider", "external"),
+    ("error: Cannot satisfy 'cuda@12'", "contradict"),
+    ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
+    ("==> Error: No version exists that satisfies these input specs:", "externals"),
+    ("", "no message"),
+])  # fmt: skip
 def test_the_probable_cause_of_a_failed_solve_is_named(text, word):
     assert word in probable_cause(text)
 

@@ -90,16 +90,13 @@ def own(*partitions: str, variant: str | None = None, **pins: str) -> StackReque
     return StackRequest("own", "spack", partitions, pins, variant=variant)
 
 
-@pytest.mark.parametrize(
-    ("partitions", "pins", "archs", "why"),
-    [
-        (("p100",), {}, ("60",), "they load and have code"),
-        (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
-        (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
-        (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
-        (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
-    ],
-)
+@pytest.mark.parametrize(("partitions", "pins", "archs", "why"), [
+    (("p100",), {}, ("60",), "they load and have code"),
+    (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
+    (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
+    (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
+    (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
+])  # fmt: skip
 def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, pins, archs, why):
     wanted = environment_for_stack(GPUS, own(*partitions, **pins))
     assert wanted.wheels == bool(archs)
@@ -205,17 +202,14 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
     assert told[-1] == "note: the build cache was not filled: full"
 
 
-@pytest.mark.parametrize(
-    ("cuda", "compute", "ends"),
-    [
-        ("11.8.0", ["3.7"], {"from": "450.80.02", "branch": 470}),
-        ("12.9.1", ["6.0", "7.0"], {"from": "525.60.13", "branch": 580}),
-        ("12.9.1", ["9.0"], {"from": "525.60.13"}),
-        # What the newest of several GPUs still has no end for, the oldest does not end.
-        ("12.9.1", ["6.0", "8.0"], {"from": "525.60.13"}),
-        ("11.8.0", ["3.7", "6.0"], {"from": "450.80.02", "branch": 580}),
-    ],
-)
+@pytest.mark.parametrize(("cuda", "compute", "ends"), [
+    ("11.8.0", ["3.7"], {"from": "450.80.02", "branch": 470}),
+    ("12.9.1", ["6.0", "7.0"], {"from": "525.60.13", "branch": 580}),
+    ("12.9.1", ["9.0"], {"from": "525.60.13"}),
+    # What the newest of several GPUs still has no end for, the oldest does not end.
+    ("12.9.1", ["6.0", "8.0"], {"from": "525.60.13"}),
+    ("11.8.0", ["3.7", "6.0"], {"from": "450.80.02", "branch": 580}),
+])  # fmt: skip
 def test_the_guard_knows_both_ends_of_the_driver(cuda, compute, ends):
     assert driver_needs(cuda, compute) == ends
 

@@ -40,14 +40,11 @@ def test_a_variable_that_bash_or_the_script_uses_is_refused_by_name(name):
     assert f"the variable {name} cannot be set" in refusal(environment={name: "x"})
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("a\0b", "has a NUL byte"),
-        ("x" * 100_001, "longer than 100 kB"),
-        ("\ud800", "half a character"),
-    ],
-)
+@pytest.mark.parametrize(("word", "said"), [
+    ("a\0b", "has a NUL byte"),
+    ("x" * 100_001, "longer than 100 kB"),
+    ("\ud800", "half a character"),
+])  # fmt: skip
 def test_what_no_program_can_be_given_is_refused(word, said):
     assert said in refusal(program=("python", word))
     assert said in refusal(environment={"A": word})
@@ -69,18 +66,16 @@ def test_a_directory_that_no_directive_can_name_is_refused(folder):
     assert "Slurm cannot write a log below" in refusal(job_dir=Path(folder))
 
 
-@pytest.mark.parametrize(
-    ("text", "minutes"),
-    [("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160)],
-)
+@pytest.mark.parametrize(("text", "minutes"), [
+    ("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160),
+])  # fmt: skip
 def test_times_are_taken_as_sbatch_takes_them(text, minutes):
     assert minutes_of(text) == minutes
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00"],
-)
+@pytest.mark.parametrize("text", [
+    "", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00",
+])  # fmt: skip
 def test_what_is_no_time_limit_is_refused(text):
     with pytest.raises(BadInput, match="is not a time limit"):
         minutes_of(text)
@@ -94,15 +89,12 @@ def test_no_text_for_a_time_gives_anything_but_minutes_or_bad_input(text):
         return
 
 
-@pytest.mark.parametrize(
-    ("rest", "program"),
-    [
-        ([], ("hpcdl", "train")),
-        (["--steps", "5"], ("hpcdl", "train", "--steps", "5")),
-        (["python", "x.py", "--lr", "0.1"], ("python", "x.py", "--lr", "0.1")),
-        (["", "x"], ("", "x")),
-    ],
-)
+@pytest.mark.parametrize(("rest", "program"), [
+    ([], ("hpcdl", "train")),
+    (["--steps", "5"], ("hpcdl", "train", "--steps", "5")),
+    (["python", "x.py", "--lr", "0.1"], ("python", "x.py", "--lr", "0.1")),
+    (["", "x"], ("", "x")),
+])  # fmt: skip
 def test_arguments_after_the_dashes_are_the_program_or_options_of_train(rest, program):
     assert command_of(rest) == program
 

@@ -10,20 +10,17 @@ from hypothesis import strategies as st
 from hpcdl.stack.fatbin import DeviceCode, read_device_code, runs_on
 
 
-@pytest.mark.parametrize(
-    ("names", "compute", "verdict"),
-    [
-        (["sm_60"], "6.0", "machine"),
-        (["sm_60"], "6.1", "machine"),
-        (["sm_61"], "6.0", "no"),
-        (["sm_60"], "7.0", "no"),
-        (["compute_60"], "7.0", "ptx"),
-        (["compute_70"], "6.0", "no"),
-        (["sm_37", "compute_60"], "3.7", "machine"),
-        (["sm_90"], "8.0", "no"),
-        ([], "8.0", "no"),
-    ],
-)
+@pytest.mark.parametrize(("names", "compute", "verdict"), [
+    (["sm_60"], "6.0", "machine"),
+    (["sm_60"], "6.1", "machine"),
+    (["sm_61"], "6.0", "no"),
+    (["sm_60"], "7.0", "no"),
+    (["compute_60"], "7.0", "ptx"),
+    (["compute_70"], "6.0", "no"),
+    (["sm_37", "compute_60"], "3.7", "machine"),
+    (["sm_90"], "8.0", "no"),
+    ([], "8.0", "no"),
+])  # fmt: skip
 def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(names, compute, verdict):
     codes = [DeviceCode(int(name.split("_")[1]), name.startswith("sm")) for name in names]
     assert runs_on(codes, compute) == verdict

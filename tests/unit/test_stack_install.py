@@ -73,11 +73,10 @@ def test_no_python_writes_bytecode_beside_the_start_file(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    [(["-m", "pip", "install", "--user", "tabulate"], True), (["-m", "pip", "list"], False),
-     (["-c", "'pip'", "install"], False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "told"), [
+    (["-m", "pip", "install", "--user", "tabulate"], True), (["-m", "pip", "list"], False),
+    (["-c", "'pip'", "install"], False),
+])  # fmt: skip
 def test_pip_in_a_release_meets_a_clear_word_first(tmp_path, argv, told):
     stack, mine = tmp_path / "stack", tmp_path / "mine"
     for where in (stack, mine):

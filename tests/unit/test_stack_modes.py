@@ -33,12 +33,10 @@ def refused(site: Site, name: str) -> CheckFailed:
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "complaint"),
-    [("data", 0o666, "others than its owner may write"), ("data", 0o620, "may write"),
-     ("data", 0o600, "cannot read"), ("data", 0o4755, "set-user-ID"),
-     ("bin", 0o744, "cannot read")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mode", "complaint"), [
+    ("data", 0o666, "others than its owner may write"), ("data", 0o620, "may write"),
+    ("data", 0o600, "cannot read"), ("data", 0o4755, "set-user-ID"), ("bin", 0o744, "cannot read"),
+])  # fmt: skip
 def test_wrong_permissions_stop_the_publish(site, name, mode, complaint):
     path = site.paths.prefix / "releases/a/stack" / name
     if name == "data":

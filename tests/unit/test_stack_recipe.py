@@ -97,13 +97,12 @@ def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path):
     assert "backend: venv" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("package", "fine"),
-    [("pandas", True), ("jupyterlab>=4,<5", True), ("dask[array]==2026.1", True),
-     ("tensorflow-datasets", True), ("tensorflow", False), ("tensorflow-cpu==2.1", False),
-     ("horovod", False), ("keras", False), ("--index-url=http://x", False),
-     ("x @ http://evil/x.whl", False), ("a; import os", False), ("-r file", False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("package", "fine"), [
+    ("pandas", True), ("jupyterlab>=4,<5", True), ("dask[array]==2026.1", True),
+    ("tensorflow-datasets", True), ("tensorflow", False), ("tensorflow-cpu==2.1", False),
+    ("horovod", False), ("keras", False), ("--index-url=http://x", False),
+    ("x @ http://evil/x.whl", False), ("a; import os", False), ("-r file", False),
+])  # fmt: skip
 def test_only_names_and_versions_are_packages(tmp_path, package, fine):
     text = find_site_file("embedded").read_text()
     file = tmp_path / "site.yaml"
@@ -226,20 +225,17 @@ def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
     assert (tmp_path / "CMakeLists.txt").read_text() == "before\nother\nafter\n"
 
 
-@pytest.mark.parametrize(
-    ("said", "first"),
-    [
-        ("  [ 3%] Building\n    /s/a.h:343:18: error: 'logic_error' is not a member of 'std'\n"
-         "  error: subprocess-exited-with-error\n",
-         "/s/a.h:343:18: error: 'logic_error' is not a member of 'std'"),
-        ("k.cu(12): error: `x` is undefined\n", "k.cu(12): error: `x` is undefined"),
-        ("x.cc:1:10: fatal error: mpi.h: No such\n", "x.cc:1:10: fatal error: mpi.h: No such"),
-        ("-- ok\nCMake Error at CMakeLists.txt:3:\n", "CMake Error at CMakeLists.txt:3:"),
-        ("nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
-         "nvcc fatal   : Unsupported gpu architecture 'compute_37'"),
-        ("warning: -Werror=x is odd\nall well\n", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "first"), [
+    ("  [ 3%] Building\n    /s/a.h:343:18: error: 'logic_error' is not a member of 'std'\n"
+     "  error: subprocess-exited-with-error\n",
+     "/s/a.h:343:18: error: 'logic_error' is not a member of 'std'"),
+    ("k.cu(12): error: `x` is undefined\n", "k.cu(12): error: `x` is undefined"),
+    ("x.cc:1:10: fatal error: mpi.h: No such\n", "x.cc:1:10: fatal error: mpi.h: No such"),
+    ("-- ok\nCMake Error at CMakeLists.txt:3:\n", "CMake Error at CMakeLists.txt:3:"),
+    ("nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
+     "nvcc fatal   : Unsupported gpu architecture 'compute_37'"),
+    ("warning: -Werror=x is odd\nall well\n", ""),
+])  # fmt: skip
 def test_a_compiler_s_first_complaint_is_found_in_its_log(tmp_path, said, first):
     (tmp_path / "log").write_text(said)
     assert first_complaint(tmp_path / "log") == first

@@ -90,21 +90,18 @@ def test_what_is_as_it_should_be_passes(site, release):
     assert samples_of(seen(release))["losses"] == [8.0, 0.1]
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"import_tensorflow": "2.20.0"}, "import"),
-        ({"import_place": "/root/.local/lib/tensorflow"}, "import"),
-        ({"import_release": "another"}, "import"),
-        ({"import_horovod": None}, "import"),
-        ({"import_mpi": False}, "import"),
-        ({"kernel_wrong": 0.5}, "device kernel"),
-        ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
-        ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
-        ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
-        ({"ranks_differ": 0.1}, "training of 2 ranks"),
-    ],
-)
+@pytest.mark.parametrize(("change", "name"), [
+    ({"import_tensorflow": "2.20.0"}, "import"),
+    ({"import_place": "/root/.local/lib/tensorflow"}, "import"),
+    ({"import_release": "another"}, "import"),
+    ({"import_horovod": None}, "import"),
+    ({"import_mpi": False}, "import"),
+    ({"kernel_wrong": 0.5}, "device kernel"),
+    ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
+    ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
+    ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
+    ({"ranks_differ": 0.1}, "training of 2 ranks"),
+])  # fmt: skip
 def test_each_thing_that_is_wrong_fails_its_own_check(site, release, change, name):
     assert faults(judge(release, seen(release, **change), site.partition("p100"))) == [name]
 

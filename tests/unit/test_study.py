@@ -300,20 +300,16 @@ def test_what_a_study_cannot_mean_is_refused_at_its_line(study, kind, change, sa
     assert said in caught.value.render()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        # By a key that no run has it would draw all lines as one, or none.
-        (json.dumps({**VALUES, "series": ["modle"]}), "no matrix has 'modle'"),
-        (json.dumps({**VALUES, "figure": [{"panel": "rate", "where": {"modle": "resnet50"}}]}),
-         "did you mean 'model'?"),
-        (json.dumps({**VALUES, "figure": [{"panel": "rate"}] * 9}),
-         "the figure has 9 panels, more than 8"),
-        ("schema: 2\nwhatever: new\n", "schema 2 is newer"),
-        (json.dumps({**VALUES, "schema": "\u00b2"}), "'schema' must be a whole number"),
-    ],
-    ids=["series", "panel", "panels", "later", "no version"],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), [
+    # By a key that no run has it would draw all lines as one, or none.
+    (json.dumps({**VALUES, "series": ["modle"]}), "no matrix has 'modle'"),
+    (json.dumps({**VALUES, "figure": [{"panel": "rate", "where": {"modle": "resnet50"}}]}),
+     "did you mean 'model'?"),
+    (json.dumps({**VALUES, "figure": [{"panel": "rate"}] * 9}),
+     "the figure has 9 panels, more than 8"),
+    ("schema: 2\nwhatever: new\n", "schema 2 is newer"),
+    (json.dumps({**VALUES, "schema": "\u00b2"}), "'schema' must be a whole number"),
+], ids=["series", "panel", "panels", "later", "no version"])  # fmt: skip
 def test_a_file_has_one_fault_where_it_is_wrong_once(tmp_path, text, said):
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(InvalidDocument, match="1 fault") as caught:
@@ -340,15 +336,11 @@ def test_partitions_can_be_replaced_place_for_place(modern):
     assert not plan.impossible
 
 
-@pytest.mark.parametrize(
-    ("site", "name", "partitions", "said"),
-    [
-        ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
-        ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "leave out 'h100'"),
-        ("a100-h100", "sjtu-inception", ["a100", "a100"], "names a partition twice"),
-    ],
-    ids=["no cell can run", "more than it compares", "twice"],
-)
+@pytest.mark.parametrize(("site", "name", "partitions", "said"), [
+    ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
+    ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "leave out 'h100'"),
+    ("a100-h100", "sjtu-inception", ["a100", "a100"], "names a partition twice"),
+], ids=["no cell can run", "more than it compares", "twice"])  # fmt: skip
 def test_partitions_on_which_a_study_cannot_run_are_refused(site, name, partitions, said):
     with pytest.raises(BadInput) as caught:
         full(shipped_site(site), name, *partitions)
@@ -525,28 +517,24 @@ def test_an_invalid_result_is_a_missing_result(study, text):
 LAYOUT = a_result(1, 8.0)["layout"]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"schema": 7}, "version 7; this hpcdl reads version 2"),
-        ({"layout": None}, "layout has no value"),
-        ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
-        ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}},
-         "layout.ranks_per_node[0] must be a whole number, not 'x'"),
-        ({"layout": {**LAYOUT, "nodes": 3}}, "layout.nodes must be a list, not '3'"),
-        ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
-        ({"global_batch": 10**400}, "global_batch must be a whole number"),
-        ({"parameters": "many"}, "parameters must be a whole number, not 'many'"),
-        ({"model": None}, "model has no value"),
-        ({"summary": {}}, "lacks summary.metrics"),
-        ({"job": {}}, "'id'"),
-        ({"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
-         "samples.seconds[0] must be a number, not 'nan'"),
-        ({"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
-         "says of no step where its time went"),
-    ],
-    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "said"), [
+    ({"schema": 7}, "version 7; this hpcdl reads version 2"),
+    ({"layout": None}, "layout has no value"),
+    ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
+    ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}},
+     "layout.ranks_per_node[0] must be a whole number, not 'x'"),
+    ({"layout": {**LAYOUT, "nodes": 3}}, "layout.nodes must be a list, not '3'"),
+    ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
+    ({"global_batch": 10**400}, "global_batch must be a whole number"),
+    ({"parameters": "many"}, "parameters must be a whole number, not 'many'"),
+    ({"model": None}, "model has no value"),
+    ({"summary": {}}, "lacks summary.metrics"),
+    ({"job": {}}, "'id'"),
+    ({"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
+     "samples.seconds[0] must be a number, not 'nan'"),
+    ({"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
+     "says of no step where its time went"),
+], ids=lambda value: str(value)[:40] if isinstance(value, str) else "")  # fmt: skip
 def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(study, change, said):
     plan = finish(study(), {1: 8.0, 4: 16.0})
     finish(plan, {2: 15.0}, **change)

@@ -109,17 +109,14 @@ def test_a_key_that_is_nearly_one_of_the_job_s_is_refused(key, meant):
     check_keys(BASE, {key: ["1", "2"]}, {key})
 
 
-@pytest.mark.parametrize(
-    ("program", "matrix", "expected"),
-    [
-        (("x.py", "--depth={depth}"), {"depth": ["50"], "gpus": ["1"]}, ("x.py", "--depth=50")),
-        # In double braces it is no mark; a value that looks like one arrives as it is.
-        (("{n}", "{{n}}", "{m}", '{{"a": {{"b": 1}}'), {"n": ["7"]},
-         ("7", "{n}", "{m}", '{{"a": {{"b": 1}}')),
-        (("{a} {b}", "{c}", "{}", "{a"), {"a": ["{b}"], "b": ["{a}"]},
-         ("{b} {a}", "{c}", "{}", "{a")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("program", "matrix", "expected"), [
+    (("x.py", "--depth={depth}"), {"depth": ["50"], "gpus": ["1"]}, ("x.py", "--depth=50")),
+    # In double braces it is no mark; a value that looks like one arrives as it is.
+    (("{n}", "{{n}}", "{m}", '{{"a": {{"b": 1}}'), {"n": ["7"]},
+     ("7", "{n}", "{m}", '{{"a": {{"b": 1}}')),
+    (("{a} {b}", "{c}", "{}", "{a"), {"a": ["{b}"], "b": ["{a}"]},
+     ("{b} {a}", "{c}", "{}", "{a")),
+])  # fmt: skip
 def test_marks_of_a_program_take_the_values(site, program, matrix, expected):
     (point,) = plan(site, replace(BASE, program=program), matrix)
     assert point.spec.program == expected
@@ -159,14 +156,11 @@ def run(
     return submit(site, folder, points, modules, running, request=request_of(base))
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
-        ({"partition": "p100"}, "partition: v100, now p100"),
-        ({"environment": {"SEED": "1"}}, "environment: none, now"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
+    ({"partition": "p100"}, "partition: v100, now p100"),
+    ({"environment": {"SEED": "1"}}, "environment: none, now"),
+])  # fmt: skip
 def test_results_of_other_jobs_are_not_taken_for_its_own(site, tmp_path, queue, changes, named):
     base, matrix = JobSpec("v100", program=("python", "/a.py")), {"lr": ["1"]}
     run(site, tmp_path, matrix, base)
@@ -229,11 +223,10 @@ def test_a_manifest_that_cannot_be_one_is_reported(site, tmp_path, text):
         run_statuses(tmp_path, plan(site, BASE, {"lr": ["1"]}))
 
 
-@pytest.mark.parametrize(
-    ("tasks", "there"),
-    [("3-5,8%2", [3, 4, 5, 8]), ("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]),
-     ("", []), ("0x1F", range(10))],
-)  # fmt: skip
+@pytest.mark.parametrize(("tasks", "there"), [
+    ("3-5,8%2", [3, 4, 5, 8]), ("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]), ("", []),
+    ("0x1F", range(10)),
+])  # fmt: skip
 def test_tasks_in_any_form_are_read(tasks, there):
     record = said.job(id=7, array_job=5, array_tasks=tasks)
     assert [task for task in range(10) if record.has_task(task)] == list(there)

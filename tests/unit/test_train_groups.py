@@ -26,11 +26,10 @@ from hpcdl.train.scalars import Scalars  # noqa: E402
 from hpcdl.train.tasks import Validation  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("seconds", "steps"),
-    [(float("inf"), 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64), (0.0, 1),
-     (float("nan"), 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("seconds", "steps"), [
+    (float("inf"), 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64), (0.0, 1),
+    (float("nan"), 1),
+])  # fmt: skip
 def test_a_group_takes_about_25_ms_and_a_long_step_is_alone(seconds, steps):
     assert 2 ** loop.level_for(seconds) == steps
 
@@ -43,11 +42,10 @@ def training(done: int, *, every: int = 0, delay: float = 0.0, grouped: bool = T
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("done", "given", "steps"),
-    [(0, {}, 16), (90, {}, 10), (0, {"every": 7}, 7), (5, {"every": 7}, 2), (98, {"every": 7}, 2),
-     (0, {"delay": 1.0}, 1), (0, {"grouped": False}, 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("done", "given", "steps"), [
+    (0, {}, 16), (90, {}, 10), (0, {"every": 7}, 7), (5, {"every": 7}, 2), (98, {"every": 7}, 2),
+    (0, {"delay": 1.0}, 1), (0, {"grouped": False}, 1),
+])  # fmt: skip
 def test_a_group_ends_at_a_checkpoint_and_long_steps_are_alone(done, given, steps):
     assert loop._wanted(training(done, **given)) == steps
 
@@ -154,12 +152,11 @@ def test_a_run_resumes_with_the_shard_streams_of_its_epoch(tmp_path, step, ranks
         resumed(tmp_path, 7, 6, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"lr": 0.2}, "lr: 0.1 there, 0.2 now"), ({"data": "e"}, "data: d there, e now"),
-     ({"momentum": 0.5}, "momentum"), ({"optimizer": "lars"}, "optimizer"),
-     ({"precision": "fp16"}, "precision"), ({"label_smoothing": 0.1}, "label_smoothing")],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"lr": 0.2}, "lr: 0.1 there, 0.2 now"), ({"data": "e"}, "data: d there, e now"),
+    ({"momentum": 0.5}, "momentum"), ({"optimizer": "lars"}, "optimizer"),
+    ({"precision": "fp16"}, "precision"), ({"label_smoothing": 0.1}, "label_smoothing"),
+])  # fmt: skip
 def test_other_settings_are_refused_on_resume_and_allowed_by_name(tmp_path, changes, named):
     with pytest.raises(BadInput) as refused:
         resumed(tmp_path, **changes)
@@ -241,10 +238,9 @@ def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no
     assert list(Ahead(opens, lambda: 0).take()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("done", "steps", "opened"),
-    [(6, 30, True), (5, 30, False), (7, 30, False), (16, 30, True), (26, 30, False)],
-)
+@pytest.mark.parametrize(("done", "steps", "opened"), [
+    (6, 30, True), (5, 30, False), (7, 30, False), (16, 30, True), (26, 30, False),
+])  # fmt: skip
 def test_the_next_epoch_is_opened_four_batches_before_this_one_ends(done, steps, opened):
     source = Records.__new__(Records)
     source._repairs = SimpleNamespace(places=set())  # type: ignore[assignment]

@@ -27,22 +27,19 @@ def mpirun(size: int) -> dict[str, str]:
             "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": f"{size}"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [(SLURM, (3, 6, 1, 2)), (BATCH, (0, 1, 0, 1)), ({**SLURM, **mpirun(2)}, (0, 2, 0, 2))],
-    ids=["step", "batch script", "mpirun in an allocation"],
-)
+@pytest.mark.parametrize(("environ", "found"), [
+    (SLURM, (3, 6, 1, 2)), (BATCH, (0, 1, 0, 1)), ({**SLURM, **mpirun(2)}, (0, 2, 0, 2)),
+], ids=["step", "batch script", "mpirun in an allocation"])  # fmt: skip
 def test_a_place_is_read_from_its_launcher(environ, found):
     here = place(environ, affinity=4, host="n3")
     assert (here.rank, here.size, here.local_rank, here.local_size) == found
 
 
-@pytest.mark.parametrize(
-    ("environ", "affinity", "threads"),
-    [({"SLURM_CPUS_PER_TASK": "8"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "2"}, 4, 2),
-     ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
-     (mpirun(4), 8, 2), (mpirun(4), 2, 2)],
-)  # fmt: skip
+@pytest.mark.parametrize(("environ", "affinity", "threads"), [
+    ({"SLURM_CPUS_PER_TASK": "8"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "2"}, 4, 2),
+    ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
+    (mpirun(4), 8, 2), (mpirun(4), 2, 2),
+])  # fmt: skip
 def test_threads_are_what_slurm_gives_or_part_of_the_mask(environ, affinity, threads, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert place(environ, affinity, "n").cpus == threads
@@ -68,13 +65,12 @@ def test_options_that_exclude_each_other_are_refused(argv):
         parse(argv)
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [("--seed=-5", "must be 0 or more"), ("--seed=2147483648", "must be 2147483647 or less"),
-     ("--steps=0", "must be 1 or more"), ("--steps=many", "must be a whole number"),
-     ("--lr=nan", "must be a number of 0 or more"), ("--lr=fast", "must be a number, not 'fast'"),
-     ("--momentum=1.5", "must lie between 0 and 1"), ("--strategy=ps", "invalid choice: 'ps'")],
-)  # fmt: skip
+@pytest.mark.parametrize(("argument", "said"), [
+    ("--seed=-5", "must be 0 or more"), ("--seed=2147483648", "must be 2147483647 or less"),
+    ("--steps=0", "must be 1 or more"), ("--steps=many", "must be a whole number"),
+    ("--lr=nan", "must be a number of 0 or more"), ("--lr=fast", "must be a number, not 'fast'"),
+    ("--momentum=1.5", "must lie between 0 and 1"), ("--strategy=ps", "invalid choice: 'ps'"),
+])  # fmt: skip
 def test_a_value_that_cannot_be_is_refused_with_its_range(argument, said, capsys):
     with pytest.raises(SystemExit) as stop:
         parse([argument])
@@ -103,11 +99,10 @@ def test_a_batch_that_ranks_cannot_share_names_the_nearest_that_can():
         global_batch(TrainOptions(global_batch=64, accumulate=3), MODEL, 4)
 
 
-@pytest.mark.parametrize(
-    ("given", "ranks", "named"),
-    [({"xla": True}, 1, "--xla"), ({}, 2, "2 ranks"),
-     ({"strategy": "parameter-server"}, 1, "--strategy parameter-server")],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "ranks", "named"), [
+    ({"xla": True}, 1, "--xla"), ({}, 2, "2 ranks"),
+    ({"strategy": "parameter-server"}, 1, "--strategy parameter-server"),
+])  # fmt: skip
 def test_a_model_on_several_devices_is_one_process(given, ranks, named):
     check_parallel(TrainOptions(**given), ranks)
     check_parallel(TrainOptions(model_parallel=2), 1)
@@ -125,12 +120,11 @@ def test_steps_come_from_epochs_and_positions_from_steps():
         make_plan(TrainOptions(epochs=3), MODEL, 64, steps_per_epoch=0)
 
 
-@pytest.mark.parametrize(
-    ("given", "task", "tested", "said"),
-    [({"data": "photos"}, "classes", 0, "no images to test with in photos"),
-     ({}, "classes", 0, "no images to test with in synthetic data"),
-     ({"data": "chest"}, "findings", 32, "findings are scored by areas")],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "task", "tested", "said"), [
+    ({"data": "photos"}, "classes", 0, "no images to test with in photos"),
+    ({}, "classes", 0, "no images to test with in synthetic data"),
+    ({"data": "chest"}, "findings", 32, "findings are scored by areas"),
+])  # fmt: skip
 def test_a_target_that_nothing_is_measured_for_is_refused(given, task, tested, said):
     check_target(TrainOptions(**given), task, 0)
     check_target(TrainOptions(data="photos", target_accuracy=0.8), "classes", 32)
@@ -138,11 +132,10 @@ def test_a_target_that_nothing_is_measured_for_is_refused(given, task, tested, s
         check_target(TrainOptions(**given, target_accuracy=0.8), task, tested)
 
 
-@pytest.mark.parametrize(
-    ("signals", "outcome"),
-    [(0.0, None), (USR2, "requeue"), (4 * USR2, "requeue"), (TERM, "stopped"),
-     (TERM + 3 * USR2, "stopped")],
-)  # fmt: skip
+@pytest.mark.parametrize(("signals", "outcome"), [
+    (0.0, None), (USR2, "requeue"), (4 * USR2, "requeue"), (TERM, "stopped"),
+    (TERM + 3 * USR2, "stopped"),
+])  # fmt: skip
 def test_the_signal_of_one_rank_stops_all_and_term_outranks(signals, outcome):
     assert meaning(signals) == outcome
 

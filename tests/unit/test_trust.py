@@ -85,14 +85,11 @@ def test_links_on_the_way_lead_where_the_kernel_goes(shared):
 
 
 @as_root
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        ("mkdir target; chmod 777 target", "belongs to nobody"),
-        ("mkdir -m 700 target", "belongs to nobody"),
-        ("ln -s /root target", "it is a link"),
-    ],
-)
+@pytest.mark.parametrize(("command", "reason"), [
+    ("mkdir target; chmod 777 target", "belongs to nobody"),
+    ("mkdir -m 700 target", "belongs to nobody"),
+    ("ln -s /root target", "it is a link"),
+])  # fmt: skip
 def test_what_another_user_prepared_is_refused(shared, command, reason):
     stranger(command, shared)
     refused(shared / "target", reason)

@@ -34,31 +34,25 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     return know
 
 
-@pytest.mark.parametrize(
-    ("states", "told"),
-    [
-        (("FAILED", "RUNNING", "PENDING"), 2),
-        (("TIMEOUT", "COMPLETED", "CANCELLED"), 2),
-        (("PENDING", "PENDING", "PENDING"), 1),
-        (("FAILED", "PENDING", "PENDING"), 2),
-        (("FAILED", "FAILED", "CANCELLED"), 2),
-        (("CANCELLED", "CANCELLED", "CANCELLED"), 1),
-    ],
-)
+@pytest.mark.parametrize(("states", "told"), [
+    (("FAILED", "RUNNING", "PENDING"), 2),
+    (("TIMEOUT", "COMPLETED", "CANCELLED"), 2),
+    (("PENDING", "PENDING", "PENDING"), 1),
+    (("FAILED", "PENDING", "PENDING"), 2),
+    (("FAILED", "FAILED", "CANCELLED"), 2),
+    (("CANCELLED", "CANCELLED", "CANCELLED"), 1),
+])  # fmt: skip
 def test_of_a_chain_the_job_with_the_status_of_the_run_is_reported(tmp_path, known, states, told):
     known(dict(enumerate(states, 1)))
     assert watch.look(Submission(1, tmp_path, (1, 2, 3))).job_id == told
 
 
-@pytest.mark.parametrize(
-    ("code", "state", "description", "status"),
-    [
-        ("0\n", "COMPLETED", "it ended well", 0),
-        ("23\n", "FAILED", "it ended with exit code 23", 23),
-        ("nonsense\n", "UNKNOWN", "Slurm does not know it", 1),
-        (None, "UNKNOWN", "Slurm does not know it", 1),
-    ],
-)
+@pytest.mark.parametrize(("code", "state", "description", "status"), [
+    ("0\n", "COMPLETED", "it ended well", 0),
+    ("23\n", "FAILED", "it ended with exit code 23", 23),
+    ("nonsense\n", "UNKNOWN", "Slurm does not know it", 1),
+    (None, "UNKNOWN", "Slurm does not know it", 1),
+])  # fmt: skip
 def test_a_forgotten_job_ends_as_it_wrote(tmp_path, known, code, state, description, status):
     known({})
     if code is not None:

@@ -59,19 +59,16 @@ def test_a_rendered_script_names_its_release(site, name):
     assert read_script(site, text) == (("a",), ("tensorflow/2.21.0-cpu",))
 
 
-@pytest.mark.parametrize(
-    ("line", "loads"),
-    [
-        ("module load tensorflow", ("tensorflow",)),
-        ("  module -q load gcc tensorflow/2.21.0-cpu  # mine", ("tensorflow/2.21.0-cpu",)),
-        ("module purge; ml tensorflow && python x.py", ("tensorflow",)),
-        ("ml load 'tensorflow'", ("tensorflow",)),
-        ("module swap gcc tensorflow", ("tensorflow",)),
-        ("# module load tensorflow", ()),
-        ("echo module unload tensorflow", ()),
-        ("module load tensorflow-gpu", ()),
-    ],
-)
+@pytest.mark.parametrize(("line", "loads"), [
+    ("module load tensorflow", ("tensorflow",)),
+    ("  module -q load gcc tensorflow/2.21.0-cpu  # mine", ("tensorflow/2.21.0-cpu",)),
+    ("module purge; ml tensorflow && python x.py", ("tensorflow",)),
+    ("ml load 'tensorflow'", ("tensorflow",)),
+    ("module swap gcc tensorflow", ("tensorflow",)),
+    ("# module load tensorflow", ()),
+    ("echo module unload tensorflow", ()),
+    ("module load tensorflow-gpu", ()),
+])  # fmt: skip
 def test_modules_loaded_by_name_are_found(site, line, loads):
     assert read_script(site, f"#!/bin/bash\n{line}\n") == ((), loads)
 

@@ -68,11 +68,10 @@ def test_explain_prints_a_rule_and_its_source(capsys):
     assert "did you mean 'log-directory'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("shell", "name"),
-    [("/bin/tcsh", "tcsh"), ("/usr/bin/env -S Rscript --vanilla", "Rscript"),
-     ("/usr/bin/python3 -u", "python3")],
-)  # fmt: skip
+@pytest.mark.parametrize(("shell", "name"), [
+    ("/bin/tcsh", "tcsh"), ("/usr/bin/env -S Rscript --vanilla", "Rscript"),
+    ("/usr/bin/python3 -u", "python3"),
+])  # fmt: skip
 def test_of_other_shells_only_directives_are_checked_and_that_is_said(
     tmp_path, capsys, shell, name
 ):

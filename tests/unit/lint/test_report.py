@@ -53,14 +53,11 @@ def test_of_several_scripts_in_a_file_the_first_is_read(script):
     assert [(one.rule.id, one.line, one.also) for one in found] == [("cpus-per-task-lost", 3, ())]
 
 
-@pytest.mark.parametrize(
-    ("directive", "said"),
-    [
-        ("--time = 1:00:00", "write = without blanks"),
-        ("--account=${PROJECT:?set it}", "'${PROJECT:?set' is not expanded"),
-        ("--workdir=/scratch", "sbatch has no --workdir; did you mean '--chdir'?"),
-    ],
-)
+@pytest.mark.parametrize(("directive", "said"), [
+    ("--time = 1:00:00", "write = without blanks"),
+    ("--account=${PROJECT:?set it}", "'${PROJECT:?set' is not expanded"),
+    ("--workdir=/scratch", "sbatch has no --workdir; did you mean '--chdir'?"),
+])  # fmt: skip
 def test_a_frequent_slip_is_named(directive, said):
     found = lint(f"#!/bin/bash\n#SBATCH {directive}\n./solver\n", name="job.sh", version="24.11")
     assert said in [one.detail for one in found]
@@ -111,11 +108,10 @@ def test_bytes_that_are_no_utf8_are_read_all_the_same(script, capsys):
     assert "job.sh:3:18: error" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("directives", "column"),
-    [("--partition=v100 --gpus-per-node=9", 26), ("-p v100 --gres=gpu:v100:16", 17), ("-N7", 9),
-     ("--ntasks-per-node=8 -c11", 29), ("--time=2-1", 9)],
-)  # fmt: skip
+@pytest.mark.parametrize(("directives", "column"), [
+    ("--partition=v100 --gpus-per-node=9", 26), ("-p v100 --gres=gpu:v100:16", 17), ("-N7", 9),
+    ("--ntasks-per-node=8 -c11", 29), ("--time=2-1", 9),
+])  # fmt: skip
 def test_more_than_the_partition_has_is_an_error(directives, column):
     text = f"#!/bin/bash\n#SBATCH {directives}\ntrue\n"
     found = lint(text, name="x", version="24.11", partition=V100)
