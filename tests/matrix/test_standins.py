@@ -170,8 +170,8 @@ def standin(release: str, one: Submission, folder: Path) -> Told:
     script.write_text(one.script)
     environment = {
         "PATH": f"{STANDINS}:{Path(sys.executable).parent}:{os.defpath}", "HOME": "/",
-        "SLURM_STANDIN_VERSION": release, "SLURM_STANDIN_NODE": "cpus=16,gpus=4",
-        "SLURM_STANDIN_RECORD": str(folder / "records"), **one.around,
+        "SLURM_STANDIN_VERSION": release, "SLURM_STANDIN_RECORD": str(folder / "records"),
+        **one.around,
     }  # fmt: skip
     done = subprocess.run(
         ["sbatch", f"--output={log}", script], env=environment, cwd=folder, check=False,

@@ -5,9 +5,8 @@ options, variables, plug-ins and pairs a release takes is read from the toolkit'
 (hpcdl/facts/slurm_rules.yaml, slurm_options.yaml), so they show what those rules say, and the
 real releases at both ends of the range show whether that is true.
 
-Settings: SLURM_STANDIN_VERSION (a release), SLURM_STANDIN_RECORD (a folder for JSON records),
-SLURM_STANDIN_NODE ("cpus=16,gpus=4": one node of the modelled cluster), SLURM_STANDIN_RUN=0 (record
-only). Nothing here imports hpcdl; PyYAML is all it needs.
+Settings: SLURM_STANDIN_VERSION (a release) and SLURM_STANDIN_RECORD (a folder for JSON records).
+Nothing here imports hpcdl; PyYAML is all it needs.
 """
 
 from __future__ import annotations
@@ -54,10 +53,6 @@ class Slurm:
     """One release, asked through the data."""
 
     version: str
-
-    @classmethod
-    def of(cls, environment: dict[str, str]) -> Slurm:
-        return cls(environment.get("SLURM_STANDIN_VERSION", facts("slurm_rules")["releases"][-1]))
 
     def within(self, row: dict) -> bool:
         since, until = row.get("since") or "0.0.0", row.get("until") or "99.0.0"
@@ -134,8 +129,6 @@ def parse(slurm: Slurm, command: str, words: list[str], source: str, given: Give
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
-        if word == "--":
-            break
         read = _long if word.startswith("--") else _letter
         name, value = read(command, known, word, rest)
         check_value(slurm, command, name, value)
@@ -150,7 +143,7 @@ def _long(command: str, known: dict, word: str, rest: list[str]) -> tuple[str, s
         kind = "ambiguous" if close else "unrecognized"
         raise Fatal(f"{command}: {kind} option '{word}'\n{_try(command)}", 255)
     if known[close[0]].get("argument") == "required" and not equals:
-        value = _argument(command, close[0], rest)
+        value = rest.pop(0)
     return close[0], value
 
 
@@ -164,13 +157,7 @@ def _letter(command: str, known: dict, word: str, rest: list[str]) -> tuple[str,
         rest.insert(0, f"-{after}")
     if argument == "none":
         return name, ""
-    return name, after or (_argument(command, name, rest) if argument == "required" else "")
-
-
-def _argument(command: str, name: str, rest: list[str]) -> str:
-    if not rest:
-        raise Fatal(f"{command}: option '--{name}' requires an argument\n{_try(command)}", 255)
-    return rest.pop(0)
+    return name, after or (rest.pop(0) if argument == "required" else "")
 
 
 def _try(command: str) -> str:
@@ -240,8 +227,6 @@ def _conflicts(slurm: Slurm, command: str, given: Given) -> Iterator[str]:
 
 def _beside_ntasks_per_gpu(slurm: Slurm, given: Given) -> Iterator[str]:
     tres = given.values.get("tres-per-task", "")
-    if given.by_cli("tres-per-task"):
-        yield "--tres-per-task"
     if given.by_env("tres-per-task") and (slurm.holds("ntasks-per-gpu-with-cpus") or "gpu" in tres):
         yield "SLURM_TRES_PER_TASK"
     for name in ("gpus-per-task", "gpus-per-socket", "ntasks-per-node"):
@@ -254,14 +239,10 @@ def _beside_ntasks_per_gpu(slurm: Slurm, given: Given) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Node:
-    cpus: int
-    gpus: int
+    """Any node of the modelled cluster, as of the embedded one."""
 
-    @classmethod
-    def of(cls, environment: dict[str, str]) -> Node:
-        text = environment.get("SLURM_STANDIN_NODE", "cpus=16,gpus=4")
-        values = dict(part.split("=") for part in text.split(","))
-        return cls(int(values.get("cpus", 1)), int(values.get("gpus", 0)))
+    cpus: int = 16
+    gpus: int = 4
 
 
 def gpu_count(text: str) -> int:
@@ -400,28 +381,18 @@ def _step_cpus(slurm: Slurm, given: Given, gpus: int, per_node: int) -> tuple[in
 # --- records --------------------------------------------------------------------------------------
 
 
-def record(kind: str, data: dict) -> Path | None:
-    """Write one JSON record; its name counts the records of the folder."""
-    folder = os.environ.get("SLURM_STANDIN_RECORD")
-    if not folder:
-        return None
-    place = Path(folder)
+def record(kind: str, data: dict) -> None:
+    """Write one JSON record; its name counts the records of the folder, made one by one."""
+    place = Path(os.environ["SLURM_STANDIN_RECORD"])
     place.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 100_000):
-        path = place / f"{kind}-{number:03d}.json"
-        try:
-            with path.open("x") as file:
-                json.dump(data, file, indent=1, sort_keys=True)
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError("too many records")
+    number = len([*place.glob(f"{kind}-*.json")]) + 1
+    (place / f"{kind}-{number:03d}.json").write_text(json.dumps(data, indent=1, sort_keys=True))
 
 
-def run_main(main: Callable[[list[str], dict[str, str]], int]) -> None:
+def run_main(main: Callable[[Slurm, list[str], dict[str, str]], int]) -> None:
     """Run a stand-in: what it refuses is printed as Slurm prints it."""
     try:
-        code = main(sys.argv[1:], dict(os.environ))
+        code = main(Slurm(os.environ["SLURM_STANDIN_VERSION"]), sys.argv[1:], dict(os.environ))
     except Fatal as fault:
         print(fault, file=sys.stderr)
         code = fault.code
