@@ -9,14 +9,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_release, release_for
 from hpcdl.stack.spack_backend.tool import open_spack
@@ -35,12 +34,12 @@ from tests.waiting import wait_for
 class Evil:
     """Plants files where the victim works; what is used of them writes `mark`."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place):
         self.place, self.mark = place, place / "owned"
         self.python = f"import pathlib; pathlib.Path({str(self.mark)!r}).touch()\n"
         self.program = f"#!/bin/sh\ntouch {self.mark}\n"
 
-    def plant(self, text: str, *names: str) -> None:
+    def plant(self, text, *names):
         """The attacker leaves files, readable by all and executable."""
         (self.place / ".text").write_text(text)
         (self.place / ".text").chmod(0o644)
@@ -51,14 +50,14 @@ class Evil:
 
 
 @pytest.fixture
-def evil(shared) -> Iterator[Evil]:
+def evil(shared):
     """At the end of a test nothing that he planted has been used."""
     attacker = Evil(shared)
     yield attacker
     assert not attacker.mark.exists()
 
 
-def hpcdl(place: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def hpcdl(place, *words, **env):
     own = {"HPCDL_HOME": str(place / ".victim"), **env}
     return subprocess.run(
         [HPCDL, *words], cwd=place, env=clean_environment() | own, capture_output=True, text=True,
@@ -92,7 +91,7 @@ def test_data_and_training_in_a_release_import_nothing_from_there(shared, evil):
     hpcdl(shared, "train", "--site", str(file), "--", "--model", "mlp")
 
 
-def published(shared: Path, *, lmod: bool = False) -> Site:
+def published(shared, *, lmod=False):
     """The victim's site with one small release, in a directory of the victim's."""
     home = shared / ".victim"
     home.mkdir(mode=0o755, exist_ok=True)

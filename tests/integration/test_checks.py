@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from hpcdl.regress.history import open_history
 from hpcdl.regress.measure import measure
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
-from hpcdl.regress.runner import CheckOutcome, run_checks
+from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import FaultKind, Status
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.browser import chromium
@@ -47,7 +46,7 @@ RUN = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[bytes], Site]]:
+def overdue(cluster_env, tmp_path_factory):
     """A run whose job outlasts its limit: a minute, in which the other tests run."""
     with pytest.MonkeyPatch.context() as patch:
         there = own_site(cluster_env, tmp_path_factory.mktemp("overdue"), patch)
@@ -58,11 +57,11 @@ def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[by
 
 
 @pytest.fixture
-def site(cluster_env, tmp_path, monkeypatch) -> Site:
+def site(cluster_env, tmp_path, monkeypatch):
     return own_site(cluster_env, tmp_path, monkeypatch)
 
 
-def reference(check: str, **changes: object) -> Reference:
+def reference(check, **changes):
     row = Reference(
         check=check, case="default", partition="p100", metric="images_per_second", value=1000.0,
         unit="images/s", lower=-0.2, upper=None, runs=5, spread=0.02, source="this test",
@@ -71,7 +70,7 @@ def reference(check: str, **changes: object) -> Reference:
     return replace(row, **changes)
 
 
-def run(site: Site, file: str, **request: object) -> CheckOutcome:
+def run(site, file, **request):
     request = {"paths": (STANDINS / file,), "partitions": ("p100",), **request}
     return run_checks(site, NO_MODULE, CheckRequest(**request))
 
@@ -308,20 +307,18 @@ def test_two_runs_at_once_do_not_disturb_each_other(site):
     assert all('"PASS"' in text for text in verdicts), verdicts
 
 
-def start(
-    site: Site, name: str, partition: str = "p100", file: str = "checks_that_wait.py"
-) -> subprocess.Popen[bytes]:
+def start(site, name, partition="p100", file="checks_that_wait.py"):
     words = (site.source, STANDINS / file, name, partition)
     return subprocess.Popen([sys.executable, "-c", RUN, *words])
 
 
-def verdicts(site: Site) -> list[dict]:
+def verdicts(site):
     """Those of the one run that a process of its own has made."""
     (file,) = runs_directory(site).glob("*/verdicts.json")
     return json.loads(file.read_text())["verdicts"]
 
 
-def active_jobs(site: Site) -> list[int]:
+def active_jobs(site):
     ids = [job for path in runs_directory(site).glob("*/events.jsonl") for job in read_events(path)]
     records = [client.job(job) for job in ids]
     return [record.id for record in records if record is not None and record.active]

@@ -34,14 +34,14 @@ TRAIN = ("--model=small:network", "--image-size=32", "--global-batch=16", "--lr=
 
 
 @pytest.fixture(scope="module")
-def photos(train_python, tmp_path_factory) -> Path:
+def photos(train_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos") / "set"
     Runs(train_python, folder.parent).data("make", "photos", folder, *PHOTOS)
     return folder
 
 
 @pytest.fixture
-def copied(photos, runs) -> Path:
+def copied(photos, runs):
     return Path(shutil.copytree(photos, runs.folder / "set"))
 
 
@@ -53,7 +53,7 @@ def fed(runs):
     return lambda *words, **more: runs.train(data, *TRAIN, *words, **more)
 
 
-def damage(shard: Path, record: int) -> int:
+def damage(shard, record):
     """Turn over a byte in the middle of a record; returns where its frame starts."""
     place = list(walk(shard, check_data=False))[record]
     data = bytearray(shard.read_bytes())
@@ -62,7 +62,7 @@ def damage(shard: Path, record: int) -> int:
     return place.offset
 
 
-def spoil_image(shard: Path, record: int) -> int:
+def spoil_image(shard, record):
     """Overwrite an image with zeros and mend the checksum; returns where its frame starts."""
     place = list(walk(shard, check_data=False))[record]
     data = bytearray(shard.read_bytes())
@@ -74,7 +74,7 @@ def spoil_image(shard: Path, record: int) -> int:
     return place.offset
 
 
-def same_shards(photos: Path, other: Path) -> bool:
+def same_shards(photos, other):
     return all((other / one.name).read_bytes() == one.read_bytes()
                for one in photos.glob("*.tfrecord"))  # fmt: skip
 
@@ -241,7 +241,7 @@ BAD = [b"", b"hello", b"\xff\xd8\xff" + bytes(99), picture(90, 90)[:500]]
 BENCH = ("bench", "set", "--seconds=0.2", "--batch=8", "--crop=32")
 
 
-def folder_of(runs: Runs, images: list[bytes], label: int | None = 1) -> Path:
+def folder_of(runs, images, label=1):
     """Two shards in ImageNet's layout, and no dataset.json."""
     folder = runs.folder / "set"
     folder.mkdir()

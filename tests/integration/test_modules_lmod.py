@@ -3,34 +3,32 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
-from hpcdl.stack.release import Release
 from tests.integration.conftest import needs_lmod
 from tests.small_release import LMOD, make_release, passing, silent, small_site
 
 pytestmark = needs_lmod
 
 
-def lmod(modulepath: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+def lmod(modulepath, script, **env):
     """Run a script in a shell that has Lmod and nothing else."""
     base = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": str(modulepath), **env}
     argv = ["bash", "--noprofile", "--norc", "-c", f". {LMOD}\n{script}"]
     return subprocess.run(argv, env=base, capture_output=True, text=True, check=False, timeout=120)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> str:
+def told(done):
     """What Lmod says, whose lines it breaks."""
     return " ".join(done.stderr.split())
 
 
-def switching(site: Site, script: str) -> list[str]:
+def switching(site, script):
     """What a script prints that may publish a release by the link alone: `swap NAME`."""
     prefix = site.paths.prefix
     swap = 'swap() { ln -s "releases/$1" "$P/new" && mv -T "$P/new" "$P/current"; }; '
@@ -38,19 +36,19 @@ def switching(site: Site, script: str) -> list[str]:
 
 
 @pytest.fixture
-def site(tmp_path) -> Site:
+def site(tmp_path):
     return small_site(tmp_path / "a prefix", lmod=True)
 
 
 @pytest.fixture
-def published(site) -> Release:
+def published(site):
     release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
     publish(site, release.id, passing, say=silent)
     return release
 
 
 @pytest.fixture
-def modules(site, published) -> Path:
+def modules(site, published):
     return site.paths.prefix / "current" / "modules"
 
 
@@ -101,7 +99,7 @@ def test_a_build_for_gpus_says_so_in_its_version_and_its_words(site):
 
 
 @pytest.fixture
-def hidden(site, tmp_path) -> tuple[Release, Path]:
+def hidden(site, tmp_path):
     """A release that was built upon an Open MPI in a folder that users do not have."""
     folder = tmp_path / "site modules"
     for version in (".4.1.5", "5.0"):
@@ -215,13 +213,13 @@ def test_a_shell_that_loaded_the_old_one_can_still_unload_it(site, published, ve
     assert said == [published.id, "[] [] /usr/bin:/bin"]
 
 
-def loaded_in(modules: Path, **env: str) -> str:
+def loaded_in(modules, **env):
     script = "module load tensorflow; module --terse list"
     return lmod(modules, script, **env).stderr.split("tensorflow/")[1].strip()
 
 
 @pytest.fixture
-def two_stacks(tmp_path) -> Site:
+def two_stacks(tmp_path):
     """k80 has a stack of its own; the default partition is p100."""
     site = small_site(tmp_path / "prefix", lmod=True)
     k80 = dataclasses.replace(site.partitions["k80"], stack="kepler")
@@ -241,10 +239,7 @@ def test_the_job_s_partition_decides_what_a_plain_load_gives(two_stacks):
     assert loaded_in(modules, SLURM_JOB_PARTITION="new-and-unknown") == "2.21.0-cpu"
 
 
-def on_machine(
-    file: Path, proc: Path, driver: str = "", gpu: str = "", flags: str = "fpu avx",
-    bus: str = "85:00",
-) -> None:  # fmt: skip
+def on_machine(file, proc, driver="", gpu="", flags="fpu avx", bus="85:00"):
     """Let a modulefile see another /proc, as the kernel and NVIDIA's driver write it."""
     card = proc / f"driver/nvidia/gpus/0000:{bus}.0"
     card.mkdir(parents=True, exist_ok=True)
@@ -312,7 +307,7 @@ FAULTS = [
 
 
 @pytest.fixture
-def guarded(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def guarded(tmp_path):
     """Loads a release for K80 nodes on a machine that fits but for `wrong`."""
     site = small_site(tmp_path / "prefix", lmod=True)
     release = make_release(site, "kepler", version="2.14.1", needs=NEEDS)

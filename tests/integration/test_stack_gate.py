@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, verify
@@ -28,14 +27,14 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cluster(cluster_env, monkeypatch) -> None:
+def _on_the_cluster(cluster_env, monkeypatch):
     for name in ("PATH", "SLURM_CONF", "HPCDL_HOME", "HPCDL_CLUSTER_DIR"):
         if name in cluster_env:
             monkeypatch.setenv(name, cluster_env[name])
 
 
 @pytest.fixture
-def site(tmp_path, _on_the_cluster) -> Site:
+def site(tmp_path, _on_the_cluster):
     """A site of the cluster whose published release has no TensorFlow."""
     site = small_site(tmp_path / "prefix", lmod=True)
     if not site.paths.lmod_init.is_file():

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import environment
 
 pytestmark = pytest.mark.stack
 # Where `import hpcdl` fails: what is exported needs nothing of it.
@@ -42,12 +42,12 @@ def untested(split):
 
 
 @pytest.fixture
-def runs(runs) -> Runs:
+def runs(runs):
     runs.write("mine.py", NORMALIZED + UNTESTED)
     return runs
 
 
-def rows_of(runs: Runs, name: str) -> list[list[float]]:
+def rows_of(runs, name):
     """A table of predictions: index, label, and a score for each class."""
     head, *lines = (runs.folder / name).read_text().splitlines()
     assert head.split(",") == ["index", "label", *(f"p_{k}" for k in range(10))]

@@ -2,41 +2,40 @@
 
 import math
 import statistics
-from collections.abc import Callable
 from functools import cache
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.predict.calibrate import Effects, Trait, seconds, traits
+from hpcdl.predict.calibrate import Effects, seconds, traits
 from hpcdl.predict.hardware import of_host
 from hpcdl.predict.network import network
 from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.step import Training
-from hpcdl.site import Partition, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
 
 
 @pytest.fixture(scope="module")
-def rows() -> tuple[Trait, ...]:
+def rows():
     return tuple(traits(read_records()))
 
 
 @pytest.fixture(scope="module")
-def p100() -> Partition:
+def p100():
     return load_site(find_site_file("pi")).partition("p100")
 
 
 @cache
-def left_out(rows: tuple[Trait, ...], key: Callable[[Trait], object]) -> list[float]:
+def left_out(rows, key):
     """Errors (predicted / measured, in logarithms) of rows, by the rows of other keys alone."""
     parts = {key(row) for row in rows}
     fitted = {part: Effects([row for row in rows if key(row) != part]) for part in parts}
     return [fitted[key(row)].expected(row) - row.reached for row in rows]
 
 
-def pair(trait: Trait) -> tuple[str, str, str]:
+def pair(trait):
     """GPU, precision and network: what is hidden to see how well others tell of it."""
     return trait.family, trait.precision, trait.model
 

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,13 +9,12 @@ import yaml
 from hpcdl import facts
 from hpcdl.predict.hardware import of_host
 from hpcdl.predict.learn import fit
-from hpcdl.predict.records import Record, read_records
+from hpcdl.predict.records import read_records
 from hpcdl.predict.step import constants
 from hpcdl.predict.validate import (
     BY_MACHINE,
     BY_SOURCE,
     CONSTANTS,
-    Validation,
     coverage,
     errors,
     form_of,
@@ -51,16 +49,16 @@ FAULTY_TABLE = TABLE.replace(",8,resnet50", ",many,resnet50").replace("one,", ",
 
 
 @pytest.fixture(scope="module")
-def records() -> tuple[Record, ...]:
+def records():
     return read_records()
 
 
 @pytest.fixture(scope="module")
-def found(records: tuple[Record, ...]) -> Validation:
+def found(records):
     return validate(records)
 
 
-def read(folder: Path, text: str, name: str = "rows.yaml") -> tuple[Record, ...]:
+def read(folder, text, name="rows.yaml"):
     """The records of a file of one's own."""
     path = folder / name
     path.write_text(text)

@@ -30,7 +30,7 @@ SHAPE = replace(SMALL, gpus_per_node=2, fabric="infiniband")
 NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
 
 
-def healthy() -> list[Probe]:
+def healthy():
     """Four ranks on two nodes, as the expectation wants them."""
     return [
         Probe(
@@ -42,7 +42,7 @@ def healthy() -> list[Probe]:
     ]  # fmt: skip
 
 
-def codes(probes: list[Probe], expected: Expectation = EXPECTED) -> list[int]:
+def codes(probes, expected=EXPECTED):
     return [problem.code for problem in judge(probes, expected)]
 
 
@@ -111,19 +111,19 @@ def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host():
     assert probe(environ={}).host == socket.gethostname()
 
 
-def never(_: Probe) -> None:
+def never(_):
     raise AssertionError("it was not stuck")
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def gpus(monkeypatch):
     """A driver that answers; NCCL is the test's."""
     monkeypatch.setattr("hpcdl.jobs.preflight._driver_uuids", lambda: {"0": "GPU-a"})
     return monkeypatch
 
 
-def failing(fault: Exception) -> object:
-    def exchange(*_: object) -> str:
+def failing(fault):
+    def exchange(*_):
         raise fault
 
     return exchange
@@ -151,7 +151,7 @@ def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(gpus, t
 def test_gpus_that_never_answer_are_not_waited_for(gpus, tmp_path):
     told, said = threading.Event(), []
 
-    def stuck(found: Probe) -> None:
+    def stuck(found):
         said.append(found)
         told.set()
 

@@ -16,7 +16,7 @@ TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_charact
 SHELLISH = st.text(alphabet="$`\"'\\!*?[]{}()<>|&;#~= \n\t\r\x1b-a")
 
 
-def through_bash(*words: str) -> list[str]:
+def through_bash(*words):
     """The words as a program sees them that bash was told to run."""
     script = f"printf '%s\\0' {quote.quote_argv(words)}\n".encode(errors="surrogateescape")
     done = subprocess.run(["bash", "-s"], input=script, capture_output=True, check=True)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,14 +32,14 @@ class Plain(rfm.RunOnlyRegressionTest):
 ONE = '\n@rfm.simple_test\nclass {0}(Plain):\n    valid_prog_environs = ["+{0}"]\n'
 
 
-def configuration(site: Any) -> dict[str, Any]:
+def configuration(site):
     text = render_settings(site, Module(("tensorflow",)))
-    found: dict[str, Any] = {}
+    found = {}
     exec(text.replace("import hpcdl.regress.reframe_adapter.backend", ""), found)
     return found["site_configuration"]
 
 
-def reframe(folder: Path, *words: str) -> str:
+def reframe(folder, *words):
     """What ReFrame prints there."""
     pytest.importorskip("reframe")
     done = subprocess.run([REFRAME, *words], cwd=folder, capture_output=True, text=True, check=True)

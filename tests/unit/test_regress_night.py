@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,7 +61,7 @@ def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night():
     assert _nodes_without(site, CheckRequest(), whole[:-1]) == []
 
 
-def rows(nodes: tuple[str, ...], days: int) -> list[Result]:
+def rows(nodes, days):
     at = (NOW - timedelta(days=days)).isoformat(timespec="seconds")
     return [
         Result(f"r{days}", at, "storage", "read", "p100", metric, 100.0, "MB/s", "PASS",
@@ -84,7 +83,7 @@ def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path
     assert all("n3 gave no result" in one.description for one in found)
 
 
-def run_of(ran: tuple[str, ...], tmp_path: Path, **request: Any) -> list[Verdict]:
+def run_of(ran, tmp_path, **request):
     """What a run of these checks gives, when ReFrame selected nothing by the names asked for."""
     cases = tuple([{"name": name, "display_name": name, "result": "success"}] for name in ran)
     session = Session(0, cases, (), len(cases))
@@ -151,7 +150,7 @@ def test_a_report_that_reframe_did_not_finish_holds_no_case(tmp_path, text):
     assert read_session(run, 1).cases == ()
 
 
-def failed(reason: str, **changes: Any) -> dict[str, Any]:
+def failed(reason, **changes):
     return {"check": "(run)", "case": "", "partition": "", "status": "ERROR", "waived": False,
             "reason": reason, "metrics": [], "faults": [], **changes}  # fmt: skip
 

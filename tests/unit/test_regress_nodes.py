@@ -13,12 +13,12 @@ from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import SINGLE_NODE
 
 
-def verdict(node: str, value: float | None, status: Status = Status.PASS) -> Verdict:
+def verdict(node, value, status=Status.PASS):
     metric = MetricVerdict("images_per_second", value, "images/s", 100.0, 90.0)
     return Verdict("throughput", "mlp", "p100", status, metrics=(metric,), job={"nodes": node})
 
 
-def nodes(count: int, scatter: float, seed: int = 1) -> dict[str, float]:
+def nodes(count, scatter, seed=1):
     dice = random.Random(seed)
     return {f"n{index:02d}": dice.gauss(100.0, scatter) for index in range(count)}
 
@@ -85,7 +85,7 @@ def test_the_gate_sees_the_slow_node_whichever_result_is_last(tmp_path):
 
 
 def test_a_metric_of_which_nobody_knows_the_better_side_accuses_no_node():
-    def warm(node: str, value: float) -> Verdict:
+    def warm(node, value):
         metric = MetricVerdict("temperature", value, "C", 50.0, 40.0, 60.0)
         return Verdict("heat", "", "p100", Status.PASS, metrics=(metric,), job={"nodes": node})
 

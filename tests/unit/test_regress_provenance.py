@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from hpcdl.train.result import job_of
 NOW = 1_750_000_000.0
 RUN = Run(job=17, token="hpcdl-" + "a" * 32, nodes=("p100-01", "p100-02"), started=NOW - 60,
           ended=NOW, gpu="P100")  # fmt: skip
-GOOD: dict[str, Any] = {
+GOOD = {
     "job": {"id": "17", "token": RUN.token}, "ended": NOW - 1,
     "layout": {"nodes": ["p100-02"], "gpu": "Tesla P100-PCIE-16GB"},
     "summary": {"images_per_second": 900.0},
@@ -61,8 +60,7 @@ def test_a_result_in_other_units_is_none(tmp_path):
     assert [fault.kind for fault in read_result(file).faults] == [FaultKind.UNIT]
 
 
-def case(value: float, unit: str = "images/s", most: float | None = None, wanted: str = "",
-         **row: Any) -> dict[str, Any]:  # fmt: skip
+def case(value, unit="images/s", most=None, wanted="", **row):
     reference = {"value": 1000.0, "unit": wanted or unit, "lower": -0.1, "upper": None, "runs": 5,
                  "proof": "run", "source": "this test", **row}  # fmt: skip
     metric = {"value": value, "unit": unit, "judged": True, "reference": reference, "most": most}
@@ -90,7 +88,7 @@ def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(given, k
     assert (verdict.status is Status.ERROR) == (kind is not None)
 
 
-def nights(count: int, *, last: float = 1000.0) -> list[Result]:
+def nights(count, *, last=1000.0):
     now = datetime.now(timezone.utc)
     return [
         Result(f"r{night}", stamp(now - timedelta(days=count - 1 - night)), "throughput",
@@ -100,7 +98,7 @@ def nights(count: int, *, last: float = 1000.0) -> list[Result]:
     ]  # fmt: skip
 
 
-def stamp(at: datetime) -> str:
+def stamp(at):
     return at.isoformat(timespec="seconds")
 
 

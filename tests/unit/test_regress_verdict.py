@@ -1,7 +1,5 @@
 """One word per check: what passes, and that nothing passes by being silent."""
 
-from typing import Any
-
 import pytest
 
 from hpcdl.regress.job_state import Watchdog, fault_of
@@ -9,12 +7,12 @@ from hpcdl.regress.verdict import judge, judge_tries, waive
 from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.slurm.parse import JobRecord
 
-ROW: dict[str, Any] = {"value": 100.0, "lower": -0.1, "upper": None, "runs": 5, "proof": "run",
-                       "source": "measured", "release": "r1", "machine": "m1"}  # fmt: skip
+ROW = {"value": 100.0, "lower": -0.1, "upper": None, "runs": 5, "proof": "run",
+       "source": "measured", "release": "r1", "machine": "m1"}  # fmt: skip
 
 
-def case(value: float | None = 100.0, row: dict[str, Any] | None = ROW, **changes: Any) -> Any:
-    metric: dict[str, Any] = {"value": value, "unit": "images/s", "judged": True}
+def case(value=100.0, row=ROW, **changes):
+    metric = {"value": value, "unit": "images/s", "judged": True}
     if row is not None:
         metric["reference"] = row
     evidence = {"check": "throughput", "case": "mlp", "partition": "p100", "faults": [],
@@ -24,7 +22,7 @@ def case(value: float | None = 100.0, row: dict[str, Any] | None = ROW, **change
             **changes}  # fmt: skip
 
 
-def fault(kind: str, **data: Any) -> dict[str, Any]:
+def fault(kind, **data):
     """A fault as a check leaves it in its evidence."""
     return {"kind": kind, "text": "words", **data}
 
@@ -121,7 +119,7 @@ def test_only_what_lacks_a_fresh_reference_can_be_waived_and_only_by_its_name(na
     assert [v.ok for v in waive(verdicts, names)] == [waived, False, False]
 
 
-def record(state: str, **changes: Any) -> JobRecord:
+def record(state, **changes):
     row = JobRecord(id=1, name="j", state=state, reason="None", exit_code=0, signal=0,
                     partition="p", nodes="", restarts=0, submitted="", started="", ended="",
                     time_limit="00:10:00", script="")  # fmt: skip

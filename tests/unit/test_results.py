@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -37,7 +36,7 @@ KEY = st.sampled_from(KEYS)
 RESULTS = st.dictionaries(KEY, st.dictionaries(KEY, JSON) | JSON)
 
 
-def parts(schema: dict[str, Any], place: str = "") -> dict[str, dict[str, Any]]:
+def parts(schema, place=""):
     """Every value that a schema describes, by its place."""
     inner = [(f"{place}.{name}", part) for name, part in schema.get("properties", {}).items()]
     inner += [(f"{place}[]", schema[key]) for key in ("items",) if key in schema]

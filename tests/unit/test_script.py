@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs import JobSpec, Module, Script, functions, render_script
+from hpcdl.jobs import JobSpec, Module, functions, render_script
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.slurm_compat import with_version
-from hpcdl.site import Site
 from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.stack.install import add_startup
@@ -34,11 +33,11 @@ PLACES = [(shipped(name), partition) for name, partition in (
 )]  # fmt: skip
 
 
-def render(site: Site, partition: str = "p100", module: Module = MODULE, **asked: object) -> Script:
+def render(site, partition="p100", module=MODULE, **asked):
     return render_script(site, JobSpec(partition, **asked), module)
 
 
-def every_script() -> list[tuple[str, Script]]:
+def every_script():
     """Scripts of all kinds, by a name for people."""
     odd = {"environment": {"A": "x'y\n$(id)"}, "program": ("python", "a b", ":", "$x", "\n")}
     return [
@@ -120,7 +119,7 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user():
                 render(PLACES[2][0], environment={name: "x"})
 
 
-def body(script: Script) -> list[str]:
+def body(script):
     lines = script.text.splitlines()
     return lines[lines.index("") + 1 :]
 
@@ -236,7 +235,7 @@ def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations):
     assert "IFNAME" not in render(three_generations, nodes=1).text
 
 
-def variables_unset(site: Site, version: str, **asked: object) -> set[str]:
+def variables_unset(site, version, **asked):
     text = render(with_version(site, version), **asked).text
     lists = re.findall(r"^  unset (SLURM_.*)$", text, re.M)
     (kept,) = re.findall(r"^clean\b(?!\()(.*)$", text, re.M)

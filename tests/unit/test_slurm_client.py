@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,15 +13,13 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.unit import slurm_output as said
 
-Command = Callable[[str, str], None]
-
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def command(monkeypatch, tmp_path):
     """Puts a command of this body first on PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def write(name: str, body: str) -> None:
+    def write(name, body):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
 
@@ -69,7 +66,7 @@ _MARK = 'm=$(echo "$*" | grep -o "[|][0-9a-f]*[|]"); for ids; do :; done'
 """What sacct is asked to put between fields, and the last argument."""
 
 
-def squeue(command: Command, ends: str) -> None:
+def squeue(command, ends):
     """Of two jobs, one that has ended and one that runs; their ends are told by `ends`."""
     command("squeue", _SQUEUE.format(ends=ends))
     command("sacct", "exit 1")

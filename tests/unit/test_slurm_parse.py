@@ -1,7 +1,6 @@
 """What Slurm's commands print, as releases from 20.11 to 24.11 print it."""
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -60,7 +59,7 @@ JOB = ("4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:
        "a b=c")  # fmt: skip
 
 
-def answer(*jobs: Sequence[str]) -> str:
+def answer(*jobs):
     """What squeue prints to the format of a call with this mark."""
     heading = ["JOBID"] + ["X"] * (len(parse.JOB_FORMAT) - 1)
     return "".join(parse.marked_format(job, MARK) + "\n" for job in (heading, *jobs))

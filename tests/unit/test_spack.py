@@ -3,13 +3,12 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from hpcdl import facts
-from hpcdl.site import Site, SpackSettings
+from hpcdl.site import SpackSettings
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_versions import Range
 from hpcdl.stack.spack_backend.concretize import differences, plan, probable_cause, render_work
@@ -30,11 +29,11 @@ ENVIRONMENTS = environments()
 NAMES = [one.name for one in ENVIRONMENTS]
 
 
-def site(name: str = "p100-v100-k80", **changes: Any) -> Site:
+def site(name="p100-v100-k80", **changes):
     return replace(shipped(name), **changes)
 
 
-def scope(one: Site, partition: str = "p100") -> Any:
+def scope(one, partition="p100"):
     """What Spack is told of a site."""
     return yaml.safe_load(render_site(one, one.partitions[partition]))
 

@@ -3,12 +3,11 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import StackRequest
 from hpcdl.stack.spack_backend import adopt
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.locked import read_lock
@@ -21,7 +20,7 @@ from tests.unit.conftest import shipped
 ENVIRONMENTS = folder("spack") / "environments"
 
 
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path):
     """The committed environment p100 with its lock file, in a directory of the test's own."""
     where = tmp_path / "p100"
     where.mkdir()
@@ -104,7 +103,7 @@ def test_where_spack_may_lack_its_packages_the_hint_names_the_variable(tmp_path,
         assert ("in HPCDL_SPACK_PACKAGES" in caught.value.hint) is named
 
 
-def three_generations(tmp_path: Path, **changes: object) -> Site:
+def three_generations(tmp_path, **changes):
     """A site with K80, P100 and V100 and one stack for all of them."""
     site = shipped("p100-v100-k80")
     bare = {name: replace(one, stack=None) for name, one in site.partitions.items()}

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import StackRequest
 from hpcdl.stack.gpu_needs import driver_needs, models, needs_of
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
@@ -38,13 +38,13 @@ from tests.unit.conftest import shipped
 KEPLER = "tensorflow-kepler"
 
 
-def pi(prefix: Path, **stacks: StackRequest) -> Site:
+def pi(prefix, **stacks):
     site = shipped("pi")
     paths = replace(site.paths, prefix=prefix)
     return replace(site, paths=paths, stacks={**site.stacks, **stacks})
 
 
-def wheels_stack(**pins: str) -> StackRequest:
+def wheels_stack(**pins):
     return StackRequest("cpus", "spack", ("cpu",), pins)
 
 
@@ -85,7 +85,7 @@ def test_every_pin_is_required_of_spack_or_refused(tmp_path):
 GPUS = shipped("p100-v100-k80")
 
 
-def own(*partitions: str, variant: str | None = None, **pins: str) -> StackRequest:
+def own(*partitions, variant=None, **pins):
     """A stack of that name whose wheels or compiled TensorFlow Spack installs."""
     return StackRequest("own", "spack", partitions, pins, variant=variant)
 
@@ -158,7 +158,7 @@ def test_a_plan_names_its_module_before_anything_is_solved(tmp_path):
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
-def stub(letter: str) -> str:
+def stub(letter):
     """A lock file with one package."""
     one = letter * 32
     roots, specs = [{"hash": one, "spec": "x"}], {one: {"name": "x", "version": "1"}}
@@ -196,7 +196,7 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
     failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
     monkeypatch.setattr(spack_build, "make_all", Mock(side_effect=failed))
     monkeypatch.setattr(spack_build, "_fill_cache", Mock(side_effect=full))
-    told: list[str] = []
+    told = []
     with pytest.raises(PackageFailed, match="bazel"):
         spack_build._build(plan, None, told.append, None, 1, None)
     assert told[-1] == "note: the build cache was not filled: full"
@@ -228,7 +228,7 @@ def test_wheels_need_what_wheels_need_and_compiled_code_its_target():
 def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path):
     log, done = tmp_path / "make.log", tmp_path / "install"
     done.mkdir()
-    seen: list[Tally] = []
+    seen = []
     watch = Watch(log, done, 3, seen.append)
     log.write_text("[ ] aaaaaaa zlib@1.3 staging (0s)\n[ ] aaaaaaa zlib@1.3 build (2s)\n[ ] bbb")
     watch()
@@ -331,7 +331,7 @@ def test_what_spack_starts_is_looked_for_before_anything_is_made(tmp_path, monke
 
 def test_space_is_asked_for_before_the_first_build_from_wheels(tmp_path, monkeypatch):
     """A later one finds most of its packages in the store."""
-    asked: list[dict[Path, float]] = []
+    asked = []
     monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
     monkeypatch.setattr(spack_build, "find_spack", lambda: None)
     plan = plan_spack(pi(tmp_path, cpus=wheels_stack()), "cpus")

@@ -1,7 +1,6 @@
 """What a user may ask: checked at the door, refused by name."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
 from hpcdl.system.errors import BadInput
 
 
-def refusal(**asked: Any) -> str:
+def refusal(**asked):
     with pytest.raises(BadInput) as caught:
         check_spec(JobSpec("p100", **asked))
     return caught.value.render()

@@ -1,11 +1,10 @@
 """Which partition gets which release, and what stays visible."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import StackRequest
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import DISPATCH_FILE, release_for
@@ -17,7 +16,7 @@ KEPLER = {"version": "2.14.1", "stack": "kepler", "partitions": ("k80",)}
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     """p100 and v100 want the stack `tensorflow`, k80 wants `kepler`."""
     site = small_site(tmp_path)
     partitions = dict(site.partitions)
@@ -27,7 +26,7 @@ def site(tmp_path: Path) -> Site:
     return replace(site, partitions=partitions, stacks={**site.stacks, "kepler": kepler})
 
 
-def served(site: Site) -> dict[str, str]:
+def served(site):
     found = {name: release_for(site, name) for name in site.partitions}
     return {name: release.id for name, release in found.items() if release}
 
@@ -72,7 +71,7 @@ def test_of_two_builds_of_a_version_its_name_means_the_current_one_and_in_a_job_
 
 
 @pytest.fixture
-def three(site: Site) -> Site:
+def three(site):
     """Two releases of the stack `tensorflow` were published, then one of `kepler`."""
     published(site, "a", version="2.20.0")
     published(site, "b", version="2.21.0")

@@ -1,11 +1,9 @@
 """gc removes what nothing needs, and only that."""
 
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import release_ids
@@ -15,7 +13,7 @@ from tests.small_release import make_release, passing, published, silent, small_
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     """a to e are published, `loose` was only built."""
     site = small_site(tmp_path)
     for name in "abcde":
@@ -56,7 +54,7 @@ def test_unpublished_ones_go_only_when_asked(site):
 
 
 def test_a_dry_run_changes_nothing(site):
-    def files() -> set[Path]:
+    def files():
         return {path for path in site.paths.prefix.rglob("*") if ".lock" not in path.name}
 
     before = files()

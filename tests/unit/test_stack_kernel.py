@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.stack.kernel import install_kernel, plan_kernel
 from hpcdl.stack.publish import publish
-from hpcdl.stack.release import Release
 from hpcdl.stack.seal import record_release
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import make_release, passing, silent, small_site
@@ -18,7 +16,7 @@ LMOD = Path("/usr/share/lmod/lmod/init/bash")
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> tuple[Site, Release]:
+def release(tmp_path):
     """A published release whose Python says what it is called with, and its site."""
     site = small_site(tmp_path / "a prefix", lmod=LMOD.is_file())
     made = make_release(site, "tensorflow-2.21.0-cpu-00000001")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Site, StackRequest, find_site_file, load_site
+from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.site.model import GpuFigures
 from hpcdl.stack.build import plan_stack
 from hpcdl.stack.horovod import apply_edit, first_complaint
-from hpcdl.stack.recipe import Edit, Interpreter, Recipe, digest, find_request, recipe_of
+from hpcdl.stack.recipe import Edit, Interpreter, digest, find_request, recipe_of
 from hpcdl.stack.resolve_facts import conditions, known
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.wheelhouse import wheelhouse_folder
@@ -23,33 +23,33 @@ LINE = 'list(APPEND TF_SOURCES "xla_mpi_ops.cc")\n'
 
 
 @pytest.fixture(autouse=True)
-def python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
+def python_3_11(monkeypatch):
     """Whichever Python runs the tests."""
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.11",))
 
 
-def recipe(wanted: StackRequest, *names: str) -> Recipe:
+def recipe(wanted, *names):
     """The recipe of that stack for partitions of the embedded site."""
     return recipe_of(with_stack(small_site(Path("/nowhere")), wanted), wanted, names)
 
 
-def cpu(*packages: str, **pins: str) -> Recipe:
+def cpu(*packages, **pins):
     """The recipe of the embedded site, whose stack is for CPUs."""
     stack = small_site(Path("/nowhere")).stacks["tensorflow"]
     wanted = replace(stack, pins=pins, packages=packages)
     return recipe(wanted, "p100", "v100", "k80", "cpu")
 
 
-def gpu(*names: str) -> Recipe:
+def gpu(*names):
     """The recipe for GPUs of the embedded site's partitions."""
     return recipe(StackRequest("tensorflow", "venv", names, {}), *names)
 
 
-def with_stack(site: Site, wanted: StackRequest) -> Site:
+def with_stack(site, wanted):
     return replace(site, stacks={"tensorflow": wanted})
 
 
-def for_gpu(**changes: object) -> Recipe:
+def for_gpu(**changes):
     """The recipe for one partition whose GPU differs from a P100 in some facts."""
     site, wanted = small_site(Path("/nowhere")), StackRequest("tensorflow", "venv", (), {})
     p100 = site.partitions["p100"]

@@ -2,12 +2,10 @@
 
 import datetime
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import (
     Records,
@@ -28,16 +26,16 @@ GOOD = Waiver(CVE, "elastic jobs are not run at this site", "Ada", "2027-01-31")
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path, monkeypatch):
     monkeypatch.setattr("hpcdl.stack.records.today", lambda: TODAY)
     return small_site(tmp_path)
 
 
-def lock(*names: str) -> tuple[dict[str, str], ...]:
+def lock(*names):
     return tuple({"name": name, "version": "0.28.1"} for name in names)
 
 
-def questions(site: Site, *names: str, today: datetime.date = TODAY) -> list[str]:
+def questions(site, *names, today=TODAY):
     release = make_release(site, "-".join(("r", *names)), lock=lock(*names))
     return list(open_questions(release, read_records(site), today))
 

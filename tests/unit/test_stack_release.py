@@ -2,19 +2,10 @@
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
-from hpcdl.stack.release import (
-    BrokenRelease,
-    Release,
-    current_release,
-    planned_module,
-    read_release,
-    seal,
-)
+from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release, seal
 from hpcdl.stack.trees import build_lock, build_slot
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
@@ -22,12 +13,12 @@ from tests.small_release import make_release, small_site
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     return small_site(tmp_path)
 
 
 @pytest.fixture
-def made(site: Site) -> Release:
+def made(site):
     return make_release(site, "tensorflow-2.21.0-cpu-00000001")
 
 
@@ -50,7 +41,7 @@ def test_a_hostile_id_is_only_unknown(site, name):
         read_release(site, name)
 
 
-def sealed(record: dict[str, object]) -> str:
+def sealed(record):
     return json.dumps({**record, "seal": seal(record)})
 
 
@@ -106,11 +97,11 @@ def test_a_build_waits_for_another_one_s_and_says_so(site):
     """A build from wheels holds the folder for minutes; one of Spack's comes after hours."""
     told, waiting = [], threading.Event()
 
-    def say(words: str) -> None:
+    def say(words):
         told.append(words)
         waiting.set()
 
-    def build() -> None:
+    def build():
         with build_slot(site, say):
             told.append("built")
 

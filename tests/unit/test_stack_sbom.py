@@ -4,19 +4,15 @@ import datetime
 import io
 import json
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("cyclonedx", reason="the extra 'records' is not installed")
 pytest.importorskip("spdx_tools", reason="the extra 'records' is not installed")
 
-from hpcdl.site import Site
 from hpcdl.stack.components import components, purl_of, spdx_of
 from hpcdl.stack.findings import findings, known_names, vulnerabilities
 from hpcdl.stack.records import Waiver, waive
-from hpcdl.stack.release import Release
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms, write_sboms
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import make_release, small_site
@@ -30,13 +26,13 @@ LOCK = (
 )
 
 
-def write(site: Site, release: Release) -> list[dict[str, Any]]:
+def write(site, release):
     """Write both bills; what the one of CycloneDX says of vulnerabilities."""
     write_sboms(release, findings(site, release, components(release)))
     return list(json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"])
 
 
-def spdx(release: Release) -> Any:
+def spdx(release):
     """The bill in SPDX's form, which is valid."""
     from spdx_tools.spdx.parser.parse_anything import parse_file
     from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
@@ -47,12 +43,12 @@ def spdx(release: Release) -> Any:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     return small_site(tmp_path)
 
 
 @pytest.fixture
-def release(site: Site) -> Release:
+def release(site):
     """A release with Horovod's metadata installed."""
     release = make_release(site, "tensorflow-2.21.0-cpu-00000001", lock=LOCK)
     info = release.prefix / "lib/python3.11/site-packages/horovod-0.28.1.dist-info"
@@ -227,7 +223,7 @@ def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(site, tmp_path
         waive(site, other, known_here=known_names(site))
 
 
-def as_published(name: str, events: list[dict[str, str]], versions: list[str]) -> dict[str, object]:
+def as_published(name, events, versions):
     """One package of an entry as OSV publishes it: it lists the versions of each range."""
     return {"package": {"ecosystem": "PyPI", "name": name, "purl": f"pkg:pypi/{name}"},
             "ranges": [{"type": "ECOSYSTEM", "events": events}], "versions": versions,
@@ -302,7 +298,7 @@ def test_a_version_lies_in_a_range_as_osv_says(site, tmp_path, events, versions,
     assert bool(vulnerabilities(tmp_path / "osv.json", components(release))) is inside
 
 
-def damaged_member() -> bytes:
+def damaged_member():
     """An archive one of whose members cannot be unpacked."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -321,7 +317,7 @@ def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(site, tmp_
     with pytest.raises(CheckFailed, match="not a file of OSV") as caught:
         findings(site, release, components(release))
     assert "osv-vulnerabilities" in caught.value.hint
-    said: list[str] = []
+    said = []
     refresh_sboms(site, release, said.append)
     assert name in said[0]
     assert len(said) == 1

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, StackRequest
-from hpcdl.stack.recipe import Recipe, recipe_of
+from hpcdl.site import StackRequest
+from hpcdl.stack.recipe import recipe_of
 from hpcdl.stack.toolchain import find_toolchain
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
 
 
 @pytest.fixture(autouse=True)
-def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_machine(tmp_path, monkeypatch):
     """A PATH with cmake, make and mpicxx, and no compiler of its own."""
     monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.11",))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "CUDAHOSTCXX"):
@@ -22,7 +22,7 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 
-    def which(name: str, **_: object) -> str | None:
+    def which(name, **_):
         path = programs / name
         return str(path) if path.exists() else None
 
@@ -32,18 +32,18 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return programs
 
 
-def program(path: Path, said: str) -> None:
+def program(path, said):
     """A program that says something."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\necho '{said}'\n")
     path.chmod(0o755)
 
 
-def nvcc(folder: Path, version: str) -> None:
+def nvcc(folder, version):
     program(folder / "nvcc", f"Cuda compilation tools, release {version[:4]}, V{version}")
 
 
-def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
+def wanted(*names, **more):
     """A stack for GPUs of the embedded site; for CPUs without names."""
     stack = StackRequest("tensorflow", "venv", names, {}, variant=None if names else "cpu")
     stack = replace(stack, **more)

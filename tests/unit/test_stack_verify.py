@@ -2,20 +2,15 @@
 
 import struct
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.site import Site
 from hpcdl.stack.fatbin import survey
 from hpcdl.stack.publish import overview, publish, serves, verify
-from hpcdl.stack.release import Release
 from hpcdl.stack.verify import (
     Check,
     GateRun,
-    Proof,
     check_device_code,
     judge,
     new_proof,
@@ -29,24 +24,24 @@ from tests.small_release import failing, make_release, mixed_site, passing, sile
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     return small_site(tmp_path)
 
 
 @pytest.fixture
-def release(site: Site) -> Release:
+def release(site):
     return make_release(site, "a")
 
 
 @pytest.fixture
-def for_gpus(release: Release) -> Release:
+def for_gpus(release):
     """As its record would be if it were for GPUs."""
     return replace(release, versions={**release.versions, "cuda": "12.9.1"}, partitions=("p100",))
 
 
-def seen(release: Release, **changes: Any) -> dict[str, Any]:
+def seen(release, **changes):
     """What two ranks of a CPU build see; `import_gpus=2` changes the step `import`'s `gpus`."""
-    found: dict[str, dict[str, Any]] = {
+    found = {
         "import": {
             "tensorflow": "2.21.0", "horovod": "0.28.1", "mpi": True, "cuda": False, "gpus": 0,
             "place": str(release.prefix / "lib/python3.11/site-packages/tensorflow"),
@@ -62,7 +57,7 @@ def seen(release: Release, **changes: Any) -> dict[str, Any]:
     return found
 
 
-def elf_with_code(path: Path, sm: int) -> Path:
+def elf_with_code(path, sm):
     """The least shared object with machine code for one SM, as nvcc lays it out."""
     size = 2048  # less is a placeholder without any kernel
     entry = struct.pack("<HHIQIIHHI", 2, 0, 64, size, 0, 0, 0, 0, sm).ljust(64 + size, b"\0")
@@ -79,7 +74,7 @@ def elf_with_code(path: Path, sm: int) -> Path:
     return path
 
 
-def faults(checks: list[Check]) -> list[str]:
+def faults(checks):
     return [check.name for check in checks if not check.ok]
 
 
@@ -168,7 +163,7 @@ def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(tmp
     made = make_release(mixed, "gpu", partitions=("untyped",))
     library = elf_with_code(made.prefix / "lib" / "libk.so", sm=75)
 
-    def check(*models: str) -> tuple[bool, str]:
+    def check(*models):
         found = check_device_code(mixed, replace(made, needs={"gpus": list(models)}))
         return found.ok, found.detail
 
@@ -193,7 +188,7 @@ def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_compiled(relea
     assert new_proof(release, "login", "here", checks).level == "run"
 
 
-def proof_by_jobs(release: Release, *partitions: str) -> Proof:
+def proof_by_jobs(release, *partitions):
     runs = [GateRun(name, 7, f"{name}-01", "2026-01-01T00:00:00Z", "/log", {"losses": [8.0, 0.1]})
             for name in partitions]  # fmt: skip
     return new_proof(release, "job", ", ".join(partitions), [Check("x", True, "", 1.0)], runs)

@@ -4,11 +4,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import jsonschema
@@ -19,28 +17,26 @@ from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import RunStatus
-from hpcdl.predict.forecast import Point
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.step import IMAGENET, SYNTHETIC
-from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.document import InvalidDocument
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
-from hpcdl.workflows.study.collect import Findings, collect
+from hpcdl.workflows.study.collect import collect
 from hpcdl.workflows.study.forecast import median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped, study_schema
-from hpcdl.workflows.study.model import Panel, Values, matches
+from hpcdl.workflows.study.model import Panel, matches
 from hpcdl.workflows.study.panels import caption, draw
 from hpcdl.workflows.study.show import show_text
-from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder, make_plan
+from hpcdl.workflows.study.study_plan import data_folder, make_plan
 from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
 from tests.unit.conftest import shipped as shipped_site
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-RUN: dict[str, Any] = {
+RUN = {
     "name": "training",
     "over": {"gpus": ["1", "2", "4"], "model": ["resnet50"]},
     "options": {"batch-per-rank": "4", "steps": "20"},
@@ -52,7 +48,7 @@ SMALL = {
     "runs": [RUN],
     "acceptance": [{"rule": "complete", "says": "all ran"}],
 }
-VALUES: dict[str, Any] = {
+VALUES = {
     "schema": 1,
     "name": "try-out",
     "title": "A try",
@@ -66,16 +62,16 @@ VALUES: dict[str, Any] = {
 
 
 RATES = {1: 8.0, 2: 15.0, 4: 16.0}
-ALL: Values = {}
+ALL = {}
 
 
-def site_in(folder: Path) -> Site:
+def site_in(folder):
     """The embedded site, its work in a directory."""
     found = shipped_site("embedded")
     return replace(found, paths=replace(found.paths, work=folder, datasets=folder / "data"))
 
 
-def planned(folder: Path, values: dict[str, Any], small: dict[str, Any], **how: Any) -> Plan:
+def planned(folder, values, small, **how):
     """The plan of a study made of VALUES, others and a changed small scale."""
     path, scales = folder / "study.yaml", {"small": {**SMALL, **small}, "full": SMALL}
     path.write_text(json.dumps({**VALUES, **values, "scales": scales}))
@@ -83,36 +79,33 @@ def planned(folder: Path, values: dict[str, Any], small: dict[str, Any], **how: 
     return make_plan(site_in(folder), found, found.scales["small"], **how)
 
 
-def plan_in(folder: Path, **changes: Any) -> Plan:
+def plan_in(folder, **changes):
     """The plan of a study made of VALUES with a changed small scale."""
     return planned(folder, {}, changes)
 
 
-Planned = Callable[..., Plan]
-
-
 @pytest.fixture
-def study(tmp_path: Path) -> Planned:
+def study(tmp_path):
     """Plans a study made of VALUES with a changed small scale."""
     return partial(plan_in, tmp_path)
 
 
-def modules_for(plan: Plan) -> dict[str, Module]:
+def modules_for(plan):
     return dict.fromkeys(plan.site.partitions, Module(("tensorflow",)))
 
 
-def full(site: Site, name: str, *partitions: str) -> Plan:
+def full(site, name, *partitions):
     """The plan of a shipped study at scale full."""
     study = load_study(name)
     return make_plan(site, study, study.scales["full"], partitions)
 
 
-def on_two_cores(plan: Plan, load: float = 0) -> None:
+def on_two_cores(plan, load=0):
     """Note the machine that the jobs ran on."""
     (plan.folder / "machine.json").write_text(json.dumps({"schema": 1, "cores": 2, "load": load}))
 
 
-def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
+def a_result(ranks, rate, **changes):
     """A result.json of `ranks` ranks with 20 equal steps."""
     seconds, batch = 4 * ranks / rate, 4 * ranks
     samples = {name: [0.0] * 20 for name in ("input", "communication", "update", "checkpoint",
@@ -132,16 +125,14 @@ def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def folder_of(plan: Plan, cell: Cell) -> Path:
+def folder_of(plan, cell):
     """Where a cell's job leaves its result; it is made."""
     folder = point_folder(plan.round_folder(cell.run, cell.attempt), cell.point)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def finish(
-    plan: Plan, rates: dict[int, float], turn: int | None = None, of: Values = ALL, **changes: Any
-) -> Plan:
+def finish(plan, rates, turn=None, of=ALL, **changes):
     """Leave a result for every cell whose ranks have a rate: in one round, of some values alone."""
     for cell in plan.cells:
         if cell.gpus in rates and matches(cell.values, of) and turn in (None, cell.attempt):
@@ -152,15 +143,15 @@ def finish(
     return plan
 
 
-def drawn_by(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def drawn_by(name, monkeypatch):
     """What the axes are told to draw by a function: its arguments, by number and by name."""
     pytest.importorskip("matplotlib")
     from matplotlib.axes import Axes
 
-    found: list[dict[str, Any]] = []
+    found = []
     draws = getattr(Axes, name)
 
-    def note(axes: Axes, *args: Any, **more: Any) -> Any:
+    def note(axes, *args, **more):
         found.append({**{str(at): one for at, one in enumerate(args)}, **more})
         return draws(axes, *args, **more)
 
@@ -168,7 +159,7 @@ def drawn_by(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]
     return found
 
 
-def described(plan: Plan, name: str, images: int, size: int) -> None:
+def described(plan, name, images, size):
     """Leave the description of a data set of two shards where the study looks for it."""
     folder = data_folder(plan.site, plan.scale.data[name])
     folder.mkdir(parents=True)
@@ -177,7 +168,7 @@ def described(plan: Plan, name: str, images: int, size: int) -> None:
     (folder / "dataset.json").write_text(json.dumps(described))
 
 
-def findings_of(plan: Plan) -> Findings:
+def findings_of(plan):
     return collect(plan, running.run_statuses(plan))
 
 
@@ -216,7 +207,7 @@ def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(nam
             assert what in known[kind], f"{one.item}: {kind} {what}"
 
 
-def expected(plan: Plan, cell: Cell) -> Point:
+def expected(plan, cell):
     """What `hpcdl predict` says of a cell, from published rows alone."""
     options = {**cell.run.options, **cell.values}
     batch = options.get("batch-per-rank") or int(options["global-batch"]) // cell.gpus
@@ -257,7 +248,7 @@ def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path):
     assert re.search(r"s\.yaml:\d+:\d+: unknown key 'titel'", said)
 
 
-REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+REFUSED = {
     "run": [
         ({"over": {"gpus": ["1", "1"]}}, "names a value twice"),
         ({"over": {"model": ["mlp"]}}, "has no 'gpus'"),
@@ -360,7 +351,7 @@ AROUND = {
 }
 
 
-def surrounded(folder: Path, **how: Any) -> Plan:
+def surrounded(folder, **how):
     over = {"gpus": ["2"], "environment": [*AROUND]}
     values = {"series": ["environment"], "environments": AROUND}
     return planned(folder, values, {"runs": [{**RUN, "over": over}]}, **how)
@@ -637,7 +628,7 @@ def test_the_caption_names_the_cells_that_predictions_are_taught_by(study):
     assert "what exchanging gradients costs on shared cores (model=resnet50)" in said
 
 
-def verdict(plan: Plan) -> tuple[bool | None, str]:
+def verdict(plan):
     found = findings_of(plan)
     (one,) = judge(found, predict(found)[0])
     return one.ok, one.evidence

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import shown
 from hpcdl.workflows.study.model import Panel
 from hpcdl.workflows.study.panels import draw
-from hpcdl.workflows.study.study_plan import Plan, make_plan
+from hpcdl.workflows.study.study_plan import make_plan
 from hpcdl.workflows.study.study_report import as_data, make_report
 from tests.unit.test_study import (
     RATES,
@@ -25,7 +24,7 @@ from tests.unit.test_study import (
 )
 
 
-def unknown(plan: Plan) -> str:
+def unknown(plan):
     """Why nobody knows whether the one rule of a study holds."""
     ok, why = verdict(plan)
     assert ok is None
@@ -35,12 +34,12 @@ def unknown(plan: Plan) -> str:
 IMAGES = {"quarter": 20, "half": 40, "whole": 80}
 
 
-def ruled(folder: Path, rule: dict[str, Any], **changes: Any) -> Plan:
+def ruled(folder, rule, **changes):
     """The plan of a study with that one rule."""
     return plan_in(folder, acceptance=[{"says": "x", **rule}], **changes)
 
 
-def sized(folder: Path, seconds: dict[str, float], memory: float = 0.3) -> Plan:
+def sized(folder, seconds, memory=0.3):
     """A study whose epochs on a quarter, half and whole of a GB take so many seconds."""
     sets = {
         name: {"kind": "given", "path": name, "gigabytes": images / 80, "images": images}
@@ -205,7 +204,7 @@ def test_a_result_without_the_metric_makes_no_yes(tmp_path):
 
 
 # Every cell that a rule chooses counts, and no other.
-def two_networks(folder: Path, rule: dict[str, Any]) -> Plan:
+def two_networks(folder, rule):
     """AlexNet that computes half of each step and is slow on 2, ResNet-50 that does all well."""
     run = {**RUN, "over": {"gpus": ["1", "2"], "model": ["alexnet", "resnet50"]}, "predict": [4]}
     plan = ruled(folder, rule, runs=[run], execution="cluster")
@@ -236,7 +235,7 @@ FRAMEWORKS = {
 }
 
 
-def side_by_side(folder: Path, *models: str) -> Plan:
+def side_by_side(folder, *models):
     """A study of two frameworks on one and two ranks, with one table and the rule of weights."""
     over = {"framework": [*FRAMEWORKS], "gpus": ["1", "2"], "model": [*models] or ["resnet50"]}
     run = {"name": "speed", "over": over, "options": {"steps": "20"}}

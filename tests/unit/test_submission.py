@@ -2,28 +2,25 @@
 
 import os
 import signal
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, submission
-from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
 
 
 @pytest.fixture
-def own(three_generations: Site, tmp_path: Path) -> Site:
+def own(three_generations, tmp_path):
     paths = replace(three_generations.paths, work=tmp_path / "work")
     return replace(three_generations, paths=paths)
 
 
 @pytest.fixture
-def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def cancelled(monkeypatch):
     """Jobs taken back; what is submitted gets the numbers 7, 8, ..."""
-    gone: list[int] = []
+    gone = []
     numbers = iter(range(7, 99))
     monkeypatch.setattr(client, "would_run", lambda _: None)
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
@@ -43,9 +40,9 @@ def test_a_job_sh_of_others_is_neither_written_over_nor_removed(own, tmp_path, c
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_before_the_record_takes_the_job_back(own, tmp_path, cancelled, monkeypatch, sig):
     """Between Slurm's answer and the record."""
-    queued: list[int] = []
+    queued = []
 
-    def submit(_: Path, options: Sequence[str], *, token: str) -> int:
+    def submit(_, options, *, token):
         queued.append(7 + len(queued))
         os.kill(os.getpid(), sig)
         return queued[-1]

@@ -4,9 +4,7 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,9 @@ from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.manifest import request_of
 from hpcdl.jobs.sweep import Point, check_keys, groups, plan, point_id, render, samples, shares
-from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_directory
-from hpcdl.site import Site, load_site
-from hpcdl.slurm import client, once, parse
+from hpcdl.jobs.sweep_run import run_statuses, submit, sweep_directory
+from hpcdl.site import load_site
+from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
 from tests.unit import slurm_output as said
 
@@ -24,7 +22,7 @@ BASE = JobSpec("v100", name="scaling")
 
 
 @pytest.fixture(scope="module")
-def site(three_generations: Site) -> Site:
+def site(three_generations):
     return three_generations
 
 
@@ -125,32 +123,29 @@ def test_marks_of_a_program_take_the_values(site, program, matrix, expected):
 class Queue:
     """What was submitted: all of it waits for ever."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.scripts: list[str] = []
         self.options: list[tuple[str, ...]] = []
         monkeypatch.setattr(client, "would_run", lambda _: None)
         monkeypatch.setattr(once, "submit", self.submit)
         monkeypatch.setattr(client, "queue", self.records)
 
-    def submit(self, script: Path, options: Sequence[str], *, token: str) -> int:
+    def submit(self, script, options, *, token):
         self.scripts.append(script.read_text())
         self.options.append(tuple(options))
         return 100 + len(self.scripts)
 
-    def records(self) -> tuple[parse.JobRecord, ...]:
+    def records(self):
         numbers = range(101, 101 + len(self.scripts))
         return tuple(said.job(id=n, array_job=n, array_tasks="0-999") for n in numbers)
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+def queue(monkeypatch):
     return Queue(monkeypatch)
 
 
-def run(
-    site: Site, folder: Path, matrix: dict[str, list[str]], base: JobSpec = BASE,
-    running: int | None = None,
-) -> tuple[RunStatus, ...]:  # fmt: skip
+def run(site, folder, matrix, base=BASE, running=None):
     modules = {name: Module((f"for-{name}",)) for name in site.partitions}
     points = plan(site, base, matrix)
     return submit(site, folder, points, modules, running, request=request_of(base))
@@ -199,7 +194,7 @@ def test_the_jobs_of_each_partition_load_its_own_module(site, tmp_path, queue):
 
 @pytest.mark.parametrize(("arrays", "running"), [(1, 4), (3, 4), (4, 4), (7, 3), (5, 1)])
 def test_all_arrays_together_keep_to_the_most_jobs_at_a_time(arrays, running):
-    most: Counter[int] = Counter()
+    most = Counter()
     for number, share in enumerate(shares(arrays, running)):
         assert share
         most[number % running] = max(most[number % running], share)

@@ -7,7 +7,6 @@ import select
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ def test_hpcdl_takes_a_command_of_the_tour(line):
     build_parser("hpcdl", command).parse_args(words[2:])
 
 
-def toured(typed: bytes, *words: str, home: Path) -> tuple[int, str]:
+def toured(typed, *words, home):
     """Exit status and output of a tour on a terminal where a person types."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "HPCDL_HOME": str(home), "NO_COLOR": "1", "PATH": "/usr/bin:/bin"}
@@ -53,7 +52,7 @@ def toured(typed: bytes, *words: str, home: Path) -> tuple[int, str]:
     return run.returncode, said
 
 
-def read(terminal: int) -> str:
+def read(terminal):
     try:
         return os.read(terminal, 4096).decode()
     except OSError:  # the last program has closed it

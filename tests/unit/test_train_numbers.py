@@ -20,7 +20,7 @@ from hpcdl.train.startup import StartupClock  # noqa: E402
 from hpcdl.train.tasks import area  # noqa: E402
 
 
-def plan(schedule: str, warmup: int = 0) -> RunPlan:
+def plan(schedule, warmup=0):
     return RunPlan(64, 110, 0, 0.4, 0, lr_schedule=schedule, lr_warmup_steps=warmup)
 
 
@@ -53,19 +53,19 @@ class Variable(SimpleNamespace):
 
     dtype = property(lambda self: self.value.dtype)
 
-    def read_value(self) -> object:
+    def read_value(self):
         return self.value
 
-    def assign(self, value: object) -> None:
+    def assign(self, value):
         self.value = value
 
 
 def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
-    def reduce(_: object, operation: object, sent: list[object]) -> list[object]:
+    def reduce(_, operation, sent):
         kinds.append({value.dtype for value in map(np.asarray, sent)})
         return [np.asarray(value) + 1 for value in sent]
 
-    kinds: list[set[object]] = []
+    kinds = []
     monkeypatch.setattr(MultiWorker, "_reduce", reduce)
     monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
     sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
@@ -121,7 +121,7 @@ def test_ranks_work_together_as_they_were_started(monkeypatch, size, environ, st
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda *_: strategy)  # type: ignore[arg-type,return-value]
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda *_: strategy)
     place = RankPlace(0, size, 0, size, size, "n1")
     assert strategies.join_ranks("auto", place, StartupClock(), keras=False) == strategy
 

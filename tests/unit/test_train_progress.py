@@ -5,7 +5,6 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ print("afterwards")
 """
 
 
-def on_terminal(folder: Path, *absent: str) -> str:
+def on_terminal(folder, *absent):
     """What a terminal gets from a run whose both outputs are one."""
     above, below = pty.openpty()
     argv = [sys.executable, "-c", PROGRAM, str(folder), *absent]

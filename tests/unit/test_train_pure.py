@@ -22,7 +22,7 @@ SLURM = {
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}
 
 
-def mpirun(size: int) -> dict[str, str]:
+def mpirun(size):
     return {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": f"{size}",
             "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": f"{size}"}  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_the_signal_of_one_rank_stops_all_and_term_outranks(signals, outcome):
     assert meaning(signals) == outcome
 
 
-def samples(count: int) -> Samples:
+def samples(count):
     kept = Samples()
     for step in range(count):
         slow = 1.0 if step == 0 else 0.1

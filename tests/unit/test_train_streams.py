@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,10 +10,8 @@ pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
 from hpcdl.train.data.pipeline import Records, interleave_shards, piece_of, stream_count
 from hpcdl.train.data.source import Share
 
-Lanes = list[list[tuple[str, int]]]
 
-
-def streams_of(counts: list[int], batch: int, ranks: int = 1, epoch: int = 0) -> Lanes:
+def streams_of(counts, batch, ranks=1, epoch=0):
     """The records of every stream, as (shard, number)."""
     shards = [(Path(f"s{number}"), count) for number, count in enumerate(counts)]
     streams = stream_count(batch, ranks, len(shards))
@@ -68,7 +65,7 @@ def test_a_batch_is_decoded_in_pieces_that_divide_it(batch, piece):
 
 
 def test_images_are_scored_in_the_parts_that_they_are_trained_in(monkeypatch):
-    def decoded(_: Records, records: Any, describe: Any, piece: int) -> Any:
+    def decoded(_, records, describe, piece):
         return SimpleNamespace(with_options=lambda _: SimpleNamespace(prefetch=lambda _: piece))
 
     source = Records.__new__(Records)

@@ -4,7 +4,6 @@ import os
 import pwd
 import shutil
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from hpcdl.system.trust import require_private
 from tests.strangers import STRANGER, as_root, stranger
 
 
-def refused(path: Path, reason: str) -> MissingPrerequisite:
+def refused(path, reason):
     with pytest.raises(MissingPrerequisite, match=reason) as caught:
         require_private(path)
     return caught.value

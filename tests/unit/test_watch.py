@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,23 +10,20 @@ import pytest
 from hpcdl.jobs import watch
 from hpcdl.jobs.submission import Submission
 from hpcdl.slurm import client
-from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import Stopped
 from tests.unit import slurm_output as said
 
-Known = Callable[[Mapping[int, str]], None]
 
-
-def record(job_id: int, state: str) -> JobRecord:
+def record(job_id, state):
     nodes = "" if state in {"PENDING", "CANCELLED"} else "n1"
     return said.job(id=job_id, state=state, exit_code=int(state == "FAILED"), nodes=nodes)
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> Known:
+def known(monkeypatch):
     """Slurm knows jobs in these states, and no others."""
 
-    def know(states: Mapping[int, str]) -> None:
+    def know(states):
         jobs = {job_id: record(job_id, state) for job_id, state in states.items()}
         monkeypatch.setattr(client, "job", jobs.get)
 
@@ -88,7 +84,7 @@ def test_a_controller_that_stays_away_does(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number: int) -> None:
+def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number):
     one = Submission(7, Path("/nowhere"))
     with pytest.raises(Stopped, match="stopped watching; job 7 continues"), watch.watched(one):
         signal.raise_signal(number)
@@ -102,5 +98,5 @@ def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number: int)
     ("launch failed requeued held", "its last start failed and it is held"),
     ("Sunspots", "Sunspots"),
 ])  # fmt: skip
-def test_reasons_are_told_in_words_as_squeue_writes_them(reason: str, told: str) -> None:
+def test_reasons_are_told_in_words_as_squeue_writes_them(reason, told):
     assert watch.describe("PENDING", reason) == f"it waits: {told}"
