@@ -204,9 +204,7 @@ def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path):
     ("namespaces", "", "NoCtldInAddrAny"), ("loopback", "127.0.1.1", ""), ("loopback", "", ""),
     ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny"),
 ])  # fmt: skip
-def test_daemons_bind_to_one_address_only_where_their_machine_s_name_means_it(
-    embedded, mode, address, parameters, monkeypatch
-):
+def test_daemons_bind_to_the_address_of_the_name(embedded, mode, address, parameters, monkeypatch):
     """Debian's /etc/hosts has 127.0.1.1 for the machine's name, a container may have nothing."""
     answer = {"return_value": address} if address else {"side_effect": OSError("not known")}
     monkeypatch.setattr(socket, "gethostbyname", Mock(**answer))

@@ -130,9 +130,7 @@ def test_earlier_runs_of_the_site_are_what_the_next_starts_from_and_narrow_it(bu
     assert last.source.startswith("3 runs, the last one job 14, ")
 
 
-def test_published_gpus_say_nothing_of_nodes_that_one_machine_emulates(
-    three_generations, monkeypatch
-):
+def test_published_gpus_say_nothing_of_emulated_nodes(three_generations, monkeypatch):
     spec = JobSpec("p100", gpus=4, program=RESNET)
     assert expect(three_generations, spec) is not None
     monkeypatch.setattr("hpcdl.workflows.expectation.current_or_cluster", lambda: SINGLE_NODE)
@@ -188,9 +186,7 @@ def big(gpus):
     return JobSpec("p100", gpus=gpus, program=(*TRAIN, "vgg16", "--batch-per-rank", "32"))
 
 
-def test_a_job_of_several_nodes_is_priced_by_what_the_site_measured_between_them(
-    checked, three_generations
-):
+def test_several_nodes_are_priced_by_the_site_s_own_links(checked, three_generations):
     published, measured = expected(three_generations, big(16)), expected(checked, big(16))
     assert measured.images_per_second < 0.7 * published.images_per_second
     assert measured.source == f"{published.source}, links by the site's all-reduce check"

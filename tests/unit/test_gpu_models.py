@@ -231,9 +231,7 @@ def test_a_users_constraint_does_not_undo_the_choice(mixed):
     ("X1: {compute: 8.9,", "MI250X: {compute: 9.0,", "is a GPU of AMD"),
     (OWN, "gpus: []\n", "'gpus' must be a mapping"),
 ])  # fmt: skip
-def test_groups_and_models_that_nothing_can_be_done_with_are_shown_with_a_caret(
-    tmp_path, old, new, said
-):
+def test_groups_and_models_that_cannot_be_are_shown_with_a_caret(tmp_path, old, new, said):
     shown = refused(tmp_path, old, new)
     assert said in shown
     assert "^" in shown

@@ -49,9 +49,7 @@ def refusal(site, partition, **asked):
     ("cpu", {"cpus_per_task": 4}, (1, 1, 4, 0, 15500, False)),
     ("cpu", {"tasks_per_node": 2, "cpus_per_task": 4}, (1, 2, 4, 0, 31000, False)),
 ])  # fmt: skip
-def test_a_rank_per_gpu_with_its_share_of_the_node(
-    three_generations, pi, partition, asked, expected
-):
+def test_a_rank_per_gpu_has_its_share(three_generations, pi, partition, asked, expected):
     found = layout(pi if partition == "cpu" else three_generations, partition, **asked)
     names = "nodes tasks_per_node cpus_per_task gpus_per_node memory_mb exclusive"
     assert attrgetter(*names.split())(found) == expected
@@ -88,9 +86,7 @@ COUNT = st.none() | st.integers(1, 40)
     st.sampled_from([(site, name) for site in SITES for name in site.partitions]),
     COUNT, COUNT, COUNT, COUNT, COUNT, st.sampled_from(["horovod", "single"]),
 )  # fmt: skip
-def test_whatever_is_asked_the_layout_fits_its_nodes_or_is_refused(
-    place, gpus, nodes, per_node, tasks, cpus, launcher
-):
+def test_any_layout_fits_or_is_refused(place, gpus, nodes, per_node, tasks, cpus, launcher):
     site, name = place
     part = site.partition(name)
     spec = JobSpec(

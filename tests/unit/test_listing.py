@@ -133,9 +133,7 @@ def embedded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["watch", "report", "log -f", "cancel"])
-def test_a_job_of_another_cluster_is_not_asked_about_by_its_number(
-    site, tmp_path, monkeypatch, capsys, command
-):  # fmt: skip
+def test_a_job_of_another_cluster_is_not_asked_about(site, tmp_path, monkeypatch, capsys, command):
     """Here another job has that number."""
     other = submit(site, JobSpec("p100"), Module(()))
     monkeypatch.setattr(client, "job", lambda id_: said.job(id=id_, state="RUNNING"))

@@ -72,9 +72,7 @@ def test_explain_prints_a_rule_and_its_source(capsys):
     ("/bin/tcsh", "tcsh"), ("/usr/bin/env -S Rscript --vanilla", "Rscript"),
     ("/usr/bin/python3 -u", "python3"),
 ])  # fmt: skip
-def test_of_other_shells_only_directives_are_checked_and_that_is_said(
-    tmp_path, capsys, shell, name
-):
+def test_of_other_shells_only_directives_are_checked(tmp_path, capsys, shell, name):
     path = tmp_path / "job"
     path.write_text(f"#!{shell}\n#SBATCH --ntasks=0\nsrun --exact | tee x &\n")
     assert main(["job", "lint", "--slurm-version", "26.05", str(path)]) == 1
