@@ -4,8 +4,6 @@ The script runs at once, on this machine, as the batch step on the first node; t
 is printed. See slurm_model.py for its settings.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
@@ -16,7 +14,7 @@ import slurm_model as model
 JOB_ID = "1"
 
 
-def main(slurm: model.Slurm, words: list[str], environment: dict) -> int:
+def main(slurm, words, environment):
     (script,) = model.parse(slurm, "sbatch", words, "cli", model.Given())
     data = Path(script).read_bytes()
     given = plan(slurm, words, data, environment)
@@ -24,7 +22,7 @@ def main(slurm: model.Slurm, words: list[str], environment: dict) -> int:
     return submit(slurm, given, job, data, environment)
 
 
-def plan(slurm: model.Slurm, words: list[str], data: bytes, environment: dict) -> model.Given:
+def plan(slurm, words, data, environment):
     """The options in force: the script's, below the environment's, below the command line's."""
     check_text(data)
     given = model.Given()
@@ -39,7 +37,7 @@ def plan(slurm: model.Slurm, words: list[str], data: bytes, environment: dict) -
     return given
 
 
-def check_text(data: bytes) -> None:
+def check_text(data):
     """What sbatch refuses before it reads a directive."""
     if not data.startswith(b"#!"):
         first = "sbatch: error: This does not look like a batch script.  The first"
@@ -53,7 +51,7 @@ def check_text(data: bytes) -> None:
         raise model.Fatal(f"{first}\nsbatch: error: instead of expected UNIX line breaks (\\n).")
 
 
-def directives(text: str) -> list[list[str]]:
+def directives(text):
     """The words of each #SBATCH line, up to the first command."""
     found = []
     for line in text.split("\n"):
@@ -64,12 +62,12 @@ def directives(text: str) -> list[list[str]]:
     return found
 
 
-def words_of(text: str) -> list[str]:
+def words_of(text):
     """A directive's words; a backslash at the end continues nothing."""
     return shlex.split(text.rstrip().removesuffix("\\"), comments=True)
 
 
-def submit(slurm: model.Slurm, given: model.Given, job: dict, data: bytes, around: dict) -> int:
+def submit(slurm, given, job, data, around):
     environment = job_environment(slurm, given, job, around)
     entry = {
         "release": slurm.version, "job_id": JOB_ID, "options": given.values,
@@ -82,7 +80,7 @@ def submit(slurm: model.Slurm, given: model.Given, job: dict, data: bytes, aroun
     return 0
 
 
-def job_environment(slurm: model.Slurm, given: model.Given, job: dict, around: dict) -> dict:
+def job_environment(slurm, given, job, around):
     """The batch step's environment: the submitter's by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = exported(export, around)
@@ -115,7 +113,7 @@ def job_environment(slurm: model.Slurm, given: model.Given, job: dict, around: d
     return environment
 
 
-def exported(export: str, around: dict) -> dict:
+def exported(export, around):
     """The part of the submitter's environment that --export lets through."""
     kept = {k: v for k, v in around.items() if k.startswith(("SLURM_", "PATH"))}
     parts = [part for part in export.split(",") if part]
@@ -128,7 +126,7 @@ def exported(export: str, around: dict) -> dict:
     return kept
 
 
-def run(given: model.Given, data: bytes, environment: dict) -> int:
+def run(given, data, environment):
     """Run the script; its output goes where --output says."""
     log = Path(given.values["output"])
     script = log.with_suffix(".batch")

@@ -3,8 +3,6 @@
 It works inside of a job of the stand-in sbatch. See slurm_model.py for its settings.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time
@@ -12,7 +10,7 @@ import time
 import slurm_model as model
 
 
-def main(slurm: model.Slurm, words: list[str], environment: dict) -> int:
+def main(slurm, words, environment):
     given, got, command = plan(slurm, words, environment)
     entry = {
         "release": slurm.version, "options": given.values, "sources": given.sources, "step": got,
@@ -23,9 +21,7 @@ def main(slurm: model.Slurm, words: list[str], environment: dict) -> int:
     return max(entry["exit_codes"])
 
 
-def plan(
-    slurm: model.Slurm, words: list[str], environment: dict
-) -> tuple[model.Given, dict, list[str]]:
+def plan(slurm, words, environment):
     """The options in force, what the step gets, and the program."""
     given = model.Given()
     model.from_environment(slurm, "srun", environment, given)
@@ -37,7 +33,7 @@ def plan(
     return given, model.step(slurm, given, job), command
 
 
-def check_mpi(slurm: model.Slurm, given: model.Given) -> None:
+def check_mpi(slurm, given):
     name = given.values.get("mpi", "none").partition(",")[0]
     if name not in slurm.plugins():
         first = f"srun: error: Couldn't find the specified plugin name for mpi/{name} looking at "
@@ -45,7 +41,7 @@ def check_mpi(slurm: model.Slurm, given: model.Given) -> None:
         raise model.Fatal(f"{first}all files\n{last}")
 
 
-def run_ranks(given: model.Given, got: dict, command: list[str], around: dict) -> list[int]:
+def run_ranks(given, got, command, around):
     """Start all ranks, and end the others when one fails, if asked to."""
     ranks = [
         subprocess.Popen(command, env=rank_environment(given, got, rank, around))
@@ -60,7 +56,7 @@ def run_ranks(given: model.Given, got: dict, command: list[str], around: dict) -
     return [code if code >= 0 else 128 - code for code in (rank.wait() for rank in ranks)]
 
 
-def rank_environment(given: model.Given, got: dict, rank: int, around: dict) -> dict:
+def rank_environment(given, got, rank, around):
     """What a rank finds: the step's environment by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = dict(around)

@@ -1,7 +1,6 @@
 """site.yaml: a valid file becomes one frozen value, any other one error with all its faults."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,6 @@ partitions:
 stacks:
   tf: {backend: venv, partitions: [p100]}
 """
-Change = Callable[[str], str]
 PUT = st.text(alphabet="a1 \n-:{}[]'\"#~&*", max_size=6)
 ODD = ["~", "''", "x", "5", "[]", "[~]", "[[a]]", "{}", "{a: b}", "{a: {b: ~}}", "{a: ~}",
        "[1, {a: b}]"]  # fmt: skip
