@@ -122,18 +122,19 @@ def test_nothing_passes_that_does_not_deserve_it(site):
     assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
-@pytest.mark.parametrize(("file", "request_", "reason"), [
-    ("checks_with_an_error.py", {}, "ReFrame left out check file"),
-])  # fmt: skip
-def test_a_run_without_a_check_fails(site, file, request_, reason):
-    outcome = run(site, file, **request_)
+def test_a_run_without_a_check_fails(site):
+    outcome = run(site, "checks_with_an_error.py")
     assert not outcome.ok
-    assert reason in outcome.verdicts[0].reason
+    assert "ReFrame left out check file" in outcome.verdicts[0].reason
 
 
-def test_a_tag_that_no_check_has_is_refused_and_no_verdict(site):
-    with pytest.raises(BadInput, match="no check has the tag nobody-has-this"):
-        run(site, "checks_that_look_well.py", tags=("nobody-has-this",))
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"tags": ("nobody-has-this",)}, "no check has the tag nobody-has-this"),
+    ({"paths": (STANDINS / "missing.py",)}, "there are no checks"),
+])  # fmt: skip
+def test_what_selects_no_check_is_refused_and_no_verdict(site, asked, said):
+    with pytest.raises(BadInput, match=said):
+        run(site, "checks_that_look_well.py", **asked)
 
 
 def test_a_misspelt_name_beside_a_right_one_is_told(site):
@@ -177,11 +178,6 @@ def test_what_a_check_demands_is_neither_measured_nor_replaced(site, tmp_path):
     assert "its reference 0.95" in verdict.reason
     with pytest.raises(CheckFailed, match="no reference was written"):
         measure(site, NO_MODULE, CheckRequest(("p100",), paths=(tmp_path / "team.py",), repeat=3))
-
-
-def test_checks_that_do_not_exist_are_refused(site):
-    with pytest.raises(BadInput, match="there are no checks"):
-        run(site, "", paths=(STANDINS / "missing.py",))
 
 
 def test_broken_references_are_an_error_with_their_place(site):

@@ -11,6 +11,7 @@ from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.wheelhouse import tools
 from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, folder
+from tests.small_release import small_site
 
 settings.register_profile(
     "fast",
@@ -56,6 +57,12 @@ def with_pip(made_tools):
         (target / "lib").symlink_to(made_tools / "lib")
 
     return put
+
+
+@pytest.fixture
+def site(tmp_path):
+    """The embedded site with its software in the test's directory; many files have their own."""
+    return small_site(tmp_path)
 
 
 def shipped(name):

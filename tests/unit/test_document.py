@@ -80,7 +80,6 @@ def test_faults_come_in_the_order_of_the_file_all_at_once():
     lines = [line for line in shown.splitlines() if line.startswith("  f.yaml:")]
     assert [int(line.split(":")[1]) for line in lines] == [2, 3, 4, 4]
     assert "first given in line 1" in shown
-    assert "indent with spaces, not tabs" in rendered("a: 1\n\tb: 2\n")
 
 
 def test_the_caret_stands_below_its_place_in_a_long_line():

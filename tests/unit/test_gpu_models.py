@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.lint import lint
@@ -282,12 +281,11 @@ def test_a_name_means_a_model_and_no_part_of_it(mixed):
     assert [name for name in names if matches(l40s.gpu, name)] == ["l40s", "L40S"]
 
 
-def test_the_command_line_predicts_one_model_of_several(capsys):
+def test_the_command_line_predicts_one_model_of_several(hpcdl):
     words = ["predict", "--site", str(MIXED), "--partition", "typed", "--model", "resnet50"]
-    assert main([*words, "--gpus", "1"]) == ExitCode.USAGE
-    assert "--gpu-model L40S (2 nodes x 8)" in capsys.readouterr().err
-    assert main([*words, "--gpus", "1", "--gpu-model", "l40s"]) == ExitCode.OK
-    assert "L40S, 8 per node, network unknown" in capsys.readouterr().out
+    assert "--gpu-model L40S (2 nodes x 8)" in hpcdl(*words, "--gpus", "1", code=2).err
+    said = hpcdl(*words, "--gpus", "1", "--gpu-model", "l40s").out
+    assert "L40S, 8 per node, network unknown" in said
 
 
 def test_checks_are_of_one_model_each(mixed):

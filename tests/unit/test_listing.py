@@ -159,12 +159,11 @@ def test_a_submission_on_its_way_to_another_cluster_stays_its(site, tmp_path, mo
 
 
 @pytest.mark.parametrize("which", ["7", "7_1"])
-def test_an_array_is_no_job_of_its_own_and_says_what_it_is(site, monkeypatch, capsys, which):
+def test_an_array_is_no_job_of_its_own_and_says_what_it_is(site, monkeypatch, hpcdl, which):
     folder = swept(site, "rates")
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
     for command in ("watch", "log", "report"):
-        assert main(["job", command, which]) == 2
-        said = capsys.readouterr().err
+        said = hpcdl("job", command, which, code=2).err
         assert f"job {which} is of the array of a sweep or study in {folder}" in said
         assert "`hpcdl job cancel 7` ends all of it" in said
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.predict.hardware import Link, of_partition
 from hpcdl.predict.overlap import lines
 from hpcdl.predict.request import Request, answer, prepare
@@ -99,10 +98,9 @@ def test_a_check_that_measured_nothing_is_refused(p100, tmp_path, changes):
         read_exchange(a_check(tmp_path, p100, 4, 2, **changes))
 
 
-def test_the_command_tells_a_check_from_a_run(capsys, p100, tmp_path):
+def test_the_command_tells_a_check_from_a_run(hpcdl, p100, tmp_path):
     check = str(a_check(tmp_path, p100, 4, 2))
     words = ["predict", "--site", "p100-v100-k80", "--model", "resnet50", "--calibrate", check]
-    assert main(words) == 0
-    shown = capsys.readouterr().out
+    shown = hpcdl(*words).out
     assert "on p100" in shown  # the partition of the check
     assert f"links: {check}" in shown

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.predict.calibrate import from_images_per_second
 from hpcdl.predict.forecast import choose, expand, forecast, memory_bytes
 from hpcdl.predict.hardware import of_host, of_partition
@@ -303,37 +302,26 @@ def test_a_result_is_a_file_that_ends(k80):
         ask(k80, result=Path("/dev/zero"))
 
 
-def run(capsys, *words):
-    code = main(["predict", *words])
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
-
-
-def test_the_command_prints_a_table_and_what_to_take(capsys):
-    code, out, _ = run(capsys, "--site", "pi", "--partition", "k80", "--model", "resnet50")
-    assert code == 0
+def test_the_command_prints_a_table_and_what_to_take(hpcdl):
+    out = hpcdl("predict", "--site", "pi", "--partition", "k80", "--model", "resnet50").out
     assert "best below 10% loss" in out
     assert "tf2017-gce-resnet50-b64-synthetic-1" in out
 
 
-def test_the_command_starts_from_the_partition_of_the_run(capsys, tmp_path):
-    run_file = str(a_run(tmp_path))
-    words = ("--calibrate", run_file, "--calibrate", run_file, "--gpus", "1-8", "--json")
-    code, out, _ = run(capsys, "--site", "pi", *words)
-    found = json.loads(out)
-    assert (code, found["partition"], found["precision"]) == (0, "p100", "fp32")
+def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):
+    run = ("--calibrate", str(a_run(tmp_path)))
+    found = json.loads(hpcdl("predict", "--site", "pi", *run, *run, "--gpus=1-8", "--json").out)
+    assert (found["partition"], found["precision"]) == ("p100", "fp32")
     assert [point["gpus"] for point in found["points"]] == [1, 2, 4, 8]
     assert set(found["choices"]) >= {"fastest", "cheapest", "best_below_loss"}
-    code, _, err = run(capsys, "--site", "p100-v100-k80", "--partition", "v100",
-                       "--calibrate", run_file)  # fmt: skip
-    assert (code, "leave --partition out" in err) == (2, True)
+    other = ("predict", "--site", "p100-v100-k80", "--partition", "v100", *run)
+    assert "leave --partition out" in hpcdl(*other, code=2).err
 
 
-def test_a_figure_is_written_whole(capsys, tmp_path):
+def test_a_figure_is_written_whole(hpcdl, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "figure.png"
-    words = ("--site", "pi", "--partition", "k80", "--model", "resnet50", "--plot", str(path))
-    assert run(capsys, *words)[0] == 0
+    hpcdl("predict", "--site=pi", "--partition=k80", "--model=resnet50", f"--plot={path}")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -392,14 +380,14 @@ def test_time_energy_and_money_of_an_epoch_follow_from_the_rate(p100):
     assert replace(found, price=None).cost(point) is None
 
 
-def test_partitions_are_compared_in_one_table(capsys):
-    words = ["--site", "pi", "--compare", "k80,p100", "--model", "resnet50", "--gpus", "2",
-             "--price", "1"]  # fmt: skip
-    code, shown, _ = run(capsys, *words)
-    assert (code, [line.split()[0] for line in shown.splitlines()[1:3]]) == (0, ["k80", "p100"])
-    both = json.loads(run(capsys, *words, "--json")[1])["partitions"]
+def test_partitions_are_compared_in_one_table(hpcdl):
+    words = ["predict", "--site", "pi", "--compare", "k80,p100", "--model", "resnet50",
+             "--gpus", "2", "--price", "1"]  # fmt: skip
+    lines = hpcdl(*words).out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["k80", "p100"]
+    both = json.loads(hpcdl(*words, "--json").out)["partitions"]
     assert all(one["points"][0]["cost_per_epoch"] > 0 for one in both)
-    assert run(capsys, *words, "--one", "9")[0] == 2
+    hpcdl(*words, "--one", "9", code=2)
 
 
 def test_the_state_of_the_weights_needs_memory_that_fsdp_shards():

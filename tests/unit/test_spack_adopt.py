@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.site import StackRequest
 from hpcdl.stack.spack_backend import adopt
 from hpcdl.stack.spack_backend.adopt import plan_adoption
@@ -138,14 +137,13 @@ def test_code_for_cpus_is_for_partitions_without_gpus_unless_the_site_says_other
     assert plan_adoption(three_generations(tmp_path, variant="cpu"), str(where)).left_out == ()
 
 
-def test_a_plan_is_told_and_writes_nothing(tmp_path, capsys, monkeypatch):
+def test_a_plan_is_told_and_writes_nothing(tmp_path, hpcdl, monkeypatch):
     where = str(copied(tmp_path))
     command = ["stack", "adopt", where, "--dry-run", "--json", "--site", "p100-v100-k80"]
     for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT", "HPCDL_SPACK_PACKAGES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert main(command) == 3, "as the adoption itself would end"
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(hpcdl(*command, code=3).out)  # as the adoption itself would end
     assert told["module"] == "tensorflow/2.20.0-cuda12.6-sm60"
     assert told["blocked"].startswith("Spack is not here; set HPCDL_SPACK_ROOT")
     assert not told["exists"]
@@ -154,5 +152,4 @@ def test_a_plan_is_told_and_writes_nothing(tmp_path, capsys, monkeypatch):
     program.parent.mkdir(parents=True)
     program.touch()
     monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path / "spack"))
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["blocked"] is None
+    assert json.loads(hpcdl(*command).out)["blocked"] is None

@@ -13,11 +13,6 @@ from tests.small_release import make_release, small_site
 
 
 @pytest.fixture
-def site(tmp_path):
-    return small_site(tmp_path)
-
-
-@pytest.fixture
 def made(site):
     return make_release(site, "tensorflow-2.21.0-cpu-00000001")
 

@@ -43,11 +43,6 @@ def spdx(release):
 
 
 @pytest.fixture
-def site(tmp_path):
-    return small_site(tmp_path)
-
-
-@pytest.fixture
 def release(site):
     """A release with Horovod's metadata installed."""
     release = make_release(site, "tensorflow-2.21.0-cpu-00000001", lock=LOCK)

@@ -10,12 +10,7 @@ from hpcdl.stack.release import current_id, read_release
 from hpcdl.stack.seal import CHECKED_FILE, CONTENT_FILE, check_integrity, look, record_release
 from hpcdl.stack.verify import check_content
 from hpcdl.system.errors import CheckFailed
-from tests.small_release import make_release, passing, silent, small_site
-
-
-@pytest.fixture
-def site(tmp_path):
-    return small_site(tmp_path)
+from tests.small_release import make_release, passing, silent
 
 
 @pytest.fixture

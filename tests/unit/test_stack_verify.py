@@ -20,12 +20,7 @@ from hpcdl.stack.verify import (
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.gate import JobGate, choose_gate
-from tests.small_release import failing, make_release, mixed_site, passing, silent, small_site
-
-
-@pytest.fixture
-def site(tmp_path):
-    return small_site(tmp_path)
+from tests.small_release import failing, make_release, mixed_site, passing, silent
 
 
 @pytest.fixture

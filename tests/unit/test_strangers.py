@@ -150,11 +150,10 @@ def test_without_a_cache_of_ones_own_all_is_made_anew(open_cache):
 
 
 @as_root
-def test_a_planted_home_names_no_site(shared, monkeypatch, capsys):
+def test_a_planted_home_names_no_site(shared, monkeypatch, hpcdl):
     stranger("mkdir home; touch home/site.yaml", shared)
     monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
-    assert main(["site", "show"]) == 3
-    assert "belongs to nobody" in capsys.readouterr().err
+    assert "belongs to nobody" in hpcdl("site", "show", code=3).err
 
 
 def test_whatever_the_umask_others_cannot_write_to_what_is_made(shared, monkeypatch):

@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 import yaml
 
-from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import RunStatus
@@ -756,28 +755,23 @@ def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path):
     assert fast < slow
 
 
-def test_the_list_and_a_study_can_be_read_by_machines(capsys):
-    assert main(["study", "list", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["studies"]) == len(shipped())
+def test_the_list_and_a_study_can_be_read_by_machines(hpcdl):
+    assert len(json.loads(hpcdl("study", "list", "--json").out)["studies"]) == len(shipped())
     words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
-    assert main([*words, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert len(shown["cells"]) == 33
+    assert len(json.loads(hpcdl(*words, "--json").out)["cells"]) == 33
 
 
-def test_what_the_report_needs_is_asked_for_before_the_jobs_run(capsys, monkeypatch):
+def test_what_the_report_needs_is_asked_for_before_the_jobs_run(hpcdl, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["study", "run", "sjtu-inception", "--scale", "full", "--site", "p100-v100-k80"]
-    assert main(words) == 3
-    assert "pip install 'hpcdl[plots]'" in capsys.readouterr().err
-    assert main([*words, "--dry-run"]) == 0
+    assert "pip install 'hpcdl[plots]'" in hpcdl(*words, code=3).err
+    hpcdl(*words, "--dry-run")
 
 
-def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(capsys):
+def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(hpcdl):
     words = ["study", "run", "sjtu-inception", "--scale", "full", "--dry-run", "--json"]
-    assert main([*words, "--site", "p100-v100-k80"]) == 0
-    checked = json.loads(capsys.readouterr().out)
+    checked = json.loads(hpcdl(*words, "--site", "p100-v100-k80").out)
     assert checked["cells"] == 6
     assert all(not one["errors"] for one in checked["scripts"])
-    assert main([*words, "--site", "pi"]) == 6
-    assert "no partition 'v100'" in json.loads(capsys.readouterr().out)["left_out"][0]["problem"]
+    (left_out, *_) = json.loads(hpcdl(*words, "--site", "pi", code=6).out)["left_out"]
+    assert "no partition 'v100'" in left_out["problem"]

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.manifest import request_of
 from hpcdl.jobs.sweep import Point, check_keys, groups, plan, point_id, render, samples, shares
@@ -227,7 +226,7 @@ def test_tasks_in_any_form_are_read(tasks, there):
     assert [task for task in range(10) if record.has_task(task)] == list(there)
 
 
-def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(site, tmp_path, capsys):
+def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(site, tmp_path, hpcdl):
     text = site.source.read_text().replace("/scratch/$USER/hpcdl", str(tmp_path / "work"))
     (tmp_path / "site.yaml").write_text(text)
     words = ["job", "sweep", "--site", str(tmp_path / "site.yaml"), "--no-module", "--dry-run",
@@ -236,12 +235,10 @@ def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(site, tmp_pat
     done /= point_id({"gpus": "1"})
     done.mkdir(parents=True)
     (done / "exit_code").write_text("0\n")
-    assert main(words) == 6
-    shown = capsys.readouterr()
+    shown = hpcdl(*words, code=6)
     assert shown.out.count("# would submit an array of 1:") == 1
     assert "gpus=100000" in shown.err
-    assert main([*words, "--json"]) == 6
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(hpcdl(*words, "--json", code=6).out)
     assert [one["state"] for one in said["points"]] == ["done", "missing", "impossible"]
     assert [len(one["points"]) for one in said["arrays"]] == [1]
     assert not (done.parents[1] / "sweep.json").exists()

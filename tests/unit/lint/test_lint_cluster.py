@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.cluster import Cluster, of_site
 from hpcdl.site import load_site
@@ -60,18 +59,15 @@ def test_select_linear_refuses_gpus_per_task_or_job_where_the_site_says_so(asked
         assert "linear-per-task-gres" not in other
 
 
-def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, capsys):
+def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, hpcdl):
     script, site = tmp_path / "job.sh", tmp_path / "site.yaml"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1 --image=docker:x\npython a.py\n")
     site.write_text(MATRIX.read_text().replace("accounting: false", "plugin_options: [image]"))
     run = ["job", "lint", "--slurm-version", "26.05", "--advice", str(script)]
-    assert main(run) == 0
-    assert "option-foreign" in capsys.readouterr().out
-    assert main([*run, "--plugin-options", "image,module"]) == 0
-    assert main([*run, "--site", str(site)]) == 0
-    assert capsys.readouterr().out.count("no findings") == 2
-    assert main([*run, "--plugin-options", "imag"]) == 1
-    assert "did you mean '--imag'?" in capsys.readouterr().out
+    assert "option-foreign" in hpcdl(*run).out
+    for known in (["--plugin-options", "image,module"], ["--site", str(site)]):
+        assert "no findings" in hpcdl(*run, *known).out
+    assert "did you mean '--imag'?" in hpcdl(*run, "--plugin-options", "imag", code=1).out
 
 
 STEPS = """\

@@ -66,15 +66,13 @@ def test_a_frequent_slip_is_named(directive, said):
 ADVISED = "#!/bin/bash\n#SBATCH --ntasks=4 --mem=16\nsrun ./solver | tee log\n"
 
 
-def test_advice_is_counted_in_one_line_and_shown_where_it_is_asked_for(script, capsys):
+def test_advice_is_counted_in_one_line_and_shown_where_it_is_asked_for(script, hpcdl):
     script.write_text(ADVISED)
-    assert main(["job", "lint", "--slurm-version", "24.11", str(script)]) == 0
-    said = capsys.readouterr().out
+    said = hpcdl("job", "lint", "--slurm-version", "24.11", str(script)).out
     assert "memory-unit" not in said
     last = f"{script}: 1 warning (Slurm 24.11); 1 piece of advice: --advice shows it"
     assert said.splitlines()[-1] == last
-    assert main(["job", "lint", "--advice", str(script)]) == 0
-    said = capsys.readouterr().out
+    said = hpcdl("job", "lint", "--advice", str(script)).out
     assert ": advice: memory without a unit is in megabytes" in said
     assert said.splitlines()[-1] == f"{script}: 1 warning, 1 piece of advice (Slurm 26.05)"
 
