@@ -1,9 +1,6 @@
 """Waiting for what happens elsewhere, as long as it takes on a slow machine."""
 
 import time
-from typing import TypeVar
-
-_T = TypeVar("_T")
 
 
 def wait_for(what, seconds=90):

@@ -8,8 +8,6 @@ from pathlib import Path
 from tests.bench import report
 from tests.bench.training import runs, script
 
-Found = dict[str, list[dict[str, float]]]
-
 
 def main():
     with runs() as made:

@@ -14,16 +14,14 @@ import pytest
 from hpcdl.regress.run_directory import sweep
 from hpcdl.site import load_site
 from hpcdl.slurm import client
-from hpcdl.stack.publish import publish
 from tests.drill.jobs import CHECK, STANDINS
 from tests.integration.test_exactly_once import KINDS, calls, needs_strace, once
 from tests.integration.test_study import TINY
-from tests.small_release import make_release, passing, silent
+from tests.small_release import make_current
 from tests.waiting import wait_for
 
 __all__ = ["once"]
 pytestmark = [pytest.mark.cluster, needs_strace]
-Point = tuple[str, int]
 SHORT = ("rename", "symlink", "unlink", "fsync", "clone", "wait4")
 each = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 
@@ -42,8 +40,7 @@ def released(once):
     site = load_site(file)
     if not site.paths.lmod_init.is_file():
         pytest.skip("Lmod is not installed")
-    make_release(site, "a")
-    publish(site, "a", passing, say=silent)
+    make_current(site, "a")
     return site
 
 

@@ -29,7 +29,7 @@ from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.integration.conftest import small_disk
 from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spack, pytest.mark.long,
@@ -267,7 +267,6 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
 
     shutil.rmtree(home)
     assert collect(site, dict, keep=1).packages == {}, "the release that is left needs it"
-    make_release(site, "plain")
-    publish(site, "plain", passing, say=silent)
+    make_current(site, "plain")
     (package,) = collect(site, dict, keep=1).packages
     assert package.startswith("works@1.0/")

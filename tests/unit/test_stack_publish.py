@@ -27,7 +27,7 @@ from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
-from tests.small_release import failing, make_release, passing, silent, small_site
+from tests.small_release import failing, make_current, make_release, passing, silent, small_site
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def go(site, *names):
         publish(site, name, passing, say=silent)
 
 
-def test_a_published_release_is_current_with_proof_and_modules(site):
+def test_a_make_current_is_current_with_proof_and_modules(site):
     before = sorted(site.paths.prefix.rglob("*"))
     assert plan_publish(site, "a").after == "a"
     assert sorted(site.paths.prefix.rglob("*")) == before, "planning changes nothing"
@@ -107,12 +107,10 @@ def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site, backend):
         publish(strict, "a", passing, say=silent)
     assert "`variant: cpu`" in caught.value.hint
     assert current_id(site) is None
-    make_release(strict, "for-cpus", partitions=("cpu",))
-    publish(strict, "for-cpus", passing, say=silent)
+    make_current(strict, "for-cpus", partitions=("cpu",))
     accept(strict, "cuda", "the tests")
     gpus = {"tensorflow": "2.21.0", "cuda": "12.9.1", "mpi": "Open MPI 4.1.4"}
-    make_release(strict, "for-gpus", versions=gpus, partitions=("p100", "v100"))
-    publish(strict, "for-gpus", passing, say=silent)
+    make_current(strict, "for-gpus", versions=gpus, partitions=("p100", "v100"))
     assert current_id(site) == "for-gpus"
 
 
