@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,10 +26,18 @@ settings.register_profile("thorough", parent=settings.get_profile("fast"), max_e
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory):
+    """Directories that are made in no time, which thousands of tests need."""
+    place = tmp_path_factory.mktemp("homes")
+    return (place / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory, monkeypatch):
+def own_home(homes, monkeypatch):
     """No test reads or writes what a person keeps."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir()
     monkeypatch.setenv("HPCDL_HOME", str(home / "hpcdl"))
     monkeypatch.setenv("HPCDL_CACHE", str(home / "cache"))
     monkeypatch.delenv("HPCDL_SITE", raising=False)
@@ -36,12 +45,20 @@ def own_home(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(scope="session")
 def made_tools(tmp_path_factory):
-    """The environment with pip that fetches wheels, made once by all workers of pytest-xdist."""
+    """The environment with pip that fetches wheels, made once by all workers of pytest-xdist.
+
+    It is made in the place of one whose Python is gone.
+    """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
     with pytest.MonkeyPatch.context() as patch, locked(shared / "tools.lock", wait_seconds=300):
         patch.setenv("HPCDL_CACHE", str(shared / "with-pip"))
+        programs = cache("tools", running_interpreter().tag) / "bin"
+        if not programs.exists():
+            programs.mkdir(parents=True)
+            (programs / "pip").touch()
+            (programs / "python").symlink_to("/nonexistent/python")
         return tools(running_interpreter(), lambda _: None)
 
 

@@ -73,8 +73,9 @@ def test_a_step_that_must_be_known_ends_before_they_count(others):
 
 # At most one signal in each turn ends the step, wherever in it that may be.
 BOMBARDED = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 from hpcdl.system.signals import undivided
+sys.setswitchinterval(0.00002)  # else each signal waits for its thread's turn
 armed, count = False, 0
 
 def heed(number, frame):
