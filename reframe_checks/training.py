@@ -4,18 +4,19 @@ Throughput by model x nodes x GPUs x data x precision, and what many GPUs give o
 one, both measured in the same night.
 """
 
+from dataclasses import replace
+
 import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
 
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, most, widened
+from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, most
 from hpcdl.regress.training import (
     ALL,
     BEST_IMAGES_PER_SECOND,
     IMAGES_PER_SECOND,
     TrainingCase,
     best_images_per_second,
-    efficiency,
     images_per_second,
     training_faults,
 )
@@ -116,8 +117,9 @@ class Scaling(Training):
         ]  # fmt: skip
 
     def efficiency(self, measured):
-        """What the ranks give of as many times one rank."""
-        return efficiency(self.rate(measured), self.single_rate(), self.num_tasks)
+        """What the ranks give of as many times one rank, None where a rate is missing."""
+        rate, single = self.rate(measured), self.single_rate()
+        return rate / (self.num_tasks * single) if rate and single else None
 
     def single_rate(self):
         """Images per second of one rank this night."""
@@ -132,8 +134,9 @@ class Scaling(Training):
 
 
 def cases_of(series):
-    """The yardstick's training on more ranks."""
-    return parameter([widened(YARDSTICKS[series], *shape) for shape in SHAPES],
+    """The yardstick's training on more ranks: the same batch on every rank."""
+    single = YARDSTICKS[series]
+    return parameter([replace(single, nodes=nodes, ranks=ranks) for nodes, ranks in SHAPES],
                      fmt=lambda case: str(case))  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import sys
 import venv
 from pathlib import Path
 
-from hpcdl.regress.reframe_adapter.releases import supported
+from hpcdl.regress.reframe_adapter.process import supported
 
 ROOT = Path(__file__).resolve().parents[1]
 PROBES = "tests/integration/test_reframe_releases.py"

@@ -1,8 +1,7 @@
 """TensorFlow as a run starts it; scripts call this before they import modules that use it."""
 
-from hpcdl.train.ranks import this_place
-from hpcdl.train.run_plan import facts_of
-from hpcdl.train.startup import import_tensorflow, prepare_environment
+from hpcdl.train.options import facts_of
+from hpcdl.train.startup import import_tensorflow, prepare_environment, this_place
 
 
 def tensorflow(*, keras, onednn=False):

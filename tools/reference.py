@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from textwrap import fill
 from typing import Any
 
+from hpcdl import facts
 from hpcdl.cli import GROUPS, load_group
 from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.errors import MEANINGS, ExitCode
@@ -23,7 +24,7 @@ _TYPES = {"string": "text", "integer": "whole number", "number": "number", "bool
 
 def site_file() -> str:
     """docs/site-file.md: every key of site.yaml."""
-    from hpcdl.site.schema import site_schema
+    from hpcdl.site.check import site_schema
 
     intro = """\
 # The site file, key by key
@@ -46,7 +47,7 @@ and duplicate keys are not allowed. Keys in **bold** are required.
 
 def job_file() -> str:
     """docs/job-file.md: every key of job.yaml."""
-    from hpcdl.jobs.schema import job_schema
+    from hpcdl.jobs.spec import job_schema
 
     intro = """\
 # The job file, key by key
@@ -172,20 +173,18 @@ itself enforces the memory limit.
 
 def exit_codes() -> str:
     """docs/exit-codes.md: the one table of exit codes."""
-    from hpcdl.jobs.preflight import CAUSES
-
     rows = [
         f"| {'20-29' if code is ExitCode.PREFLIGHT else int(code)} | {_meaning(code)} |\n"
         for code in ExitCode
     ]
-    causes = [f"| {code} | {_cell(cause)} |\n" for code, cause in sorted(CAUSES.items())]
+    causes = facts.load("slurm_reasons")["preflight"].items()
     return (
-        _MADE.format(source="hpcdl/system/errors.py and hpcdl/jobs/preflight.py")
+        _MADE.format(source="hpcdl/system/errors.py and hpcdl/facts/slurm_reasons.yaml")
         + "# Exit codes\n\nThe same for every `hpcdl` command, and for the jobs it writes.\n\n"
         + "| code | meaning |\n|---|---|\n"
         + "".join(rows)
         + _AFTER_CODES
-        + "".join(causes)
+        + "".join(f"| {code} | {_cell(cause)} |\n" for code, cause in causes)
         + _AFTER_CAUSES
     )
 

@@ -93,7 +93,7 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
 def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
     """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
     from hpcdl.jobs.lint import lint
-    from hpcdl.jobs.lint.files import read_script, require_script
+    from hpcdl.jobs.lint.lint_report import read_script, require_script
 
     if isinstance(script, Path):
         script, name = read_script(script), str(script)

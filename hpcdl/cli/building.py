@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, print_json, show, the_site
+from hpcdl.cli.framework import Command, show, the_site
 from hpcdl.system.amounts import positive, seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
-from hpcdl.system.text import duration, paint
+from hpcdl.system.text import StatusLine, duration, paint
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -63,8 +63,8 @@ def _concretize(args: argparse.Namespace) -> ExitCode:
         solver.concretize(work.root, one, progress_teller(), time_limit=args.time_limit)
         for one in work.environments
     ]
-    show(args, solver.solved_data(found), solver.solved_text(found))
-    return ExitCode.OK if not any(one.differences for one in found) else ExitCode.NO
+    same = not any(one.differences for one in found)
+    return show(args, solver.solved_data(found), solver.solved_text(found), ok=same)
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +135,6 @@ def _lack(plan: Plan, *, only_look: bool = False) -> HpcdlError | None:
 def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.make import progress
     from hpcdl.stack.spack_backend.spack_build import build_spack, plan_spack
-    from hpcdl.system.progress import StatusLine
 
     if args.partition or args.without_horovod:
         raise BadInput("--partition and --without-horovod are for stacks from wheels")
@@ -154,21 +153,18 @@ def _would_build(
 ) -> ExitCode:
     """What would be built; exits as the build would, where this machine lacks something."""
     lacks = [_lack(plan, only_look=True) for plan in plans]
-    if args.json:
-        data = [{**plan.as_data(), "blocked": lack.in_one_line() if lack else None}
-                for plan, lack in zip(plans, lacks, strict=True)]  # fmt: skip
-        data += [{"partitions": list(one.partitions), "blocked": one.fault.in_one_line()}
-                 for one in blocked]  # fmt: skip
-        print_json(data[0] if len(data) == 1 else {"schema": 1, "builds": data})
-    else:
-        for plan, lack in zip(plans, lacks, strict=True):
-            names = ", ".join(plan.expected().partitions)
-            where = f" for {names}" if len(plans) + len(blocked) > 1 else ""
-            steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
-            stop = [f"not on this machine: {lack.in_one_line()}"] if lack else []
-            print("\n".join([f"would do{where}:", *(f"  {step}" for step in [*steps, *stop])]))
-        for one in blocked:
-            print(f"no build for {one}")
+    data, lines = [], list[str]()
+    for plan, lack in zip(plans, lacks, strict=True):
+        data.append({**plan.as_data(), "blocked": lack.in_one_line() if lack else None})
+        names = ", ".join(plan.expected().partitions)
+        where = f" for {names}" if len(plans) + len(blocked) > 1 else ""
+        steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
+        stop = [f"not on this machine: {lack.in_one_line()}"] if lack else []
+        lines += [f"would do{where}:", *(f"  {step}" for step in [*steps, *stop])]
+    for one in blocked:
+        data.append({"partitions": list(one.partitions), "blocked": one.fault.in_one_line()})
+        lines.append(f"no build for {one}")
+    show(args, data[0] if len(data) == 1 else {"schema": 1, "builds": data}, "\n".join(lines))
     faults = [*filter(None, lacks), *(one.fault for one in blocked)]
     if not faults:
         return ExitCode.OK
@@ -180,16 +176,13 @@ def _built(
 ) -> ExitCode:
     from hpcdl.stack.release import as_record
 
-    if args.json:
-        data = [{**as_record(one), "built": not was}
-                for one, was in zip(releases, existed, strict=True)]  # fmt: skip
-        print_json(data[0] if len(data) == 1 else {"schema": 1, "releases": data})
-        return ExitCode.OK
-    for one, was in zip(releases, existed, strict=True):
-        print(f"{one.id} {'was already built' if was else 'is built'} in {one.root}")
-    for one in releases:
-        print(f"next: hpcdl stack publish {one.id}")
-    return ExitCode.OK
+    pairs = list(zip(releases, existed, strict=True))
+    data = [{**as_record(one), "built": not was} for one, was in pairs]
+    lines = [f"{one.id} {'was already built' if was else 'is built'} in {one.root}"
+             for one, was in pairs]  # fmt: skip
+    lines += [f"next: hpcdl stack publish {one.id}" for one in releases]
+    whole = data[0] if len(data) == 1 else {"schema": 1, "releases": data}
+    return show(args, whole, "\n".join(lines))
 
 
 def _adopt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,14 +219,10 @@ def _mirror(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return show(args, mirror.as_data(), mirror.text())
     make_mirror(mirror, root, progress_teller())
-    if args.json:
-        print_json({**mirror.as_data(), "missing": []})
-        return ExitCode.OK
-    print(f"{len(mirror.sources)} files are in {mirror.folder}")
-    for note in mirror.notes():
-        print(f"note: {note}")
-    print(f'site file of the offline site: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}')
-    return ExitCode.OK
+    lines = [f"{len(mirror.sources)} files are in {mirror.folder}",
+             *(f"note: {note}" for note in mirror.notes()), "site file of the offline site: "
+             f'spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}']  # fmt: skip
+    return show(args, {**mirror.as_data(), "missing": []}, "\n".join(lines))
 
 
 COMMANDS = (

@@ -1,4 +1,4 @@
-"""`hpcdl check`: nightly regression checks by ReFrame, and verdicts on their results."""
+"""`hpcdl check`: nightly regression checks by ReFrame, references, verdicts on their results."""
 
 from __future__ import annotations
 
@@ -8,22 +8,77 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import check_history, check_references
-from hpcdl.cli.check_options import answer_of, history_option, modules, request_of, selection, shown
+from hpcdl.cli import check_history
+from hpcdl.cli.check_history import answer_of, history_option
 from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
+from hpcdl.system.files import write_atomic
+from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
+    from hpcdl.jobs import Module
     from hpcdl.regress.answer import GateAnswer
+    from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
+    from hpcdl.regress.run_directory import RunDirectory
     from hpcdl.regress.runner import CheckOutcome
     from hpcdl.site import Site
+    from hpcdl.system.text import StatusLine
+
+
+def modules(site: Site, args: argparse.Namespace) -> dict[str, Module]:
+    """The module of every partition that is checked."""
+    from hpcdl.workflows.modules import modules_by_partition
+
+    return modules_by_partition(site, args.partition, published=True)
+
+
+def _selection(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--partition", action="append", default=[], metavar="NAME",
+        help="partition to check; may be repeated (default: all)")  # fmt: skip
+    add("--tag", action="append", default=[], metavar="TAG",
+        help="only checks with this tag: smoke, nightly, weekly, node")  # fmt: skip
+    add("--name", action="append", default=[], metavar="NAME",
+        help="only this check, or CHECK/CASE")  # fmt: skip
+    add("--checks", action="append", default=[], type=Path, metavar="PATH",
+        help="file or directory of ReFrame checks instead of hpcdl's own")  # fmt: skip
+    add("--set", action="append", default=[], metavar="NAME=VALUE",
+        help="option of the training program, such as delay_ms=400")  # fmt: skip
+
+
+def _request_of(args: argparse.Namespace) -> CheckRequest:
+    from hpcdl.regress.reframe_adapter.process import CheckRequest
+
+    return CheckRequest(
+        partitions=tuple(args.partition),
+        tags=tuple(args.tag),
+        names=tuple(args.name),
+        settings=tuple(args.set),
+        waived=tuple(getattr(args, "waive", ())),
+        paths=tuple(args.checks),
+        distribute=getattr(args, "distribute", False),
+        repeat=getattr(args, "runs", 1),
+        retries=getattr(args, "retries", None),
+        passed=tuple(getattr(args, "rest", ())),
+        config=tuple(path.absolute() for path in getattr(args, "config", ())),
+    )
+
+
+def _shown(status: StatusLine) -> Progress:
+    """What renews a status line while checks run."""
+    from hpcdl.regress.show import progress_line
+
+    def progress(directory: RunDirectory) -> None:
+        text, key = progress_line(directory)
+        status.show(text, key=key)
+
+    return progress
 
 
 def _settings(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.reframe_adapter.settings import render_settings
     from hpcdl.slurm.execution import current_or_cluster
-    from hpcdl.system.files import write_atomic
     from hpcdl.workflows.modules import modules_by_partition
 
     site = the_site(args)
@@ -36,7 +91,7 @@ def _settings(args: argparse.Namespace) -> ExitCode:
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
-    selection(parser)
+    _selection(parser)
     add = parser.add_argument
     add("--distribute", action="store_true",
         help="run single-node checks on every node; name slow nodes")  # fmt: skip
@@ -56,16 +111,16 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.reframe_adapter.releases import require_reframe
+    from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
     from hpcdl.regress.show import gate_text, outcome_text
-    from hpcdl.system.progress import StatusLine
+    from hpcdl.system.text import StatusLine
 
     require_reframe()
     _require_options(args.set)
     site = the_site(args)
     with StatusLine(quiet=args.json) as status:
-        outcome = run_checks(site, modules(site, args), request_of(args), shown(status))
+        outcome = run_checks(site, modules(site, args), _request_of(args), _shown(status))
     if not args.json:
         print(outcome_text(outcome), flush=True)
     remembered = _remember(site, outcome, args)
@@ -80,8 +135,6 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 def _require_options(settings: Sequence[str]) -> None:
-    from hpcdl.system.errors import BadInput
-    from hpcdl.system.text import did_you_mean
     from hpcdl.train.options import ARGUMENTS
 
     known = [argument.field for argument in ARGUMENTS]
@@ -97,8 +150,6 @@ def _gate_now(site: Site, args: argparse.Namespace) -> GateAnswer | None:
 
     The run itself is done by then: what hinders the gate is told, and ends nothing.
     """
-    from hpcdl.system.errors import HpcdlError
-
     try:
         return answer_of(site, args)
     except HpcdlError as error:
@@ -113,7 +164,6 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
     """
     from hpcdl.regress.exchange import of_outcome
     from hpcdl.regress.history import history_path, open_history
-    from hpcdl.system.errors import HpcdlError
 
     if outcome.settings or args.no_history:
         return None
@@ -162,6 +212,99 @@ def _ci(args: argparse.Namespace) -> ExitCode:
     return show(args, {"files": written}, "\n".join(f"wrote {path}" for path in written))
 
 
+def _references_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("action", choices=("measure", "propose", "show"),
+        help="measure; propose a change from past runs; or show")  # fmt: skip
+    _selection(parser)
+    add("--runs", type=at_least(1), default=5, metavar="N", help="number of runs to measure (5)")
+    add("--write", action="store_true", help="propose: apply the change")
+    add("--if-missing", action="store_true",
+        help="measure: only checks of --name without a reference")  # fmt: skip
+
+
+def _references(args: argparse.Namespace) -> ExitCode:
+    # Options that would be ignored, or would turn slowed runs into references.
+    given = {"--set": args.set}
+    if args.action != "measure":
+        given |= {"--tag": args.tag, "--checks": args.checks, "--if-missing": args.if_missing}
+    if args.action != "propose":
+        given |= {"--write": args.write}
+    for name, value in given.items():
+        if value:
+            why = "a run with changed options cannot be a reference" if name == "--set" else ""
+            raise BadInput(
+                f"`references {args.action}` takes no {name}",
+                hint=why or "select with --partition and --name; see --help",
+            )
+    actions = {"measure": _measure, "propose": _propose, "show": _show_references}
+    return actions[args.action](args)
+
+
+def _propose(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.regress.propose import propose, write
+    from hpcdl.regress.show import proposals_text
+
+    site = the_site(args)
+    drafts = propose(site, modules(site, args), args.partition, args.name)
+    if args.write and not args.dry_run:
+        write(site, drafts.rows)
+    if args.json:
+        diffs = {str(edit.path): edit.diff for edit in drafts.edits}
+        print_json({"diffs": diffs, "references": [*map(asdict, drafts.rows)],
+                    "waiting": drafts.waiting})  # fmt: skip
+    else:
+        print(proposals_text(drafts), end="")
+    return ExitCode.OK
+
+
+def _measure(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.regress.propose import covered, measure
+    from hpcdl.regress.reframe_adapter.process import require_reframe
+    from hpcdl.regress.show import references_text
+    from hpcdl.system.text import StatusLine
+
+    require_reframe()
+    site = the_site(args)
+    found, request = modules(site, args), _request_of(args)
+    if args.if_missing and covered(site, found, request):
+        return _show_references(args)
+    if args.dry_run:
+        what = ", ".join([*request.names, *(f"tag {tag}" for tag in request.tags)]) or "every check"
+        where = ", ".join(part.label for part in site.by_groups(request.partitions))
+        said = f"would run {what} {request.repeat} times on {where}, and write the references"
+        return show(args, {"runs": request.repeat, "files": [], "references": []}, said)
+    with StatusLine(quiet=args.json) as status:
+        done = measure(site, found, request, _shown(status))
+    if args.json:
+        print_json({"files": done.files, "references": [asdict(row) for row in done.references]})
+    else:
+        print(references_text(done.references))
+        for file in done.files:
+            print(f"wrote {file}: review it like code")
+    return ExitCode.OK
+
+
+def _show_references(args: argparse.Namespace) -> ExitCode:
+    from dataclasses import asdict
+
+    from hpcdl.regress.references import load_references
+    from hpcdl.regress.show import references_text
+
+    site = the_site(args)
+    chosen = site.by_groups(args.partition)
+    sets = sorted({partition.reference_set for partition in chosen})
+    partitions = {partition.label for partition in chosen}
+    rows = [row for name in sets for row in load_references(site, name).values()
+            if row.partition in partitions
+            and (not args.name or row.names & {*args.name})]  # fmt: skip
+    return show(args, [asdict(row) for row in rows], references_text(rows))
+
+
 GROUP = Group(
     "check",
     "nightly regression checks: runs, references, verdicts, history, gate",
@@ -176,6 +319,9 @@ GROUP = Group(
                 "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
                 "hpcdl check ci gitlab --output .gitlab-ci.yml", _ci, _ci_options, changes=True),
         *check_history.COMMANDS,
-        *check_references.COMMANDS,
+        Command("references",
+                "Measure, propose or show the reference values that results are compared with.",
+                "hpcdl check references measure --partition p100 --runs 5", _references,
+                _references_options, changes=True),
     ),
 )  # fmt: skip

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.check_options import answer_of, history_option
 from hpcdl.cli.framework import Command, a_day, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.files import write_atomic
+from hpcdl.system.text import did_you_mean, table
 
 if TYPE_CHECKING:
     from hpcdl.regress.accept import Edits
+    from hpcdl.regress.answer import GateAnswer
     from hpcdl.site import Site
+
+
+def answer_of(site: Site, args: argparse.Namespace, **chosen: Any) -> GateAnswer:
+    """The gate's answer now, from the history that the options name; `chosen` as `answer_now`."""
+    from hpcdl.regress.accept import answer_now
+
+    return answer_now(site, args.history, **chosen)
+
+
+def history_option(parser: argparse.ArgumentParser) -> None:
+    """The option that names the history."""
+    parser.add_argument("--history", type=Path, metavar="FILE",
+                        help="history file (default: HPCDL_HISTORY, or one per site)")  # fmt: skip
 
 
 def _drift(args: argparse.Namespace) -> ExitCode:
@@ -82,7 +98,6 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
 def _gate(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.notify import read_addressees, tell
     from hpcdl.regress.show import gate_text
-    from hpcdl.system.errors import BadInput
 
     if args.notify and (args.partition or args.name):
         raise BadInput("--notify tells of the whole site", hint="leave --partition and --name out")
@@ -113,9 +128,6 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 def _report(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.formats import FORMATS, read_run
-    from hpcdl.system.errors import BadInput
-    from hpcdl.system.files import write_atomic
-    from hpcdl.system.text import did_you_mean
 
     if args.html is not None:
         return _page(args)
@@ -139,10 +151,7 @@ def _newest(site: Site | None) -> Path:
 
 def _is_named(args: argparse.Namespace) -> bool:
     """Whether there is a site to ask about: a file of verdicts is told without one as well."""
-    import os
-
     from hpcdl.site import find_site_file
-    from hpcdl.system.errors import BadInput
 
     try:
         return find_site_file(args.site).exists()
@@ -156,7 +165,6 @@ def _page(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.history import read_history
     from hpcdl.regress.report import directory_of, night_page, read_files
     from hpcdl.regress.run_directory import runs_directory
-    from hpcdl.system.files import write_atomic
 
     site = the_site(args)
     named = args.folder or _newest(site)
@@ -204,10 +212,9 @@ def _accept(args: argparse.Namespace) -> ExitCode:
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     from hpcdl.regress.accept import accept
+    from hpcdl.regress.answer import Acceptance
     from hpcdl.regress.history import read_history
     from hpcdl.regress.identity import Series
-    from hpcdl.regress.rulings import Acceptance
-    from hpcdl.system.errors import BadInput
 
     for name, value in (("--because", args.because), ("--by", args.by)):
         if not value.strip() or not value.isprintable():
@@ -225,7 +232,6 @@ def _accepted(site: Site, args: argparse.Namespace) -> Edits:
 def _list(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.accept import accepted_file, read_accepted
     from hpcdl.regress.identity import name_of
-    from hpcdl.system.text import table
 
     rows = read_accepted(accepted_file(site))
     data = [{"id": one.id, "series": one.series._asdict(), "said": one.describe(),

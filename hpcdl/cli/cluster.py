@@ -11,21 +11,14 @@ from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.cluster import ClusterState
-    from hpcdl.site import Site
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _site(args: argparse.Namespace) -> Site:
-    from hpcdl.cluster.find import site_of
-
-    return site_of(args.site)
-
-
 def _found(args: argparse.Namespace) -> ClusterState:
-    from hpcdl.cluster.find import running
+    from hpcdl.cluster.state import running
 
     return running(args.site)
 
@@ -43,29 +36,21 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
 def _up(args: argparse.Namespace) -> ExitCode:
     from hpcdl.cluster import status
     from hpcdl.cluster.lifecycle import prepare, up
+    from hpcdl.cluster.state import site_of
 
-    site = _site(args)
+    site = site_of(args.site)
+    wanted = {"mode": args.mode, "accounting": args.accounting, "slurm": args.slurm,
+              "max_nodes": args.max_nodes_per_partition}  # fmt: skip
     if args.dry_run:
-        asked, directory = prepare(
-            site, mode=args.mode, accounting=args.accounting, slurm=args.slurm,
-            max_nodes=args.max_nodes_per_partition,
-        )  # fmt: skip
-        text, data = status.intention(asked, directory)
+        text, data = status.intention(*prepare(site, **wanted))
     else:
-        started = up(
-            site,
-            mode=args.mode,
-            accounting=args.accounting,
-            max_nodes=args.max_nodes_per_partition,
-            slurm=args.slurm,
-            say=_say,
-        )
+        started = up(site, **wanted, say=_say)
         text, data = status.summary(started), status.as_data(started)
     return show(args, data, text)
 
 
 def _down(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.cluster.find import directory_of
+    from hpcdl.cluster.state import directory_of
     from hpcdl.cluster.teardown import down
 
     directory = directory_of(args.site)
@@ -84,7 +69,7 @@ def _status(args: argparse.Namespace) -> ExitCode:
 
 
 def _env(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.cluster.environment import modules, shell_exports, variables
+    from hpcdl.cluster.state import modules, shell_exports, variables
 
     current = _found(args)
     data = {**variables(current), "MODULEPATH": modules(current)}
@@ -99,13 +84,13 @@ def _node_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _node(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.cluster import nodes
+    from hpcdl.cluster.lifecycle import change
 
     current = _found(args)
     if args.dry_run:
         said = f"would {args.action} the node {current.node(args.node).name}"
     else:
-        said = nodes.change(current, args.node, args.action)
+        said = change(current, args.node, args.action)
     return show(args, {"schema": 1, "node": args.node, "action": args.action, "done": said}, said)
 
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcdl.cli import GROUPS, load_group
-from hpcdl.cli.framework import Command, Group, Parser, fill_parser, show
+from hpcdl.cli.framework import Command, Group, Parser, fill_parser, option, show
 from hpcdl.system.errors import ExitCode
 
-SHELLS = ("bash", "zsh", "fish")
 _FISH = """\
 function __hpcdl_at
     set -l words (commandline -opc)
@@ -93,10 +92,6 @@ def script(shell: str) -> str:
     return text.replace("$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) ")
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="bash, zsh or fish")
-
-
 def _run(args: argparse.Namespace) -> ExitCode:
     text = script(args.shell)
     return show(args, {"shell": args.shell, "script": text}, text)
@@ -104,4 +99,5 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 COMMAND = Command("completion", "Print a completion script for the shell.",
                   "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
-                  _run, _options, site=False)  # fmt: skip
+                  _run, option("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),
+                  site=False)  # fmt: skip

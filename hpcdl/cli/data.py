@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 
 from hpcdl.cli.framework import Command, Group
-from hpcdl.cli.launch import launch
+from hpcdl.cli.train import launch
 from hpcdl.system.errors import ExitCode
 
 

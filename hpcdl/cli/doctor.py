@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from hpcdl.cli.framework import Command, show
+from hpcdl.cli.framework import Command, option, show
 from hpcdl.system.errors import ExitCode
-
-
-def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", metavar="ROLE", default="demo",
-                        help="login, compute, admin or laptop (default: the demo)")  # fmt: skip
-    parser.set_defaults(behind="--role")
 
 
 def _doctor(args: argparse.Namespace) -> ExitCode:
@@ -25,7 +19,7 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
 COMMAND = Command(
     "doctor",
     "Check this machine's prerequisites, or those of its role on a cluster; say what is missing.",
-    "hpcdl doctor --role login",
-    _doctor,
-    _configure,
-)
+    "hpcdl doctor --role login", _doctor,
+    option("--role", metavar="ROLE", default="demo",
+           help="login, compute, admin or laptop (default: the demo)"),
+)  # fmt: skip

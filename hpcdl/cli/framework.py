@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from hpcdl.system.errors import ExitCode
+from hpcdl.system.files import as_json
 from hpcdl.system.resources import folder
 from hpcdl.system.text import did_you_mean, narrow, nearest, one_of
 
@@ -237,6 +238,4 @@ def show(
 
 def print_json(value: Any) -> None:
     """A value as JSON on standard output; paths and the like become text."""
-    from hpcdl.system.json_text import as_json
-
     print(as_json(value, default=str))

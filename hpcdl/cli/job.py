@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import lint, queued, request, sweep
-from hpcdl.cli.framework import Command, Group, option, print_json, show
+from hpcdl.cli import queued, request
+from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.cli.train import train_options
+from hpcdl.jobs.spec import job_schema
 from hpcdl.system.amounts import at_least
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import JobSpec, Script
+    from hpcdl.jobs import JobSpec, Module, Script
+    from hpcdl.jobs.lint.job import Cluster
     from hpcdl.jobs.submission import Submission
+    from hpcdl.jobs.sweep_run import RunStatus
     from hpcdl.site import Site
+
+_MOST = 1_000_000
+_SHOWN = 20
+_CHECKED = 200
 
 
 def _written(args: argparse.Namespace) -> Script:
@@ -27,8 +38,6 @@ def _written(args: argparse.Namespace) -> Script:
 
 
 def _render(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
     script = _written(args)
     if args.json:
         print_json({"script": script.text, "layout": asdict(script.layout)})
@@ -55,8 +64,6 @@ def _explain(args: argparse.Namespace) -> ExitCode:
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.schema import job_schema
-
     print_json(job_schema())
     return ExitCode.OK
 
@@ -69,8 +76,6 @@ def _submit_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _submit(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import replace
-
     from hpcdl.jobs.submission import place, submit
 
     site = request.asked_site(args)
@@ -78,7 +83,14 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     module = request.module_of(args, site, published=True)
     request.checked(site, spec, module)
     if args.dry_run:
-        said = _would_submit(args, site, *place(site, spec, module))
+        script, placed = place(site, spec, module)
+        if not args.json:
+            print(f"would submit this script from {placed.job_dir}:\n")
+            _print_script(script)
+        said: dict[str, object] = {
+            "directory": placed.job_dir, "script": script.text, "layout": asdict(script.layout),
+            "expectation": _expected(args, site, placed),
+        }  # fmt: skip
     else:
         submission = submit(site, spec, module, None if args.json else _tell_submitted)
         said = queued.submission_data(submission)
@@ -88,18 +100,6 @@ def _submit(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print_json(said)
     return ExitCode.OK
-
-
-def _would_submit(
-    args: argparse.Namespace, site: Site, script: Script, spec: JobSpec
-) -> dict[str, object]:
-    from dataclasses import asdict
-
-    if not args.json:
-        print(f"would submit this script from {spec.job_dir}:\n")
-        _print_script(script)
-    return {"directory": spec.job_dir, "script": script.text, "layout": asdict(script.layout),
-            "expectation": _expected(args, site, spec)}  # fmt: skip
 
 
 def _tell_submitted(submission: Submission) -> None:
@@ -114,8 +114,6 @@ def _expected(
     args: argparse.Namespace, site: Site, spec: JobSpec, folder: Path | None = None
 ) -> dict[str, object] | None:
     """Say what the job should reach, and keep it in its directory; None where nothing says so."""
-    from dataclasses import asdict
-
     from hpcdl.workflows.expectation import as_lines, expect, keep, why_none
 
     expected = expect(site, spec)
@@ -125,6 +123,173 @@ def _expected(
         for line in as_lines(expected) if expected else filter(None, [why_none(site, spec)]):
             print(f"  {line}")
     return asdict(expected) if expected else None
+
+
+# ---- sweeps ----
+
+
+def _sweep_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--over", action="append", default=[], metavar="KEY=A,B", help="values of a key")
+    add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
+    add("--running", type=at_least(1, _MOST), metavar="N",
+        help="most jobs to run at the same time, over all arrays")  # fmt: skip
+    add("--limit", type=at_least(1, _MOST), default=1000, metavar="N",
+        help="most points allowed (1000)")  # fmt: skip
+    add("--retry-failed", action="store_true", help="queue points that failed again, too")
+    add("--status", action="store_true", help="print the state of the sweep and exit")
+    request.options(parser)
+
+
+def _sweep(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs import sweep_run
+    from hpcdl.jobs.sweep import check_keys, matrix_of, plan, request_of, samples
+
+    site = request.asked_site(args)
+    spec = request.spec_of(args, site)
+    folder = sweep_run.sweep_directory(site, spec.name)
+    matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
+    exclude = [dict(request.pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
+               for text in args.exclude]  # fmt: skip
+    if args.status and not matrix and (points := sweep_run.kept_points(folder, spec)):
+        return _show_sweep(sweep_run.run_statuses(folder, points), folder, args)
+    check_keys(spec, matrix, train_options(spec.program))
+    points = plan(site, spec, matrix, exclude, limit=args.limit)
+    asked = request_of(spec, args.module)
+    if args.status:
+        return _show_sweep(sweep_run.run_statuses(folder, points, request=asked), folder, args)
+    places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
+    modules = request.modules_of(args, site, tuple(places), published=True)
+    for point in samples(points)[:_CHECKED]:
+        request.checked(site, point.spec, modules[point.spec.partition])
+    if args.dry_run:
+        found = sweep_run.run_statuses(folder, points, request=asked)
+        return _would_sweep(found, site, folder, modules, args)
+    found = sweep_run.submit(site, folder, points, modules, args.running, request=asked,
+                             retry=args.retry_failed)  # fmt: skip
+    return _show_sweep(found, folder, args)
+
+
+def _would_sweep(
+    found: Sequence[RunStatus], site: Site, folder: Path, modules: Mapping[str, Module],
+    args: argparse.Namespace,
+) -> ExitCode:  # fmt: skip
+    """What --dry-run shows: the scripts of what is missing, and what cannot run."""
+    from hpcdl.jobs.sweep_run import preview, summary
+
+    arrays = preview(site, folder, found, modules, args.running, args.retry_failed)
+    if args.json:
+        scripts = [{"points": [point.id for point in group.points], "script": script.text}
+                   for group, script, _ in arrays]  # fmt: skip
+        print_json({"directory": folder, "points": _rows(found), "arrays": scripts})
+    else:
+        for group, script, _ in arrays:
+            print(f"# would submit an array of {len(group.points)}:\n{script.text}")
+        print(f"# {folder.name}: {summary(found)}")
+        _name_impossible(found)
+    return ExitCode.PARTLY if any(one.point.problem for one in found) else ExitCode.OK
+
+
+def _show_sweep(found: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.sweep_run import DONE, FAILED, summary
+
+    if args.json:
+        print_json({"directory": folder, "points": _rows(found)})
+    else:
+        print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
+        failed = [one for one in found if one.state == FAILED]
+        for one in failed[:_SHOWN]:
+            said = f"exit code {one.exit_code}, log {one.log}"
+            print(f"  failed: {_values(one)}: {said}", file=sys.stderr)
+        if failed:
+            more = f"{len(failed) - _SHOWN} more failed; " if len(failed) > _SHOWN else ""
+            print(f"  {more}--retry-failed queues them again", file=sys.stderr)
+        _name_impossible(found)
+    unfinished = args.status and any(one.state != DONE for one in found)
+    impossible = any(one.point.problem for one in found)
+    return ExitCode.PARTLY if impossible or unfinished else ExitCode.OK
+
+
+def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
+    return [{"id": one.point.id, "values": one.point.values, "state": one.state,
+             "job_id": one.job_id, "problem": one.point.problem, "exit_code": one.exit_code,
+             "log": one.log} for one in found]  # fmt: skip
+
+
+def _name_impossible(found: Sequence[RunStatus]) -> None:
+    for one in found:
+        if one.point.problem:
+            print(f"  left out: {_values(one)}: {one.point.problem}", file=sys.stderr)
+
+
+def _values(one: RunStatus) -> str:
+    return " ".join(f"{key}={value}" for key, value in one.point.values.items())
+
+
+# ---- lint ----
+
+
+def _lint_options(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(takes_files=True)
+    add = parser.add_argument
+    # fmt: off
+    add("files", nargs="*", type=Path, metavar="FILE",
+        help="sbatch scripts, and directories of them; - is stdin")
+    add("--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)")
+    add("--partition", metavar="NAME", help="partition that the scripts will run on")
+    add("--live", action="store_true",
+        help="ask the Slurm on PATH for its release, partitions, accounts, QOS, GRES and features")
+    add("--plugin-options", metavar="NAME,...",
+        help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)")
+    add("--explain", metavar="RULE", help="print a rule and its source")
+    add("--advice", action="store_true",
+        help="print advice, too: what depends on the site or the program")
+    add("--sarif", action="store_true", help="print SARIF, for code scanners")
+    # fmt: on
+
+
+def _lint(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.lint import explain
+    from hpcdl.jobs.lint.lint_report import run_lint
+
+    if args.explain:
+        print(explain(args.explain))
+        return ExitCode.OK
+    files = [*args.files, *map(Path, args.rest)]
+    if not files:
+        raise BadInput("nothing to check", hint="name scripts or directories; - is stdin")
+    site, version = _lint_site(args), args.slurm_version
+    if args.live and not version:
+        from hpcdl.slurm import client
+
+        version = client.version()
+    return run_lint(
+        files, version or (site.slurm.version if site else None), args.json,
+        partition=site.partition(args.partition) if site and args.partition else None,
+        cluster=_lint_cluster(args, site), as_sarif=args.sarif, advice=args.advice,
+    )  # fmt: skip
+
+
+def _lint_cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:
+    """What the cluster has; None where nobody says."""
+    if not (args.live or site or args.plugin_options):
+        return None
+    from hpcdl.jobs.lint.job import Cluster, of_live, of_site
+
+    cluster = of_live() if args.live else of_site(site) if site else Cluster()
+    if args.plugin_options is None:
+        return cluster
+    names = {name.strip().lstrip("-") for name in args.plugin_options.split(",")}
+    return replace(cluster, plugin_options=frozenset(names - {""}))
+
+
+def _lint_site(args: argparse.Namespace) -> Site | None:
+    """The site to check for; None where none is named or installed, or none is needed."""
+    from hpcdl.site.load import installed_site_file
+
+    named = args.site or args.partition or os.environ.get("HPCDL_SITE")
+    other = args.slurm_version or args.live or installed_site_file() is None
+    return the_site(args) if named or not other else None
 
 
 GROUP = Group(
@@ -152,7 +317,7 @@ GROUP = Group(
         Command("sweep",
                 "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
                 "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
-                sweep.run, sweep.options, changes=True),
+                _sweep, _sweep_options, changes=True),
         Command("report",
                 "Report a job's throughput, where each step's time went, and what to improve.",
                 "hpcdl job report 4711", queued.report,
@@ -162,7 +327,7 @@ GROUP = Group(
                 queued.usage_options),
         Command("lint",
                 "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
-                "hpcdl job lint --slurm-version 22.05 train.sh", lint.run, lint.options),
+                "hpcdl job lint --slurm-version 22.05 train.sh", _lint, _lint_options),
         Command("cancel", "Cancel jobs.", "hpcdl job cancel 4711", queued.cancel,
                 option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
                 changes=True),

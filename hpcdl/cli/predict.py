@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from hpcdl.predict.parallel import Plan
     from hpcdl.predict.request import Request
 
-_PERCENT = 100.0
 _FLOW = 4
 """Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
@@ -85,8 +85,6 @@ def _request(args: argparse.Namespace) -> Request:
 
     The partition is that of the measured runs where this site has it, unless another is asked for.
     """
-    from dataclasses import fields
-
     from hpcdl.predict.request import Request
     from hpcdl.predict.results import is_exchange, place_of, read_sound
     from hpcdl.site.gpu_models import one_group
@@ -97,7 +95,7 @@ def _request(args: argparse.Namespace) -> Request:
     known = [name for name in measured if name in site.partitions]
     place = site.partition(args.partition or next(iter(known), site.default_partition))
     told = {
-        "partition": one_group(place, args.gpu_model), "loss": args.loss / _PERCENT,
+        "partition": one_group(place, args.gpu_model), "loss": args.loss / 100,
         "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
         "exchanges": tuple(path for path, value in files if is_exchange(value)),
         "plan": _plan(args),
@@ -108,8 +106,6 @@ def _request(args: argparse.Namespace) -> Request:
 
 def _plan(args: argparse.Namespace) -> Plan | None:
     """How a transformer is split; None where no option of it is given."""
-    from dataclasses import fields
-
     from hpcdl.predict.parallel import Plan
 
     given = {one.name: vars(args)[one.name] for one in fields(Plan)}
@@ -119,8 +115,6 @@ def _plan(args: argparse.Namespace) -> Plan | None:
 
 
 def _asked(args: argparse.Namespace) -> Forecast:
-    from dataclasses import replace
-
     from hpcdl.predict.request import answer
 
     found = answer(_request(args))

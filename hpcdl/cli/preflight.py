@@ -11,7 +11,7 @@ from hpcdl.cli.framework import Command, Group, print_json
 from hpcdl.system.errors import ExitCode
 
 _BROKEN = 29
-"""The preflight itself did not work (hpcdl.jobs.preflight.CAUSES)."""
+"""The preflight itself did not work (facts/slurm_reasons.yaml)."""
 
 
 def _looks(parser: argparse.ArgumentParser) -> None:

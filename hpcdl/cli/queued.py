@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import StatusLine, did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.jobs.listing import Array
@@ -34,8 +35,6 @@ def watch_options(parser: argparse.ArgumentParser) -> None:
 
 def watch(args: argparse.Namespace) -> ExitCode:
     """Follow a job to its end, or say how it is now."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import as_line, look
 
@@ -50,10 +49,7 @@ def watch_to_the_end(
     submission: Submission, args: argparse.Namespace, said: Mapping[str, object]
 ) -> ExitCode:
     """Follow the job; with --json, what was `said` of it and how it ended, as one object."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.watch import as_line, follow, watched
-    from hpcdl.system.progress import StatusLine
     from hpcdl.system.safe_read import last_text
 
     snapshot = None
@@ -159,8 +155,6 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
 
 def list_jobs(args: argparse.Namespace) -> ExitCode:
     """List this user's jobs."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.listing import as_text, own_jobs
 
     rows = own_jobs(the_site(args), args.last)
@@ -169,8 +163,6 @@ def list_jobs(args: argparse.Namespace) -> ExitCode:
 
 def report(args: argparse.Namespace) -> ExitCode:
     """What a job did, beside what it should."""
-    from dataclasses import asdict
-
     from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import asked, require_this_cluster
     from hpcdl.jobs.watch import look, result_of
@@ -185,15 +177,11 @@ def report(args: argparse.Namespace) -> ExitCode:
     report = summarize(snapshot, result_of(submission), said, usage(snapshot.job_id), cpus)
     expected = kept(submission.folder)
     found = compare(expected, report.images_per_second, report.ranks) if expected else None
-    if args.json:
-        used = report.usage and report.usage._asdict()
-        print_json({**asdict(report), "usage": used, "expectation": expected and asdict(expected),
-                    "comparison": found and found._asdict()})  # fmt: skip
-    else:
-        print(as_text(report))
-        if expected and found:
-            print(f"  {comparison_line(expected, found)}")
-    return ExitCode.OK if report.ok else ExitCode.NO
+    beside = f"\n  {comparison_line(expected, found)}" if expected and found else ""
+    used = report.usage and report.usage._asdict()
+    data = {**asdict(report), "usage": used, "expectation": expected and asdict(expected),
+            "comparison": found and found._asdict()}  # fmt: skip
+    return show(args, data, as_text(report) + beside, ok=report.ok)
 
 
 def usage_options(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +198,6 @@ def usage_options(parser: argparse.ArgumentParser) -> None:
 
 def usage(args: argparse.Namespace) -> ExitCode:
     """Print what jobs took of the machine."""
-    from dataclasses import asdict
     from datetime import date, timedelta
 
     from hpcdl.jobs.submission import asked, find
@@ -274,13 +261,9 @@ def cancel(args: argparse.Namespace) -> ExitCode:
     client.cancel(ids)  # all of them: the queue may be seconds old
     cancelled = [job_id for job_id in ids if job_id in active]
     ended = [job_id for job_id in ids if job_id not in active]
-    if args.json:
-        print_json({"cancelled": cancelled, "ended": ended})
-        return ExitCode.OK
-    for what, which in (("cancelled", cancelled), ("had ended:", ended)):
-        if which:
-            print(f"{what} {', '.join(map(str, which))}")
-    return ExitCode.OK
+    both = (("cancelled", cancelled), ("had ended:", ended))
+    said = [f"{what} {', '.join(map(str, which))}" for what, which in both if which]
+    return show(args, {"cancelled": cancelled, "ended": ended}, "\n".join(said))
 
 
 def _found(site: Site, which: str) -> Submission:

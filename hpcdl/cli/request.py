@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import the_site
+from hpcdl.cli.train import check_words, train_options
+from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.environment import looks_secret
+from hpcdl.jobs.launch import with_version
+from hpcdl.jobs.sbatch_options import as_ours
+from hpcdl.jobs.spec import Memory, command_of, load_request, memory_of, minutes_of
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import JobSpec, Module
-    from hpcdl.jobs.spec import Memory
     from hpcdl.site import Site
-
 
 _MEMORY = ("mem", "mem_per_cpu", "mem_per_gpu")
 _SHAPE = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node")
@@ -73,10 +75,6 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def _elsewhere(name: str) -> str:
-    from hpcdl.cli.train import train_options
-    from hpcdl.jobs.sbatch_options import as_ours
-    from hpcdl.jobs.spec import command_of
-
     behind = name in train_options(command_of(()))
     return "`hpcdl train` takes it: write it after --" if behind else as_ours(name)
 
@@ -85,15 +83,11 @@ def asked_site(args: argparse.Namespace) -> Site:
     """The site, as of --slurm-version. What --file says fills the options that are not given."""
     if args.file is not None:
         _fill(args)
-    from hpcdl.jobs.slurm_compat import with_version
-
     site = the_site(args)
     return site if args.slurm_version is None else with_version(site, args.slurm_version)
 
 
 def _fill(args: argparse.Namespace) -> None:
-    from hpcdl.jobs.schema import load_request
-
     said = load_request(args.file)
     said |= {key: Path(said[key]) for key in ("job_dir", "chdir") if key in said}
     for together in (_SHAPE, _MEMORY):
@@ -115,7 +109,6 @@ def _fill(args: argparse.Namespace) -> None:
 def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     """The job that the options mean; what is not given is the site's or the generator's default."""
     from hpcdl.jobs.program import seen_from
-    from hpcdl.jobs.spec import JobSpec, command_of, minutes_of
 
     named = {"reservation": args.reservation, "licenses": args.licenses}
     own = [f"{name}={value}" for name, value in named.items() if value is not None]
@@ -140,7 +133,6 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
 
     `queued` says whether it is to be queued here, so that its data set must be there, too.
     """
-    from hpcdl.cli.train import check_words
     from hpcdl.jobs.program import check_data, check_image_name, check_program, unread_directives
 
     check_words(spec.program, spec.launcher, queued=queued)
@@ -158,8 +150,6 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
 
 
 def _memory(args: argparse.Namespace) -> Memory | None:
-    from hpcdl.jobs.spec import Memory, memory_of
-
     given = [key for key in _MEMORY if getattr(args, key) is not None]
     if len(given) > 1:
         raise BadInput("--mem, --mem-per-cpu and --mem-per-gpu exclude each other",

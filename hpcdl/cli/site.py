@@ -4,17 +4,83 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Command, Group, print_json, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.text import table
+
+if TYPE_CHECKING:
+    from hpcdl.site import Gpu, Site
 
 
 def _show(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.site.show import as_data, as_text
-
     site = the_site(args)
     return show(args, as_data(site), as_text(site))
+
+
+def as_text(site: Site) -> str:
+    """The site as a short page: Slurm, paths, a row per group of equal nodes, the stacks."""
+    slurm = site.slurm
+    gpu_form = f"{slurm.gpu_request}, {'typed' if slurm.gpu_typed else 'untyped'}"
+    lines = [
+        f"{site.name}  ({site.source})",
+        f"  Slurm {slurm.version}, GPUs by {gpu_form}, MPI by {slurm.mpi}, "
+        f"accounting {'on' if slurm.accounting else 'off'}",
+        f"  software {site.paths.prefix}",
+        f"  work     {site.paths.work}",
+        f"  data     {site.paths.datasets}",
+        "",
+    ]
+    header = ["partition", "nodes", "GPUs per node", "CPUs", "memory", "network", "limit", "stack"]
+    rows = [
+        [
+            part.name + ("*" if part.name == site.default_partition else ""),
+            str(group.nodes),
+            f"{group.gpu.per_node} x {group.gpu.model}" if group.gpu else "-",
+            str(group.cpus),
+            f"{group.memory_gb:g} GB",
+            group.interconnect.description,
+            group.max_time,
+            group.stack or "-",
+        ]
+        for part in site.partitions.values()
+        for group in part.node_groups
+    ]
+    stacks = [
+        f"stack {stack.name}: {stack.backend}"
+        + "".join(f", {name} {version}" for name, version in stack.pins.items())
+        for stack in site.stacks.values()
+    ]
+    own = [f"GPU {name}: {_described(gpu)}" for name, gpu in site.gpus.items()]
+    return "\n".join([*lines, table(rows, header), "", *own, *stacks]).rstrip()
+
+
+def _described(gpu: Gpu) -> str:
+    """A model that the site describes, and what of it nobody gave."""
+    figures = gpu.figures
+    lacking = [name for name in ("memory_gbs", "fp32_tflops") if getattr(figures, name) is None]
+    more = f"; {' and '.join(lacking)} not given: no prediction without --one" if lacking else ""
+    link = "NVLink" if gpu.nvlink else figures.fabric or "PCIe"
+    return f"sm_{gpu.compute.replace('.', '')}, {gpu.memory_gb:g} GB, {link}{more}"
+
+
+def as_data(value: Any) -> Any:
+    """A site, or a part of it, as plain values for JSON, defaults filled in."""
+    if is_dataclass(value) and not isinstance(value, type):
+        # A group's fellows are the other groups beside it.
+        names = [part.name for part in fields(value) if part.name != "fellows"]
+        return {name: as_data(getattr(value, name)) for name in names}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: as_data(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [as_data(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
 def _init_options(parser: argparse.ArgumentParser) -> None:
@@ -47,22 +113,18 @@ def _init(args: argparse.Namespace) -> ExitCode:
 
 def _check(args: argparse.Namespace) -> ExitCode:
     from hpcdl.site.live import compare, look
-    from hpcdl.system.text import table
 
     site = the_site(args)
     drift = compare(site, look())
-    if args.json:
-        print_json({"site": site.name, "drift": [one._asdict() for one in drift]})
-    elif drift:
-        rows = [(one.key, one.file, one.cluster) for one in drift]
-        print(table(rows, ("key", "site file", "cluster")))
-    else:
-        print(f"{site.source} and the cluster agree")
-    return ExitCode.NO if drift else ExitCode.OK
+    rows = [(one.key, one.file, one.cluster) for one in drift]
+    text = table(rows, ("key", "site file", "cluster"))
+    text = text if drift else f"{site.source} and the cluster agree"
+    data = {"site": site.name, "drift": [one._asdict() for one in drift]}
+    return show(args, data, text, ok=not drift)
 
 
 def _schema(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.site.schema import site_schema
+    from hpcdl.site.check import site_schema
 
     print_json(site_schema())
     return ExitCode.OK

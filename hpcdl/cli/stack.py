@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import building
-from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.cli.framework import Command, Group, option, show, the_site
 from hpcdl.system.amounts import amount
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
 from hpcdl.system.text import duration, table
@@ -34,11 +34,11 @@ def _resolve(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     if args.why_not:
         answers = why_not(site, args.why_not, args.partition, args.backend)
-        show(args, resolve_show.answers_data(answers), resolve_show.answers_text(answers))
-        return ExitCode.OK if all(one.fits for one in answers) else ExitCode.NO
+        data, text = resolve_show.answers_data(answers), resolve_show.answers_text(answers)
+        return show(args, data, text, ok=all(one.fits for one in answers))
     found = resolve(site, args.partition, args.backend)
-    show(args, resolve_show.as_data(found), resolve_show.as_text(found))
-    return ExitCode.OK if all(one.fits for one in found if one.wanted) else ExitCode.NO
+    fits = all(one.fits for one in found if one.wanted)
+    return show(args, resolve_show.as_data(found), resolve_show.as_text(found), ok=fits)
 
 
 def _plan(args: argparse.Namespace) -> ExitCode:
@@ -117,8 +117,8 @@ def _verify(args: argparse.Namespace) -> ExitCode:
                           partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
     proof = verify(site, release.id, gate)
     end = f"passed the gate: {proof.describe()}" if proof.passed else "did not pass the gate"
-    show(args, proof.as_data(), "\n".join([*_checks(proof), f"{proof.release} {end}"]))
-    return ExitCode.OK if proof.passed else ExitCode.NO
+    text = "\n".join([*_checks(proof), f"{proof.release} {end}"])
+    return show(args, proof.as_data(), text, ok=proof.passed)
 
 
 def _checks(proof: Proof) -> list[str]:
@@ -141,24 +141,22 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
     for row in overview(site):
         if not row["created"]:  # what it had to leave out is said as well
             print(f"no partition gets {row['id']}, which is {row['state']}", file=sys.stderr)
-    if args.json:
-        print_json({"schema": 1, "dry_run": args.dry_run, **switch.as_data()})
-        return ExitCode.OK
-    if switch.proof:
-        print("\n".join(_checks(switch.proof)))
     would = "would become" if args.dry_run else "is"
     was = f" (was {switch.before})" if switch.changes and switch.before else ""
-    print(f"current {would} {switch.after}{was}")
+    lines = _checks(switch.proof) if switch.proof else []
+    lines.append(f"current {would} {switch.after}{was}")
     groups: dict[tuple[str, str], list[str]] = {}
     for name, move in switch.moves.items():
         groups.setdefault(move, []).append(name)
-    for (had, gets), names in groups.items():
-        print(f"  {', '.join(names)}: {had or 'nothing'} -> {gets}")
+    lines += [f"  {', '.join(names)}: {had or 'nothing'} -> {gets}"
+              for (had, gets), names in groups.items()]  # fmt: skip
     if switch.changes and not groups:
-        print("  every partition keeps the release that it has")
+        lines.append("  every partition keeps the release that it has")
     if not args.dry_run:
-        print(f"users: module use {site.paths.prefix}/current/modules && module load tensorflow")
-    return ExitCode.OK
+        path = f"{site.paths.prefix}/current/modules"
+        lines.append(f"users: module use {path} && module load tensorflow")
+    data = {"schema": 1, "dry_run": args.dry_run, **switch.as_data()}
+    return show(args, data, "\n".join(lines))
 
 
 _COLUMNS = {"id": "release", "module": "module", "created": "created", "state": "state",
@@ -170,13 +168,10 @@ def _list(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.publish import overview
 
     rows = overview(site := the_site(args))
-    if args.json:
-        print_json({"schema": 1, "releases": rows})
-    elif not rows:
-        print("no releases yet; `hpcdl stack build` makes one")
-    else:
-        cells = [["*" if row["current"] else "", *(row[key] for key in _COLUMNS)] for row in rows]
-        print(table(cells, ["", *_COLUMNS.values()]))
+    cells = [["*" if row["current"] else "", *(row[key] for key in _COLUMNS)] for row in rows]
+    text = table(cells, ["", *_COLUMNS.values()])
+    text = text if rows else "no releases yet; `hpcdl stack build` makes one"
+    show(args, {"schema": 1, "releases": rows}, text)
     broken = [str(row["state"]) for row in rows if not row["created"]]
     if broken:
         raise CheckFailed(
@@ -210,18 +205,14 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     found = collect(site, lambda: pinned_by_jobs(site, interactive=not args.interactive_default),
                     keep=args.keep, unpublished=args.unpublished,
                     dry_run=args.dry_run)  # fmt: skip
-    if args.json:
-        print_json({**found.as_data(), "dry_run": args.dry_run})
-        return ExitCode.OK
     action = "would remove" if args.dry_run else "removed"
     rows = [[action, name, f"{size / 1e6:.0f} MB"] for name, size in found.removed.items()]
     rows += [[action, name, "unfinished"] for name in found.unfinished]
     rows += [[action, name, f"{size / 1e6:.0f} MB"] for name, size in found.packages.items()]
     rows += [["keeps", name, why] for name, why in found.kept.items()]
-    print(table(rows) if rows else "nothing to remove")
-    if found.note:
-        print(f"note: {found.note}")
-    return ExitCode.OK
+    text = table(rows) if rows else "nothing to remove"
+    text += f"\nnote: {found.note}" if found.note else ""
+    return show(args, {**found.as_data(), "dry_run": args.dry_run}, text)
 
 
 def _named(site: Site, release_id: str | None) -> Release:
@@ -244,23 +235,19 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
     found = findings(site, release, inside)
     source = osv_file(site)
     files = [] if args.dry_run else list(write_sboms(release, found))
-    if args.json:
-        rows = [vars(component) for component in inside]
-        print_json({"schema": 1, "release": release.id, "files": files, "components": rows,
-                    "vulnerabilities": [one.as_data() for one in found],
-                    "osv": dated(source) if source else None})  # fmt: skip
-        return ExitCode.OK
+    data = {"schema": 1, "release": release.id, "files": files,
+            "components": [vars(component) for component in inside],
+            "vulnerabilities": [one.as_data() for one in found],
+            "osv": dated(source) if source else None}  # fmt: skip
     cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
-    print(table(cells, ["package", "version", "licence"]))
+    lines = [table(cells, ["package", "version", "licence"])]
     for one in found:
-        print(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
-        print(f"  {one.describe()}")
+        lines.append(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
+        lines.append(f"  {one.describe()}")
     told = f"{source} of {dated(source)}" if source else (
         f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")  # fmt: skip
-    print(f"\nknown vulnerabilities: hpcdl's own list, and {told}")
-    for path in files:
-        print(f"wrote {path}")
-    return ExitCode.OK
+    lines.append(f"\nknown vulnerabilities: hpcdl's own list, and {told}")
+    return show(args, data, "\n".join([*lines, *(f"wrote {path}" for path in files)]))
 
 
 def _accept_arguments(parser: argparse.ArgumentParser) -> None:
@@ -307,7 +294,7 @@ def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _kernel(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.kernel import install_kernel, plan_kernel
+    from hpcdl.stack.modules import install_kernel, plan_kernel
 
     site = the_site(args)
     prefix = Path(args.prefix).absolute() if args.prefix else None

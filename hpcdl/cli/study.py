@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Command, Group, print_json, show, the_site
-from hpcdl.system.errors import ExitCode
+from hpcdl.system.errors import ExitCode, Stopped
 
 if TYPE_CHECKING:
     from hpcdl.workflows.study.study_plan import Plan
@@ -98,8 +98,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 def _wait(plan: Plan, args: argparse.Namespace) -> None:
-    from hpcdl.system.errors import Stopped
-    from hpcdl.system.progress import StatusLine
+    from hpcdl.system.text import StatusLine
     from hpcdl.workflows.study.run import summary, wait
 
     try:

@@ -17,6 +17,8 @@ from pathlib import Path
 from hpcdl.cli.framework import Command, print_json
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, Stopped
+from hpcdl.system.signals import noted, terminable
+from hpcdl.system.text import paint
 
 _SITE = "embedded"
 _CHECK = "hpcdl check run --partition p100 --tag smoke --name throughput"
@@ -66,8 +68,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.system.signals import terminable
-
     if args.first > args.last:
         raise BadInput(f"there is no step from {args.first} to {args.last}",
                        hint="--to is the last step, --from the first")  # fmt: skip
@@ -106,8 +106,6 @@ def _take(number: int, step: Step, *, asks: bool, runs: bool) -> None:
         Stopped: by a signal, or Ctrl-D.
         CheckFailed: a command's exit status was not the one it must have.
     """
-    from hpcdl.system.text import paint
-
     print("\n" + paint(f"[{number}/{len(STEPS)}] {step.title}", "bold") + f"\n{step.why}")
     commands = _typed(step)
     on = f"`hpcdl tour --from {number}` continues there"
@@ -132,10 +130,7 @@ def _take(number: int, step: Step, *, asks: bool, runs: bool) -> None:
 
 def _status(command: str) -> int:
     """The exit status of a command in the cluster's environment; it sees signals before we do."""
-    from hpcdl.cluster.environment import environment
-    from hpcdl.cluster.find import directory_of
-    from hpcdl.cluster.state import read_state
-    from hpcdl.system.signals import noted
+    from hpcdl.cluster.state import directory_of, environment, read_state
 
     found = os.environ.get("PATH", os.defpath)
     env = {**os.environ, "HPCDL_SITE": _SITE, "PATH": f"{found}:{Path(sys.executable).parent}"}

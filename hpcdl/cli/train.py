@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 from hpcdl import facts
-from hpcdl.cli.framework import Command, Parser
-from hpcdl.cli.launch import launch
-from hpcdl.system.disk_cache import cached
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.cli.framework import Command, Parser, the_site
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.resources import cached
+from hpcdl.system.run import module_argv
 from hpcdl.system.text import did_you_mean
+
+
+def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
+    """Run `python -m PACKAGE ARGUMENTS` where TensorFlow is: in this process, else in a release."""
+    # The process that is to be replaced has imported nothing heavy; nor does the search.
+    if find_spec("tensorflow") is not None:
+        return ExitCode(import_module(f"{package}.__main__").main(argv))
+    return _in_release(package, argv, args)
+
+
+def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoReturn:
+    from hpcdl.stack.release import current_release
+
+    release, why = None, "no release is published at this site"
+    try:
+        release = current_release(the_site(args))
+    except HpcdlError as error:
+        why = error.message
+    if release is None or not release.python.exists():
+        raise MissingPrerequisite(
+            f"this Python ({sys.executable}) has no TensorFlow",
+            details=[why],
+            hint="run `module load tensorflow` first, or build a release: `hpcdl stack build`, "
+            "`hpcdl stack publish`",
+        )
+    sys.stdout.flush()
+    os.environ.setdefault("HPCDL_RELEASE", release.id)
+    os.execv(release.python, [*map(str, module_argv(release.python, package)), *argv])  # noqa: S606
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +56,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _elsewhere(name: str) -> str:
-    from hpcdl.jobs.schema import job_schema
+    from hpcdl.jobs.spec import job_schema
 
     known = {"dry-run", "watch", "chain", "module", "no-module", "no-preflight", "file", "over"}
     known |= {key.replace("_", "-") for key in job_schema()["properties"]}

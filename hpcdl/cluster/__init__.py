@@ -1,14 +1,13 @@
 """The embedded cluster: a real slurmctld, slurmd and munge on one machine, from a site file.
 
-Pure functions lay a site out (`cluster_plan`) and write its configuration (`render`); `daemons`,
-`network` and `processes` act; `lifecycle` says in which order, and `nodes` breaks and repairs
-single nodes. All state lies below one directory, and nothing of the machine's own is touched.
+Pure functions lay a site out and write its configuration (`cluster_plan`); `daemons`, `network`
+and `processes` act; `lifecycle` says in which order, and breaks and repairs single nodes. All state
+lies below one directory, and nothing of the machine's own is touched.
 """
 
-from hpcdl.cluster.environment import environment, shell_exports
 from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.model import ClusterState
-from hpcdl.cluster.state import read_state, state_directory
+from hpcdl.cluster.state import environment, read_state, shell_exports
 from hpcdl.cluster.teardown import down
 
 __all__ = [
@@ -17,6 +16,5 @@ __all__ = [
     "environment",
     "read_state",
     "shell_exports",
-    "state_directory",
     "up",
 ]

@@ -1,19 +1,36 @@
-"""Lays a site out on one machine: pure functions from `Site` to `ClusterRequest` and nodes."""
+"""Lays a site out on one machine and renders its configuration: nothing is written or started here.
+
+From `Site` to `ClusterRequest` and nodes, and from these to files by templates/slurm.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from hpcdl.cluster.model import NAMESPACES, ClusterRequest, Group, Node, Ports, Queue
+from hpcdl import facts
+from hpcdl.cluster.model import NAMESPACES, ClusterRequest, ClusterState, Group, Node, Ports, Queue
 from hpcdl.site import Partition, Site
-from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
+from hpcdl.slurm.rules import Release, span
 from hpcdl.system.errors import BadInput
+from hpcdl.system.files import user_name
+from hpcdl.system.resources import templates
 from hpcdl.system.text import count_of
 
+TIMEOUTS = {"node": 10, "message": 10, "credential": 5}
+"""How long Slurm waits, in seconds.
+
+`node` (SlurmdTimeout) and `message` (MessageTimeout) together make a dead node be noticed after 15
+to 30 s (Slurm's defaults: minutes), and tolerate a machine whose cores are all busy. `credential`
+is munge's cred_expire: a requeued job starts again about a second after it.
+"""
 _MB_PER_GB = 1024
 _MAX_HOSTNAME = 63
 # Linux: sun_path of unix(7) has 108 bytes, its ending zero included.
@@ -163,3 +180,117 @@ def _queue(partition: Partition, names: tuple[str, ...], default: str) -> Queue:
         default_time=partition.max_time if partition.max_minutes < 60 else "01:00:00",
         memory_per_cpu_mb=max(1, int(partition.memory_gb * _MB_PER_GB) // partition.cpus),
     )
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to write: its place below the state directory, its text and its mode."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+def files(
+    asked: ClusterRequest, cluster: ClusterState, *, mpi: str, first_job: int, slurmd: str
+) -> tuple[File, ...]:
+    """Every configuration file of the cluster."""
+    release = Release.parse(cluster.slurm_version)
+    threads = sum(group.cpus * len(group.names) for group in asked.groups)
+    values: dict[str, Any] = {
+        "request": asked,
+        "cluster": cluster,
+        "host": host(),
+        "user": user_name(),
+        "mpi": mpi,
+        "first_job": first_job,
+        "slurmd": slurmd,
+        "timeouts": TIMEOUTS,
+        "listening": listening(cluster),
+        "node_lines": node_lines(asked, cluster),
+        "has_gpus": any(group.gpus for group in asked.groups),
+        "gpu_types": sorted({group.gpu_type for group in asked.groups if group.gpu_type}),
+        "oversubscribed": threads > (os.cpu_count() or 1),
+        "cgroup_options": release_options(release),
+    }
+    modes = {"slurm.conf": 0o644, "gres.conf": 0o644, "cgroup.conf": 0o644, "hosts": 0o644,
+             "task-prolog.sh": 0o755}  # fmt: skip
+    if cluster.mode == NAMESPACES:
+        modes["node.sh"] = 0o755
+    if cluster.root is not None:
+        modes |= {"enter.sh": 0o755, "client.sh": 0o755}
+    if cluster.accounting:
+        modes["slurmdbd.conf"] = 0o600
+    environment = templates("slurm", trim_blocks=True)
+    environment.filters["host_ranges"] = fold_hostlist
+    return tuple(
+        File(f"etc/{name}", environment.get_template(f"{name}.j2").render(values), mode)
+        for name, mode in modes.items()
+    )
+
+
+def host() -> str:
+    """This machine's name, as Slurm takes it."""
+    return socket.gethostname().split(".")[0]
+
+
+def listening(cluster: ClusterState) -> str:
+    """CommunicationParameters that keep the daemons off the machine's other addresses.
+
+    A daemon then binds to what its machine's name resolves to: in namespaces and in the rootfs of
+    another release by the cluster's own hosts file, elsewhere by the machine's, where the name may
+    be unknown or mean another address (slurm.conf(5)). There they listen as Slurm does by default.
+    """
+    if cluster.mode == NAMESPACES:
+        return "NoCtldInAddrAny"  # slurmd has a network of its own
+    try:
+        own = cluster.root is not None or socket.gethostbyname(host()) == cluster.controller_address
+    except OSError:
+        own = False
+    return "NoCtldInAddrAny,NoInAddrAny" if own else ""
+
+
+def node_lines(asked: ClusterRequest, cluster: ClusterState) -> list[str]:
+    """The `NodeName=` lines of slurm.conf, one per group of equal nodes."""
+    by_name = {node.name: node for node in cluster.nodes}
+    lines = []
+    for group in asked.groups:
+        first, last = by_name[group.names[0]], by_name[group.names[-1]]
+        fields = {"NodeName": fold_hostlist(group.names)}
+        if cluster.mode == NAMESPACES:
+            head, _, low = first.address.rpartition(".")
+            fields["NodeHostname"] = fields["NodeName"]
+            fields["NodeAddr"] = f"{head}.{_range(int(low), len(group.names))}"
+            fields["Port"] = str(first.port)
+        else:
+            fields |= {"NodeHostname": host(), "NodeAddr": last.address}
+            fields["Port"] = _range(first.port, len(group.names))
+        fields |= _hardware(group)
+        lines.append(" ".join(f"{key}={value}" for key, value in fields.items()))
+    return lines
+
+
+def release_options(release: Release) -> list[Mapping[str, Any]]:
+    """Options of cgroup.conf for a release of Slurm (facts/slurm_conf.yaml)."""
+    return [row for row in facts.load("slurm_conf")["options"] if span(row).holds(release)]
+
+
+def _range(first: int, count: int) -> str:
+    """Consecutive numbers as Slurm folds them: `[2-5]`."""
+    return str(first) if count == 1 else f"[{first}-{first + count - 1}]"
+
+
+def _hardware(group: Group) -> dict[str, str]:
+    fields = {
+        "CPUs": str(group.cpus),
+        "Sockets": str(group.sockets),
+        "CoresPerSocket": str(group.cores_per_socket),
+        "ThreadsPerCore": str(group.threads_per_core),
+        "RealMemory": str(group.memory_mb),
+    }
+    if group.gpus:
+        kind = f"{group.gpu_type}:" if group.gpu_type else ""
+        fields["Gres"] = f"gpu:{kind}{group.gpus}"
+    if group.features:
+        fields["Feature"] = ",".join(group.features)
+    return {**fields, "State": "UNKNOWN"}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcdl.cluster import processes
 from hpcdl.cluster.model import ClusterState, ProcessId
-from hpcdl.system.python import module_argv
+from hpcdl.system.run import module_argv
 
 FACTOR = 4
 """A program runs one part of so many of the time; waking up again takes some of the effect."""
@@ -28,9 +28,9 @@ _PROC = Path("/proc")
 _MODULE = "hpcdl.cluster.cpu_throttle"
 
 
-def pull(current: ClusterState, node: str) -> None:
+def throttle(current: ClusterState, node: str) -> None:
     """Slow a node down; a throttle that runs already is replaced."""
-    lift(current, node)
+    unthrottle(current, node)
     argv = [*module_argv(sys.executable, _MODULE), str(current.directory), node]
     with current.log(f"throttle-{node}").open("ab") as log:
         subprocess.Popen(
@@ -39,7 +39,7 @@ def pull(current: ClusterState, node: str) -> None:
         )  # fmt: skip
 
 
-def lift(current: ClusterState, node: str) -> bool:
+def unthrottle(current: ClusterState, node: str) -> bool:
     """Let a node run at full speed again; whether it was throttled."""
     slowed = [process for process in processes.of_cluster(current.directory)
             if _node_of(process.pid, current.directory) == node]  # fmt: skip

@@ -22,7 +22,7 @@ from hpcdl.cluster import network
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
 from hpcdl.cluster.needs import command, program
 from hpcdl.cluster.processes import MARK, alive, end, identify
-from hpcdl.cluster.query import ask
+from hpcdl.cluster.status import ask
 from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.system.files import explain_os_errors, user_name
 from hpcdl.system.run import run

@@ -1,9 +1,9 @@
-"""Up: the one place of this package that starts a cluster; `teardown` ends it.
+"""Starts a cluster, breaks and repairs its nodes; `teardown` ends it.
 
 `up` lays the site out, writes every file, starts the daemons and waits until all nodes are
 idle; on a cluster that lost daemons it restarts just those. `cluster.json` is written before
 the first process starts, and every process carries a mark, so that `down` finds all of it
-whenever `up` was killed.
+whenever `up` was killed. `change` shows how Slurm and the jobs respond to a node that is lost.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdl.cluster import cluster_plan, daemons, needs, network, processes, render, rootfs, state
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Ports
-from hpcdl.cluster.query import ask, mpi_plugin, of_nodes, responding, takes_jobs
+from hpcdl.cluster import cluster_plan, daemons, needs, network, processes, rootfs, state
+from hpcdl.cluster.cpu_throttle import FACTOR, throttle, unthrottle
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Node, Ports
+from hpcdl.cluster.status import ask, mpi_plugin, of_nodes, responding, takes_jobs
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
-from hpcdl.system.files import explain_os_errors, locked, umask, write_atomic
+from hpcdl.system.files import explain_os_errors, locked, shared_lock, umask, write_atomic
 from hpcdl.system.trust import make_private
 
 _READY_SECONDS = 60.0
@@ -161,7 +162,7 @@ def _lay_down(site: Site, asked: ClusterRequest, directory: Path, ports: Ports) 
 def _write_files(asked: ClusterRequest, begun: ClusterState, mpi: str) -> None:
     where = begun.directory
     slurmd = "/usr/sbin/slurmd" if begun.root else needs.program("slurmd")
-    own = render.files(asked, begun, mpi=mpi, first_job=first_job(where), slurmd=slurmd)
+    own = cluster_plan.files(asked, begun, mpi=mpi, first_job=first_job(where), slurmd=slurmd)
     for file in own:
         write_atomic(where / file.path, file.text, mode=file.mode)
     write_atomic(where / "etc/munge.key", os.urandom(128), mode=0o400)
@@ -251,8 +252,8 @@ def report_lost(current: ClusterState, names: Iterable[str]) -> None:
     """
     lost = [name for name in names if current.mode == NAMESPACES or name in current.killed]
     if lost:
-        change = ("State=DOWN", "Reason=its processes had ended")
-        ask(current, "scontrol", "update", f"NodeName={','.join(lost)}", *change)
+        told = ("State=DOWN", "Reason=its processes had ended")
+        ask(current, "scontrol", "update", f"NodeName={','.join(lost)}", *told)
 
 
 def _repair(current: ClusterState, say: Say) -> ClusterState:
@@ -271,3 +272,78 @@ def _repair(current: ClusterState, say: Say) -> ClusterState:
         current = _start_nodes(current, dead_nodes)
     wait_idle(current, [name for name in names if name not in current.cut])
     return state.write_state(replace(current, seconds=round(time.monotonic() - begin, 2)))
+
+
+def change(current: ClusterState, name: str, action: str) -> str:
+    """Apply an action to a node as it is now, under the cluster's lock; says what came of it.
+
+    `kill` ends slurmd and every process of its jobs, without telling Slurm; `cut` takes it off the
+    network, and its processes continue; `slow` lets its jobs run a part of the time only; `heal`
+    ends the last two; `up` starts a killed one, and waits until it takes jobs.
+    """
+    with shared_lock(current.directory / LOCK):
+        now = state.read_state(current.directory)
+        if now is None:
+            raise CheckFailed(f"the cluster '{current.site}' was stopped meanwhile",
+                              hint="`hpcdl cluster up` starts it")  # fmt: skip
+        after, said = _ACTIONS[action](now, now.node(name))
+        state.write_state(after)
+    return f"{name} {said}"
+
+
+def _kill(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    # Slurm's own first: slurmstepd must not live to report that the job's processes were killed.
+    found = processes.of_node(now, node)
+    processes.end([process for process in found if processes.is_slurm(process)])
+    processes.end(found)
+    whole = _mended(now, node)
+    return replace(whole, killed=(*whole.killed, node.name)), "is dead"
+
+
+def _cut(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    _set_link(now, node, up=False)
+    return replace(now, cut=tuple(dict.fromkeys((*now.cut, node.name)))), "is cut off the network"
+
+
+def _slow(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    throttle(now, node.name)
+    return now, f"runs a {FACTOR}th of the time"
+
+
+def _heal(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    if unthrottle(now, node.name) and node.name not in now.cut:
+        return now, "runs at full speed"
+    _set_link(now, node, up=True)
+    return replace(now, cut=_mended(now, node).cut), "is back on the network"
+
+
+def _up(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
+    if processes.runs(now, node.name):
+        return now, "runs already"
+    report_lost(now, [node.name])
+    after = _start_nodes(_mended(now, node), [node.name])
+    wait_idle(after, [node.name])
+    return after, "takes jobs"
+
+
+def _mended(now: ClusterState, node: Node) -> ClusterState:
+    """The state with this node neither killed nor cut."""
+    killed, cut = (tuple(name for name in names if name != node.name)
+                   for names in (now.killed, now.cut))  # fmt: skip
+    return replace(now, killed=killed, cut=cut)
+
+
+def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
+    if node.name not in now.killed:
+        if now.mode != NAMESPACES:
+            raise BadInput(
+                "in mode loopback the nodes share this machine's network: none can be cut off",
+                hint="use `hpcdl cluster node kill`, or a cluster in mode namespaces (needs root)",
+            )
+        if network.set_link(now.directory, node, up):
+            return
+    said = f"{node.name} has no network cable: it is dead"
+    raise HpcdlError(said, hint=f"`hpcdl cluster node up {node.name}` starts it again")
+
+
+_ACTIONS = {"kill": _kill, "cut": _cut, "slow": _slow, "heal": _heal, "up": _up}

@@ -69,11 +69,7 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
 
 
 def check_size(asked: ClusterRequest) -> None:
-    """Refuse more nodes than the network or the memory can hold.
-
-    Raises:
-        MissingPrerequisite: says how many would fit and how to ask for fewer.
-    """
+    """MissingPrerequisite for more nodes than network or memory hold; says how many would fit."""
     nodes = len(asked.node_names)
     fits = min(_fitting(asked), _MAX_NODES)
     why = f"this machine's memory holds about {fits}"
@@ -99,11 +95,7 @@ def _fitting(asked: ClusterRequest) -> int:
 
 
 def check_space(directory: Path, accounting: bool) -> None:
-    """Refuse to start on a full disk.
-
-    Raises:
-        MissingPrerequisite: less space than the first minutes need.
-    """
+    """MissingPrerequisite where the disk has less space than the first minutes need."""
     parent = next(path for path in (directory, *directory.parents) if path.exists())
     if not os.access(parent, os.W_OK):
         hint = "set HPCDL_HOME or HPCDL_CLUSTER_DIR to a directory of yours"

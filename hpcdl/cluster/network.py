@@ -69,8 +69,9 @@ def plug(directory: Path, nodes: Sequence[tuple[Node, int]]) -> None:
     _batch(lines)
 
 
-def set_link(link: str, up: bool) -> bool:
+def set_link(directory: Path, node: Node, up: bool) -> bool:
     """Pull a node's cable or plug it in again; False where there is no such cable."""
+    link = link_name(directory, node)
     return run(["ip", "link", "set", link, "up" if up else "down"], check=False).ok
 
 

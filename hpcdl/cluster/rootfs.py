@@ -35,12 +35,6 @@ _BUILD_SECONDS = 1800
 _NEED_MB = 700
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
-# Nothing of these is ever used: only /usr and a few files of /etc are.
-_LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man",
-              "usr/share/locale", "usr/share/info")  # fmt: skip
-_COMMANDS = ("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol",
-             "sdiag", "sinfo", "sprio", "squeue", "sreport", "srun", "sshare", "sstat",
-             "strigger")  # fmt: skip
 # Mounts are private, and go with the process; so does a build that is killed.
 ALONE = ("unshare", "--mount", "--propagation", "private")
 
@@ -82,11 +76,7 @@ def built() -> tuple[Root, ...]:
 
 
 def read(directory: Path) -> Root | None:
-    """The rootfs in a directory; None where there is none, or an incomplete one.
-
-    Raises:
-        MissingPrerequisite: somebody else can change it.
-    """
+    """The whole rootfs in a directory, if any; MissingPrerequisite: somebody else can change it."""
     if directory.is_dir():
         require_private(directory)
     try:
@@ -193,7 +183,7 @@ def _bootstrap(suite: Mapping[str, Any], mirror: str, aside: Path) -> Root:
     if "link" in suite:
         for library in aside.glob(suite["link"]["name"]):
             library.with_name(suite["link"]["as"]).symlink_to(library.name)
-    for left in _LEFTOVERS:
+    for left in facts.load("slurm_suites")["unused"]:
         shutil.rmtree(aside / left, ignore_errors=True)
     answer = ask(aside / "usr", "slurmctld", "-V")
     found = re.search(r"\d+\.\d+\.\d+", answer)
@@ -214,11 +204,7 @@ def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
 
 
 def program(usr: Path, name: str) -> str:
-    """The path that a program of a rootfs has where it is mounted.
-
-    Raises:
-        MissingPrerequisite: the rootfs does not have it.
-    """
+    """The path of a program of a rootfs where that is mounted; MissingPrerequisite: it has none."""
     for place in ("sbin", "bin"):
         if (usr / place / name).exists():
             return f"/usr/{place}/{name}"
@@ -261,7 +247,7 @@ def write_own(site: Site, state: ClusterState, mpi: str) -> None:
                     for key, value in own.items()]  # fmt: skip
     head = f"# {site.source} as of Slurm {state.slurm_version}. Written by `hpcdl cluster up`.\n"
     write_atomic(own_site(state.directory), head + yaml.serialize(said))
-    for name in _COMMANDS:
+    for name in facts.load("slurm_suites")["commands"]:
         if (state.root / "bin" / name).exists():
             switch_link(state.directory / "bin" / name, "../etc/client.sh")
 

@@ -1,22 +1,49 @@
-"""`cluster.json`: what runs below a state directory. Written atomically, checked on reading."""
+"""Which cluster is meant, what `cluster.json` says of it, and what a shell needs to use it.
+
+A cluster is named by --site, HPCDL_SITE or HPCDL_CLUSTER_DIR, else it is the default one.
+`cluster.json` says what runs below its directory; it is written atomically, checked on reading.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster.model import ClusterState, Node, ProcessId
-from hpcdl.site import Site
-from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.cluster.rootfs import original_site
+from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site.load import installed_site_file
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import clear_leftovers, write_atomic, write_json
 from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, require_private
 
 _FILE = "cluster.json"
 MARK = ".hpcdl-cluster"
+_DEFAULT_SITE = "embedded"
+_FRONT = """\
+case ":${{{name}:-}}:" in
+  *:{first}:*) ;;
+  *) export {name}={first}"${{{name}:+:${name}}}" ;;
+esac
+"""
+_LMOD = """\
+if ! command -v module > /dev/null 2>&1; then
+  if [ -n "${{ZSH_VERSION:-}}" ]; then hpcdl_lmod={init}/zsh
+  elif [ -n "${{BASH_VERSION:-}}" ]; then hpcdl_lmod={init}/bash
+  else hpcdl_lmod={init}/sh; fi
+  # Lmod reads variables that are not set.
+  case $- in *u*) hpcdl_strict=-u; set +u ;; *) hpcdl_strict=+u ;; esac
+  if [ -r "$hpcdl_lmod" ]; then . "$hpcdl_lmod"; fi
+  set "$hpcdl_strict"
+  unset hpcdl_lmod hpcdl_strict
+fi
+"""
 
 
 def state_directory(site: Site) -> Path:
@@ -114,3 +141,95 @@ def all_states() -> list[ClusterState]:
 def forget(directory: Path) -> None:
     """Remove the record of a cluster."""
     (directory / _FILE).unlink(missing_ok=True)
+
+
+def site_of(given: str | None) -> Site:
+    """The site to emulate; the shipped `embedded` one where none is named.
+
+    A shell that used a cluster of another release names that cluster's own file: meant is the
+    one it was written from.
+    """
+    return load_site(original_site(_site_file(given)))
+
+
+def directory_of(given: str | None) -> Path:
+    """The state directory that is meant.
+
+    A cluster whose recorded site file is the one named is found first: so `down` works when
+    that file was broken or removed since.
+    """
+    chosen = chosen_directory()
+    if chosen is not None:
+        return chosen
+    named = Path(given or os.environ.get("HPCDL_SITE") or _DEFAULT_SITE).expanduser().absolute()
+    try:
+        file = _site_file(given).absolute()
+    except BadInput:
+        file = named
+    for state in all_states():
+        if state.site_file == file:
+            return state.directory
+    return state_directory(load_site(_site_file(given)))
+
+
+def running(given: str | None) -> ClusterState:
+    """The cluster that is meant, up or broken; CheckFailed without one names others that are up."""
+    directory = directory_of(given)
+    state = read_state(directory)
+    if state is None:
+        others = [f"{other.site} ({other.directory})" for other in all_states()]
+        raise CheckFailed(
+            f"no cluster is up below {directory}",
+            details=[f"up: {other}" for other in others],
+            hint="`hpcdl cluster up` starts it"
+            + ("; --site FILE chooses another" if others else ""),
+        )
+    return state
+
+
+def _site_file(given: str | None) -> Path:
+    if given or os.environ.get("HPCDL_SITE"):
+        return find_site_file(given)
+    return installed_site_file() or find_site_file(_DEFAULT_SITE)
+
+
+def variables(current: ClusterState) -> dict[str, str]:
+    """The variables that say which cluster and site are meant."""
+    found = {"SLURM_CONF": str(current.configuration), "HPCDL_SITE": str(current.site_file)}
+    if chosen_directory() is not None:
+        found["HPCDL_CLUSTER_DIR"] = str(current.directory)
+    return found
+
+
+def modules(current: ClusterState) -> Path:
+    """The directory that `module avail` shows: the current release's."""
+    return current.prefix / "current/modules"
+
+
+def _fronts(current: ClusterState) -> dict[str, str]:
+    """What goes in front: a cluster's own sbatch, srun and so on, and the modules."""
+    own = {"PATH": str(current.directory / "bin")} if current.root else {}
+    return {**own, "MODULEPATH": str(modules(current))}
+
+
+def environment(current: ClusterState, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A whole environment for programs that use the cluster.
+
+    `base` is what to build on, this process's environment by default.
+    """
+    merged = {**(os.environ if base is None else base), **variables(current)}
+    for name, first in _fronts(current).items():
+        before = merged.get(name, os.defpath if name == "PATH" else "").split(":")
+        merged[name] = ":".join([first, *(part for part in before if part and part != first)])
+    return merged
+
+
+def shell_exports(current: ClusterState) -> str:
+    """Lines for `eval` in bash, zsh or sh; a second eval changes nothing."""
+    exports = [
+        f"export {name}={shlex.quote(value)}\n" for name, value in variables(current).items()
+    ]
+    fronts = [_FRONT.format(name=name, first=shlex.quote(first))
+              for name, first in _fronts(current).items()]  # fmt: skip
+    lmod = _LMOD.format(init=shlex.quote(str(current.lmod_init.parent)))
+    return "".join([*exports, *fronts, lmod])

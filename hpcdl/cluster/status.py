@@ -1,15 +1,100 @@
-"""A cluster's status as text and as JSON values: daemons, nodes, and whether all is well."""
+"""Questions to a cluster's own slurmctld, and its status as text and as JSON values.
+
+Slurm is asked while it starts and stops, too: short, quiet, in time.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdl.cluster import cpu_throttle, processes
+from hpcdl.cluster import cpu_throttle, processes, rootfs
 from hpcdl.cluster.model import ClusterRequest, ClusterState
-from hpcdl.cluster.query import of_nodes, takes_jobs
+from hpcdl.cluster.needs import command, program
+from hpcdl.slurm.client import query_environment
+from hpcdl.slurm.parse import mpi_plugins
+from hpcdl.system.errors import Stopped
+from hpcdl.system.files import write_atomic
+from hpcdl.system.run import CommandResult, run
 from hpcdl.system.text import duration, table
+
+_SECONDS = 10.0
+
+
+def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> CommandResult | None:
+    """Run one of Slurm's commands against this cluster; None where it gave no answer in time."""
+    try:
+        return run(
+            [*command(current, argv[0]), *argv[1:]],
+            base_env=query_environment(),
+            env={"SLURM_CONF": str(current.configuration)},
+            check=False,
+            timeout=seconds,
+        )
+    except Stopped:
+        return None
+
+
+def of_nodes(current: ClusterState, field: str) -> dict[str, str]:
+    """What sinfo says of each node, nothing without answer.
+
+    `%T` is its state (`idle`, `down*`), `%E` why it is not in service (`none` where it is).
+    """
+    answer = ask(current, "sinfo", "-h", "-N", "-o", f"%N {field}")
+    if answer is None or not answer.ok:
+        return {}
+    lines = (line.split(None, 1) for line in answer.stdout.splitlines())
+    return {line[0]: line[1].strip() for line in lines if len(line) == 2}
+
+
+def has_jobs(current: ClusterState) -> bool:
+    """Whether jobs wait, run or end just now."""
+    answer = ask(current, "squeue", "-h", "-o", "%i")
+    return answer is not None and bool(answer.stdout.strip())
+
+
+def next_job(current: ClusterState) -> int | None:
+    """The number slurmctld will give to the next job; None where it does not say."""
+    answer = ask(current, "scontrol", "show", "config", seconds=3)
+    found = re.search(r"NEXT_JOB_ID\s*=\s*(\d+)", answer.stdout) if answer else None
+    return int(found.group(1)) if found else None
+
+
+def responding(where: tuple[str, int] | Path) -> bool:
+    """Whether something accepts connections at an address and port, or on a socket's file."""
+    address = str(where) if isinstance(where, Path) else where
+    kind = socket.AF_UNIX if isinstance(where, Path) else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(address) == 0
+
+
+def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:
+    """The site's MPI plug-in where this Slurm has it, else `none`.
+
+    `srun --mpi=list` asks no controller, but insists on a slurm.conf: a stub is written where
+    the cluster's own will be.
+    """
+    stub = directory / "etc/slurm.conf"
+    write_atomic(stub, "ClusterName=probe\nSlurmctldHost=localhost\n")
+    if root is not None:
+        said = rootfs.ask(root, "srun", "--mpi=list", configuration=stub)
+    else:
+        base, env = {"PATH": os.environ.get("PATH", os.defpath)}, {"SLURM_CONF": str(stub)}
+        listing = [program("srun"), "--mpi=list"]
+        answer = run(listing, base_env=base, env=env, check=False, timeout=_SECONDS)
+        said = answer.stdout + answer.stderr
+    return wanted if wanted in mpi_plugins(said) else "none"
+
+
+def takes_jobs(shown: str) -> bool:
+    """Whether a node of this state is well; `-` is of one that a job is planned for."""
+    well = {"idle", "mixed", "allocated", "completing", "reserved", "planned"}
+    return shown.rstrip("-") in well
 
 
 def as_data(current: ClusterState) -> dict[str, Any]:
@@ -17,19 +102,12 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     states = of_nodes(current, "%T") if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
     broken = dict.fromkeys(current.cut, "cut") | dict.fromkeys(current.killed, "killed")
+    told = ("site", "site_file", "directory", "configuration", "phase", "mode", "accounting",
+            "slurm_version", "port_base", "network", "seconds")  # fmt: skip
     data: dict[str, Any] = {
         "schema": 1,
-        "site": current.site,
-        "site_file": str(current.site_file),
-        "directory": str(current.directory),
-        "configuration": str(current.configuration),
-        "phase": current.phase,
-        "mode": current.mode,
-        "accounting": current.accounting,
-        "slurm_version": current.slurm_version,
-        "port_base": current.port_base,
+        **{name: getattr(current, name) for name in told},
         "network": f"{current.network}.0/24",
-        "seconds": current.seconds,
         "daemons": [_daemon(current, name)
                     for name in ("munged", "mariadbd", "slurmdbd", "slurmctld")
                     if name in current.processes],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcdl.cluster import network, processes, state
 from hpcdl.cluster.model import ClusterState
-from hpcdl.cluster.query import ask, has_jobs, next_job
+from hpcdl.cluster.status import ask, has_jobs, next_job
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked, user_name, write_atomic
 from hpcdl.system.trust import require_private
@@ -28,12 +28,9 @@ def silent(_: str) -> None:
 
 
 def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
-    """Stop a cluster and whatever of it is left, after a crash too.
+    """Stop a cluster and whatever of it is left, after a crash too; whether there was anything.
 
     With `purge` the directory goes, too, with its logs and its accounting database.
-
-    Returns:
-        Whether there was anything to stop or remove.
     """
     directory = directory.absolute()
     if not state.is_ours(directory):  # removed by hand, perhaps while it ran

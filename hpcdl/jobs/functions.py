@@ -13,23 +13,12 @@ import stat
 from functools import cache
 from pathlib import Path
 
-from hpcdl.jobs import quote
 from hpcdl.system.resources import folder
 
 FILE = "job-1.sh"
 INSTALLED = Path("share", "hpcdl", FILE)
 _FUNCTION = re.compile(r"(?:^#.*\n)*^(\w+)\(\) \{\n(?s:.*?)^\}\n", re.M)
 _REASON = re.compile(r"\s*#  (.*?)(?:  \[([a-z0-9 -]+)\])?")
-_HEADING = "# What every job does: signals, requeues, the end of its ranks.\n"
-_SOURCED = f"{_HEADING}# shellcheck source=/dev/null disable=SC2016,SC2034,SC2154,SC2317\n"
-_INLINE = f"{_HEADING}# shellcheck disable=SC2016,SC2317 # single quotes are intended\n"
-_WHY = "a file of this release; `hpcdl job render --standalone` writes its functions here"
-
-_WHOLE = (
-    '[[ $hpcdl_job == "$SLURM_JOB_ID" ]] || '
-    '{ echo "hpcdl: the functions of this release are gone or not whole" >&2; exit 20; }'
-)
-_LAST = "its last line sets this: the file is there, and nothing of it is cut off"
 
 
 def installed(stack: Path) -> Path | None:
@@ -43,15 +32,20 @@ def installed(stack: Path) -> Path | None:
         return None
 
 
-def lines(script: str, sourced: Path | None) -> list[tuple[str, str, str]]:
-    """The lines that give a script its functions; written into it, those that it calls.
+def lines(script: str) -> list[tuple[str, str, str]]:
+    """The lines written into a script for the functions that it calls.
 
-    Each has its reason and the ids of its rules.
+    Each has the reason that stands before it, and the ids of its rules.
     """
-    if sourced is not None:
-        command = f"source {quote.word(str(sourced))}"
-        return [*_commented(_SOURCED), (command, _WHY, ""), (_WHOLE, _LAST, "")]
-    return _commented(_INLINE + called(script))
+    found = []
+    reason = rules = ""
+    for line in called(script).splitlines():
+        if match := _REASON.fullmatch(line):
+            reason, rules = match.group(1), match.group(2) or ""
+        else:
+            found.append((line, reason, rules))
+            reason = rules = ""
+    return found
 
 
 def called(script: str) -> str:
@@ -73,19 +67,6 @@ def _parts() -> tuple[dict[str, str], str]:
     text = _file().read_text(encoding="utf-8")
     found = list(_FUNCTION.finditer(text))
     return {one[1]: one[0] for one in found}, text[found[-1].end() :].lstrip("\n")
-
-
-def _commented(text: str) -> list[tuple[str, str, str]]:
-    """Lines with the reasons that stand before them."""
-    found = []
-    reason = rules = ""
-    for line in text.splitlines():
-        if match := _REASON.fullmatch(line):
-            reason, rules = match.group(1), match.group(2) or ""
-        else:
-            found.append((line, reason, rules))
-            reason = rules = ""
-    return found
 
 
 def _file() -> Path:

@@ -1,5 +1,7 @@
 """Submissions whose job's id is not on disk: they are found by their tokens, or revoked.
 
+Ids count from 1 on every cluster: `embedded_cluster` tells which one a job is of.
+
 When a job starts it makes the link DIRECTORY/.job-TOKEN to its own id. A link is made once, whole,
 by whoever comes first: a second job of the same token ends there, and so does each job of a token
 that was revoked, whose link leads to 0. So a submission runs once or never, however late it is.
@@ -9,9 +11,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from hpcdl.slurm import client, once
 from hpcdl.system.files import explain_os_errors
@@ -72,3 +76,16 @@ def links(folder: Path) -> Iterator[tuple[Path, Path]]:
             with suppress(OSError):
                 if entry.is_symlink() and entry.lstat().st_uid == os.geteuid():
                     yield entry, folder / os.readlink(entry)  # noqa: PTH115 - no path
+
+
+def embedded_cluster() -> str:
+    """The embedded cluster whose Slurm is asked, as 8 digits: its job ids are its own; else ''."""
+    cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
+    there = (cluster / ".hpcdl-cluster").is_file()
+    return sha256(bytes(cluster)).hexdigest()[:8] if there else ""
+
+
+def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those points of a sweep whose jobs are of the Slurm that is asked."""
+    here = embedded_cluster()
+    return [row for row in rows if (row.get("cluster") or "") == here]

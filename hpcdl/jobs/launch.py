@@ -1,21 +1,28 @@
-"""Launchers: how the ranks of a step start and find each other. Pure.
+"""Launchers: how the ranks of a step start and find each other, by release of Slurm. Pure.
 
 Roles, ranks, ports and host lists are worked out here and in the script; no user edits a hosts
-file. All but `horovod-mpirun` start under srun (spec.LAUNCHERS). Under `torch` each rank is a task
-of Slurm's: it gets signals, and its exit code is the job's; under `torchrun` neither holds for the
-agent, so that its workers are told and heard past it.
+file. All but `horovod-mpirun` start under srun. Under `torch` each rank is a task of Slurm's: it
+gets signals, and its exit code is the job's; under `torchrun` neither holds for the agent, so that
+its workers are told and heard past it. What a release needs or must not see are rows of
+facts/slurm_steps.yaml: a script means the same on each, whatever the submitting shell has set.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs import quote, slurm_compat
+from hpcdl import facts
+from hpcdl.jobs import quote
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec, is_train
-from hpcdl.site import Partition, Site
+from hpcdl.site import Partition, Site, SlurmDialect
+from hpcdl.slurm.rules import Release, known_release, mpi_plugins, span
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import cached
+from hpcdl.system.text import did_you_mean
 
 PORTS = "12000-32767"
 """Where tf.distribute's workers listen: below the ephemeral range."""
@@ -28,6 +35,7 @@ _INTERFACE_OF = ("NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_
 _CONTAINER_PER_RANK = frozenset({"apptainer", "charliecloud"})
 _APART_IN_MEMORY = (("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),)
 
+_IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})
 _WITH_MPI = frozenset({"horovod", "mpi"})
 _WITH_OPENMP = frozenset({"mpi", "torch", "torchrun", "plain", "single"})
 # Whose programs ask where ranks meet, also a rank alone.
@@ -48,8 +56,8 @@ _TF_CONFIG = (
 def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     """Options of srun for a step that fills the job: what scripts and checks both use."""
     mpi = site.slurm.mpi if spec.launcher in _WITH_MPI else "none"
-    rows = slurm_compat.steps(site.slurm, "options")
-    rows += slurm_compat.steps(site.slurm, "by_socket") if layout.by_socket else []
+    rows = steps(site.slurm, "options")
+    rows += steps(site.slurm, "by_socket") if layout.by_socket else []
     return (
         f"--mpi={mpi}",
         f"--cpus-per-task={layout.cpus_per_task}",
@@ -72,15 +80,16 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
     apart = spec.container and site.container in _CONTAINER_PER_RANK
     reason = "one launcher for all nodes; Slurm's default would hang when one rank dies"
     if layout.by_socket and spec.launcher != "horovod-mpirun":
-        reason += f"; {slurm_compat.steps(site.slurm, 'by_socket')[0]['reason']}"
+        reason += f"; {steps(site.slurm, 'by_socket')[0]['reason']}"
+    several = layout.nodes * workers > 1 or spec.launcher == "torch"
+    waits = several and spec.launcher not in _APART
     # `hpcdl train` finds its ranks by Horovod.
     asks = spec.program and not is_train(spec.program) and spec.launcher not in _APART
     return {
-        "chdir": str(spec.chdir) if spec.chdir else None,
-        "python_path": str(spec.python_path) if spec.python_path else None,
         "meets": spec.launcher in _ASK_WHERE or (asks and layout.world_size > 1),
         "ports": PORTS,
-        "rank_name": _rank_name(spec, layout.nodes * workers),
+        # Where ranks end together: the variable with the number of each; None where none waits.
+        "rank_name": _RANK.get(spec.launcher, "SLURM_PROCID") if waits else None,
         "workers": workers,
         "openmp": threads if spec.launcher in _WITH_OPENMP else (),
         "network": [(name, interface) for name in _INTERFACE_OF if interface],
@@ -88,13 +97,6 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
         "launch": _launch_argv(site, spec, layout),
         "launch_reason": reason,
     }
-
-
-def _rank_name(spec: JobSpec, processes: int) -> str | None:
-    """Where ranks end together: the variable with the number of each; None where none waits."""
-    if spec.launcher in _APART or (processes < 2 and spec.launcher != "torch"):
-        return None
-    return _RANK.get(spec.launcher, "SLURM_PROCID")
 
 
 def check_launcher(spec: JobSpec) -> None:
@@ -216,3 +218,54 @@ def step_command(program: tuple[str, ...]) -> tuple[str, ...]:
     if ":" not in program:
         return program
     return ("bash", "-c", f"exec {quote.quote_argv(program)}")
+
+
+# ---- releases of Slurm ----
+
+
+def steps(slurm: SlurmDialect, what: str) -> list[dict[str, Any]]:
+    """The facts about steps that hold on this release.
+
+    `what` is a key of facts/slurm_steps.yaml: `options` that a step needs beyond those it always
+    has, those of ranks that fill the sockets one after the other (`by_socket`), the `environment`
+    that a launcher needs, why the step too has the CPUs of a rank (`cpus_per_task`), and the
+    variables that sbatch itself sets among those that srun reads as options (`set_by_sbatch`).
+    """
+    release = Release.parse(slurm.version)
+    return [row for row in _steps()[what] if span(row).holds(release)]
+
+
+def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
+    """What sbatch sets for a job; `gpus` is whether it asks for GPUs, as `slurm` takes it."""
+    form = slurm.gpu_request if gpus else None
+    return [row["name"] for row in steps(slurm, "set_by_sbatch") if row.get("form") in {None, form}]
+
+
+def variables(slurm: SlurmDialect, launcher: str, nodes: int) -> list[dict[str, Any]]:
+    """The variables that steps of a launcher need on so many nodes."""
+    return [
+        row for row in steps(slurm, "environment")
+        if launcher in row["launchers"]
+        and ("plugin" not in row or (nodes > 1 and slurm.mpi.startswith(row["plugin"])))
+    ]  # fmt: skip
+
+
+def check_mpi(site: Site) -> None:
+    """Raise BadInput for an MPI plug-in that the site's release of Slurm cannot have."""
+    plugin = site.slurm.mpi
+    if plugin not in _IN_EVERY_RELEASE and plugin not in mpi_plugins(site.slurm.version):
+        said = f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'"
+        raise BadInput(said, hint=did_you_mean(plugin, mpi_plugins(site.slurm.version)))
+
+
+def with_version(site: Site, version: str) -> Site:
+    """The site as if its Slurm were of another release; BadInput for one that is not known."""
+    return replace(site, slurm=replace(site.slurm, version=str(known_release(version))))
+
+
+@cache
+def _steps() -> dict[str, Any]:
+    """The facts about steps; YAML is read only when they have changed."""
+    name = "slurm_steps"
+    found: dict[str, Any] = cached("facts", [facts.path(name)], lambda: facts.load(name))
+    return found

@@ -16,9 +16,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs.intent import locate
-from hpcdl.jobs.manifest import of_this_cluster, read_manifest
+from hpcdl.jobs.intent import locate, of_this_cluster
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
+from hpcdl.jobs.sweep import read_manifest
 from hpcdl.jobs.watch import exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client

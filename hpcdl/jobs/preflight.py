@@ -2,7 +2,7 @@
 
 Each rank runs `probe` (standard library only: 0.1 s) and prints one JSON line; the batch shell
 then runs `judge` over all lines: a table of ranks for the log, and for the first thing wrong
-one line and a numbered exit code, before the allocation is wasted.
+one line and a numbered exit code (facts/slurm_reasons.yaml), before the allocation is wasted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,6 @@ from hpcdl.jobs.transport import Link, NoLibrary, exchange, judge_links, read_li
 from hpcdl.site.model import UNKNOWN_FABRIC
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.text import table
-
-CAUSES: dict[int, str] = {
-    20: "the module did not load, or is of another release",
-    21: "ranks are missing, or Slurm started another number of them",
-    22: "ranks share a GPU, or see fewer GPUs than they need",
-    23: "a rank has fewer CPUs than were requested",
-    24: "a node has less memory for the job than was requested",
-    25: "scratch space is missing, full or not writable",
-    26: "the data set is not there",
-    27: "GPUs do not reach each other the way the partition declares",
-    29: "the preflight itself did not work",
-}
 
 STUCK_SECONDS = 60.0
 """How long GPUs may take to exchange a megabyte; NCCL starts on hundreds of ranks in seconds."""
@@ -256,13 +244,11 @@ def _visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(uuids.get(number, number) for number in numbers) or tuple(uuids.values())
 
 
-def _driver_uuids(
-    ask: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run,
-) -> dict[str, str]:
+def _driver_uuids() -> dict[str, str]:
     """GPU numbers and UUIDs from nvidia-smi; empty without a driver."""
     query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     with suppress(OSError, subprocess.TimeoutExpired):
-        answer = ask(query, capture_output=True, text=True, timeout=20, check=False)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
         if answer.returncode == 0:
             return dict(re.findall(r"^ *(\d+) *, *(\S+)", answer.stdout, re.M))
     return {}

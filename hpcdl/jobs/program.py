@@ -254,6 +254,4 @@ def _has_file(folder: Path, module: str) -> bool:
 
 
 def _is_there(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # an argument may be no possible name at all
-        return path.exists()
-    return False
+    return os.path.exists(path)  # noqa: PTH110 - an argument may be no possible name at all

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable
 
 from hpcdl.system.inert import UNSEEN
 
@@ -39,7 +40,7 @@ def _escaped(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=half))
 
 
-def quote_argv(items: tuple[str, ...] | list[str]) -> str:
+def quote_argv(items: Iterable[str]) -> str:
     """Several words, separated by blanks."""
     return " ".join(word(item) for item in items)
 

@@ -1,52 +1,31 @@
 """Further options of sbatch that a user asks for: `--mail-type`, `--reservation`, `--exclude`.
 
-Slurm's own table (facts/slurm_options.yaml) says what there is. What the script decides itself
-is refused with hpcdl's own option for it.
+Slurm's own table (facts/slurm_options.yaml) says what there is, and what the script decides itself:
+that is refused with hpcdl's own option for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
+from hpcdl.facts import load
 from hpcdl.jobs.quote import directive
 from hpcdl.slurm.rules import as_release
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-_SHAPE = "use --gpus, --nodes, --gpus-per-node, --tasks, --tasks-per-node or --cpus-per-task"
-_WHOLE = "a job has its share of each node; --nodes N asks for whole ones"
-_FILES = "use --job-dir: log and results lie there"
-_AGAIN = "the script handles the signal before its end and requeues itself"
 _ONE_KIND = (
     "all its nodes are alike: name them by --partition and --gpu-model; a job of several "
     "components is written by hand, and `hpcdl job lint` checks it"
 )
 
-# What the script decides itself, and what to say instead.
-_OWN = {
-    **dict.fromkeys(
-        ("cores-per-socket", "cpus-per-gpu", "cpus-per-task", "extra-node-info", "gpus",
-         "gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "mincpus", "nodes", "ntasks",
-         "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
-         "ntasks-per-tres", "overcommit", "sockets-per-node", "tasks-per-node", "threads-per-core",
-         "tres-per-task"),
-        _SHAPE,
-    ),
-    **dict.fromkeys(("exclusive", "oversubscribe"), _WHOLE),
-    **dict.fromkeys(("chdir", "error", "open-mode", "output"), _FILES),
-    **dict.fromkeys(("no-requeue", "requeue", "signal"), _AGAIN),
-    **dict.fromkeys(("help", "parsable", "quiet", "test-only", "usage", "verbose", "version"),
-                    "it is for the command line of sbatch, not for a job"),
-    **dict.fromkeys(("cluster", "clusters"), "give the site of that cluster: --site"),
-    **dict.fromkeys(("export", "export-file"), "use --env"),
-    **{name: f"use --{name}"
-       for name in ("account", "mem", "mem-per-cpu", "mem-per-gpu", "partition", "qos", "time")},
-    "array": "use `hpcdl job sweep`",
-    "input": "the program reads nothing from there",
-    "job-name": "use --name",
-    "wait": "use --watch",
-    "wrap": "write the program after --",
-}  # fmt: skip
+
+@cache
+def own_options() -> dict[str, str]:
+    """What the script decides itself of sbatch's options, and what to say instead, by name."""
+    said = load("slurm_options")["own"].items()
+    return {name: instead for instead, names in said for name in names}
 
 
 def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, ...]:
@@ -86,7 +65,7 @@ def _own(name: str) -> str:
     """What to say instead of an option that the script decides itself."""
     if name in {"hetjob", "packjob"}:  # no options, but lines of a script
         return _ONE_KIND
-    return "use --container" if name.startswith("container") else _OWN.get(name, "")
+    return "use --container" if name.startswith("container") else own_options().get(name, "")
 
 
 def _check(version: str, name: str, value: str | None) -> None:
@@ -97,7 +76,7 @@ def _check(version: str, name: str, value: str | None) -> None:
     release = as_release(version)
     known = {key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)}
     if name not in known:
-        choices = sorted(known.keys() - _OWN.keys())
+        choices = sorted(known.keys() - own_options().keys())
         said = f"sbatch of Slurm {release} has no option {name!r}"
         raise BadInput(said, hint=did_you_mean(name, choices))
     needs = known[name].argument

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.jobs import environment, functions, launch, quote, slurm_compat
+from hpcdl.jobs import environment, functions, launch, quote
 from hpcdl.jobs.layout import Layout, plan_on, selection
 from hpcdl.jobs.sbatch_options import directives
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec, is_train
 from hpcdl.site import Partition, Site
+from hpcdl.slurm.rules import as_release, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
@@ -49,8 +50,6 @@ class Line(NamedTuple):
         """The id of the rule that this line follows on a release, '' where there is none."""
         if not self.rules:
             return ""
-        from hpcdl.slurm.rules import as_release, rule
-
         release = as_release(version)
         return next((one for one in self.rules.split() if rule(one).holds(release)), "")
 
@@ -119,7 +118,7 @@ def render_script(
     """
     spec = check_spec(spec)
     nodes, layout = plan_on(site, spec)
-    slurm_compat.check_mpi(site)
+    launch.check_mpi(site)
     launch.check_container(site, spec)
     launch.check_trust(site, spec)
     launch.check_launcher(spec)
@@ -127,11 +126,12 @@ def render_script(
     values = _values(site, spec, nodes, layout, module)
     values |= _of_program(site, spec, array, values["rank_name"] is not None)
     text = _template("job.sh.j2").render(values)
-    head, body = ([Line(*one.split(_MARK)[:3]) for one in part.split("\n")]
-                  for part in text.removesuffix("\n").split(f"\n{_FUNCTIONS}\n"))  # fmt: skip
-    own = functions.lines("\n".join(line.text for line in body), module.functions)
-    lines = (*head, *(Line(*one) for one in own), *body)
-    return Script(lines, layout, site.slurm.version)
+    lines = [Line(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
+    if module.functions is None:  # a line stands for them
+        at = lines.index(Line(_FUNCTIONS))
+        body = "\n".join(line.text for line in lines[at + 1 :])
+        lines[at : at + 1] = (Line(*one) for one in functions.lines(body))
+    return Script(tuple(lines), layout, site.slurm.version)
 
 
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
@@ -171,9 +171,7 @@ def _values(
         "layout": layout,
         "partition": partition,
         "module": module,
-        "no_release": module.release is None,
         "hpcdl_version": __version__,
-        "slurm_version": slurm.version,
         "shape": f"{count_of(layout.nodes, 'node')} x {count_of(each, kind)}",
         "further": directives(slurm.version, spec.sbatch, chosen),
         "chosen": chosen,
@@ -188,18 +186,14 @@ def _values(
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "marker": _FUNCTIONS,
-        "kept": slurm_compat.own_variables(slurm, gpus=layout.gpus_per_node > 0),
-        "step_environment": slurm_compat.variables(slurm, spec.launcher, layout.nodes),
-        "cpus_note": slurm_compat.steps(slurm, "cpus_per_task")[0]["note"],
+        "kept": launch.own_variables(slurm, gpus=layout.gpus_per_node > 0),
+        "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
+        "cpus_note": launch.steps(slurm, "cpus_per_task")[0]["note"],
         "once_per_node": _once_per_node(layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch.launch_options(site, replace(spec, launcher="single"), layout),
-        "lmod_init": str(site.paths.lmod_init),
-        "environment": [*partition.environment.items()],
-        "given": tuple(spec.environment),
-        "needs_user": spec.container is not None and site.container == "charliecloud",
         "values": str(job_dir / environment.NAME) if job_dir else "",
         **launch.rank_values(site, spec, partition, layout),
     }  # fmt: skip
@@ -216,7 +210,6 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
         raise BadInput(said, hint="leave --stage-data out, or describe `scratch` in the site file")
     return {
         "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
-        "step": _once_per_node(layout),
         "workers": min(16, max(2, layout.cpus_per_task)),
     }
 

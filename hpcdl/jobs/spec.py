@@ -1,4 +1,8 @@
-"""What a user asks for: a frozen `JobSpec`, checked for what needs no partition."""
+"""What a user asks for: a frozen `JobSpec`, checked for what needs no partition, and job.yaml.
+
+A job.yaml (version 1) has the options of `hpcdl job submit` as keys; its one definition is
+facts/job_format.yaml.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from hpcdl import facts
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-LAUNCHERS = {
-    "horovod": "srun with the site's MPI plug-in",
-    "horovod-mpirun": "Open MPI's mpirun inside the allocation",
-    "mpi": "srun with the site's MPI plug-in, for any MPI program",
-    "torch": "srun; RANK, LOCAL_RANK, WORLD_SIZE and the first rank's address are set",
-    "torchrun": "a torchrun on each node, which starts a worker per GPU",
-    "jax": "srun; the coordinator's address is set for jax.distributed.initialize()",
-    "multiworker": "srun, with TF_CONFIG for tf.distribute",
-    "plain": "srun, for processes that know nothing of each other",
-    "single": "one process",
-}
-"""What starts the ranks, by the value of --launcher."""
+LAUNCHERS = ("horovod", "horovod-mpirun", "mpi", "torch", "torchrun", "jax", "multiworker", "plain",
+             "single")  # fmt: skip
+"""What starts the ranks, by the value of --launcher: docs/users.md has what each does."""
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
 MAX_CHAIN = 100
@@ -233,3 +229,26 @@ def _check_text(text: str, what: str) -> None:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def job_schema() -> dict[str, Any]:
+    """The format of a job file, as a JSON Schema."""
+    schema: dict[str, Any] = facts.load("job_format")["job"]
+    return schema
+
+
+def load_request(path: Path) -> dict[str, Any]:
+    """The values of a job file, defaults filled in.
+
+    Raises:
+        BadInput: every fault of the file at once, each with its line and a caret.
+    """
+    from hpcdl.system.document import read_document
+    from hpcdl.system.schema import check
+
+    keys = "write `schema: 1` and options of `hpcdl job submit`; `hpcdl job schema` has all keys"
+    document = read_document(path, if_empty=keys)
+    values = check(document, job_schema())
+    document.raise_faults()
+    assert isinstance(values, dict)
+    return values

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs import environment
-from hpcdl.jobs.intent import links, locate, revoke
-from hpcdl.jobs.manifest import embedded_cluster
+from hpcdl.jobs.intent import embedded_cluster, links, locate, revoke
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module

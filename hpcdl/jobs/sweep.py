@@ -2,17 +2,17 @@
 
 Points that ask Slurm for the same thing form one array: one script, one line of arguments per
 task. The manifest (sweep.json) says which job and task runs which point and where its result
-lies; running the sweep again submits only what has no result and no job. Everything up to
-`submit` is pure.
+lies; running the sweep again submits only what has no result and no job. What all points share is
+kept in it, so that results of another program or partition are never taken for this one's.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,11 @@ from hpcdl.jobs.launch import step_command
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import ArrayOf, Script, render_script
 from hpcdl.jobs.spec import JobSpec, Module, check_spec, minutes_of
+from hpcdl.results.records import at
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_json
+from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean, nearest
 
 MAX_POINTS = 100_000
@@ -36,6 +39,13 @@ _MARK = re.compile(r"\{\{([^{}]+)\}\}|\{([^{}]+)\}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 JOB_KEYS = (*_COUNTS, "partition", "gpu-model", "time", "launcher")
 """What describes the job; every other key becomes an option of the program."""
+
+_MOST_BYTES = 200_000_000
+_SCHEMA = 2
+Request = Mapping[str, Any]
+_FREE = frozenset({"name", "minutes", "account", "qos", "job_dir", "requeues", "preflight", "chain",
+                   "trusted_network"})  # fmt: skip
+"""What may differ when a sweep is run again: no result follows from it."""
 
 Values = Mapping[str, str]
 Shape = tuple[object, ...]
@@ -105,7 +115,7 @@ def samples(points: Sequence[Point]) -> list[Point]:
 def point_id(values: Values) -> str:
     """A short name of a point that stays the same when the matrix grows."""
     text = json.dumps(dict(sorted(values.items())))
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+    return sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
 def groups(points: Sequence[Point], tasks: int = TASKS_PER_ARRAY) -> tuple[Group, ...]:
@@ -256,3 +266,76 @@ def _program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
 def _marks(program: Sequence[str]) -> set[str]:
     """The keys that a program's arguments have a place for."""
     return {mark[2] for one in program for mark in _MARK.finditer(one) if mark[2]}
+
+
+# ---- the manifest ----
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What sweep.json says; `request` is None where it was not kept."""
+
+    rows: tuple[Mapping[str, Any], ...] = ()
+    request: Request | None = None
+
+
+def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
+    """What all points of a sweep share, as far as their results follow from it, as JSON values.
+
+    `modules` are those that the user named: a release that is published meanwhile is no
+    reason to run everything again.
+    """
+    said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in _FREE}
+    said |= {"environment": sorted(base.environment), "modules": modules}
+    # As a manifest gives it back, which is what it is compared with: paths and tuples are none.
+    request: Request = json.loads(json.dumps({k: v for k, v in said.items() if v}, default=str))
+    return request
+
+
+def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:
+    """Raise BadInput for other jobs than those whose results lie in the directory."""
+    was, now = manifest.request, request
+    if was is None or now is None or was == now:
+        return
+    keys = [key for key in dict.fromkeys((*was, *now)) if was.get(key) != now.get(key)]
+    raise BadInput(
+        f"the sweep '{folder.name}' was begun with other jobs",
+        details=[f"{key}: {_shown(was.get(key))}, now {_shown(now.get(key))}" for key in keys],
+        hint=f"give this one another --name, or take {folder} away to start over",
+    )
+
+
+def _shown(value: object) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value or "none")
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a sweep, empty where there is none; BadInput for an unreadable one."""
+    path = folder / "sweep.json"
+    hint = f"take {folder} away to start over"
+    try:
+        if not path.exists():
+            return Manifest()
+        said = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
+    except (BadInput, OSError, ValueError, RecursionError) as fault:
+        raise BadInput(f"{path} cannot be read", hint=hint) from fault
+    if at(said, "schema") != _SCHEMA:
+        raise BadInput(f"{path} is not of version {_SCHEMA}", hint=hint)
+    rows, request = said.get("points"), said.get("request")
+    if not isinstance(rows, list) or not all(map(_is_row, rows)):
+        raise BadInput(f"{path} does not say which point is whose", hint=hint)
+    return Manifest(tuple(rows), request if isinstance(request, dict) else None)
+
+
+def _is_row(row: object) -> bool:
+    kinds = {"id": str, "job_id": int | None, "task": int | None, "token": str | None}
+    known = all(isinstance(at(row, name), kind) for name, kind in kinds.items())
+    return known and (at(row, "token") is None or isinstance(at(row, "directory"), str))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest as a whole."""
+    request = {} if manifest.request is None else {"request": dict(manifest.request)}
+    said = {"schema": _SCHEMA, **request, "points": [dict(row) for row in manifest.rows]}
+    write_json(folder / "sweep.json", said)

@@ -14,21 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs import environment
-from hpcdl.jobs.intent import locate, revoke
-from hpcdl.jobs.manifest import (
-    Manifest,
-    Request,
-    check_request,
-    embedded_cluster,
-    of_this_cluster,
-    read_manifest,
-    write_manifest,
-)
+from hpcdl.jobs import environment, sweep
+from hpcdl.jobs.intent import embedded_cluster, locate, of_this_cluster, revoke
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import JobSpec, Module, check_name
-from hpcdl.jobs.sweep import Group, Point, groups, point_folder, render, shares
+from hpcdl.jobs.sweep import Group, Manifest, Point, Request, point_folder
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
@@ -79,8 +70,8 @@ def run_statuses(
     Raises:
         BadInput: the manifest is of another format, or of another `request`.
     """
-    manifest = read_manifest(folder)
-    check_request(folder, manifest, request)
+    manifest = sweep.read_manifest(folder)
+    sweep.check_request(folder, manifest, request)
     manifest = _located(manifest) if ask else manifest
     active = _active_arrays() if manifest.rows and ask else {}
     return _run_statuses(folder, points, manifest, active)
@@ -88,7 +79,7 @@ def run_statuses(
 
 def kept_points(folder: Path, base: JobSpec) -> tuple[Point, ...]:
     """The points of a sweep's manifest, for their status alone."""
-    rows = read_manifest(folder).rows
+    rows = sweep.read_manifest(folder).rows
     return tuple(Point(r["id"], r["values"], base, r.get("problem") or "") for r in rows)
 
 
@@ -113,8 +104,8 @@ def submit(
         check_script(point.spec)
     with files.locked(folder / ".lock"):
         require_own(folder)
-        manifest = read_manifest(folder)
-        check_request(folder, manifest, request)
+        manifest = sweep.read_manifest(folder)
+        sweep.check_request(folder, manifest, request)
         if request and points:
             environment.check_same(folder, points[0].spec.environment)
         manifest = _settled(folder, manifest)
@@ -195,7 +186,7 @@ def _settled(folder: Path, manifest: Manifest) -> Manifest:
         row["job_id"] = revoke(Path(row["directory"]), row["token"])
         row["token"] = row["token"] if row["job_id"] else None
     settled = replace(manifest, rows=tuple(rows))
-    write_manifest(folder, settled)
+    sweep.write_manifest(folder, settled)
     return settled
 
 
@@ -205,10 +196,10 @@ def preview(
 ) -> list[tuple[Group, Script, str]]:  # fmt: skip
     """The scripts and arguments that `submit` would write for points of this status."""
     wanted = {MISSING, FAILED} if retry else {MISSING}
-    missing = groups([one.point for one in found if one.state in wanted])
-    dealt = zip(missing, shares(len(missing), running), strict=True)
+    missing = sweep.groups([one.point for one in found if one.state in wanted])
+    dealt = zip(missing, sweep.shares(len(missing), running), strict=True)
     return [
-        (group, *render(site, group, modules[group.spec.partition], folder, number, share))
+        (group, *sweep.render(site, group, modules[group.spec.partition], folder, number, share))
         for number, (group, share) in enumerate(dealt, start=_next_number(folder))
     ]
 
@@ -310,4 +301,4 @@ def _write_manifest(folder: Path, manifest: Manifest, status: Mapping[str, RunSt
         for one in status.values()
     ]
     earlier = [row for row in manifest.rows if row["id"] not in status]
-    write_manifest(folder, replace(manifest, rows=(*earlier, *rows)))
+    sweep.write_manifest(folder, replace(manifest, rows=(*earlier, *rows)))

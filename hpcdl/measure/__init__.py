@@ -1,5 +1,63 @@
 """The small programs that measure a node or a network with what training uses.
 
 Checks run them on compute nodes, `python -m hpcdl.measure.NAME`; each writes a result.json in the
-shape of a training's (hpcdl.measure.measurement). Nothing imports them.
+shape of a training's, for checks, reports and people read one format: outcome, job, layout,
+release, samples, summary. Nothing imports them.
 """
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcdl.results.records import RESULT, outcome
+from hpcdl.system.errors import HpcdlError
+from hpcdl.system.packages import nvidia_driver
+from hpcdl.train.result import job_of
+from hpcdl.train.startup import RankPlace, this_place
+
+
+def write_measurement(
+    kind: str, hosts: Sequence[str], *, gpu_per_rank: int = 0,
+    versions: Mapping[str, Any] | None = None, options: Mapping[str, Any],
+    samples: Mapping[str, Any], summary: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write result.json into HPCDL_JOB_DIR, else the current directory.
+
+    `hosts` has every rank's node, `summary` the metrics that checks read.
+    """
+    nodes = list(dict.fromkeys(hosts))
+    folder = Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
+    RESULT.write(folder / RESULT.name, {
+        "kind": kind,
+        "outcome": outcome("completed"),
+        "ended": time.time(),
+        "job": job_of(os.environ),
+        "layout": {"ranks": len(hosts), "nodes": nodes, "hosts": list(hosts),
+                   "gpu_per_rank": gpu_per_rank},
+        "release": os.environ.get("HPCDL_RELEASE"),
+        "versions": {**(versions or {}), "driver": nvidia_driver()},
+        "options": dict(options),
+        "samples": dict(samples),
+        "summary": dict(summary),
+    })  # fmt: skip
+
+
+def run_program(main: Callable[[RankPlace], None]) -> int:
+    """Run a program's main part and turn a clear error into its exit code.
+
+    One of several ranks exits at once: an orderly exit would wait for the others.
+    """
+    place = this_place()
+    try:
+        main(place)
+    except HpcdlError as error:
+        print(f"rank {place.rank} on {place.host}: {error.render()}", file=sys.stderr, flush=True)
+        if place.size > 1:
+            os._exit(int(error.exit_code))
+        return int(error.exit_code)
+    return 0

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+from hpcdl.train.startup import RankPlace, StartupClock, import_tensorflow, prepare_environment
 
 if TYPE_CHECKING:
     from hpcdl.train.communicate import Communicator
@@ -73,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=positive, default=20, metavar="N")
     parser.add_argument("--strategy", choices=("auto", "horovod", "multiworker"), default="auto")
     args = parser.parse_args(argv)
-    return run_program(lambda place: _run(args, place), this_place())
+    return run_program(lambda place: _run(args, place))
 
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
-from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.startup import import_tensorflow, prepare_environment
+from hpcdl.train.startup import RankPlace, import_tensorflow, prepare_environment
 
 WARMUP = 3
 _GIGA, _MEGA = 1e9, 1_000_000
@@ -33,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--megabytes", type=positive, default=64, metavar="N")
     parser.add_argument("--repeats", type=positive, default=20, metavar="N")
     args = parser.parse_args(argv)
-    return run_program(lambda place: _run(args, place), this_place())
+    return run_program(lambda place: _run(args, place))
 
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:

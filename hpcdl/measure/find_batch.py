@@ -19,12 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcdl.measure.measurement import run_program, write_measurement
-from hpcdl.system.driver import nvidia_driver
+from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.python import module_argv
+from hpcdl.system.packages import nvidia_driver
+from hpcdl.system.run import module_argv
 from hpcdl.train.options import TrainOptions, parse, to_argv
-from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.startup import RankPlace
 
 SECONDS = 600.0
 """No new trial begins after this time."""
@@ -69,7 +69,7 @@ def search(bounds: Bounds, tries: Callable[[int], bool]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Search for the run that `argv` describes, print the batch; returns the exit code."""
-    return run_program(lambda place: _run(parse(list(argv)), place), this_place())
+    return run_program(lambda place: _run(parse(list(argv)), place))
 
 
 def _run(options: TrainOptions, place: RankPlace) -> None:

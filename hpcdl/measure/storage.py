@@ -19,11 +19,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 
-from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
-from hpcdl.train.ranks import RankPlace, this_place
+from hpcdl.train.startup import RankPlace
 
 BLOCK = 4 << 20
 _MEGA = 1e6
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--passes", type=positive, default=5, metavar="N")
     parser.add_argument("--threads", type=positive, default=4, metavar="N")
     args = parser.parse_args(argv)
-    return run_program(lambda place: _run(args, place), this_place())
+    return run_program(lambda place: _run(args, place))
 
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:

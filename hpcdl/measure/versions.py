@@ -10,23 +10,22 @@ import platform
 import sys
 
 from hpcdl import __version__
-from hpcdl.measure.measurement import run_program, write_measurement
+from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.startup import StartupClock, import_horovod, import_tensorflow, prepare_environment
+from hpcdl.train import startup
 
 
 def main() -> int:
     """Write result.json and print the versions; returns the exit code."""
-    return run_program(_run, this_place())
+    return run_program(_run)
 
 
-def _run(place: RankPlace) -> None:
-    clock = StartupClock()
-    prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=False)
+def _run(place: startup.RankPlace) -> None:
+    clock = startup.StartupClock()
+    startup.prepare_environment(place, onednn=False)
+    tf = startup.import_tensorflow(place, keras=False)
     clock.mark("tensorflow")
-    horovod = import_horovod(keras=False)
+    horovod = startup.import_horovod(keras=False)
     clock.mark("horovod")
     device = _compute()
     clock.mark("compute")

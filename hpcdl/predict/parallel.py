@@ -30,9 +30,6 @@ CHECKPOINTING = ("none", "selective", "full")
 _ADAM = 8.0  # bytes of both moments of a weight
 _UPDATE = 34.0  # bytes that clipping and Adam move of a weight: 5 x 4 read, 3 x 4 and 2 written
 
-Split = tuple[float, float, dict[str, float]]
-"""Seconds of a step: computing without what is computed again, exchange, and other losses."""
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -210,8 +207,11 @@ def _known(what: str, plan: Plan) -> dict[str, Any]:
     return known
 
 
-def split(work: Work, plan: Plan, gpus: int) -> Split:
-    """The step of `gpus` GPUs in as many replicas as there are."""
+def split(work: Work, plan: Plan, gpus: int) -> tuple[float, float, dict[str, float]]:
+    """Seconds of a step of `gpus` GPUs in as many replicas as there are.
+
+    Computing without what is computed again, exchange, and other losses by name.
+    """
     blocks, (most, ends) = work.net.shape.blocks, plan.blocks(work.net)
     (forward, again), (reduced, sends) = work.block(plan), work.passed(plan)
     output = work.output(plan)

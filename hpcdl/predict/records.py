@@ -19,9 +19,9 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.predict.network import names
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.document import Document, Mapping, Mark, Scalar, Sequence, read_document
 from hpcdl.system.errors import BadInput
+from hpcdl.system.resources import cached
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.schema import Schema, check
 

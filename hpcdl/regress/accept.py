@@ -15,12 +15,11 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.regress import references
-from hpcdl.regress.answer import Finding, GateAnswer
+from hpcdl.regress.answer import Acceptance, Finding, GateAnswer, Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import History, read_history
 from hpcdl.regress.identity import Series, name_of
 from hpcdl.regress.references import Edit, Reference, load_references, read_references, text_of
-from hpcdl.regress.rulings import Acceptance, Rulings
 from hpcdl.site import Site
 from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.document import read_document

@@ -1,10 +1,21 @@
-"""All-reduce and copies: sizes of messages, names, what the hardware cannot pass. Pure."""
+"""All-reduce and copies: sizes of messages, names, what the hardware cannot pass, what it did.
+
+The check measures bus bandwidth by message size, on one node and on two; a team reviews the
+references that come of it. So they say what a job's gradients meet, and the expectation of a job
+starts from them instead of from published links.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from itertools import groupby
+
 from hpcdl import facts
 from hpcdl.predict.hardware import usual_link
-from hpcdl.site import Partition
+from hpcdl.predict.results import Exchange, Place, times_of
+from hpcdl.regress.references import fingerprint, read_references, site_file
+from hpcdl.site import Partition, Site
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 """Bytes: a small layer's gradient, Horovod's fusion at work, and what large models send."""
@@ -13,6 +24,7 @@ SMALL_SIZES = (1 << 16, 1 << 20, 1 << 22)
 REPEATS, SHARED_REPEATS = 20, 200
 """Iterations of each size. On a single node the best of many seconds counts: another program may
 keep its CPUs for longer than 20 iterations take."""
+_CASE = re.compile(r"(?P<strategy>[a-z_]+)-(?P<nodes>[0-9]{1,4})x(?P<local>[0-9]{1,4})")
 _UNITS = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 
@@ -40,3 +52,42 @@ def most_gbs(partition: Partition) -> float | None:
     row = facts.load("links")["links"].get(usual_link(partition.gpu)) or {}
     both_ways = partition.gpu.figures.nvlink_gbs
     return row.get("gbs") or (both_ways / 2 if both_ways else None)
+
+
+def measured_links(
+    site: Site, partition: Partition, strategy: str, local: int
+) -> tuple[Exchange, ...]:
+    """What the site measured of the links within a node, and of those between nodes.
+
+    Of several numbers of ranks per node, the one nearest to `local` counts. References of
+    another machine that emulated the cluster are none of this one.
+    """
+    known = list(_exchanges(site, partition, strategy))
+    near = [one for one in known if one.nodes == 1]
+    far = [one for one in known if one.nodes > 1]
+    return tuple(
+        min(some, key=lambda one: (abs(one.local - local), one.nodes))
+        for some in (near, far)
+        if some
+    )
+
+
+def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exchange]:
+    path = site_file(site, partition.reference_set)
+    here, sizes = {None, fingerprint()}, {metric_name(size): size for size in SIZES + SMALL_SIZES}
+    rows = [
+        row
+        for row in read_references(path)
+        if (row.check, row.partition) == ("allreduce", partition.label) and row.machine in here
+    ]
+    for case, group in groupby(sorted(rows, key=lambda row: row.case), lambda row: row.case):
+        found = _CASE.fullmatch(case)
+        if not found or found["strategy"] != strategy:
+            continue
+        nodes, local = int(found["nodes"]), int(found["local"])
+        rates = [(sizes[row.metric], row.value) for row in group if row.metric in sizes]
+        one = Exchange(origin=str(path), place=Place(partition.name, gpu="", on_cpu=False),
+                       nodes=nodes, local=local, times=times_of(rates, nodes * local),
+                       steady=strategy != "horovod")  # fmt: skip
+        if nodes * local > 1 and one.times and one.slope[1] > 0:
+            yield one

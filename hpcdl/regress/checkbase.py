@@ -30,10 +30,9 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.regress.command import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
-from hpcdl.regress.provenance import of_this_run, run_of
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
-from hpcdl.regress.result import Measured, faults_of, read_result
+from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result
 from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
@@ -106,7 +105,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             return found
         _, partition = self.place()
         gpu = partition.gpu.driver_name if partition.gpu and self.needs_gpus else ""
-        return of_this_run(found, run_of(self.job.record, self.job.token, gpu))
+        return of_this_run(found, self.job.record, self.job.token, gpu)
 
     def expected(self, metric: Metric, site: Site, partition: Partition) -> Reference | None:
         """A reference that follows from a model or a rule, where no file has one."""
@@ -159,12 +158,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
     def write_script(self) -> None:
         """Lay the job out and hand ReFrame the parts of its script."""
         site, partition = self.place()
-        spec = replace(self.request(site, partition), job_dir=Path(self.stagedir).absolute())
+        module, directory = module_of(self.current_partition), Path(self.stagedir).absolute()
+        spec = replace(self.request(site, partition), job_dir=directory)
         if is_train(spec.program):
             spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
         if not self.is_dry_run():
             require_data(spec.program)
-        batch = take_apart(self.script(site, spec, module_of(self.current_partition)))
+        batch = take_apart(self.script(site, spec, module))
         layout = plan_layout(site, spec)
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
@@ -177,18 +177,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.prerun_cmds = list(batch.before)
         self.executable = batch.program
         self.postrun_cmds = list(batch.after)
-        self.evidence = self._plan(partition, asdict(layout))
-        self.job.faults = self.evidence["faults"]
-
-    def _plan(self, partition: Partition, layout: dict[str, Any]) -> dict[str, Any]:
-        files = {"script": "rfm_job.sh", "log": LOG, "result": RESULT}
-        directory = Path(self.stagedir).absolute()
-        return {
+        self.evidence = {
             "check": self.check_name, "case": self.case_name, "partition": partition.label,
-            "layout": layout, "release": module_of(self.current_partition).release,
-            "driver": partition.driver, "faults": [], "metrics": {},
-            **{kind: str(directory / name) for kind, name in files.items()},
+            "layout": asdict(layout), "release": module.release, "driver": partition.driver,
+            "faults": [], "metrics": {}, "script": str(directory / "rfm_job.sh"),
+            "log": str(directory / LOG), "result": str(directory / RESULT),
         }  # fmt: skip
+        self.job.faults = self.evidence["faults"]
 
     @run_before("sanity")
     def gather(self) -> None:
@@ -255,14 +250,12 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return self.suits(site, partition, execution_of(part))
 
 
-@functools.cache
-def _site(path: str) -> Site:
-    return load_site(Path(path))
+_site = functools.cache(load_site)
 
 
 def site_and_partition(part: Any) -> tuple[Site, Partition]:
     """The site and the partition behind one of ReFrame's partitions."""
-    site = _site(part.extras["hpcdl_site"])
+    site = _site(Path(part.extras["hpcdl_site"]))
     return site, site.partition(part.extras["hpcdl_partition"])
 
 

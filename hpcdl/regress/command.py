@@ -8,8 +8,7 @@ from itertools import chain
 
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import run
+from hpcdl.system.run import module_argv, run
 
 
 def rendered(site: Site, spec: JobSpec, module: Module) -> str:

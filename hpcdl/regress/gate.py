@@ -8,26 +8,15 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 
-from hpcdl.regress.answer import (
-    FUTURE,
-    LOST_NODE,
-    SILENT,
-    SLOW_NODE,
-    UNKNOWN,
-    WARNING,
-    Finding,
-    GateAnswer,
-    of_change,
-)
+from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer, Rulings, of_change
 from hpcdl.regress.drift import analyse, as_rates, may_be_worse, means_alike, slow_nodes
 from hpcdl.regress.history import History, Result, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.regress.nodes import COMPARED
-from hpcdl.regress.rulings import Rulings
 from hpcdl.regress.verdict import WHOLE_RUN
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
@@ -50,25 +39,18 @@ class _Question:
     history: History
     newest: dict[Series, str]
     latest: dict[Series, str]
-    now: datetime | None
+    now: datetime
     least: float
     watched: int
     rulings: Rulings
 
-    @property
-    def today(self) -> date:
-        """The day that it is now, for what is accepted until a day."""
-        return (self.now or datetime.now(timezone.utc)).date()
-
     def silent_days(self, series: Series) -> float:
-        """Days since a series' newest result, 0 where nobody asks."""
-        if self.now is None:
-            return 0.0
+        """Days since a series' newest result."""
         return (self.now - datetime.fromisoformat(self.newest[series])) / timedelta(days=1)
 
     def since(self, series: Series) -> str:
         """The first night that changes of a series are looked for in."""
-        return first_night(series, self.newest[series], self.rulings, self.today)
+        return first_night(series, self.newest[series], self.rulings, self.now.date())
 
     def is_over(self, series: Series) -> bool:
         """Whether the night that a series ends with was followed by a newer one.
@@ -79,15 +61,15 @@ class _Question:
         return self.newest[series] < self.latest[series.of_case]
 
 
-def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = (),
-        now: datetime | None = None, execution: ExecutionProfile = CLUSTER,
+def ask(history: History, *, now: datetime, partitions: tuple[str, ...] = (),
+        names: tuple[str, ...] = (), execution: ExecutionProfile = CLUSTER,
         rulings: Rulings | None = None) -> GateAnswer:  # fmt: skip
     """The gate's answer for the series of a history.
 
     It is about all partitions and all checks (`names`) by default. `now` is for results that are
     too old to count; `execution` says by how much nodes differ by chance.
     """
-    history = history if now is None else history.as_of(now)
+    history = history.as_of(now)
     known = history.series()
     chosen = [one for one in known if (not partitions or one.partition in partitions)
               and (not names or {one.check, one.name} & {*names})]  # fmt: skip
@@ -110,16 +92,16 @@ def ask(history: History, *, partitions: tuple[str, ...] = (), names: tuple[str,
     warnings = tuple(found for found in findings if found.kind == WARNING)
     if later := history.later():
         text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
-        warnings = (Finding(Series("", "", "", ""), FUTURE, text), *warnings)
+        warnings = (Finding(Series("", "", "", ""), "future", text), *warnings)
     return GateAnswer(len(alive), closing, len(known), ended, warnings, tuple(accepted))
 
 
 def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], list[Finding]]:
-    standing, accepted = list[Finding](), question.rulings.levels(question.today)
+    standing, accepted = list[Finding](), question.rulings.levels(question.now.date())
     for finding in told:
         newest = question.newest.get(finding.series)
         last = date.fromisoformat(newest[:10]) if newest else None
-        ruled = question.rulings.over(finding, question.today, last)
+        ruled = question.rulings.over(finding, question.now.date(), last)
         (standing if ruled is None else accepted).append(ruled or finding)
     return standing, accepted
 
@@ -136,8 +118,8 @@ def _latest(newest: dict[Series, str]) -> dict[Series, str]:
 
 def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
     """What was asked about by a name that the history does not have: others must not hide it."""
-    nothing = Series("", "", "", "")
-    return [Finding(nothing._replace(**{what: name}), UNKNOWN, f"the history has no {what} {name}")
+    none = Series("", "", "", "")
+    return [Finding(none._replace(**{what: name}), "unknown", f"the history has no {what} {name}")
             for name in asked if name not in there]  # fmt: skip
 
 
@@ -164,7 +146,7 @@ def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]
     gaps = [(after - before).days for before, after in pairwise(days)]
     old = silent > (2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS)
     text = f"the last result is of {last.time[:10]}"
-    return [Finding(series, SILENT, text)] if old else []
+    return [Finding(series, "old", text)] if old else []
 
 
 def _days_before(time: str, days: int) -> str:
@@ -179,19 +161,16 @@ def _vanished(history: History, series: Series, run: list[Result]) -> list[Findi
     before = history.last_on(series, _days_before(run[-1].time, NODES_DAYS))
     about = Series("", "", series.partition, "", site=series.site)
     text = "{} gave no result beside the other nodes; its last is of {}"
-    return [Finding(about, LOST_NODE, text.format(node, day), node=node)
+    return [Finding(about, "lost node", text.format(node, day), node=node)
             for node, day in sorted(before.items()) if node not in now]  # fmt: skip
 
 
-def first_night(
-    series: Series, last: str, rulings: Rulings | None = None, today: date | None = None
-) -> str:
+def first_night(series: Series, last: str, rulings: Rulings, today: date) -> str:
     """The first night that a series' changes are looked for in.
 
     `last` is the time of its newest result, `today` the day for what is accepted until a day.
     """
-    accepted = rulings.since(series, today or date.fromisoformat(last[:10])) if rulings else ""
-    return max(_days_before(last, LOOK_BACK_DAYS), accepted)
+    return max(_days_before(last, LOOK_BACK_DAYS), rulings.since(series, today))
 
 
 def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:

@@ -153,16 +153,12 @@ class History:
         """
         marks = ", ".join(f":{name}" for name in COLUMNS)
         statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
-        rows = (
-            {**vars(result), "site": result.site or self._site}
-            for result in self._none_of_the_future(results)
-        )
         with self._connection:
             before = self._connection.total_changes
-            self._connection.executemany(statement, rows)
+            self._connection.executemany(statement, self._rows(results))
             return self._connection.total_changes - before
 
-    def _none_of_the_future(self, results: Iterable[Result]) -> Iterator[Result]:
+    def _rows(self, results: Iterable[Result]) -> Iterator[dict[str, object]]:
         for result in results:
             if result.time > self._until:
                 raise BadInput(
@@ -171,14 +167,13 @@ class History:
                     hint="set the clock of the machine that wrote it, or of this one; nothing was "
                     "added",
                 )
-            yield result
+            yield {**vars(result), "site": result.site or self._site}
 
-    def results(self, since: str = "", limit: int | None = None) -> Iterator[Result]:
+    def results(self, since: str = "") -> Iterator[Result]:
         """Results from a time on, oldest first."""
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time >= ? AND time <= ? "  # noqa: S608
-            "ORDER BY time LIMIT ?",
-            (since, self._until, -1 if limit is None else limit),
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time BETWEEN ? AND ? ORDER BY time",  # noqa: S608
+            (since, self._until),
         )
         return map(_result, cursor)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hpcdl.results.faults import Fault, FaultKind
@@ -108,7 +108,6 @@ class Watchdog:
     """
 
     limit: float = SILENCE_SECONDS
-    limit_after_restart: float = SILENCE_AFTER_RESTART_SECONDS
     _signs: object = None
     _since: float = field(default_factory=time.monotonic)
 
@@ -119,17 +118,16 @@ class Watchdog:
             self._signs, self._since = signs, now
         return now - self._since
 
-    def suspicious(self, silence: float) -> bool:
-        """Whether it is time to ask about the job's nodes."""
-        return silence > min(self.limit, self.limit_after_restart)
-
-    def fault(self, silence: float, *, node_restarted: bool) -> Fault | None:
-        """Why the job is given up, or None."""
-        limit = self.limit_after_restart if node_restarted else self.limit
+    def fault(self, silence: float, node_restarted: Callable[[], bool]) -> Fault | None:
+        """Why the job is given up, or None; its nodes are asked about after so much silence."""
+        if silence <= min(self.limit, SILENCE_AFTER_RESTART_SECONDS):
+            return None
+        restarted = node_restarted()
+        limit = SILENCE_AFTER_RESTART_SECONDS if restarted else self.limit
         if silence <= limit:
             return None
         kind, why = FaultKind.HANG, "hangs:"
-        if node_restarted:
+        if restarted:
             kind = FaultKind.NODE_LOST
             why = "node lost: a node of it started again while the job ran, and since then"
         text = f"{why} no output and no progress for {silence:.0f} s while Slurm calls it RUNNING"

@@ -19,8 +19,7 @@ from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 from hpcdl.slurm.hostlist import expand_hostlist
 
-_JUDGED = frozenset({Status.PASS, Status.FAIL, Status.NO_REFERENCE, Status.STALE,
-                     Status.INSUFFICIENT})  # fmt: skip
+_JUDGED = frozenset(Status) - {Status.ERROR}
 _LEAST, _LEAST_OF_TWO = 0.04, 0.15
 _SPREADS, _FEW = 5.0, 8.0
 COMPARED = 3
@@ -62,23 +61,20 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> tuple[Sl
     found: dict[str, SlowNode] = {}
     for name in names:
         each = _values(judged, name)
-        slow = slower_than_the_rest(each, least)
+        slow = slower_than_the_rest({node: (value,) for node, value in each.items()}, least)
         rest = [value for node, value in each.items() if node not in slow]
         for node in slow:
             found.setdefault(node, SlowNode(node, name, each[node] / median(rest), len(rest)))
     return tuple(found.values())
 
 
-def slower_than_the_rest(each: Mapping[str, float], least: float = 0.0) -> tuple[str, ...]:
-    """The nodes whose value lies below what the rest's scatter explains.
+def slower_than_the_rest(
+    each: Mapping[str, Sequence[float]], least: float = 0.0
+) -> tuple[str, ...]:
+    """The nodes whose values lie below what the rest's scatter explains.
 
-    `each` is a value by node, higher is better; `least` is as in `find_slow_nodes`.
+    `each` has values by node, higher is better; `least` is as in `find_slow_nodes`.
     """
-    return _slower({node: (value,) for node, value in each.items()}, least)
-
-
-def _slower(each: Mapping[str, Sequence[float]], least: float = 0.0) -> tuple[str, ...]:
-    """As `slower_than_the_rest`, with one or more values by node."""
     ordered = sorted(each, key=lambda node: median(each[node]))
     for count in range(max(1, len(ordered) // 4), 0, -1):
         rest = [value for node in ordered[count:] for value in each[node]]
@@ -103,7 +99,7 @@ def slow_nights(nights: Sequence[Mapping[str, float]], least: float = 0.0) -> tu
         middle = median(night.values())
         for node, value in night.items():
             each.setdefault(node, []).append(value / middle)
-    slow = _slower(each, least)
+    slow = slower_than_the_rest(each, least)
     return tuple(n for n in slow if all(_trails(night, slow, n) for night in recent[-COMPARED:]))
 
 

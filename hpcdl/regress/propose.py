@@ -1,30 +1,35 @@
-"""Drafts changes of the site's references, as a diff that a team reviews like code.
+"""Makes a site's own references: measured by runs for them, or drafted from those of nights.
 
-The values come from the runs that lie in the site's work directory: those of the release that is
-published now, not slowed on purpose, not failed. A reference is drafted where there is none, or
-where the one there is was measured with another release, driver or machine, or on too few runs.
+`propose` drafts changes, as a diff that a team reviews like code. The values come from the runs
+that lie in the site's work directory: those of the release that is published now, not slowed on
+purpose, not failed. A reference is drafted where there is none, or where the one there is was
+measured with another release, driver or machine, or on too few runs.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hpcdl.regress import references
 from hpcdl.regress.identity import LOWER, TIMES
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND, WIDEST, Edit, Key, Reference, by_set
+from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on
 from hpcdl.regress.run_directory import runs_directory
+from hpcdl.regress.runner import CheckOutcome, as_data, run_checks
+from hpcdl.regress.verdict import outdated
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, CheckFailed
 
 MOST_RUNS = 10
-_USABLE = {Status.PASS.value, Status.STALE.value, Status.NO_REFERENCE.value,
-           Status.INSUFFICIENT.value}  # fmt: skip
+_USABLE = {one.value for one in Status} - {Status.FAIL.value, Status.ERROR.value}
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,6 @@ class Drafts:
     waiting: tuple[str, ...]
     nights: bool = True
     rows: tuple[Reference, ...] = ()
-
-    def write(self, site: Site) -> None:
-        """Make the changes, in the files as they are by now."""
-        for name, rows in by_set(site, self.rows).items():
-            references.update_references(site, name, rows)
 
 
 def propose(
@@ -70,7 +70,7 @@ def draft(site: Site, measured: Iterable[Reference]) -> tuple[list[Reference], t
         now = (group[0].machine, group[0].driver)
         known = references.load_references(site, site.partition(key[2]).reference_set).get(key)
         same = [row for row in group if row.value > 0 and (row.machine, row.driver) == now]
-        if known is not None and not _outdated(known, group[0]):
+        if known is not None and _stands(known, group[0]):
             continue
         if len(same) >= MIN_RUNS:
             rows.append(of_runs(same[:MOST_RUNS]))
@@ -134,9 +134,79 @@ def rows_of(
                 )  # fmt: skip
 
 
-def _outdated(known: Reference, newest: Reference) -> bool:
-    if known.proof != "run":
-        return True
-    now = {"release": newest.release, "driver": newest.driver, "machine": newest.machine}
-    changed = any(getattr(known, what) not in {None, value} for what, value in now.items() if value)
-    return changed or 0 < known.runs < MIN_RUNS
+def _stands(known: Reference, newest: Reference) -> bool:
+    often = known.proof == "run" and not 0 < known.runs < MIN_RUNS
+    return often and not any(outdated(vars(known), vars(newest), newest.machine))
+
+
+class Measurement(NamedTuple):
+    """New references, and the files they went to."""
+
+    references: tuple[Reference, ...]
+    files: tuple[Path, ...]
+
+
+def measure(
+    site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
+) -> Measurement:
+    """Run the checks `request.repeat` times and derive references.
+
+    Raises BadInput: fewer runs than a reference needs. Raises CheckFailed: a run went wrong;
+    nothing is written.
+    """
+    if request.repeat < MIN_RUNS:
+        raise BadInput(
+            f"--runs {request.repeat} is too few for a reference", hint=f"give at least {MIN_RUNS}"
+        )
+    outcome = run_checks(site, modules, replace(request, measuring=True), progress)
+    well = {Status.NO_REFERENCE, Status.PASS}  # at most it lacks references
+    faulty = [verdict for verdict in outcome.verdicts if verdict.status not in well]
+    if faulty:
+        raise CheckFailed(
+            "no reference was written, because not every run went well",
+            details=[f"{v.name} on {v.partition or '-'}: {v.reason}" for v in faulty],
+            hint=f"see {outcome.directory.path}",
+        )
+    rows = derive(site, modules, outcome)
+    if not rows:
+        raise CheckFailed(
+            "no reference was written, because nothing that ran has a number to be judged",
+            hint="`hpcdl check run` says of each check what it holds",
+        )
+    return Measurement(rows, write(site, rows))
+
+
+def write(site: Site, rows: Iterable[Reference]) -> tuple[Path, ...]:
+    """Put rows into the files of their sets, as those are by now; the files."""
+    return tuple(references.update_references(site, name, new)
+                 for name, new in by_set(site, rows).items())  # fmt: skip
+
+
+def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
+    """Whether each check asked for has a reference of this release and machine, everywhere.
+
+    Raises BadInput: no check is named; which ones tags mean, only ReFrame knows.
+    """
+    if not request.names:
+        hint = "name the checks: --name throughput --name storage"
+        raise BadInput("--if-missing cannot know which references are missing", hint=hint)
+    machine = references.fingerprint()
+    for part in site.by_groups(request.partitions):
+        rows = references.load_references(site, part.reference_set).values()
+        there = [row.names for row in rows if row.partition == part.label and row.proof == "run"
+                 and row.release == module_on(modules, part.label).release
+                 and row.machine in {None, machine}]  # fmt: skip
+        if not set().union(*there).issuperset(request.names):
+            return False
+    return True
+
+
+def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Reference, ...]:
+    """A reference for every metric of every case."""
+    source = f"measured on '{site.name}' by hpcdl check references measure"
+    verdicts = as_data(outcome)["verdicts"]
+    rows = rows_of(verdicts, outcome.machine, time.strftime("%Y-%m-%d"), source)
+    return tuple(
+        replace(of_runs(group), release=module_on(modules, key[2]).release)
+        for key, group in by_key(rows).items()
+    )

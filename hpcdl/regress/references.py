@@ -11,8 +11,10 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -187,8 +189,8 @@ class Edit:
 def edit_of(site: Site, reference_set: str, rows: Sequence[Reference]) -> Edit:
     """The change of a set's file by rows, which take the places of those that it has."""
     path = site_file(site, reference_set)
-    new = render_references(reference_set, merged(read_references(path), rows))
-    return Edit(path, text_of(path), new)
+    merged = {row.key: row for row in (*read_references(path), *rows)}
+    return Edit(path, text_of(path), render_references(reference_set, [*merged.values()]))
 
 
 def text_of(path: Path) -> str:
@@ -212,7 +214,7 @@ def update_references(site: Site, reference_set: str, rows: Sequence[Reference])
     path = site_file(site, reference_set)
     with locked(path.with_name(".lock")):
         clear_leftovers(path)
-        write_atomic(path, render_references(reference_set, merged(read_references(path), rows)))
+        write_atomic(path, edit_of(site, reference_set, rows).after)
     return path
 
 
@@ -227,11 +229,6 @@ def render_references(reference_set: str, rows: Sequence[Reference]) -> str:
         "# `propose` write them; a change is reviewed like code. Bounds are fractions.\n"
     )
     return head + str(yaml.safe_dump(content, sort_keys=False, width=96, allow_unicode=True))
-
-
-def merged(old: Sequence[Reference], new: Sequence[Reference]) -> list[Reference]:
-    """The old rows with the new ones in their places."""
-    return [*{row.key: row for row in (*old, *new)}.values()]
 
 
 def spread_of(values: Sequence[float]) -> float:
@@ -249,14 +246,6 @@ def spread_of(values: Sequence[float]) -> float:
     return max(mad, by_range) / middle
 
 
-def lower_bound(spread: float) -> float:
-    """How far below the reference still passes, as a negative fraction.
-
-    Five standard deviations, at least 10 %, at most 40 %: half the speed never passes.
-    """
-    return -min(WIDEST, max(NARROWEST, round(_SPREADS * spread, 3)))
-
-
 def from_runs(row: Reference, values: Sequence[float]) -> Reference:
     """`row` with value, spread and bound from measured values: `upper` where it has one.
 
@@ -269,15 +258,16 @@ def from_runs(row: Reference, values: Sequence[float]) -> Reference:
             hint=f"at least {MIN_RUNS} runs must end well; see their logs",
         )
     spread = spread_of(good)
-    # What else a shared machine does tomorrow is not in the spread of a few runs today.
-    below = -recorded(row.machine).margin or lower_bound(spread)
+    # Five standard deviations, at least 10 %, at most 40 %: half the speed never passes. What else
+    # a shared machine does tomorrow is not in the spread of a few runs today.
+    far = recorded(row.machine).margin or min(WIDEST, max(NARROWEST, round(_SPREADS * spread, 3)))
     return replace(
         row,
         value=float(f"{median(good):.6g}"),
         runs=len(good),
         spread=round(spread, 4),
-        lower=below if row.upper is None else None,
-        upper=None if row.upper is None else -below,
+        lower=-far if row.upper is None else None,
+        upper=None if row.upper is None else far,
     )
 
 
@@ -291,22 +281,16 @@ def rule(check: str, case: str, partition: str, metric: str, least: float) -> Re
 
 def fingerprint() -> str:
     """This machine, in short: processor, its CPUs, memory. For the embedded cluster."""
-    model, memory = "unknown processor", 0
-    for line in _lines("/proc/cpuinfo"):
-        if line.startswith("model name"):
-            model = " ".join(line.partition(":")[2].split())
-            break
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemTotal"):
-            memory = round(int(line.split()[1]) / 1024**2)
+    model = " ".join(_told("/proc/cpuinfo", "^model name[^:]*:(.*)").split()) or "unknown processor"
+    memory = round(int(_told("/proc/meminfo", r"^MemTotal:\s*(\d+)") or 0) / 1024**2)
     return f"{model}, {len(os.sched_getaffinity(0))} CPUs, {memory} GB"
 
 
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(errors="replace").splitlines()
-    except OSError:
-        return []
+def _told(path: str, pattern: str) -> str:
+    with suppress(OSError):
+        found = re.search(pattern, Path(path).read_text(errors="replace"), re.MULTILINE)
+        return found[1] if found else ""
+    return ""
 
 
 def reference_of(entry: Mapping[str, Any]) -> Reference:

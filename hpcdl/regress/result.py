@@ -2,11 +2,16 @@
 
 World size, release, device and nodes as its layout says; a training beside that ends by itself
 with finite, falling losses. A number of a job that ran as something else is no number.
+
+A job writes down which job it is, its submission's token, its nodes, its GPU and when it ended;
+Slurm's record says the same. What is of another job, another place or another time counts for
+nothing, however well it looks: it may be left from a night before, or copied.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +22,13 @@ from hpcdl.jobs.preflight import Expectation, Probe, judge
 from hpcdl.results.faults import Fault, FaultKind, as_fault
 from hpcdl.results.records import RESULT, at
 from hpcdl.site import Partition, Site
+from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.parse import JobRecord
 from hpcdl.stack.release import release_for
 from hpcdl.system.errors import BadInput
+
+CLOCKS_SECONDS = 60.0
+"""How far the clocks of nodes, controller and this machine may lie apart."""
 
 
 @dataclass(frozen=True)
@@ -174,3 +184,74 @@ def promised_versions(site: Site, partition: Partition, release: str | None) -> 
     model = partition.gpu and partition.gpu.model
     found = release_for(site, partition.name, model) if release else None
     return found.versions if found is not None and found.id == release else {}
+
+
+def epoch(text: str) -> float | None:
+    """A time of Slurm's, which is local, in seconds since 1970; None where it is unknown."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def seconds_between(start: str, end: str) -> float | None:
+    """Seconds between two of Slurm's times, None where one is unknown."""
+    first, second = epoch(start), epoch(end)
+    return None if first is None or second is None else second - first
+
+
+def of_this_run(measured: Measured, record: JobRecord, token: str, gpu: str = "") -> Measured:
+    """The result, or nothing of it but why it is not of the run that Slurm's record tells of.
+
+    `token` is its submission's; `gpu` is part of what the driver must call its GPU, '' where ranks
+    need none.
+    """
+    if measured.faults:
+        return measured
+    found = tuple(_foreign(measured, record, token, gpu))
+    return Measured({}, found) if found else measured
+
+
+def _foreign(measured: Measured, record: JobRecord, token: str, gpu: str) -> Iterator[Fault]:
+    said = at(measured.values, "job", "id")
+    if said is None:
+        yield _fault("does not say which job wrote it (job.id)", record.id, None)
+    elif str(said) != str(record.id):
+        yield _fault(f"was written by job {said!s:.40}, not by {record.id}", record.id, str(said))
+    other = measured.text("job", "token")
+    if other and token and other != token:
+        yield _fault("is of another submission (job.token)", token, other)
+    names = at(measured.values, "layout", "nodes")
+    own = expand_hostlist(record.nodes)
+    strange = {*map(str, names)} - {*own} if isinstance(names, list) and own else set()
+    if strange:
+        named = ", ".join(sorted(strange)[:8])
+        yield _fault(f"is of nodes that the job did not have: {named}", ",".join(own), named)
+    yield from _at_another_time(measured, epoch(record.started), epoch(record.ended))
+    device = measured.text("layout", "gpu")
+    if device and gpu and gpu.lower() not in device.lower():
+        yield _fault(f"is of a GPU '{device[:60]}', and the partition has {gpu}", gpu, device)
+
+
+def _at_another_time(
+    measured: Measured, began: float | None, over: float | None
+) -> Iterator[Fault]:
+    """Times are seconds since 1970, None where Slurm tells none."""
+    written = measured.number("ended")
+    if written is None:
+        yield _fault("does not say when it was written (ended)", over, None)
+    elif began is not None and written < began - CLOCKS_SECONDS:
+        early = _long(began - written)
+        yield _fault(f"was written {early} before the job began", began, written)
+    elif (late := written - (over or time.time())) > CLOCKS_SECONDS:
+        yield _fault(f"was written {_long(late)} after the job ended", over, written)
+
+
+def _long(seconds: float) -> str:
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds:.0f} s"
+    return f"{seconds / 86400:.0f} days"
+
+
+def _fault(text: str, wanted: float | str | None, got: float | str | None) -> Fault:
+    return Fault(FaultKind.FOREIGN, f"foreign result: it {text}", wanted=wanted, got=got)

@@ -23,15 +23,8 @@ from typing import Any
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import ACTIVE
+from hpcdl.system import files
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import (
-    clear_leftovers,
-    explain_os_errors,
-    locked,
-    make_directory,
-    switch_link,
-    take_lock,
-)
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import utc_stamp
 
@@ -90,11 +83,11 @@ def new_run(site: Site) -> Iterator[RunDirectory]:
     """A new run's directory, locked while the run lives; `latest` leads to it."""
     parent = runs_directory(site)
     path = parent / f"{utc_stamp()}-{os.urandom(2).hex()}"
-    with explain_os_errors(path):
-        make_directory(parent, 0o775)
+    with files.explain_os_errors(path):
+        files.make_directory(parent, 0o775)
         path.mkdir(0o755)
-    with locked(path / "lock"):
-        switch_link(parent.parent / "latest", f"{parent.name}/{path.name}")
+    with files.locked(path / "lock"):
+        files.switch_link(parent.parent / "latest", f"{parent.name}/{path.name}")
         yield RunDirectory(path)
 
 
@@ -154,10 +147,9 @@ def sweep(site: Site) -> list[int]:
         with suppress(HpcdlError, FileNotFoundError):
             if lock.parent.lstat().st_uid != os.getuid() or is_held(lock):
                 continue
-            with locked(lock, wait_seconds=0.0):  # a run that begins just now waits for this
+            with files.locked(lock, wait_seconds=0.0):  # a run that begins just now waits for this
                 run = RunDirectory(lock.parent)
-                clear_leftovers(run.settings)
-                clear_leftovers(run.verdicts)
+                files.clear_leftovers(run.settings, run.verdicts)
                 cancelled += cancel_left_jobs(run)
                 late = max(_tokens(lock.with_name("events.jsonl")).values(), default=0.0)
                 if time.time() - late > once.SETTLED_SECONDS:
@@ -187,7 +179,7 @@ def is_held(lock: Path) -> bool:
     except OSError:
         return True
     try:
-        return not take_lock(descriptor)
+        return not files.take_lock(descriptor)
     except OSError:
         return True
     finally:

@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.job_state import JUDGED, exit_fault
 from hpcdl.regress.nodes import name_slow_nodes, node_of
 from hpcdl.regress.references import fingerprint, load_references
-from hpcdl.regress.reframe_adapter.process import Progress, Session, execute, refuse_ours, to_argv
-from hpcdl.regress.reframe_adapter.releases import require_reframe
+from hpcdl.regress.reframe_adapter import process
+from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress, Session
 from hpcdl.regress.reframe_adapter.settings import Modules, module_on, reframe_name, render_settings
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
@@ -68,7 +67,7 @@ def run_checks(
     BadInput: an unknown partition, a setting that cannot be passed on, bad references. Raises
     Stopped: a signal ended it; its jobs were cancelled.
     """
-    require_reframe()
+    process.require_reframe()
     referenced = _check_request(site, request)
     client.version()
     sweep(site)
@@ -80,8 +79,8 @@ def run_checks(
             site, modules, partitions=request.partitions, prefix=run.path, execution=execution
         ))  # fmt: skip
         usual = execution.retries if referenced else 0
-        argv = to_argv(run, request, usual, serial=execution.serial)
-        session = execute(run, argv, progress)
+        argv = process.to_argv(run, request, usual, serial=execution.serial)
+        session = process.execute(run, argv, progress)
         _refuse_mistyped(request, session)
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
         outcome = CheckOutcome(run, tuple(waive(found, request.waived)), time.monotonic() - start,
@@ -121,7 +120,7 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
                 f"--set {setting!r} cannot be passed on",
                 hint="write NAME=VALUE, an option of `hpcdl train`, without a comma",
             )
-    refuse_ours(request.passed)
+    process.refuse_ours(request.passed)
     for path in request.paths:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")

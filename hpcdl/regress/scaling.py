@@ -8,7 +8,6 @@ beyond what the model's own uncertainty explains (2.6 standard deviations of a n
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from hpcdl.predict.hardware import Machine, of_partition
 from hpcdl.predict.network import Network, network
@@ -32,11 +31,6 @@ YARDSTICKS = {
 _BANDS, _WIDEST = 2.0, 0.9
 FAST_CONVOLUTIONS = 4.0
 _UNITS = {"fp32": ("fp32", "tf32"), "tf32": ("fp32", "tf32")}
-
-
-def widened(single: TrainingCase, nodes: int, ranks: int) -> TrainingCase:
-    """The training of one rank on more of them: the same batch on every rank."""
-    return replace(single, nodes=nodes, ranks=ranks)
 
 
 def most(case: TrainingCase, partition: Partition) -> float | None:

@@ -24,17 +24,12 @@ _STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "red"}
 _HEADER = ("check", "partition", "verdict", "measured", "reference", "change", "bounds")
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> str:
-    """The table of a run's verdicts, one line per metric, with the reasons below it."""
-    rows = [row for verdict in verdicts for row in _rows(verdict)]
-    reasons = [f"{_word(one)} {one.name} on {one.place}: {in_a_line(one.reason)}"
-               for one in verdicts if one.reason]  # fmt: skip
-    return "\n".join([table(rows, _HEADER), *(["", *reasons] if reasons else [])])
-
-
 def outcome_text(outcome: CheckOutcome) -> str:
-    """Everything a person wants to see after a run."""
-    lines = [verdict_table(outcome.verdicts), ""]
+    """Everything a person wants to see after a run: a line per metric, the reasons, files."""
+    reasons = [f"{_word(one)} {one.name} on {one.place}: {in_a_line(one.reason)}"
+               for one in outcome.verdicts if one.reason]  # fmt: skip
+    rows = [row for verdict in outcome.verdicts for row in _rows(verdict)]
+    lines = [table(rows, _HEADER), *(["", *reasons] if reasons else []), ""]
     for verdict in outcome.verdicts:
         if verdict.result:
             lines += [f"{verdict.name} on {verdict.place}:", *_files(verdict)]

@@ -128,11 +128,6 @@ def best_images_per_second(measured: Measured) -> float | None:
     return max(rates, default=None)
 
 
-def efficiency(rate: float | None, single: float | None, ranks: int) -> float | None:
-    """What `ranks` give of `ranks` times one alone; None where a rate is missing."""
-    return rate / (ranks * single) if rate and single else None
-
-
 def training_faults(
     measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
 ) -> list[Fault]:

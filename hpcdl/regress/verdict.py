@@ -314,7 +314,7 @@ def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator
         if row.get("proof") == "run" and 0 < runs < MIN_RUNS:
             text = f"the reference of {name} rests on {runs} runs"
             yield Fault(FaultKind.FEW_RUNS, text, name, wanted=MIN_RUNS, got=runs)
-        for what, current in _changes(row, evidence, machine):
+        for what, current in outdated(row, evidence, machine):
             text = (
                 f"the reference of {name} was measured with {what} '{row[what]}', "
                 f"this is '{current}'"
@@ -327,9 +327,10 @@ def _references(evidence: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: entry.get("reference") or {} for name, entry in metrics.items()}
 
 
-def _changes(
+def outdated(
     row: Mapping[str, Any], evidence: Mapping[str, Any], machine: str | None
 ) -> Iterator[tuple[str, str]]:
+    """What a reference was measured with and what is otherwise now: its name, and as it is now."""
     now = {"release": evidence.get("release"), "driver": evidence.get("driver"), "machine": machine}
     for what, current in now.items():
         if row.get(what) and current and row[what] != current:
@@ -343,7 +344,7 @@ def _suspects(
     slow = {fault.metric for fault in faults if fault.kind is FaultKind.BOUND}
     rows = [row for name, row in _references(evidence).items() if name in slow]
     found = [f"since that was measured: {what} {row[what]} -> {current}"
-             for row in rows for what, current in _changes(row, evidence, machine)]  # fmt: skip
+             for row in rows for what, current in outdated(row, evidence, machine)]  # fmt: skip
     return list(dict.fromkeys(found))
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_atomic
-from hpcdl.system.json_text import as_json
+from hpcdl.system.files import as_json, write_atomic
 from hpcdl.system.safe_read import read_regular
 
 Values = dict[str, Any]

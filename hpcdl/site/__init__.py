@@ -1,9 +1,8 @@
 """The site: one description of a cluster, from which everything else is derived.
 
 `load_site(path)` validates a site.yaml once, where it is read, and gives an immutable `Site`;
-inside, values are valid. `schema` holds the one definition of the file (the checker, the
-editor's JSON Schema and docs/site-file.md come from it); `live` drafts a file from a live Slurm
-and compares the two.
+inside, values are valid. `check` says what is wrong with a file; `live` drafts one from a live
+Slurm and compares the two.
 """
 
 from hpcdl.site.load import find_site_file, load_site

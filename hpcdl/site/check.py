@@ -1,32 +1,49 @@
-"""What is wrong with a site file: first the schema, then what a schema cannot say.
+"""What is wrong with a site file: first by its schema, then what a schema cannot say.
 
-A GPU model must be known or described; groups must cover the partition's nodes, and jobs must be
-able to ask Slurm for each of them alone. It is apart from `load` because it needs YAML and the
-schema, and the values of a valid file are cached.
+The schema is hpcdl/facts/site_format.yaml: `hpcdl site schema` prints it for editors, and
+docs/site-file.md is generated from its descriptions. A GPU model must be known or described; groups
+must cover the partition's nodes, and jobs must be able to ask Slurm for each of them alone. It is
+apart from `load` because it needs YAML and the schema, and the values of a valid file are cached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import NVIDIA, find_row, gres_type, known_names, out_of_scope
-from hpcdl.site.schema import cleaned, expand, site_schema
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.document import Document, parse_bytes
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import check, short
+from hpcdl.system.resources import expand
+from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
 
 _TAKEN = frozenset({"store", "buildcache", "keys", "downloads"})
 """What all stacks share below PREFIX/spack, where each has a directory of its own name."""
 _CPU_ONLY = "leave out `gpu`: the partition then serves CPU jobs, as do all others"
 _EXAMPLES = {"compute": "compute: '8.9'", "memory_gb": "memory_gb: 48"}
+_LAST_OF_NODES = "reference_set"
 Where = tuple[str | int, ...]
 Values = Mapping[str, Any]
+
+
+@cache
+def site_schema() -> Schema:
+    """The schema, with the keys of a partition's groups filled in."""
+    site: Schema = facts.load("site_format")["site"]
+    keys = site["properties"]["partitions"]["additionalProperties"]["properties"]
+    names = list(keys)[: list(keys).index(_LAST_OF_NODES) + 1]
+    # No defaults: what a group leaves out is the partition's.
+    keys["groups"]["items"]["properties"] = {
+        name: {word: value for word, value in keys[name].items() if word != "default"}
+        for name in names
+    }
+    return site
 
 
 def checked(data: bytes, name: str) -> dict[str, Any]:
@@ -76,7 +93,7 @@ class _Meaning:
                 where = ("stacks", name, "partitions", index)
                 self.known("partition", part, self.partitions, where)
         for kind in self.values.get("clean") or {}:
-            self.known("kind", kind, cleaned(), ("clean", kind))
+            self.known("kind", kind, facts.load("site_format")["cleaned"], ("clean", kind))
         try:
             known_release(self.slurm.get("version") or "")
         except BadInput as fault:

@@ -122,11 +122,7 @@ def groups_for(partition: Partition, model: str | None) -> tuple[Partition, ...]
 
 
 def one_group(partition: Partition, model: str | None) -> Partition:
-    """The first group of a model: what predictions and checks of one model are about.
-
-    Raises:
-        BadInput: no node has that model, or none is named and there are several.
-    """
+    """The first group of a model; BadInput: no node has it, or none is named of several."""
     found = groups_for(partition, model)
     if model is None and len(partition.gpu_models) > 1:
         raise BadInput(f"'{partition.name}' has several GPU models", hint=ask_for(found))

@@ -77,11 +77,7 @@ class LiveCluster:
 
 
 def look() -> LiveCluster:
-    """Ask the Slurm on PATH.
-
-    Raises:
-        MissingPrerequisite: no Slurm, it does not answer, or shows no partition.
-    """
+    """Ask the Slurm on PATH; MissingPrerequisite: none, no answer, or it shows no partition."""
     config = client.config()
     nodes = client.nodes()
     plugins = client.mpi_plugins()

@@ -16,21 +16,18 @@ from typing import Any
 from hpcdl.site import model
 from hpcdl.site.gpu_models import gres_type, of_row
 from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
-from hpcdl.site.schema import expand
 from hpcdl.slurm.time_limit import slurm_minutes
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import folder, home
+from hpcdl.system.resources import cached, expand, folder, home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 
-_LAYER = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 # What decides whether a file is valid: values kept for other versions of these are not used.
-_DECIDING = (
-    *(_LAYER / name for name in ("check.py", "gpu_models.py", "schema.py")),
-    *(_LAYER.parent / name for name in ("system/schema.py", "slurm/rules.py")),
-    *(_LAYER.parent / "facts" / name for name in ("gpus.yaml", "slurm_rules.yaml")),
-)
+_DECIDING = tuple(_PACKAGE / name for name in (
+    "site/check.py", "site/gpu_models.py", "slurm/rules.py", "system/resources.py",
+    "system/schema.py", "facts/site_format.yaml", "facts/gpus.yaml", "facts/slurm_rules.yaml",
+))  # fmt: skip
 _AS_WRITTEN = ("nodes", "hostlist", "sockets", "cores_per_socket", "threads_per_core", "memory_gb",
                "max_time", "target", "driver", "stack", "account", "qos")  # fmt: skip
 """Keys of a partition that are attributes of the same name."""
@@ -69,7 +66,7 @@ def find_site_file(given: str | None = None) -> Path:
 
 def installed_site_file() -> Path | None:
     """The site file of this installation, None where there is none."""
-    places = (home() / "site.yaml", _LAYER.parent / "site.yaml")
+    places = (home() / "site.yaml", _PACKAGE / "site.yaml")
     return next((place for place in places if place.is_file()), None)
 
 

@@ -270,19 +270,12 @@ class Site:
         """Partitions, and in place of those whose nodes differ their groups with GPUs.
 
         What is measured, and compared with what was measured before, is of equal nodes.
-
-        Raises:
-            BadInput: an unknown name.
         """
         chosen = [self.partition(name) for name in names or self.partitions]
         return tuple(group for partition in chosen for group in partition.gpu_groups)
 
     def partition(self, name: str) -> Partition:
-        """The partition `name`, or the group of nodes that has this label (`gpu:L40S`).
-
-        Raises:
-            BadInput: unknown; the hint names the nearest one.
-        """
+        """The partition, or the group of a label (`gpu:L40S`); BadInput names the nearest."""
         if name not in self.partitions:
             whole = self.partitions.get(name.partition(":")[0])
             for group in whole.groups if whole else ():

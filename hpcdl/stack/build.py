@@ -1,9 +1,8 @@
 """Builds a release from wheels: an immutable tree, and nothing half done.
 
-`plan_build` thinks: versions, identity, steps. `build` acts. The tree is made at its final
-place, because virtual environments do not move, but is no release until release.json is
-renamed into it; what a killed build leaves is removed by the next, which finds the fetched and
-built wheels in the cache. The same inputs give the same id, and then there is nothing to do.
+`plan_build` thinks: versions, identity, steps. `build` acts. What a killed build leaves is removed
+by the next, which finds the fetched and built wheels in the cache. The same inputs give the same
+id, and then there is nothing to do.
 """
 
 from __future__ import annotations
@@ -19,35 +18,26 @@ from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack import install
 from hpcdl.stack.horovod import (
+    Toolchain,
     build_horovod,
     built_with,
     find_horovod,
+    find_toolchain,
     horovod_folder,
     modules_behind,
     mpi_version,
 )
-from hpcdl.stack.install import require_space
+from hpcdl.stack.install import build_slot, new_tree, require_space
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve_groups import groups
-from hpcdl.stack.seal import record_release
+from hpcdl.stack.resolve import groups
+from hpcdl.stack.seal import record_release, sha256
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
-from hpcdl.stack.toolchain import Toolchain, find_toolchain
-from hpcdl.stack.trees import build_slot, new_tree
-from hpcdl.stack.wheelhouse import (
-    Say,
-    Wheelhouse,
-    fetch,
-    find_wheelhouse,
-    new_log,
-    sha256,
-    wheels_cache,
-)
+from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache
-from hpcdl.system.run import run
+from hpcdl.system.run import module_argv, run
 from hpcdl.system.text import utc_now
 
 

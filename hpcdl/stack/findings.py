@@ -25,7 +25,7 @@ from hpcdl.site import Site
 from hpcdl.stack.components import Component, components, normal_name
 from hpcdl.stack.records import Waiver, concerns, read_records, today, waiver_of
 from hpcdl.stack.release import BrokenRelease, Release, read_release, release_ids
-from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import CheckFailed
 
 ARCHIVE = "https://osv-vulnerabilities.storage.googleapis.com/PyPI/all.zip"
@@ -122,11 +122,7 @@ def dated(path: Path) -> str:
 
 
 def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Finding]:
-    """What is known of the packages that come from PyPI.
-
-    Raises:
-        CheckFailed: the file is damaged or is not in OSV's format.
-    """
+    """What is known of packages of PyPI; CheckFailed: a damaged file, or not in OSV's format."""
     known: dict[str, list[Component]] = {}
     for one in inside:
         if one.purl.startswith("pkg:pypi/"):

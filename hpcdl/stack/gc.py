@@ -3,24 +3,37 @@
 Kept are: what is current or serves a partition, what a rollback may still want, what queued or
 running jobs have pinned (asked of the caller, for this package knows no queue), and releases
 whose record is broken, for a person must look at these. A tree leaves by one rename into the
-trash, so that a killed gc leaves whole releases only; the next one empties the trash. Then go
-the packages in Spack's install tree that no release is left for.
+trash, so that a killed gc leaves whole releases only; the next one empties the trash.
+
+Then go packages in the install tree that all releases built by Spack share. Lock files say what is
+needed: of a release what it runs with, of a stack's environment all of it, for the next build
+continues from that. While a build is at work nothing is looked at: what it has just installed may
+be in no lock file yet.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack import publish
 from hpcdl.stack.dispatch import read_history
+from hpcdl.stack.install import TRASH, build_lock, unfinished
 from hpcdl.stack.publish import shown_after, sound_releases
 from hpcdl.stack.release import current_id, release_ids, releases_folder
-from hpcdl.stack.trees import TRASH, build_lock, unfinished
+from hpcdl.stack.spack_backend.locked import read_lock
+from hpcdl.stack.spack_backend.mirror import shipped_copy
+from hpcdl.stack.spack_backend.spack_build import shared, store
+from hpcdl.stack.spack_backend.tool import Spack, open_spack
+from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, shared_lock, size_of, umask
+from hpcdl.system.files import explain_os_errors, locked, shared_lock, size_of, umask
+from hpcdl.system.scratch import scratch_directory
 
 Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3
@@ -106,18 +119,64 @@ def _reasons(site: Site, pinned: Mapping[str, str], keep: int, unpublished: bool
 
 def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:
     """Remove what Spack has installed for releases that are gone; why not, where it cannot."""
-    from hpcdl.stack.spack_backend.store import is_there, remove_unneeded
-
-    if not is_there(site):
+    # From the site's own install tree nothing is ever removed.
+    if site.spack.store is not None or not store(site).is_dir():
         return {}, ""
     try:
         with umask(0o022):
-            found = remove_unneeded(site, kept, dry_run=dry_run)
+            return _remove_unneeded(site, kept, dry_run), ""
     except HpcdlError as fault:
         # The releases are gone by now, and that is to be told: this can be done another time.
         more = f" ({fault.hint})" if fault.hint else ""
         return {}, f"Spack's packages were left alone: {fault.message}{more}"
-    return {f"{one.title}/{one.hash[:7]}": one.size for one in found}, ""
+
+
+def _remove_unneeded(site: Site, releases: Collection[str], dry_run: bool) -> dict[str, int]:
+    """Remove what neither these releases nor any stack's environment needs; the bytes of each.
+
+    Raises:
+        MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.
+    """
+    with ExitStack() as held, scratch_directory() as scope:
+        for environments in sorted(shared(site).glob("*/environments")):
+            held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))
+        kept = _needed(site, releases)
+        spack = _open(site, scope)
+        unneeded = [one for one in _installed(spack, store(site)) if one[0] not in kept]
+        found = {f"{title}/{key[:7]}": size_of(prefix) for key, title, prefix in unneeded}
+        if found and not dry_run:
+            # No --force: should one of them be needed after all, Spack refuses.
+            names = [f"/{key}" for key, _, _ in unneeded]
+            spack.run("uninstall", "--yes-to-all", *names, log=new_log("gc"), tied=True)
+    return found
+
+
+def _needed(site: Site, releases: Collection[str]) -> set[str]:
+    kept = set[str]()
+    for name in releases:
+        own = releases_folder(site) / name / "spack"
+        kept |= read_lock(own).to_run if own.is_dir() else set()
+    for path in shared(site).glob("*/environments/*/spack.lock"):
+        kept |= set(read_lock(path.parent).specs)
+    return kept
+
+
+def _open(site: Site, scope: Path) -> Spack:
+    """Spack for the install tree, with the recipes of one of the site's stacks, or ours."""
+    padding = site.spack.padded_length
+    tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
+    settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
+    own = min(shared(site).glob("*/spack_repo"), default=None)
+    return open_spack(own.parent if own else shipped_copy(), scope, settings)
+
+
+def _installed(spack: Spack, tree: Path) -> Iterator[tuple[str, str, Path]]:
+    """Hash, title and place of what lies in the tree; what the machine brought does not."""
+    told = spack.run("find", "--format", "{hash} {name}@{version} {prefix}").stdout
+    for line in told.splitlines():
+        words = line.strip().split(" ", 2)
+        if len(words) == 3 and Path(words[2]).is_relative_to(tree):
+            yield words[0], words[1], Path(words[2])
 
 
 def _leftovers(site: Site, dry_run: bool) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
-"""The modulefiles of a release, and what makes Lmod quick and easy to switch on for a whole site.
+"""How users get a release: its modulefiles, what makes Lmod quick, and kernels for Jupyter.
 
 A modulefile is a small data table in front of static, tested Lua. Each set carries the list that
 Lmod's own `spider` makes of it, written for the path that users have (PREFIX/current/modules), so
 one rename switches both; without `spider`, Lmod reads the modulefiles themselves. PREFIX/etc holds
 the file that tells Lmod of the list, profiles for /etc/profile.d, and the site file that the
-module's own hpcdl finds.
+module's own hpcdl finds. A kernel is started through Lmod, as a job is, so what the module brings
+along (MPI, XLA_FLAGS) and what its guard says hold for notebooks too.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.dispatch import Dispatch
 from hpcdl.stack.recipe import MODULE, digest
 from hpcdl.stack.release import DISPATCH_FILE, Release
-from hpcdl.system.files import explain_os_errors, switch_link, write_atomic
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import explain_os_errors, switch_link, write_atomic, write_json
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 
@@ -29,6 +33,10 @@ SITE_FILE = "site.yaml"
 """In PREFIX/etc: the site as it was at the last publish."""
 _CACHE = ".lmod"
 _PROFILE = "# For /etc/profile.d: shows everybody the published modules.\n"
+_KERNEL = (
+    'unset PYTHONHOME; export MODULEPATH="$1" && . "$2" && module load "$3" && shift 3 && '
+    'exec python -m ipykernel_launcher "$@"'
+)
 
 
 def lua(value: object, indent: str = "") -> str:
@@ -196,3 +204,50 @@ def profile_csh(shown: Mapping[str, str]) -> str:
         for name, path in shown.items()
         for quoted in (shlex.quote(path),)
     )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel spec: its `name` for Jupyter, its `file` (kernel.json) and its `content`."""
+
+    name: str
+    file: Path
+    content: Mapping[str, Any]
+
+    def as_data(self) -> dict[str, Any]:
+        """For machines."""
+        return {"schema": 1, "name": self.name, "file": str(self.file), "spec": dict(self.content)}
+
+
+def plan_kernel(site: Site, release: Release, *, follow: bool, prefix: Path | None) -> Kernel:
+    """The kernel spec of a release; BadInput where that has no ipykernel.
+
+    `follow` says whether later publishes change what it starts (kernels that run keep what they
+    have); `prefix` is where Jupyter is installed for all its users, else it is for this user.
+    """
+    if not list(release.prefix.glob("lib/python3*/site-packages/ipykernel")):
+        raise BadInput(
+            f"{release.id} has no ipykernel, which a Jupyter kernel needs",
+            hint="add `packages: [ipykernel]` (or jupyterlab) to its stack in site.yaml, then "
+            "build and publish it again",
+        )
+    name = f"hpcdl-{MODULE if follow else release.id}".lower()
+    modules, module = (users_path(site), MODULE) if follow else (release.modules, release.module)
+    argv = ["/bin/bash", "--noprofile", "--norc", "-c", _KERNEL, "kernel", str(modules),
+            str(site.paths.lmod_init), module, "-f", "{connection_file}"]  # fmt: skip
+    title = "TensorFlow" if follow else release.module.replace("/", " ")
+    content = {"argv": argv, "display_name": f"{title} ({site.name})", "language": "python",
+               "metadata": {"debugger": True}}  # fmt: skip
+    # Where Jupyter looks for the user's own kernels (jupyter_core.paths).
+    shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    own = os.environ.get("JUPYTER_DATA_DIR") or Path(shared).expanduser() / "jupyter"
+    data = prefix / "share" / "jupyter" if prefix else Path(own)
+    return Kernel(name, data / "kernels" / name / "kernel.json", content)
+
+
+def install_kernel(kernel: Kernel) -> None:
+    """Write the kernel spec; the directories are for everybody where the prefix is."""
+    with explain_os_errors(kernel.file):
+        kernel.file.parent.mkdir(parents=True, exist_ok=True)
+        kernel.file.parent.chmod(0o755)
+    write_json(kernel.file, kernel.content)

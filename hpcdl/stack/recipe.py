@@ -18,10 +18,8 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.gpu_needs import gpus_of, needs_of
-from hpcdl.stack.resolve import resolve_build
-from hpcdl.stack.resolve_facts import conditions
-from hpcdl.stack.resolve_groups import computes_of
+from hpcdl.stack.resolve import computes_of, resolve_build
+from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run

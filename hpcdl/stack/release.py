@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import facts
-from hpcdl.stack.pythons import pythons
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.packages import pythons
+from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def planned_module(site: Site, partition: str | None = None) -> str:
 
 def _plan(site: Site, partition: str) -> str:
     from hpcdl.stack.recipe import find_request, recipe_of
-    from hpcdl.stack.resolve_groups import groups, serving
+    from hpcdl.stack.resolve import groups, serving
 
     request = site.stack_for(partition) or find_request(site)
     if request.backend == "venv":

@@ -1,18 +1,20 @@
 """`hpcdl stack resolve`: the newest working set of versions per partition, and why not newer.
 
 A partition, a backend and the site's pins become a setting; resolve_solution makes a `Problem` of
-the facts (resolve_facts) of it, resolve_solver answers that. Pure: from a `Site` to frozen values.
+the facts (resolve_facts) of it, resolve_solver answers that. A build from wheels serves every GPU
+generation that one TensorFlow can serve; partitions whose newest TensorFlow differs, or whose CPUs
+do, get builds of their own, and so do those without GPUs. Pure, but for the Pythons on PATH.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
-from hpcdl.stack.resolve_groups import setting
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import (
     Answer,
@@ -23,10 +25,10 @@ from hpcdl.stack.resolve_solution import (
     make_problem,
     solve,
 )
-from hpcdl.stack.resolve_solver import Condition, Rule, Solver
-from hpcdl.stack.resolve_versions import Range, sort_key
+from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key
 from hpcdl.stack.spack_backend.from_wheels import choose
 from hpcdl.system.errors import BadInput
+from hpcdl.system.packages import pythons, that_start
 from hpcdl.system.text import did_you_mean
 
 _USUAL = "x86_64"
@@ -69,7 +71,7 @@ def allowed(compute: str | None, backend: str, component: str) -> tuple[str, ...
 
 
 def resolve_build(site: Site, stack: StackRequest, partitions: tuple[str, ...]) -> Resolution:
-    """The versions of one build from wheels: for partitions that `resolve_groups.groups` gave.
+    """The versions of one build from wheels: for partitions that `groups` gave.
 
     Raises BadInput as `resolve` does.
     """
@@ -232,3 +234,106 @@ def _no_wheels(gpu: Gpu | None, backend: str) -> tuple[tuple[Rule, ...], ...]:
     why = f"{gpu.model} stands beside {gpu.figures.machine} CPUs: {row['venv']}"
     need = Condition("tensorflow", Range(wheel["newest"]))
     return ((Rule((), need, why, wheel["source"], wheel["proof"], origin="offer"),),)
+
+
+def members(site: Site, stack: StackRequest) -> tuple[str, ...]:
+    """The partitions that get a stack; where none does, those that it names."""
+    named = stack.partitions or tuple(site.partitions)
+    return tuple(name for name in named if site.stack_for(name) in (None, stack)) or named
+
+
+def serving(site: Site, stack: StackRequest) -> StackRequest:
+    """A stack with the partitions that get it: none named where all do, also beside another one."""
+    served = members(site, stack)
+    every = set(served) == set(site.partitions)
+    return replace(stack, partitions=stack.partitions if every else served)
+
+
+def groups(site: Site, stack: StackRequest) -> tuple[tuple[str, ...], ...]:
+    """The partitions of a stack from wheels, those of one build together."""
+    names = members(site, stack)
+    with_gpus = [name for name in names if _wants_gpus(site.partition(name), stack)]
+    rest = tuple(name for name in names if name not in with_gpus)
+    found: list[list[str]] = []
+    for name in with_gpus:
+        home = next((one for one in found if _share(site, stack, [*one, name])), None)
+        if home is None:
+            found.append(home := [])
+        home.append(name)
+    return (*((rest,) if rest else ()), *map(tuple, found))
+
+
+def computes_of(site: Site, stack: StackRequest, names: Sequence[str]) -> tuple[str, ...]:
+    """The compute capabilities that a build for these partitions serves; none for CPUs."""
+    nodes = _nodes([site.partition(name) for name in names], stack)
+    return tuple(sorted({compute for compute, _ in nodes}, key=sort_key))
+
+
+def setting(site: Site, part: Partition, stack: StackRequest | None, backend: str) -> Setting:
+    """What decides the versions that a partition gets."""
+    if backend != "venv":
+        return _setting(site, [part], stack, backend)
+    together: tuple[str, ...] = (part.name,)
+    if stack is not None and stack.backend == "venv":
+        together = next((one for one in groups(site, stack) if part.name in one), together)
+    others = [site.partition(name) for name in together]
+    # The nodes that are spoken of come first: they may be one group of a mixed partition.
+    return _with_python(_setting(site, [part, *others], stack, backend))
+
+
+def _nodes(parts: Sequence[Partition], stack: StackRequest | None) -> list[tuple[str, str | None]]:
+    """Compute capability and driver of the nodes with GPUs, those of mixed partitions too."""
+    nodes = (one for part in parts if _wants_gpus(part, stack) for one in part.gpu_groups)
+    return list(dict.fromkeys((one.gpu.compute, one.driver) for one in nodes if one.gpu))
+
+
+def _wants_gpus(part: Partition, stack: StackRequest | None) -> bool:
+    return part.gpu is not None and (stack is None or stack.variant != "cpu")
+
+
+def _share(site: Site, stack: StackRequest, names: Sequence[str]) -> bool:
+    """Whether one TensorFlow, the newest of each, serves these partitions, of one kind of CPU."""
+    parts = [site.partition(name) for name in names]
+    if len({part.gpu.figures.machine for part in parts if part.gpu}) > 1:
+        return False
+    apart = [_with_python(_setting(site, [part], stack, "venv")) for part in parts]
+    all_of_them = _with_python(_setting(site, parts, stack, "venv"))
+    newest = {_tensorflow(one) for one in (*apart, all_of_them)}
+    return len(newest) == 1 and "" not in newest
+
+
+def _tensorflow(one: Setting) -> str:
+    """The newest TensorFlow that fits; empty where none does."""
+    found = solve(one)
+    named = (choice.version for choice in found.choices if choice.component == "tensorflow")
+    return "" if found.problems else next(named, "")
+
+
+def _with_python(found: Setting) -> Setting:
+    """The running Python, where no other one of the machine brings a newer TensorFlow."""
+    here = pythons()
+    own, every = replace(found, pythons=here[:1]), replace(found, pythons=here)
+    if _tensorflow(own) == _tensorflow(every) != "":
+        return own
+    every = replace(found, pythons=that_start(here))
+    return own if _tensorflow(own) == _tensorflow(every) != "" else every
+
+
+def _setting(
+    site: Site, parts: Sequence[Partition], stack: StackRequest | None, backend: str
+) -> Setting:
+    """The setting of partitions that share a build; the first one's GPU is spoken of."""
+    nodes = _nodes(parts, stack)
+    compute, driver = nodes[0] if nodes else (None, None)
+    spack = backend == "spack"
+    return Setting(
+        backend=backend,
+        compute=compute,
+        driver=driver,
+        compilers=site.spack.compilers if spack else (),
+        pmix=site.slurm.pmix if spack else None,
+        pins=tuple(sorted(stack.pins.items())) if stack else (),
+        stack=stack.name if stack else None,
+        also=tuple(sorted(nodes[1:], key=lambda one: (sort_key(one[0]), one[1] or ""))),
+        horovod=stack is None or stack.horovod,
+    )

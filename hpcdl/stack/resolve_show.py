@@ -11,8 +11,7 @@ from typing import Any
 
 from hpcdl.stack.resolve_facts import computes, known
 from hpcdl.stack.resolve_solution import OTHER_DRIVER, OTHER_GPU, Answer, Choice, Resolution
-from hpcdl.stack.resolve_solver import Condition, Rule
-from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.stack.resolve_solver import Condition, Rule, sort_key
 from hpcdl.system.text import paint
 
 _WIDTH = 116

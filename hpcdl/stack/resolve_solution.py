@@ -13,8 +13,7 @@ from functools import lru_cache
 
 from hpcdl import facts
 from hpcdl.stack.resolve_facts import COMPONENTS, OF_GPUS, Tried, known
-from hpcdl.stack.resolve_solver import Condition, Problem, Rule, Solver
-from hpcdl.stack.resolve_versions import Range, newest_first
+from hpcdl.stack.resolve_solver import Condition, Problem, Range, Rule, Solver, newest_first
 
 _SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4, "python": 4}
 OTHER_GPU = "gpu@"

@@ -1,4 +1,8 @@
-"""A small constraint search: the newest values that satisfy all rules, and why not newer ones.
+"""A small constraint search: the newest versions that satisfy all rules, and why not newer ones.
+
+A version compares by its numbers (`2.9 < 2.18`). A range has Spack's form: `12.5:12` is from
+12.5 to the last 12.x, `:11.8` everything up to 11.8 with its patches, `2.18` every 2.18.x, and
+commas join ranges. Both are plain text outside and tuples of numbers inside.
 
 A rule says: when all its conditions hold, one variable lies in a range. Rules become clauses
 over bit masks (a bit per value of a variable); unit propagation narrows the masks, and a
@@ -9,11 +13,57 @@ of rules that already contradict each other. Pure, and knows nothing of TensorFl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hpcdl.stack.resolve_versions import Range
+_PART = re.compile(r"\d+|[a-z]+", re.IGNORECASE)
+Masks = list[int]
+_TRUE, _OPEN, _FALSE = -1, -2, -3
+
+
+@lru_cache(maxsize=4096)
+def sort_key(version: str) -> tuple[tuple[bool, int | str], ...]:
+    """What any version compares by: 2, 18, 1 for `2.18.1`; words come before all numbers."""
+    return tuple((p.isdigit(), int(p) if p.isdigit() else p) for p in _PART.findall(version))
+
+
+def newest_first(versions: set[str]) -> tuple[str, ...]:
+    """Versions in the order in which they are tried."""
+    return tuple(sorted(versions, key=sort_key, reverse=True))
+
+
+@dataclass(frozen=True)
+class Range:
+    """A set of versions, written as Spack writes it."""
+
+    text: str
+
+    def allows(self, version: str) -> bool:
+        """Whether `version` lies in the range."""
+        return any(_within(part, version) for part in self.text.split(","))
+
+    def describe(self) -> str:
+        """The range for people: `>= 12.5`, `<= 11.8`, `12.5 to 12.x`, `2.18`."""
+        return " or ".join(_words(part) for part in self.text.split(","))
+
+
+@lru_cache(maxsize=65536)
+def _within(part: str, version: str) -> bool:
+    low, colon, high = part.partition(":")
+    value, bottom, top = sort_key(version), sort_key(low), sort_key(high)
+    if not colon:
+        return value[: len(bottom)] == bottom
+    return value >= bottom and (not high or value[: len(top)] <= top)
+
+
+def _words(part: str) -> str:
+    low, colon, high = part.partition(":")
+    top = f"{high}.x" if high.isdigit() else high
+    if not low:
+        return f"<= {top}"
+    return f"{low} to {top}" if high else f">= {low}" if colon else low
 
 
 @dataclass(frozen=True)
@@ -62,10 +112,6 @@ class _Clause:
 
     rule: int
     literals: tuple[tuple[int, int], ...]
-
-
-Masks = list[int]
-_TRUE, _OPEN, _FALSE = -1, -2, -3
 
 
 class Solver:

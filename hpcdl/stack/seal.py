@@ -174,11 +174,7 @@ def check_integrity(
 
 
 def require_integrity(release: Release, entries: Mapping[str, Entry]) -> None:
-    """Refuse a release that is not what was built, given what `look` has seen just now.
-
-    Raises:
-        CheckFailed: names the first paths that differ, and how many there are.
-    """
+    """CheckFailed unless a release is what was built, given what `look` has seen just now."""
     found = check_integrity(release, full=False, entries=entries)
     if not found.ok:
         raise CheckFailed(
@@ -265,13 +261,14 @@ def _rows(entries: Mapping[str, Entry]) -> dict[str, list[object]]:
     batches = [files[place : place + 1] for place in range(large)]
     batches += [files[place : place + _BATCH] for place in range(large, len(files), _BATCH)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        made = pool.map(lambda batch: [(name, _digest(path)) for name, path in batch], batches)
+        made = pool.map(lambda batch: [(name, sha256(path)) for name, path in batch], batches)
         for name, digest in (one for batch in made for one in batch):
             rows[name].append(digest)
     return rows
 
 
-def _digest(path: str) -> str:
+def sha256(path: str | Path) -> str:
+    """The digest of a file."""
     state = hashlib.sha256()
     # Not `open`: it costs as much as reading a small file.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -28,8 +28,7 @@ from hpcdl.stack.wheelhouse import (
 )
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import run
+from hpcdl.system.run import module_argv, run
 from hpcdl.system.scratch import scratch_directory
 
 _PACKAGE = Path(__file__).resolve().parent.parent

@@ -9,7 +9,6 @@ machines that are no x86_64, and what `packages:` asks for: there, what is fetch
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -20,11 +19,11 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.stack.components import normal_name
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
+from hpcdl.stack.seal import sha256
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import cache, home
-from hpcdl.system.run import run
+from hpcdl.system.run import module_argv, run
 from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import require_no_stranger, require_private
 
@@ -236,12 +235,3 @@ def require_as_built(wheel: Path) -> Path:
 def is_recorded(wheel: Path) -> bool:
     """Whether its digest was noted when it was built."""
     return wheel.is_file() and wheel.with_name(_RECORD).is_file()
-
-
-def sha256(path: Path) -> str:
-    """The digest of a file."""
-    state = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()

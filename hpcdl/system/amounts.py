@@ -21,53 +21,38 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
     return whole
 
 
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    return _whole(text, 1)
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError as fault:
+            raise ArgumentTypeError(f"must be a whole number, not {text!r}") from fault
+        if value < least:
+            raise ArgumentTypeError(f"must be {least} or more, not {text}")
+        if most is not None and value > most:
+            raise ArgumentTypeError(f"must be {most} or less, not {text}")
+        return value
+
+    return read
 
 
-def not_negative(text: str) -> int:
-    """A whole number from 0."""
-    return _whole(text, 0)
+def _real(least: float, most: float, wanted: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError as fault:
+            raise ArgumentTypeError(f"must be a number, not {text!r}") from fault
+        if not least <= value <= most:
+            raise ArgumentTypeError(f"must {wanted}, not {text}")
+        return value
+
+    return read
 
 
-def seed(text: str) -> int:
-    """A whole number from 0 that fits into 31 bits: TensorFlow's and NumPy's take no other."""
-    return _whole(text, 0, 2**31 - 1)
-
-
-def amount(text: str) -> float:
-    """A finite number from 0."""
-    return _real(text, 0, sys.float_info.max, "be a number of 0 or more")
-
-
-def seconds(text: str) -> float:
-    """A time from a hundredth of a second to a day."""
-    return _real(text, 0.01, 86400, "be from 0.01 to 86400 seconds")
-
-
-def fraction(text: str) -> float:
-    """A number from 0 to 1."""
-    return _real(text, 0, 1, "lie between 0 and 1")
-
-
-def _whole(text: str, least: int, most: int | None = None) -> int:
-    try:
-        value = int(text)
-    except ValueError as fault:
-        raise ArgumentTypeError(f"must be a whole number, not {text!r}") from fault
-    if value < least:
-        raise ArgumentTypeError(f"must be {least} or more, not {text}")
-    if most is not None and value > most:
-        raise ArgumentTypeError(f"must be {most} or less, not {text}")
-    return value
-
-
-def _real(text: str, least: float, most: float, wanted: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as fault:
-        raise ArgumentTypeError(f"must be a number, not {text!r}") from fault
-    if not least <= value <= most:
-        raise ArgumentTypeError(f"must {wanted}, not {text}")
-    return value
+positive, not_negative = _whole(1), _whole(0)
+seed = _whole(0, 2**31 - 1)
+"""What fits into 31 bits: TensorFlow and NumPy take no other."""
+amount = _real(0, sys.float_info.max, "be a number of 0 or more")
+fraction = _real(0, 1, "lie between 0 and 1")
+seconds = _real(0.01, 86400, "be from 0.01 to 86400 seconds")
+"""From a hundredth of a second to a day."""

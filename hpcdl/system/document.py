@@ -66,10 +66,6 @@ class Mapping:
         """The value of `key`, or None."""
         return next((value for name, value in self.entries if name.text == key), None)
 
-    def key(self, key: str) -> Scalar | None:
-        """The key itself, for its place."""
-        return next((name for name, _ in self.entries if name.text == key), None)
-
 
 Node = Scalar | Sequence | Mapping
 

@@ -16,10 +16,12 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from hpcdl.system.errors import MissingPrerequisite
 
@@ -122,6 +124,24 @@ def write_json(path: Path, value: object) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
     write_atomic(path, text.encode(errors="backslashreplace"))
+
+
+def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """A value as JSON, indented; `default` is what stands for what JSON does not know."""
+    how: dict[str, Any] = {"indent": 2, "ensure_ascii": False, "default": default}
+    try:
+        return json.dumps(value, allow_nan=False, **how)
+    except ValueError:
+        return json.dumps(_finite(value), **how)
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def switch_link(link: Path, target: str) -> None:

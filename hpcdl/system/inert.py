@@ -112,7 +112,7 @@ class InertStream:
         Errors that can go nowhere are lost: they neither stop the work nor change its exit code.
         """
         try:
-            self.raw.write(as_printed(text))
+            self.raw.write("".join(_between_marks(text, inert)))
         except OSError:
             if self.raw is not sys.__stderr__:
                 raise
@@ -132,11 +132,6 @@ def discard(stream: TextIO) -> None:
 def command(code: str, stream: object) -> str:
     """A command to the terminal, written so that `stream` lets it pass."""
     return f"{_MARK}{code}{_MARK}" if isinstance(stream, InertStream) else code
-
-
-def as_printed(text: str) -> str:
-    """Inert text with the commands of our own that stand in it."""
-    return "".join(_between_marks(text, inert))
 
 
 def in_a_cell(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Which of the system's packages are here: rows of facts/packages.yaml against this machine.
+"""What this machine has: packages by rows of facts/packages.yaml, Pythons, a driver for GPUs.
 
 A package counts as present when its program or file is, however it was installed; so this
-works on systems without apt as well. Pure but for looking at files.
+works on systems without apt as well.
 """
 
 from __future__ import annotations
@@ -9,12 +9,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hpcdl.system.errors import HpcdlError
+from hpcdl.system.run import run
+
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+# Every release has hpcdl in it, which needs 3.10.
+_PYTHON = re.compile(r"python3\.(\d\d)")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_DRIVER_VERSION = re.compile(r"Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 
 
 @dataclass(frozen=True)
@@ -68,3 +78,37 @@ def version_in(text: str) -> str:
     """The first thing in a program's answer that looks like a version, or nothing."""
     found = re.search(r"\d+\.\d+[\w.+~-]*", text)
     return found.group() if found else ""
+
+
+def pythons() -> tuple[str, ...]:
+    """Such as `3.11`: the running one, then the others on PATH, the newest first."""
+    found = set()
+    for place in filter(None, os.environ.get("PATH", "").split(os.pathsep)):
+        with suppress(OSError):
+            matches = map(_PYTHON.fullmatch, os.listdir(place))  # noqa: PTH208 - names are all
+            found |= {int(match.group(1)) for match in matches if match}
+    own = sys.version_info.minor
+    return tuple(f"3.{minor}" for minor in (own, *sorted(found - {own}, reverse=True)))
+
+
+def that_start(minors: Sequence[str]) -> tuple[str, ...]:
+    """Those of `pythons` that start: pyenv has a program for each that it knows, chosen or not."""
+    return (*minors[:1], *(one for one in minors[1:] if _starts(one, os.environ.get("PATH", ""))))
+
+
+@lru_cache(maxsize=64)
+def _starts(minor: str, _path: str) -> bool:
+    try:
+        run([f"python{minor}", "-c", ""], directory=Path("/"), timeout=60)
+    except HpcdlError:
+        return False
+    return True
+
+
+def nvidia_driver(file: Path = _DRIVER) -> str | None:
+    """The NVIDIA driver's version as the kernel module says, `550.54.15`; None without one."""
+    try:
+        found = _DRIVER_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found[1] if found else None

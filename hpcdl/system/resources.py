@@ -1,19 +1,26 @@
-"""Finds examples, templates, modulefiles, spack and checks, in a checkout and in a wheel."""
+"""Finds what comes with hpcdl, in a checkout and in a wheel, and what it keeps on this machine."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl import __version__
+from hpcdl.system.errors import HpcdlError, MissingPrerequisite
+from hpcdl.system.files import write_json
 from hpcdl.system.trust import require_no_stranger
 
 if TYPE_CHECKING:
     import jinja2
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_KEPT = 50
 
 
 def folder(name: str) -> Path:
@@ -67,6 +74,58 @@ def cache(*parts: str) -> Path:
     As `home`: much of it is executed, by root as well.
     """
     return _ours("HPCDL_CACHE", ".cache/hpcdl", parts)
+
+
+def expand(text: str) -> str:
+    """A path with `~` and the variables that are known here replaced: HOME, USER, HPCDL_HOME."""
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
+    text = re.sub(
+        r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
+        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
+        text,
+    )
+    if not text.startswith("~"):
+        return text
+    try:
+        return str(Path(text).expanduser())
+    except (RuntimeError, ValueError):  # no such user, or no home
+        return text
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container that does not know the user
+        return os.environ.get("USER") or str(os.getuid())
+
+
+def cached(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
+    """What `make` gives, as JSON holds it, made once for the same sources: contents, or files.
+
+    What is kept is found by a digest of contents, never of times or names, so it cannot be stale.
+    A failure of `make` is not kept; any other only means that a value is made again.
+    """
+    import hashlib
+
+    digest = hashlib.sha256(__version__.encode())
+    try:
+        for source in sources:
+            data = source if isinstance(source, bytes) else source.read_bytes()
+            digest.update(b"%d:" % len(data) + data)
+        path = cache(kind) / f"{digest.hexdigest()}.json"
+    except (HpcdlError, OSError):
+        return make()
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    value = make()
+    with suppress(HpcdlError, OSError):
+        write_json(path, value)
+        kept = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for old in kept[:-_KEPT]:
+            old.unlink(missing_ok=True)
+    return value
 
 
 def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:

@@ -28,6 +28,10 @@ from hpcdl.system.text import duration, utc_stamp
 _SHOWN_LINES = 12
 _WATCH_SECONDS = 1.0
 _SECRETS = ("TOKEN", "PASSWORD", "SECRET", "KEY", "JWT")
+_MODULE = (
+    "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[0]; "
+    "from runpy import run_module; run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,14 @@ def _wait(
                 raise
             watch()
             text = b""  # the process keeps what is left of it
+
+
+def module_argv(python: str | Path, name: str) -> list[str | Path]:
+    """`python -m name` that never looks into the current directory; arguments follow.
+
+    That may be /tmp, where anybody can leave a directory `hpcdl` or `pip`.
+    """
+    return [python, "-c", _MODULE, name]
 
 
 def tie() -> Callable[[], None]:

@@ -34,16 +34,8 @@ _PLAIN: dict[str, set[type]] = {"integer": {int}, "number": {int, float}}
 _ROOT = "the file"
 _LONGEST_INTEGER = 2**63
 _MOST_FAULTS = 100
-
-
-class _Values:
-    """Plain values while they are checked: `faults` are sentences by place."""
-
-    def __init__(self) -> None:
-        self.faults: dict[str, str] = {}
-
-
-_Source = Document | _Values
+_Source = Document | dict[str, str]
+"""What faults are noted in: a document, or for plain values sentences by place."""
 
 
 def check(document: Document, schema: Schema) -> Any:
@@ -61,8 +53,8 @@ def check_values(value: object, schema: Schema) -> tuple[Any, dict[str, str]]:
     Values at faulty places are None; so is a number that is none (NaN, Infinity) where null may
     stand, which JSON has no other word for. Keys that the schema does not name are kept.
     """
-    source = _Values()
-    return _check(source, value, schema, _ROOT), source.faults
+    faults: dict[str, str] = {}
+    return _check(faults, value, schema, _ROOT), faults
 
 
 def _check(source: _Source, node: Any, schema: Schema, what: str) -> Any:
@@ -92,12 +84,12 @@ def _fault(
     """Note what is wrong at a node of a document, or at a place (`what`, if no other)."""
     if isinstance(source, Document):
         source.fault(f"{what} {said}", node, hint)
-    elif len(source.faults) < _MOST_FAULTS:
-        source.faults.setdefault(place or what, f"{what} {said}")
+    elif len(source) < _MOST_FAULTS:
+        source.setdefault(place or what, f"{what} {said}")
     else:  # one more at the top: nothing below it counts as sound
         above = re.split(r"[.\[]", place or what)[0]
         more = f"{above} has more faults than are told"
-        source.faults.setdefault(above, f"{what} {said}" if above == (place or what) else more)
+        source.setdefault(above, f"{what} {said}" if above == (place or what) else more)
 
 
 def _below(source: _Source, what: str, key: str) -> str:
@@ -137,7 +129,7 @@ def _entries(
     source: _Source, entries: list[tuple[str, Any, Any]], schema: Schema, what: str
 ) -> dict[str, Any]:
     known: dict[str, Schema] = schema.get("properties", {})
-    plain = isinstance(source, _Values)
+    plain = isinstance(source, dict)
     extra = schema.get("additionalProperties", plain)
     pattern = schema.get("propertyNames", {}).get("pattern")
     missing = [name for name in known if name not in {text for text, _, _ in entries}]
@@ -179,7 +171,7 @@ def _array(source: _Source, node: Any, schema: Schema, what: str) -> Any:
         return items
     named = f"an entry of {what}" if isinstance(source, Document) else what + "[{}]"
     return [
-        _value(source, item, inner, named.format(index) if isinstance(source, _Values) else named)
+        _value(source, item, inner, named.format(index) if isinstance(source, dict) else named)
         for index, item in enumerate(items)
     ]
 

@@ -21,16 +21,13 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
-def scratch_directory(below: Path | None = None) -> Iterator[Path]:
+def scratch_directory() -> Iterator[Path]:
     """An empty directory of this user only, removed at the end; those left by others' deaths too.
 
-    It lies in `below`, else where TMPDIR says.
-
-    Raises:
-        MissingPrerequisite: no space left, or no permission, there; or, where TMPDIR says, another
-            user can put one of his own in its place: much of what lies in it is executed.
+    It lies where TMPDIR says. MissingPrerequisite: no space left, or no permission, there; or
+    another user can put one of his own in its place: much of what lies in it is executed.
     """
-    below = below or require_no_stranger(Path(tempfile.gettempdir(), _PREFIX)).parent
+    below = require_no_stranger(Path(tempfile.gettempdir(), _PREFIX)).parent
     _clear_left(below)
     with explain_os_errors(below):
         place, descriptor = _made(below)

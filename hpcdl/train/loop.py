@@ -19,16 +19,13 @@ from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.pipeline import Records
 from hpcdl.train.data.source import BATCHES, Ahead, Group, Source
-from hpcdl.train.diagnostics import LossGuard
-from hpcdl.train.history import History
-from hpcdl.train.options import TrainOptions
-from hpcdl.train.result import Samples
-from hpcdl.train.run_plan import RunPlan
+from hpcdl.train.diagnostics import LossGuard, Watchdog
+from hpcdl.train.options import RunPlan, TrainOptions
+from hpcdl.train.result import History, Samples
 from hpcdl.train.scalars import Scalars
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, StopRequest, meaning
 from hpcdl.train.tasks import Validation, scores_line
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.watchdog import Watchdog
 
 _CHANGEABLE = ("task", "loss", "optimizer", "settings", "momentum", "weight_decay",
                "label_smoothing", "lr_schedule", "lr_warmup_steps", "precision", "augment",
@@ -67,7 +64,7 @@ class Training:
     writer: checkpoints.Writer = field(init=False)
     history: History | None = None
     validation: Validation | None = None
-    ahead: Ahead[Group] | None = None
+    ahead: Ahead | None = None
     callbacks: Any = None
 
     def __post_init__(self) -> None:

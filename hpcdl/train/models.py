@@ -25,9 +25,9 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.text import did_you_mean
-from hpcdl.train import networks, stages
-from hpcdl.train.fused import fuse
-from hpcdl.train.run_plan import facts_of
+from hpcdl.train import networks
+from hpcdl.train.fused import split as split_layers
+from hpcdl.train.options import facts_of
 
 
 @dataclass
@@ -99,11 +99,6 @@ class Network:
             found[name] = found.get(name, 0) + int(math.prod(variable.shape))
         return found
 
-    @property
-    def values(self) -> int:
-        """Number of trainable and moving values, as Keras counts parameters."""
-        return self.parameters + sum(int(math.prod(v.shape)) for v in self.state)
-
 
 def build(
     model: str, shape: tuple[int, ...], classes: int, seed: int, *,
@@ -124,7 +119,7 @@ def build(
     _freeze(made, freeze)
     if adapt:
         adapt(made)
-    stages.split(made, split, fuse)
+    split_layers(made, split)
     random.states = tuple(
         _variable(v) for v in made.non_trainable_variables if v.name == "seed_generator_state"
     )

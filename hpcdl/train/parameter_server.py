@@ -1,7 +1,7 @@
 """Asynchronous SGD: a rank's parameter servers and workers, and who is killed comes back.
 
 Every rank holds a worker; the first ranks hold a server (`ps`) each, rank 0 the chief as well. They
-are processes of their own (members, chief.py), started again when a signal ends one.
+are processes of their own (members, strategies.py), started again when a signal ends one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from types import FrameType
 from typing import Any
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import tie
+from hpcdl.system.run import module_argv, tie
 from hpcdl.train.options import TrainOptions, to_argv
-from hpcdl.train.ranks import RankPlace, cluster_config, node_names, require_trust
+from hpcdl.train.startup import RankPlace, cluster_config, node_names, require_trust
 
 NAME = "parameter-server"
 _MOST_LOST = 10

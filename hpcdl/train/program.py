@@ -13,11 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
-from hpcdl.train import parameter_server
-from hpcdl.train.options import TrainOptions, parse
-from hpcdl.train.ranks import RankPlace, this_place
-from hpcdl.train.run_plan import check_parallel, facts_of, global_batch
-from hpcdl.train.startup import StartupClock, import_tensorflow, prepare_environment
+from hpcdl.train import parameter_server, startup
+from hpcdl.train.options import TrainOptions, check_parallel, facts_of, global_batch, parse
+from hpcdl.train.startup import RankPlace, StartupClock
 
 if TYPE_CHECKING:
     from hpcdl.train.run import Run
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Train as `argv` says and return the exit code. Every rank prints its own errors."""
     clock = StartupClock()
-    place = this_place()
+    place = startup.this_place()
     try:
         return _run(parse(sys.argv[1:] if argv is None else argv), place, clock)
     except HpcdlError as error:
@@ -60,9 +58,9 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
         if task is None:
             return _leave(parameter_server.lead(options, place), place)
         if task["type"] != "chief":
-            prepare_environment(place, onednn=True)
-            import_tensorflow(place, keras=False)
-            from hpcdl.train.chief import serve
+            startup.prepare_environment(place, onednn=True)
+            startup.import_tensorflow(place, keras=False)
+            from hpcdl.train.strategies import serve
 
             serve()
         place = replace(place, rank=0, size=1)  # the chief is the only rank of its run
@@ -79,9 +77,9 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     # Refused before the seconds that TensorFlow and MPI take.
     global_batch(options, model, place.size)
     check_parallel(options, place.size)
-    prepare_environment(place, onednn=model.get("onednn", True))
+    startup.prepare_environment(place, onednn=model.get("onednn", True))
     clock.mark("options")
-    tf = import_tensorflow(place, keras=keras, devices=options.model_parallel)
+    tf = startup.import_tensorflow(place, keras=keras, devices=options.model_parallel)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")

@@ -20,28 +20,25 @@ import numpy as np
 from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
-from hpcdl.train import checkpoint, run_plan
-from hpcdl.train.chief import Chief
+from hpcdl.train import checkpoint, diagnostics
 from hpcdl.train.communicate import Communicator
 from hpcdl.train.data.opening import open_source
-from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, count_records
-from hpcdl.train.diagnostics import LossGuard, explain, is_out_of_memory, out_of_memory
+from hpcdl.train.data.tfrecord import Repairs
+from hpcdl.train.diagnostics import LossGuard, Watchdog
 from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
-from hpcdl.train.history import History
 from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
 from hpcdl.train.loop import Training, assign, resume, train
-from hpcdl.train.options import SCHEDULES, TrainOptions
-from hpcdl.train.ranks import RankPlace
-from hpcdl.train.result import job_of, summary_line
+from hpcdl.train.options import SCHEDULES, TrainOptions, check_target, global_batch, make_plan
+from hpcdl.train.result import History, job_of, summary_line
 from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
 from hpcdl.train.scalars import Scalars
-from hpcdl.train.startup import StartupClock
+from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.step import StopRequest, channels_first, make_parts, make_step
+from hpcdl.train.strategies import Chief
 from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
 from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.watchdog import Watchdog
 
 _DRAWN_STEPS = 2000
 _EXITS = {
@@ -164,12 +161,13 @@ class Run:
             begun = self.training.samples.first_step if self.training else 0
             if lost := self.chief.recover(fault, begun):
                 return lost
-        if not is_out_of_memory(fault):
-            return explain(fault, checkpoint.describe_saved(self.options.folder / "checkpoints"))
+        if not diagnostics.is_out_of_memory(fault):
+            saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
+            return diagnostics.explain(fault, saved)
         # The frames that failed hold the batch that was too large.
         traceback.clear_frames(fault.__traceback__)
-        batch = run_plan.global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
-        return out_of_memory(str(fault), batch)
+        batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
+        return diagnostics.out_of_memory(str(fault), batch)
 
     def _complain(self, what: str) -> None:
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
@@ -180,16 +178,16 @@ class Run:
             self._take_job_directory()
         stop = StopRequest()
         stop.listen()
-        batch = run_plan.global_batch(options, self.model, self.ranks.size)
+        batch = global_batch(options, self.model, self.ranks.size)
         ranks = self.ranks
         share = Share(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
         source = open_source(options, self.model, share, self.place.cpus, self.repairs)
         self.clock.mark("data")
         with self.chief.scope() if self.chief else nullcontext():
             parts = make_parts(options, self.model, source, ranks, keras=self.keras)
-        run_plan.check_target(options, parts.task.name, int(source.tested))
+        check_target(options, parts.task.name, int(source.tested))
         metric = chosen_metric(options, parts.task, tested=source.tested)
-        numbers = run_plan.make_plan(options, self.model, batch, source.steps_per_epoch)
+        numbers = make_plan(options, self.model, batch, source.steps_per_epoch)
         if options.lr_schedule not in SCHEDULES:
             given = settings_of(options.settings, "schedule")
             schedule = make_schedule(options.lr_schedule, numbers.lr, given)

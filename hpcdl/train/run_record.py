@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl import __version__
-from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.loop import Training
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.ranks import RankPlace
 from hpcdl.train.result import Samples, finite, summarize
+from hpcdl.train.startup import RankPlace
 
 
 def measured(

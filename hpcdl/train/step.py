@@ -25,12 +25,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hpcdl.train import models
-from hpcdl.train.augment import make_augment
+from hpcdl.train import keras_parts, models
 from hpcdl.train.communicate import Communicator, compiled
 from hpcdl.train.data.source import Group, Source
 from hpcdl.train.fused import synchronize
-from hpcdl.train.keras_parts import KerasOptimizer, make_loss, make_metrics, settings_of
+from hpcdl.train.keras_parts import KerasOptimizer, settings_of
 from hpcdl.train.models import Network
 from hpcdl.train.optimizers import LossScale, Optimizer, make_loss_scale, make_optimizer
 from hpcdl.train.options import TrainOptions
@@ -320,8 +319,8 @@ def make_parts(
     task = make_task(str(options.task or model["task"]), options.label_smoothing)
     if options.loss:
         arguments = settings_of(options.settings, "loss")
-        task = replace(task, loss=make_loss(options.loss, source.classes, arguments))
-    task = replace(task, metrics=make_metrics(options.metrics))
+        task = replace(task, loss=keras_parts.make_loss(options.loss, source.classes, arguments))
+    task = replace(task, metrics=keras_parts.make_metrics(options.metrics))
     optimizer: Optimizer | KerasOptimizer
     if options.keras_optimizer:
         arguments = settings_of(options.settings, "optimizer")
@@ -336,7 +335,7 @@ def make_parts(
         optimizer=optimizer,
         ranks=ranks,
         prepare=source.prepare,
-        augment=make_augment(options, source, network.random, ranks.rank),
+        augment=keras_parts.make_augment(options, source, network.random, ranks.rank),
         scale=make_loss_scale() if options.precision == "fp16" else None,
         clocked=not options.deterministic,
         accumulate=options.accumulate,

@@ -197,9 +197,6 @@ def area(scores: Floats, labels: Floats) -> float:
     return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
 
 
-Score = Callable[[], dict[str, float]]
-
-
 @dataclass
 class Validation:
     """What validation has found so far.
@@ -212,7 +209,7 @@ class Validation:
     every: int
     metric: str
     patience: int
-    score: Score
+    score: Callable[[], dict[str, float]]
     required: bool = True
     found: list[dict[str, Any]] = field(default_factory=list)
 

@@ -25,8 +25,8 @@ from hpcdl.regress.run_directory import is_held, is_named_as_run, read_events, r
 from hpcdl.site import Site
 from hpcdl.site.model import Limits
 from hpcdl.slurm import client
+from hpcdl.stack.install import build_lock
 from hpcdl.stack.publish import switch_lock
-from hpcdl.stack.trees import build_lock
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked, opened, size_of
@@ -169,9 +169,8 @@ def _check_runs(site: Site) -> Found:
 
 
 def _job_index(site: Site) -> Found:
-    links = {path: path.name.partition(".")[0] for path in index(site).iterdir()
-             if path.is_symlink()}  # fmt: skip
-    links = {path: number for path, number in links.items() if number.isdecimal()}
+    links = {path: number for path in index(site).iterdir() if path.is_symlink()
+             and (number := path.name.partition(".")[0]).isdecimal()}  # fmt: skip
     active, unknown = set[int](), ""
     try:
         active = {job.id for job in client.queue() if job.active} if links else active

@@ -20,12 +20,12 @@ from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import index
 from hpcdl.jobs.watch import found_in
+from hpcdl.regress.bandwidth import measured_links
 from hpcdl.results.records import EXPECTATION, JOB, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.text import duration
-from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import SYNTHETIC, Data, Training, data_of, steps_of, training_of
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _predicted(
     from hpcdl.predict.request import Request, answer
     from hpcdl.predict.results import trained_precision
 
-    compute = partition.gpu.compute if partition.gpu else None
+    compute = partition.gpu and partition.gpu.compute
     return answer(
         Request(
             partition=_shaped(partition, layout),

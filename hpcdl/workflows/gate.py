@@ -51,31 +51,29 @@ _PYTHONS = ("PYTHONPATH", "PYTHONHOME")
 class JobGate:
     """A gate that submits jobs.
 
-    `partitions` are the ones to try, none meaning all that the release would serve;
-    `wait_seconds` is how long a job may wait for its nodes.
+    `partitions` are the ones to try; `wait_seconds` is how long a job may wait for its nodes.
     """
 
     say: Say
-    partitions: tuple[str, ...] = ()
+    partitions: tuple[str, ...]
     wait_seconds: float = WAIT_MINUTES * 60.0
 
     def __call__(self, site: Site, release: Release) -> Proof:
         """Test a release.
 
         Raises:
-            BadInput: an unknown partition, or none that it would serve.
+            BadInput: there is no partition to try.
             MissingPrerequisite: Slurm does not answer.
             Stopped: by a signal; its jobs are cancelled.
         """
-        names = self._names(site, release)
-        if not names:
+        if not self.partitions:
             said = f"{release.id} would serve no partition of '{site.name}'"
             raise BadInput(said, hint="name one to test it on: --partition NAME")
         _require_slurm()
         queued: dict[str, Submission] = {}
         try:
             with terminable():
-                return self._prove(site, release, names, queued)
+                return self._prove(site, release, queued)
         except KeyboardInterrupt:
             stopped = _stopped(queued)
             queued.clear()
@@ -83,11 +81,9 @@ class JobGate:
         finally:
             _cancel(list(queued.values()), self.say)
 
-    def _prove(
-        self, site: Site, release: Release, names: Sequence[str], queued: dict[str, Submission]
-    ) -> Proof:
+    def _prove(self, site: Site, release: Release, queued: dict[str, Submission]) -> Proof:
         """Submit a job per partition, noted in `queued` at once, and check their results."""
-        tried = {name: dict(_groups(site, release, name)) for name in names}
+        tried = {name: dict(_groups(site, release, name)) for name in self.partitions}
         lack = "no job was started: the release has device code for none of its GPUs, "
         checks = [
             Check("job", False, lack + ", ".join(site.partition(name).gpu_models), 0.0,
@@ -103,7 +99,7 @@ class JobGate:
             except BadInput as refusal:
                 said = "; ".join([refusal.message, *refusal.details])
                 checks.append(Check("job", False, said, 0.0, partition=group.name))
-        checks += check_files(site, release, names)
+        checks += check_files(site, release, self.partitions)
         ended = _wait(list(queued.values()), self.wait_seconds, self.say)
         runs = []
         for name, job in queued.items():
@@ -111,16 +107,7 @@ class JobGate:
             checks += found
             runs.append(one)
         checks.append(verify.check_content(release))
-        return verify.new_proof(release, "job", ", ".join(names), checks, runs)
-
-    def enough(self, site: Site, release: Release) -> Callable[[Proof], bool]:
-        """Whether stored evidence makes jobs unnecessary: it is of jobs on all these partitions."""
-        names = set(self._names(site, release))
-        return lambda proof: proof.gate == "job" and names <= proof.partitions
-
-    def _names(self, site: Site, release: Release) -> tuple[str, ...]:
-        named = dict.fromkeys(site.partition(name).name for name in self.partitions)
-        return tuple(named) or serves(site, release)
+        return verify.new_proof(release, "job", ", ".join(self.partitions), checks, runs)
 
 
 def choose_gate(
@@ -132,7 +119,9 @@ def choose_gate(
     partitions: Sequence[str] = (),
     wait_minutes: float = WAIT_MINUTES,
 ) -> tuple[Gate, Callable[[Proof], bool]]:
-    """The gate to use, and which stored evidence makes it unnecessary.
+    """The gate to use, and which stored evidence makes it unnecessary: of jobs on all partitions.
+
+    Those are the named `partitions`, else all that the release would serve.
 
     Raises:
         BadInput: an unknown partition, or both `local` and partitions.
@@ -141,8 +130,10 @@ def choose_gate(
         raise BadInput("--local runs on no partition", hint="leave --partition out")
     if local:
         return verify.verify_here, lambda _: True
-    gate = JobGate(say, tuple(partitions), wait_minutes * 60)
-    return gate, gate.enough(site, release)
+    named = dict.fromkeys(site.partition(name).name for name in partitions)
+    names = tuple(named) or serves(site, release)
+    gate = JobGate(say, names, wait_minutes * 60)
+    return gate, lambda proof: proof.gate == "job" and {*names} <= proof.partitions
 
 
 def _groups(site: Site, release: Release, name: str) -> Iterator[tuple[str, Partition]]:

@@ -17,31 +17,22 @@ if TYPE_CHECKING:
 
 
 def module_for(
-    site: Site,
-    names: Sequence[str] = (),
-    *,
-    partition: str | None = None,
-    gpu_model: str | None = None,
-    none: bool = False,
+    site: Site, partition: str, names: Sequence[str] = (), *, gpu_model: str | None = None,
     published: bool = False,
-) -> Module:
-    """The modules of a job.
+) -> Module:  # fmt: skip
+    """The modules of a job on a partition.
 
     `names` are the user's, instead of the release's; partitions, and GPU models of one, may be
-    served by different stacks. With `none` no module is loaded; with `published` it is refused
-    (MissingPrerequisite) where nothing is published yet.
+    served by different stacks. With `published` it is refused (MissingPrerequisite) where nothing
+    is published yet.
     """
-    if none:
-        return Module(())
     for name in names:
         if not name or name.startswith("-") or any(c.isspace() or ord(c) < 32 for c in name):
             raise BadInput(f"--module {name!r} is not a module name", hint="write NAME/VERSION")
-    from hpcdl.stack.release import current_release, planned_module, release_for
+    from hpcdl.stack.release import planned_module, release_for
 
-    nodes = site.partition(partition) if partition else None
-    if nodes is None:
-        release = current_release(site)
-    elif gpu_model is None and not nodes.fellows:
+    nodes = site.partition(partition)
+    if gpu_model is None and not nodes.fellows:
         release = _release_for_any(site, nodes, named=bool(names))
     else:
         group = groups_for(nodes, gpu_model)[0]
@@ -68,13 +59,10 @@ def modules_of_job(
     software: without a name it loads none. For `published` see `module_for`; BadInput then also for
     a named module that is not there.
     """
-    none = container if named is None else not named
-    found = {
-        name: module_for(
-            site, named or (), partition=name, gpu_model=gpu_model, none=none, published=published
-        )
-        for name in partitions
-    }
+    if container if named is None else not named:
+        return dict.fromkeys(partitions, Module(()))
+    found = {name: module_for(site, name, named or (), gpu_model=gpu_model, published=published)
+             for name in partitions}  # fmt: skip
     if published and named:
         for module in dict.fromkeys(found.values()):
             check_available(site, module)
@@ -115,7 +103,7 @@ def modules_by_partition(
     found: dict[str, Module] = {}
     for group in site.by_groups(partitions):
         model = group.gpu.model if group.gpu and group.fellows else None
-        module = module_for(site, named, partition=group.name, gpu_model=model, published=published)
+        module = module_for(site, group.name, named, gpu_model=model, published=published)
         found[group.label] = module
         found.setdefault(group.name, module)
     return found

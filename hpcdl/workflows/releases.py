@@ -19,7 +19,7 @@ from functools import cache
 
 from hpcdl.jobs.quote import word
 from hpcdl.jobs.submission import release_of
-from hpcdl.regress.provenance import epoch
+from hpcdl.regress.result import epoch
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord

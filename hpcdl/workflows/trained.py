@@ -18,7 +18,6 @@ from hpcdl.system.safe_read import read_regular
 SYNTHETIC = "synthetic"
 # Defaults of `hpcdl train`.
 DEFAULT_MODEL, DEFAULT_STEPS = "mlp", 100
-AUTO, HOROVOD = "auto", "horovod"
 _LARGEST_DESCRIPTION = 20_000_000
 
 
@@ -82,7 +81,7 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
         xla="xla" in options,
         slowed=float(options.get("delay_ms", 0)) > 0,
         pipeline=options.get("pipeline", "new"),
-        strategy=options.get("strategy", AUTO).replace(AUTO, HOROVOD),
+        strategy=options.get("strategy", "auto").replace("auto", "horovod"),
         size=int(options["image_size"]) if "image_size" in options else None,
     )
 

@@ -9,7 +9,7 @@ from hpcdl.cluster import environment, up
 from hpcdl.jobs import Module
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import run_checks
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite

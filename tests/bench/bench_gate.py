@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from hpcdl.regress.answer import SLOW_NODE
+from hpcdl.regress.answer import SLOW_NODE, Rulings
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.formats import read_run
 from hpcdl.regress.gate import LOOK_BACK_DAYS, ask
@@ -82,7 +82,8 @@ def night(folder):
         note = f"verdicts, history and gate; CPU time, {load()}"
         report(f"a night on {NODES:,} nodes, judged", seconds, "s", most=5, note=note)
         start = time.process_time()
-        page = night_page(run, history, [{}] * NODES, site="wide", now=nights.END, answer=answer)
+        page = night_page(run, history, [{}] * NODES, site="wide", now=nights.END, answer=answer,
+                          rulings=Rulings())  # fmt: skip
         seconds = time.process_time() - start
     (folder / "night.html").write_text(page)
     report(f"a night on {NODES:,} nodes, its page made", seconds, "s",

@@ -20,9 +20,8 @@ tf = tensorflow_for(sys.argv[1])
 from hpcdl.train import loop, models, optimizers  # noqa: E402
 from hpcdl.train.communicate import Communicator  # noqa: E402
 from hpcdl.train.data.source import Share, Synthetic  # noqa: E402
-from hpcdl.train.diagnostics import LossGuard  # noqa: E402
-from hpcdl.train.options import TrainOptions  # noqa: E402
-from hpcdl.train.run_plan import RunPlan, facts_of  # noqa: E402
+from hpcdl.train.diagnostics import LossGuard, Watchdog  # noqa: E402
+from hpcdl.train.options import RunPlan, TrainOptions, facts_of  # noqa: E402
 from hpcdl.train.scalars import Scalars  # noqa: E402
 from hpcdl.train.step import (  # noqa: E402
     StepParts,
@@ -31,7 +30,6 @@ from hpcdl.train.step import (  # noqa: E402
 )
 from hpcdl.train.tasks import make_task  # noqa: E402
 from hpcdl.train.train_report import Reporter  # noqa: E402
-from hpcdl.train.watchdog import Watchdog  # noqa: E402
 
 
 def prepare(model, batch, folder, size=0):

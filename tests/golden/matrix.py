@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.functions import FILE
-from hpcdl.jobs.slurm_compat import with_version
+from hpcdl.jobs.launch import with_version
 from hpcdl.site import load_site
 from hpcdl.system.resources import folder
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.script import ArrayOf
-from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.site import load_site
 from hpcdl.system.resources import folder
 from tests.golden.matrix import HERE, MODULE, bare, cells

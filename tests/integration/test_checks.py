@@ -16,11 +16,11 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.cluster import processes, read_state, up
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
-from hpcdl.regress.measure import measure
+from hpcdl.regress.propose import measure
 from hpcdl.regress.references import Reference, site_file, update_references
+from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import FaultKind, Status
@@ -39,7 +39,7 @@ NO_MODULE = Module(())
 RUN = (
     "import sys; from pathlib import Path; from hpcdl.site import load_site;"
     "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import run_checks;"
-    "from hpcdl.regress.check_request import CheckRequest;"
+    "from hpcdl.regress.reframe_adapter.process import CheckRequest;"
     "run_checks(load_site(Path(sys.argv[1])), Module(()),"
     " CheckRequest(partitions=(sys.argv[4],), names=(sys.argv[3],), paths=(Path(sys.argv[2]),)))"
 )

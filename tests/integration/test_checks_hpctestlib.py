@@ -14,7 +14,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.check_request import CheckRequest
+from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import FaultKind, Status
 from tests.integration.check_runs import own_site, told

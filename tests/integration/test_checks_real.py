@@ -8,11 +8,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from hpcdl.jobs import Module
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.measure import measure
+from hpcdl.regress.propose import measure
+from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import Status
 from hpcdl.workflows.modules import modules_by_partition
@@ -67,7 +67,7 @@ def test_a_slow_node_is_named_in_the_verdict_and_by_the_gate(site, cluster_env, 
     assert found["p100-01"].status is Status.NO_REFERENCE
     with open_history(tmp_path / "history.sqlite") as history:
         history.add(of_outcome(outcome))
-        answer = ask(history)
+        answer = ask(history, now=datetime.now(timezone.utc))
     assert not answer.open
     assert any("slow node: p100-02" in finding.description for finding in answer.findings)
 
@@ -98,7 +98,7 @@ def test_a_release_that_halves_throughput_fails_and_is_named(site, release, tmp_
     with open_history(tmp_path / "history.sqlite") as history:
         history.add(of_outcome(good, tonight - timedelta(days=1)))
         history.add(of_outcome(bad, tonight))
-        answer = ask(history)
+        answer = ask(history, now=datetime.now(timezone.utc))
     assert [verdict.status for verdict in bad.verdicts] == [Status.FAIL], told(bad)
     assert f"release {release.id} -> slower" in bad.verdicts[0].reason
     assert not answer.open

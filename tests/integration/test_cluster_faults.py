@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import daemons, down, nodes, processes, up
+from hpcdl.cluster import daemons, down, lifecycle, processes, up
 from hpcdl.cluster.model import NAMESPACES, Ports
 from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
@@ -48,7 +48,7 @@ def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(embedded_s
         try:
             state = up(embedded_site, directory=place, max_nodes=1)
             for action in ("kill", "up"):
-                nodes.change(state, state.nodes[0].name, action)
+                lifecycle.change(state, state.nodes[0].name, action)
             assert os.umask(mask) == mask, "given back"
         finally:
             os.umask(before)

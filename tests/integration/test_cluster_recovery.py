@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import down, environment, processes, up
-from hpcdl.cluster import nodes as node_actions
+from hpcdl.cluster.lifecycle import change
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId, bridge_name
 from hpcdl.cluster.needs import choose_mode
-from hpcdl.cluster.query import of_nodes
 from hpcdl.cluster.state import write_state
+from hpcdl.cluster.status import of_nodes
 from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import clean_environment, need_packages
@@ -202,7 +202,7 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(small_site, p
     jobs = {name: submit_to(slurm, name) for name in LOSSES[mode]}
     for name, job in jobs.items():
         wait_for(lambda job=job: started(place, job, 0))
-        node_actions.change(state, name, LOSSES[mode][name][0])
+        change(state, name, LOSSES[mode][name][0])
     for name, job in jobs.items():
         wait_for(lambda name=name: of_nodes(state, "%T")[name].startswith("down"))
         slurm("scontrol", "update", f"jobid={job}", "ReqNodeList=")
@@ -211,7 +211,7 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(small_site, p
         wait_for(lambda show=show: "JobState=COMPLETED" in slurm(*show).stdout)
         assert started(place, job, 1)
     for name in jobs:
-        node_actions.change(state, name, LOSSES[mode][name][1])
+        change(state, name, LOSSES[mode][name][1])
         wait_for(lambda name=name: of_nodes(state, "%T")[name] == "idle")
 
 
@@ -241,11 +241,11 @@ def test_killed_node_has_no_process_left(small_site, place, mode):
     shell(state, place)("sbatch", *job, f"--wrap=env -i {program} & {program}")
     count = f"pgrep -fc '^{program}$'"
     wait_for(lambda: subprocess.getoutput(count) == "2")
-    node_actions.change(state, "spare-01", "kill")
+    change(state, "spare-01", "kill")
     assert subprocess.getoutput(count) == "0"
-    assert node_actions.change(state, "spare-01", "kill") == "spare-01 is dead"
+    assert change(state, "spare-01", "kill") == "spare-01 is dead"
     assert up(small_site, mode=mode, directory=place).killed == ("spare-01",)
-    assert node_actions.change(state, "spare-01", "up") == "spare-01 takes jobs"
+    assert change(state, "spare-01", "up") == "spare-01 takes jobs"
 
 
 def test_restarted_node_answers_at_once_those_who_knew_it(small_site, place):
@@ -262,8 +262,8 @@ def test_restarted_node_answers_at_once_those_who_knew_it(small_site, place):
 
     on("spare-01", reach)
     before = on("spare-02", hardware)
-    node_actions.change(state, "spare-02", "kill")
-    node_actions.change(state, "spare-02", "up")
+    change(state, "spare-02", "kill")
+    change(state, "spare-02", "up")
     on("spare-01", reach)
     assert on("spare-02", hardware) == before
 

@@ -15,8 +15,7 @@ from tests.trace_format import faults
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
-from hpcdl.system.crc32c import crc32c
-from hpcdl.train.data.tfrecord import masked_crc32c, walk
+from hpcdl.train.data.tfrecord import crc32c, masked_crc32c, walk
 from tests.records import example, picture, write
 
 pytestmark = pytest.mark.stack

@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL, read_session
-from hpcdl.regress.reframe_adapter.releases import supported
+from hpcdl.regress.reframe_adapter.process import (
+    RECORD_VARIABLE,
+    RETRY_ALL,
+    read_session,
+    supported,
+)
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.verdict import judge_tries

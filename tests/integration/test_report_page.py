@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.regress.answer import Rulings
+from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.report import night_page, read_files
 from tests import nights
@@ -53,7 +55,9 @@ def file(tmp_path_factory):
     run = nights.verdicts(folder)
     with open_history(folder / "history.sqlite") as history:
         history.add(nights.simulated(80))
-        page = night_page(run, history, read_files(run, folder), site="x", now=nights.END)
+        answer = ask(history, now=nights.END)
+        page = night_page(run, history, read_files(run, folder), site="x", now=nights.END,
+                          answer=answer, rulings=Rulings())  # fmt: skip
     (folder / "night.html").write_text(page)
     return folder / "night.html"
 

@@ -23,9 +23,9 @@ from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack_backend import adopt as adopt_module
 from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoption
-from hpcdl.stack.spack_backend.cache import BuildCache
 from hpcdl.stack.spack_backend.concretize import concretize, render_work
 from hpcdl.stack.spack_backend.environment import environments, render, render_site
+from hpcdl.stack.spack_backend.make import BuildCache
 from hpcdl.stack.spack_backend.spack_build import build_spack, open_build, plan_spack
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory

@@ -17,12 +17,10 @@ import pytest
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.spack_backend import cache as spack_cache
 from hpcdl.stack.spack_backend import mirror as spack_mirror
 from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
-from hpcdl.stack.spack_backend.cache import BuildCache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_backend.concretize import concretize
-from hpcdl.stack.spack_backend.make import Folders, PackageFailed, installed, make_all
+from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, installed, make_all
 from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
@@ -124,7 +122,7 @@ def keyring(tmp_path):
     # The agent's socket needs a short path.
     cache = BuildCache(tmp_path / "buildcache", Path(f"/tmp/hpcdl-keys-{os.getpid()}"), "own")
     yield cache
-    close_keyring(cache)
+    cache.close_keyring()
     shutil.rmtree(cache.keys or "", ignore_errors=True)
 
 
@@ -132,12 +130,12 @@ def test_the_build_cache_is_signed_and_taken_from(small, keyring):
     where = solve(small, "above")
     plain = opened(where, keyring)
     spack = Spack(plain.program, plain.version, plain.scope, {**plain.env, **keyring.env})
-    key = ready_key(spack, keyring, small_site(small))
-    assert ready_key(spack, keyring, small_site(small)) == key, "one key for ever"
+    key = keyring.ready_key(spack, small_site(small))
+    assert keyring.ready_key(spack, small_site(small)) == key, "one key for ever"
     build(where, spack)
     hashes = {one.hash for one in inventory(spack, where.environment).packages}
-    fill(spack, keyring, where.environment, hashes, key)
-    fill(spack, keyring, where.environment, hashes, key)
+    keyring.fill(spack, where.environment, hashes, key)
+    keyring.fill(spack, where.environment, hashes, key)
 
     spack.run("-e", where.environment, "uninstall", "-a", "-y", "--dependents", check=False)
     shutil.rmtree(small.parent / "tree")
@@ -174,9 +172,9 @@ def test_what_cannot_be_adopted_is_refused(small, tmp_path):
 def test_without_gpg_nothing_is_begun(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingPrerequisite, match="no gpg") as caught:
-        spack_cache.build_cache(small_site(tmp_path), unsigned=False)
+        BuildCache.of_site(small_site(tmp_path), unsigned=False)
     assert "--unsigned" in caught.value.hint
-    assert spack_cache.build_cache(small_site(tmp_path), unsigned=True).key is None
+    assert BuildCache.of_site(small_site(tmp_path), unsigned=True).key is None
 
 
 def test_an_environment_that_another_spack_holds_is_refused_at_once(small):

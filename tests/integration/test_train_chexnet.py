@@ -38,7 +38,7 @@ from sklearn.metrics import roc_auc_score
 from hpcdl.train.program import prepare
 from hpcdl.train.loop import resume
 from hpcdl.train.options import parse
-from hpcdl.train.ranks import this_place
+from hpcdl.train.startup import this_place
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.data.dataset import FINDINGS
 run = prepare(parse(sys.argv[1:]), this_place(), StartupClock())

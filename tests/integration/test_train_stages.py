@@ -21,7 +21,7 @@ PLACES = """
 import json, sys
 from hpcdl.train.options import parse
 from hpcdl.train.program import prepare
-from hpcdl.train.ranks import this_place
+from hpcdl.train.startup import this_place
 from hpcdl.train.startup import StartupClock
 run = prepare(parse(sys.argv[1:]), this_place(), StartupClock())
 parts = run._prepare().parts

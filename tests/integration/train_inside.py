@@ -22,14 +22,14 @@ tf = tensorflow(keras=sys.argv[1] not in {"groups", "pipeline", "orders"})
 
 from hpcdl.system.errors import BadInput  # noqa: E402
 from hpcdl.train import models, optimizers, program  # noqa: E402
-from hpcdl.train.augment import make_augment  # noqa: E402
 from hpcdl.train.communicate import Communicator  # noqa: E402
 from hpcdl.train.data.dataset import read_dataset  # noqa: E402
 from hpcdl.train.data.images import Images  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
-from hpcdl.train.data.repair import Repairs  # noqa: E402
 from hpcdl.train.data.source import Group, InMemory, Share  # noqa: E402
+from hpcdl.train.data.tfrecord import Repairs  # noqa: E402
 from hpcdl.train.fused import fuse  # noqa: E402
+from hpcdl.train.keras_parts import make_augment  # noqa: E402
 from hpcdl.train.networks import _dropout  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.step import RankSignal, StepParts, make_backward, make_step  # noqa: E402
@@ -99,7 +99,8 @@ def parameters():
     found = {}
     for name, row in facts.load("models")["models"].items():
         network = models.build(name, tuple(row["input"]), row["classes"], 1)
-        found[name] = [network.parameters, network.values]
+        moving = sum(int(np.prod(variable.shape)) for variable in network.state)
+        found[name] = [network.parameters, network.parameters + moving]
         tf.keras.backend.clear_session()
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import render, rootfs, up
+from hpcdl.cluster import cluster_plan, rootfs, up
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
 from tests.homes import short_home
@@ -35,7 +35,7 @@ def machines():
     with ThreadPoolExecutor() as pool:
         list(pool.map(_build, rootfs.releases()))
     with short_home() as home, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render, "TIMEOUTS", PATIENT)
+        patch.setattr(cluster_plan, "TIMEOUTS", PATIENT)
         yield {release: _start(release, home / release) for release in rootfs.releases()}
 
 

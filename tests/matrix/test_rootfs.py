@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import down, processes, rootfs, up
-from hpcdl.cluster.find import site_of
+from hpcdl.cluster.state import site_of
 from hpcdl.site import load_site
 from hpcdl.system.errors import CheckFailed
 from tests.matrix.machines import HPCDL

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.lint.cluster import of_site
+from hpcdl.jobs.lint.job import of_site
 from hpcdl.site import load_site
 from hpcdl.slurm.rules import Release, Span, rule
 

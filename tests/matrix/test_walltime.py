@@ -4,7 +4,7 @@ Only then is slurmctld killed: it forgets what happened to jobs in the last seco
 """
 
 from hpcdl.cluster import processes, up
-from hpcdl.cluster.query import of_nodes
+from hpcdl.cluster.status import of_nodes
 from hpcdl.site import load_site
 from tests.matrix.test_rootfs import mounts
 from tests.waiting import wait_for

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.cluster import cluster_plan, lifecycle, network, render
+from hpcdl.cluster import cluster_plan, lifecycle, network
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Ports, bridge_name, link_name
 from hpcdl.cluster.state import MARK, claim, is_ours_or_empty
 from hpcdl.site import load_site
@@ -39,7 +39,7 @@ class Laid:
         nodes = cluster_plan.lay_out(self.request, "10.77.5", Ports(21000))
         self.state = replace(STATE, directory=HERE, site=site.name, mode=mode, nodes=nodes,
                              accounting=accounting, network="10.77.5")  # fmt: skip
-        own = render.files(self.request, self.state, mpi="pmix", first_job=1, slurmd="slurmd")
+        own = cluster_plan.files(self.request, self.state, mpi="pmix", first_job=1, slurmd="slurmd")
         self.files = {file.path: file for file in own}
 
 
@@ -94,7 +94,7 @@ def test_a_cluster_of_another_site_is_not_taken_for_the_one_that_is_asked_for():
 
 def test_loopback_nodes_differ_by_port():
     laid = Laid(shipped("embedded"), LOOPBACK)
-    lines = "\n".join(render.node_lines(laid.request, laid.state))
+    lines = "\n".join(cluster_plan.node_lines(laid.request, laid.state))
     ports = [port for one in re.findall(r"Port=(\S+)", lines) for port in expand_hostlist(one)]
     assert [int(port) for port in ports] == [node.port for node in laid.state.nodes]
 
@@ -193,7 +193,7 @@ def test_networks_that_are_routed_are_not_taken():
     ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"]),
 ])  # fmt: skip
 def test_options_follow_the_release_that_runs(version, plugins):
-    assert [row["value"] for row in render.release_options(Release.parse(version))] == plugins
+    assert [row["value"] for row in cluster_plan.release_options(Release.parse(version))] == plugins
 
 
 def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path):
@@ -216,7 +216,7 @@ def test_daemons_bind_to_the_address_of_the_name(embedded, mode, address, parame
     answer = {"return_value": address} if address else {"side_effect": OSError("not known")}
     monkeypatch.setattr(socket, "gethostbyname", Mock(**answer))
     laid = Laid(embedded, mode)
-    assert render.listening(laid.state) == parameters
+    assert cluster_plan.listening(laid.state) == parameters
     assert settings(laid).get("CommunicationParameters", "") == parameters
 
 

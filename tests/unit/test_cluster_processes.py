@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import cpu_throttle, daemons, nodes, processes, query, state, status, teardown
+from hpcdl.cluster import cpu_throttle, daemons, lifecycle, processes, state, status, teardown
 from hpcdl.cluster.model import Node, ProcessId
 from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.system.files import locked
@@ -121,7 +121,7 @@ def test_a_throttle_is_shown_by_its_node(started, tmp_path):
     assert data["phase"] == "degraded"
     assert status.as_text(data).startswith(f"{current.site}: degraded, mode")
     with pytest.raises(HpcdlError, match="it is dead"):
-        nodes._set_link(current, NODE, up=True)
+        lifecycle._set_link(current, NODE, up=True)
     (killed,), count = current.killed, len(current.nodes)
     assert f"{count - 1} of {count} nodes ready" in status.summary(current)
     assert f"{killed} was killed: `hpcdl cluster node up {killed}`" in status.summary(current)
@@ -207,10 +207,10 @@ def test_a_node_of_a_cluster_that_was_stopped_meanwhile_is_none(tmp_path):
     gone = replace(STATE, directory=tmp_path / "gone")
     (tmp_path / "gone").mkdir()
     with pytest.raises(CheckFailed, match="was stopped meanwhile"):
-        nodes.change(gone, "n1", "kill")
+        lifecycle.change(gone, "n1", "kill")
     assert not (tmp_path / "gone/cluster.json").exists()
 
 
 def test_a_node_that_a_job_is_planned_for_is_well():
-    assert all(map(query.takes_jobs, ("idle", "planned", "mixed-")))
-    assert not query.takes_jobs("down")
+    assert all(map(status.takes_jobs, ("idle", "planned", "mixed-")))
+    assert not status.takes_jobs("down")

@@ -7,9 +7,8 @@ import pytest
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.site import load_site
 from hpcdl.stack.release import planned_module
-from hpcdl.system.disk_cache import _KEPT, cached
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import cache, folder
+from hpcdl.system.resources import _KEPT, cache, cached, folder
 
 
 class Maker:

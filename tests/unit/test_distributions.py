@@ -7,8 +7,8 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.slurm.rules import Release, known_release, known_releases
+from hpcdl.stack.horovod import broken_rules
 from hpcdl.stack.recipe import recipe_of
-from hpcdl.stack.toolchain import broken_rules
 from tests.small_release import small_site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
 @each
 def test_its_python_mpi_and_slurm_are_among_those_of_the_facts(row, monkeypatch):
     minor = row["python"].rpartition(".")[0]
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: (minor,))
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: (minor,))
     site = small_site(Path("/nowhere"))
     recipe = recipe_of(site, site.stacks["tensorflow"], ("cpu",))
     assert (recipe.python, recipe.tensorflow) == (minor, "2.21.0")

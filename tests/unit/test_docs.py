@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from hpcdl.cli import GROUPS
-from hpcdl.site.schema import site_schema
+from hpcdl.site.check import site_schema
 from hpcdl.system.errors import ExitCode
 from tools.docs import DOCS, PAGES
 from tools.man import main

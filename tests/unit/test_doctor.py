@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.system import packages
-from hpcdl.workflows import doctor, doctor_roles
+from hpcdl.workflows import doctor
 
 ROWS = [
     {"purpose": "a", "package": "shell", "program": "sh"},
@@ -49,7 +49,7 @@ def test_every_row_has_a_purpose_and_a_way_to_see_it():
     purposes = {row["purpose"] for row in [*known["packages"], *known["python"]]}
     for role in known["roles"].values():
         assert {*role["needs"], *role["optional"]} <= purposes
-        assert set(role["asks"]) <= set(doctor_roles.QUESTIONS)
+        assert set(role["asks"]) <= set(doctor.QUESTIONS)
     assert {one.purpose for one in doctor.diagnose().findings} == purposes
 
 

@@ -60,7 +60,8 @@ def test_a_tab_gets_the_advice_it_deserves(text):
 
 def test_a_fault_is_shown_as_a_compiler_shows_it():
     document = parse_document("name: pi\nnodse: 4\n", "site.yaml")
-    document.fault("unknown key 'nodse'", document.root.key("nodse"), "did you mean 'nodes'?")
+    (_, (nodse, _)) = document.root.entries
+    document.fault("unknown key 'nodse'", nodse, "did you mean 'nodes'?")
     with pytest.raises(InvalidDocument) as caught:
         document.raise_faults()
     assert (

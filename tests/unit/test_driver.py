@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.system.driver import nvidia_driver
+from hpcdl.system.packages import nvidia_driver
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44\n"
 OPEN = (

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.jobs import JobSpec
-from hpcdl.regress.bandwidth import metric_name
+from hpcdl.regress.bandwidth import measured_links, metric_name
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.workflows.expectation import as_lines, compare, comparison_line, expect, keep, kept
-from hpcdl.workflows.links import measured_links
 from hpcdl.workflows.trained import training_of
 
 TRAIN = ("hpcdl", "train", "--model")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
+from hpcdl.cli.site import as_data, as_text
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.lint import lint
@@ -18,15 +19,12 @@ from hpcdl.jobs.transport import Link, judge_links
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
-from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency, widened
+from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import job_on
 from hpcdl.site import StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
-from hpcdl.site.show import as_data, as_text
-from hpcdl.stack.gpu_needs import models
-from hpcdl.stack.resolve import resolve, why_not
-from hpcdl.stack.resolve_facts import serves
-from hpcdl.stack.resolve_groups import groups
+from hpcdl.stack.resolve import groups, resolve, why_not
+from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_show import as_text as resolution_text
 from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.system.errors import BadInput, ExitCode
@@ -138,7 +136,7 @@ def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):
     assert why_none(mixed, replace(spec, gpus=4)) == ""
     assert why_none(mixed, replace(spec, program=("python", "x.py"))) == ""
     a100, _ = mixed.partition("typed").groups
-    case = widened(YARDSTICKS["fp32"], 2, 4)
+    case = replace(YARDSTICKS["fp32"], nodes=2, ranks=4)
     assert expected_efficiency(case, a100, 300.0, "scaling") is None
 
 

@@ -11,6 +11,7 @@ import re
 import unicodedata
 import xml.etree.ElementTree as ET
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,15 +21,16 @@ from hypothesis import strategies as st
 
 from hpcdl.cli import main
 from hpcdl.cli.framework import print_json
+from hpcdl.regress.answer import Rulings
 from hpcdl.regress.exchange import as_csv, as_json_lines
 from hpcdl.regress.formats import FORMATS, as_junit
+from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.report import night_page
 from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
 from hpcdl.system.inert import UNSEEN, csv_cell, inert_output, of_csv_cell
-from hpcdl.system.progress import StatusLine
-from hpcdl.system.text import paint, table
+from hpcdl.system.text import StatusLine, paint, table
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
 """Clears a screen, rings, turns text around, hides, calculates, and begins a line of its own."""
@@ -61,7 +63,8 @@ def printed(show):
 def page(text):
     run = {"run": text, "seconds": 1.0, "verdicts": [verdict(text)]}
     with TemporaryDirectory() as folder, open_history(Path(folder, "history")) as history:
-        return night_page(run, history, [{}], site=text)
+        answer = ask(history, now=datetime.now(timezone.utc))
+        return night_page(run, history, [{}], site=text, answer=answer, rulings=Rulings())
 
 
 OUTPUTS = {

@@ -8,8 +8,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module, environment, submission, sweep_run
-from hpcdl.jobs.manifest import request_of
-from hpcdl.jobs.sweep import plan
+from hpcdl.jobs.sweep import plan, request_of
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput

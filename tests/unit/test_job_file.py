@@ -3,8 +3,7 @@
 import jsonschema
 import pytest
 
-from hpcdl.jobs.schema import job_schema, load_request
-from hpcdl.jobs.spec import LAUNCHERS
+from hpcdl.jobs.spec import LAUNCHERS, job_schema, load_request
 from hpcdl.system.errors import BadInput
 
 JOB_FILE = """\

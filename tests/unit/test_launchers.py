@@ -11,8 +11,8 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.train.multiworker import join
-from hpcdl.train.ranks import RankPlace
+from hpcdl.train.communicate import join
+from hpcdl.train.startup import RankPlace
 from tests.unit.conftest import shipped
 
 

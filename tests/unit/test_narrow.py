@@ -10,8 +10,7 @@ from contextlib import suppress
 import pytest
 
 from hpcdl.cli import GROUPS, main
-from hpcdl.system.progress import StatusLine
-from hpcdl.system.text import table
+from hpcdl.system.text import StatusLine, table
 from tests.unit.conftest import commands
 
 REPORTS = [

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from hpcdl import facts
 from hpcdl.jobs.preflight import (
-    CAUSES,
     Expectation,
     Probe,
     Problem,
@@ -76,7 +76,7 @@ def test_each_cause_has_its_number(change, code):
     probes = healthy()
     probes[1] = replace(probes[1], **change)
     assert codes(probes) == [code]
-    assert code in CAUSES
+    assert code in facts.load("slurm_reasons")["preflight"]
 
 
 @pytest.mark.parametrize(("probes", "code", "said"), [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.regress.reframe_adapter.releases import supported
+from hpcdl.regress.reframe_adapter.process import supported
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.resources import to_install
 

@@ -9,8 +9,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.check_request import CheckRequest
-from hpcdl.regress.reframe_adapter.process import refuse_ours, to_argv
+from hpcdl.regress.reframe_adapter.process import CheckRequest, refuse_ours, to_argv
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.site import find_site_file, load_site

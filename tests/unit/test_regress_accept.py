@@ -11,10 +11,10 @@ import yaml
 
 from hpcdl.cli import main
 from hpcdl.regress.accept import accept, accepted_file, rulings_of
+from hpcdl.regress.answer import Acceptance
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.references import Reference, load_references, update_references
-from hpcdl.regress.rulings import Acceptance
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
 

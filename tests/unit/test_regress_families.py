@@ -15,13 +15,12 @@ from hpcdl.jobs.spec import Module
 from hpcdl.measure import copies
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import metric_name
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.command import to_argv
-from hpcdl.regress.reframe_adapter.process import RETRY_ALL
+from hpcdl.regress.reframe_adapter.process import RETRY_ALL, CheckRequest
 from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
 from hpcdl.regress.run_directory import RunDirectory
-from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, widened
+from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import (
     ALL,
     DIGITS,
@@ -213,14 +212,15 @@ def test_it_goes_on_from_the_newest_checkpoint(tmp_path):
 
 
 def test_the_model_of_scaling_expects_less_of_more_gpus(p100):
-    cases = [widened(YARDSTICKS["fp32"], nodes, ALL).on(p100) for nodes in (1, 2, 4)]
+    cases = [replace(YARDSTICKS["fp32"], nodes=nodes, ranks=ALL).on(p100) for nodes in (1, 2, 4)]
     rows = [expected_efficiency(case, p100, 219.0, "s") for case in cases]
     assert 1 > rows[0].value > rows[1].value >= rows[2].value > 0.3
     assert all(-0.9 <= (row.lower or 0) < 0 for row in rows)
 
 
 def test_the_bound_of_mixed_precision_counts_whole_gradients(p100):
-    row = expected_efficiency(widened(YARDSTICKS["fp16"], 4, ALL).on(p100), p100, 400.0, "s")
+    case = replace(YARDSTICKS["fp16"], nodes=4, ranks=ALL).on(p100)
+    row = expected_efficiency(case, p100, 400.0, "s")
     asked = Request(p100, "resnet50", "16", 64, images_per_second=400.0)
     amp, fp16 = (answer(replace(asked, precision=precision)).points[0].efficiency
                  for precision in ("amp", "fp16"))  # fmt: skip
@@ -234,7 +234,7 @@ def test_the_bound_of_mixed_precision_counts_whole_gradients(p100):
     ("fp32", 2, ALL, None),
 ])  # fmt: skip
 def test_where_the_model_knows_nothing_there_is_no_expectation(p100, name, nodes, ranks, rate):
-    case = widened(YARDSTICKS[name], nodes, ranks).on(p100)
+    case = replace(YARDSTICKS[name], nodes=nodes, ranks=ranks).on(p100)
     assert expected_efficiency(case, p100, rate, "s") is None
 
 
@@ -250,8 +250,8 @@ def test_every_shape_is_a_job_that_the_partition_can_hold(three_generations, nam
 @pytest.mark.parametrize("path", sorted((folder("templates") / "sites").glob("*.yaml")), ids=str)
 def test_scaling_on_the_digits_has_a_batch_for_the_largest_shape(path):
     for partition in load_site(path).partitions.values():
-        for shape in SHAPES:
-            case = widened(YARDSTICKS["small"], *shape).on(partition)
+        for nodes, ranks in SHAPES:
+            case = replace(YARDSTICKS["small"], nodes=nodes, ranks=ranks).on(partition)
             assert case.nodes * case.ranks * case.batch <= 1440, f"{partition.name} {case}"
 
 

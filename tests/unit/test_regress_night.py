@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.regress.check_request import CheckRequest
 from hpcdl.regress.estimate import noise_of
 from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
-from hpcdl.regress.reframe_adapter.process import Session, read_session
+from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import _nodes_without, _partitions_without, _refuse_mistyped, _verdicts
 from hpcdl.regress.show import proposals_text

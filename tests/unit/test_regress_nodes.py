@@ -2,12 +2,14 @@
 
 import random
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
+from hpcdl.regress import nodes as law
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes, slower_than_the_rest
+from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import SINGLE_NODE
@@ -21,6 +23,10 @@ def verdict(node, value, status=Status.PASS):
 def nodes(count, scatter, seed=1):
     dice = random.Random(seed)
     return {f"n{index:02d}": dice.gauss(100.0, scatter) for index in range(count)}
+
+
+def slower_than_the_rest(each):
+    return law.slower_than_the_rest({node: (value,) for node, value in each.items()})
 
 
 @pytest.mark.parametrize("count", [3, 4, 8, 40])
@@ -80,7 +86,7 @@ def test_the_gate_sees_the_slow_node_whichever_result_is_last(tmp_path):
     for number, order in enumerate(([row, slow], [replace(slow, job=1), replace(row, job=2)])):
         with open_history(tmp_path / f"{number}.sqlite") as history:
             history.add(order)
-            answer = ask(history)
+            answer = ask(history, now=datetime.fromisoformat(row.time))
         assert "slow node: n2" in [finding.description for finding in answer.findings]
 
 

@@ -8,10 +8,9 @@ import subprocess
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import check_references, main
+from hpcdl.cli import check, main
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.measure import derive
-from hpcdl.regress.propose import Drafts, propose
+from hpcdl.regress.propose import Drafts, derive, propose, write
 from hpcdl.regress.references import (
     OWN_DEMAND,
     Reference,
@@ -162,7 +161,7 @@ def test_two_proposals_written_at_once_lose_nothing(site):
     nights(site, 100.0, 100.0, 100.0)
     found = drafts(site)
     update_references(site, "embedded", [dataclasses.replace(OLD, check="storage")])
-    found.write(site)
+    write(site, found.rows)
     checks = {row.check for row in read_references(site_file(site, "embedded"))}
     assert checks == {"storage", "throughput"}
 
@@ -200,10 +199,10 @@ def test_what_is_there_is_measured_again_only_when_asked(monkeypatch, capsys, th
     def measure(*_, **__):
         raise CheckFailed("measuring is left out here")
 
-    monkeypatch.setattr(check_references, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
-    monkeypatch.setattr("hpcdl.regress.measure.measure", measure)
-    monkeypatch.setattr("hpcdl.regress.measure.covered", lambda *_: there)
-    monkeypatch.setattr("hpcdl.regress.reframe_adapter.releases.require_reframe", lambda: None)
+    monkeypatch.setattr(check, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
+    monkeypatch.setattr("hpcdl.regress.propose.measure", measure)
+    monkeypatch.setattr("hpcdl.regress.propose.covered", lambda *_: there)
+    monkeypatch.setattr("hpcdl.regress.reframe_adapter.process.require_reframe", lambda: None)
     where = ["--site", "embedded", "--partition", "p100", "--name", "throughput"]
     assert main(["check", "references", "measure", *where, *words]) == code
     if words == ["--dry-run"]:

@@ -8,19 +8,21 @@ import pytest
 
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.provenance import Run, of_this_run
-from hpcdl.regress.result import Measured, read_result
+from hpcdl.regress.result import Measured, of_this_run, read_result
 from hpcdl.regress.verdict import judge
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.results.records import RESULT
+from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
 from hpcdl.train.result import job_of
 
 NOW = 1_750_000_000.0
-RUN = Run(job=17, token="hpcdl-" + "a" * 32, nodes=("p100-01", "p100-02"), started=NOW - 60,
-          ended=NOW, gpu="P100")  # fmt: skip
+TOKEN = "hpcdl-" + "a" * 32
+STARTED, ENDED = (time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in (NOW - 60, NOW))
+RECORD = JobRecord(17, "job", "COMPLETED", "", 0, 0, "p100", "p100-[01-02]", 0, STARTED, STARTED,
+                   ENDED, "10:00", "")  # fmt: skip
 GOOD = {
-    "job": {"id": "17", "token": RUN.token}, "ended": NOW - 1,
+    "job": {"id": "17", "token": TOKEN}, "ended": NOW - 1,
     "layout": {"nodes": ["p100-02"], "gpu": "Tesla P100-PCIE-16GB"},
     "summary": {"images_per_second": 900.0},
 }  # fmt: skip
@@ -37,7 +39,7 @@ GOOD = {
     ({"ended": None}, "does not say when"),
 ])  # fmt: skip
 def test_a_result_of_another_run_is_no_result(change, word):
-    found = of_this_run(Measured({**GOOD, **change}), RUN)
+    found = of_this_run(Measured({**GOOD, **change}), RECORD, TOKEN, "P100")
     (fault,) = found.faults
     assert (found.values, fault.kind) == ({}, FaultKind.FOREIGN)
     assert fault.kind.status is Status.ERROR
@@ -46,9 +48,9 @@ def test_a_result_of_another_run_is_no_result(change, word):
 
 def test_a_job_finds_its_token_by_the_link_that_its_script_made(tmp_path):
     (tmp_path / ".job-hpcdl-old").symlink_to("16")
-    (tmp_path / f".job-{RUN.token}").symlink_to("17")
+    (tmp_path / f".job-{TOKEN}").symlink_to("17")
     said = job_of({"SLURM_JOB_ID": "17", "HPCDL_JOB_DIR": str(tmp_path)})
-    assert (said["id"], said["token"]) == ("17", RUN.token)
+    assert (said["id"], said["token"]) == ("17", TOKEN)
 
 
 def test_a_result_in_other_units_is_none(tmp_path):
@@ -142,6 +144,6 @@ def test_the_numbers_of_an_error_move_no_baseline(tmp_path):
 
 
 def test_a_clock_at_the_limit_is_no_stranger():
-    assert of_this_run(Measured(GOOD), RUN).values == GOOD
+    assert of_this_run(Measured(GOOD), RECORD, TOKEN, "P100").values == GOOD
     late = {**GOOD, "ended": time.time() + 30}
-    assert not of_this_run(Measured(late), replace(RUN, ended=None)).faults
+    assert not of_this_run(Measured(late), RECORD._replace(ended=""), TOKEN, "P100").faults

@@ -157,10 +157,10 @@ def test_a_job_that_slurm_forgot_or_queued_again_is_a_failure():
 
 
 def test_silence_counts_from_the_last_sign_of_life():
-    dog = Watchdog(limit=600, limit_after_restart=30)
+    dog = Watchdog(limit=600)
     assert dog.silence("a", now=0.0) == 0
     assert dog.silence("a", now=20.0) == 20
     assert dog.silence("b", now=25.0) == 0
-    assert dog.fault(dog.silence("b", now=60.0), node_restarted=False) is None
-    assert "node lost" in str(dog.fault(35.0, node_restarted=True))
-    assert "hangs" in str(dog.fault(601.0, node_restarted=False))
+    assert dog.fault(dog.silence("b", now=60.0), lambda: False) is None
+    assert "node lost" in str(dog.fault(35.0, lambda: True))
+    assert "hangs" in str(dog.fault(601.0, lambda: False))

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
+from hpcdl.regress.answer import Rulings
+from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Point, Result, history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report import directory_of, night_page, read_files, series_view
-from hpcdl.regress.report.comparisons import MOST, layout_of, nodes_of, scaling
+from hpcdl.regress.report import directory_of, figures, night_page, read_files
+from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, view, views
 from hpcdl.regress.report.files import HEAD, TAIL, attach
-from hpcdl.regress.report.page import embedded_json
-from hpcdl.regress.report.series_view import view, views
-from hpcdl.regress.report.tonight import headline, rows, when
+from hpcdl.regress.report.page import embedded_json, headline, rows_of, when
 from hpcdl.site import find_site_file, load_site
 from tests import nights
 from tests.strangers import STRANGER, as_root
@@ -69,15 +69,15 @@ def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_ref
             for k in range(1, 5)]  # fmt: skip
     found, tried = [], []
     for much, cpus in ((10**9, {0}), (1, {0, 1})):
-        monkeypatch.setattr(series_view, "_MUCH", much)
-        monkeypatch.setattr(series_view.os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
+        monkeypatch.setattr(figures, "_MUCH", much)
+        monkeypatch.setattr(figures.os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
         found.append(views(work))
 
     def refused(*_):
         tried.append("processes")
         raise OSError("no more processes")
 
-    monkeypatch.setattr(series_view, "ProcessPoolExecutor", refused)
+    monkeypatch.setattr(figures, "ProcessPoolExecutor", refused)
     assert found[0] == found[1] == views(work)
     assert tried
 
@@ -135,12 +135,13 @@ def test_what_needs_a_person_stands_first():
     states = ["PASS", "STALE", "FAIL", "ERROR", "PASS"]
     verdicts = [{"check": "c", "case": str(n), "status": status, "ok": status == "PASS",
                  "metrics": []} for n, status in enumerate(states)]  # fmt: skip
-    assert [row.status for _, row in rows(verdicts)] == ["ERROR", "FAIL", "STALE", "PASS", "PASS"]
+    found = [row.status for _, row in rows_of(verdicts)]
+    assert found == ["ERROR", "FAIL", "STALE", "PASS", "PASS"]
     assert headline(verdicts) == "3 of 5 checks do not pass"
     assert headline([]) == "No check ran"
     each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
             for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
-    assert [row.node for _, row in rows(each)] == ["n1", "n2", ""], "where a case has several"
+    assert [row.node for _, row in rows_of(each)] == ["n1", "n2", ""], "where a case has several"
 
 
 def test_the_time_of_a_run_is_in_its_name():
@@ -235,7 +236,9 @@ def hostile_page(tmp_path):
         )  # fmt: skip
         lost = {**verdict, "status": "ERROR", "metrics": []}
         run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict, lost]}
-        return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END)
+        answer = ask(history, now=nights.END)
+        return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END,
+                          answer=answer, rulings=Rulings())  # fmt: skip
 
 
 def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path):

@@ -30,7 +30,7 @@ def resolve_one(site, partition, backend=None):
 def every_python(monkeypatch):
     """A machine with every Python, whichever runs the tests."""
     found = ("3.13", "3.12", "3.11", "3.10")
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: found)
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: found)
 
 
 def one_gpu(model, driver=None, *, pins=None, pmix=None, gcc=()):

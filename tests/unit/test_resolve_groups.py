@@ -9,8 +9,15 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import Gpu, StackRequest, load_site
 from hpcdl.stack.recipe import recipe_of
-from hpcdl.stack.resolve import resolve, resolve_build
-from hpcdl.stack.resolve_groups import computes_of, groups, members, pythons, that_start
+from hpcdl.stack.resolve import (
+    computes_of,
+    groups,
+    members,
+    pythons,
+    resolve,
+    resolve_build,
+    that_start,
+)
 from hpcdl.stack.resolve_show import as_text
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -23,8 +30,8 @@ TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no
 @pytest.fixture(autouse=True)
 def two_pythons(monkeypatch):
     """hpcdl runs with 3.11; 3.13 is on PATH."""
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: HERE)
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.that_start", tuple)
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: HERE)
+    monkeypatch.setattr("hpcdl.stack.resolve.that_start", tuple)
 
 
 def site_of(stack, **models):
@@ -97,10 +104,10 @@ def test_variant_cpu_is_one_build_without_cuda_and_says_that_gpus_stay_idle():
 def test_the_running_python_is_kept_unless_another_brings_a_newer_tensorflow(monkeypatch):
     site = site_of(wheels(), p100="P100-PCIe", k80="K80")
     for here, expected in ((HERE, "3.11 3.11"), (("3.13", "3.11"), "3.13 3.11")):
-        monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda here=here: here)
+        monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda here=here: here)
         found = [resolve(site, name)[0].versions["python"] for name in ("p100", "k80")]
         assert found == expected.split()
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.13",))
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.13",))
     found = resolve(site, "k80")[0]
     assert not found.fits
     assert "the Pythons of this machine" in as_text([found])

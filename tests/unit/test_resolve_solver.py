@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.stack.resolve_facts import COMPONENTS, conditions, known
-from hpcdl.stack.resolve_solver import Condition, Problem, Rule, Solver
-from hpcdl.stack.resolve_versions import Range, newest_first
+from hpcdl.stack.resolve_solver import Condition, Problem, Range, Rule, Solver, newest_first
 
 VALUES = ("4", "3", "2", "1")
 NAMES = ("a", "b", "c", "d")

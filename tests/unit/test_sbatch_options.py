@@ -3,7 +3,7 @@
 import pytest
 
 from hpcdl.jobs.lint.options import known_options
-from hpcdl.jobs.sbatch_options import _OWN, directives
+from hpcdl.jobs.sbatch_options import directives, own_options
 from hpcdl.system.errors import BadInput
 
 
@@ -36,12 +36,12 @@ def test_what_cannot_be_passed_on_is_refused(asked, said, hint):
 
 
 def test_no_directive_of_the_script_can_be_given_again(hpcdl):
-    assert _OWN.keys() <= known_options("sbatch").keys()
+    assert own_options().keys() <= known_options("sbatch").keys()
     line = "job render --site p100-v100-k80 --gpus 2 --no-module --account a --qos b"
     lines = hpcdl(*line.split()).out.splitlines()
     own = {one[10:].partition("=")[0] for one in lines if one.startswith("#SBATCH --")}
     assert len(own) > 10
-    assert own <= _OWN.keys()
+    assert own <= own_options().keys()
 
 
 def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl):

@@ -16,7 +16,7 @@ from hpcdl import facts
 from hpcdl.regress.identity import Series
 from hpcdl.regress.notify import BODIES
 from hpcdl.regress.references import Reference as CheckReference
-from hpcdl.site.schema import site_schema
+from hpcdl.site.check import site_schema
 from hpcdl.system.document import InvalidDocument, parse_document
 from hpcdl.system.resources import folder
 from hpcdl.system.schema import check

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, functions, render_script
+from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.stack.install import add_startup

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.cli.site import as_data, as_text
 from hpcdl.site import find_site_file, load_site
-from hpcdl.site.show import as_data, as_text
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.resources import folder

@@ -10,7 +10,7 @@ import yaml
 from hpcdl import facts
 from hpcdl.site import SpackSettings
 from hpcdl.site.model import External
-from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend.concretize import differences, plan, probable_cause, render_work
 from hpcdl.stack.spack_backend.environment import (
     environment,

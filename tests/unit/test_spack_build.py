@@ -12,14 +12,13 @@ import pytest
 import yaml
 
 from hpcdl.site import StackRequest
-from hpcdl.stack.gpu_needs import driver_needs, models, needs_of
+from hpcdl.stack.resolve_facts import driver_needs, models, needs_of
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
-from hpcdl.stack.spack_backend.cache import BuildCache
 from hpcdl.stack.spack_backend.environment import environment_for_stack, render
 from hpcdl.stack.spack_backend.from_wheels import choose, wheel_sets
 from hpcdl.stack.spack_backend.locked import Lock
-from hpcdl.stack.spack_backend.make import PackageFailed, Tally, Watch
+from hpcdl.stack.spack_backend.make import BuildCache, PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.spack_backend.tool import lock_holder, open_spack
@@ -159,10 +158,11 @@ def test_a_plan_names_its_module_before_anything_is_solved(tmp_path):
 
 
 def stub(letter):
-    """A lock file with one package."""
-    one = letter * 32
-    roots, specs = [{"hash": one, "spec": "x"}], {one: {"name": "x", "version": "1"}}
-    return json.dumps({"roots": roots, "concrete_specs": specs})
+    """A lock file with TensorFlow and its CUDA."""
+    one, code = letter * 32, {"cuda_arch": ["35", "37"]}
+    specs = {one: {"name": "py-tensorflow", "version": "2.14.1", "parameters": code},
+             "c": {"name": "cuda", "version": "11.8.0"}}  # fmt: skip
+    return json.dumps({"roots": [{"hash": one, "spec": "x"}], "concrete_specs": specs})
 
 
 def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_path, monkeypatch):
@@ -191,14 +191,14 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
     plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
                            environment=SimpleNamespace(wheels=True),
                            adoption=lambda: None)  # fmt: skip
-    for name in ("open_build", "require_unlocked", "ready_key", "helpers"):
+    for name in ("open_build", "require_unlocked", "helpers"):
         monkeypatch.setattr(spack_build, name, lambda *_: None)
     failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
     monkeypatch.setattr(spack_build, "make_all", Mock(side_effect=failed))
     monkeypatch.setattr(spack_build, "_fill_cache", Mock(side_effect=full))
     told = []
     with pytest.raises(PackageFailed, match="bazel"):
-        spack_build._build(plan, None, told.append, None, 1, None)
+        spack_build._build(plan, Mock(), told.append, None, 1, None)
     assert told[-1] == "note: the build cache was not filled: full"
 
 

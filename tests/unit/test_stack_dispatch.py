@@ -111,13 +111,13 @@ def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
         make_current(site, name, **typed, needs={"gpus": gpus}, module=f"tensorflow/{name}")
     for model, name in (("A100-PCIe-40GB", "ampere"), ("L40S", "ada")):
         assert release_for(site, "typed", model).id == name
-        assert module_for(site, partition="typed", gpu_model=model.lower()).release == name
+        assert module_for(site, "typed", gpu_model=model.lower()).release == name
     assert collect(site, dict, keep=1).kept["ampere"] == "serves typed"
     with pytest.raises(BadInput, match="no one release serves all GPU models of 'typed'") as told:
-        module_for(site, partition="typed")
+        module_for(site, "typed")
     assert "--gpu-model L40S" in told.value.hint
     make_current(site, "both", **typed, needs={"gpus": ["A100", "L40S"]})
-    assert module_for(site, partition="typed").release == "both"
+    assert module_for(site, "typed").release == "both"
 
 
 @pytest.mark.parametrize("models", ["[]", "{}", '{"typed": 3}', '{"typed": {"L40S": "gone"}}'])

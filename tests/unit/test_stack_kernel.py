@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.kernel import install_kernel, plan_kernel
+from hpcdl.stack.modules import install_kernel, plan_kernel
 from hpcdl.stack.publish import publish
 from hpcdl.stack.seal import record_release
 from hpcdl.system.errors import BadInput, MissingPrerequisite

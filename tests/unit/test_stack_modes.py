@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.stack import modes
-from hpcdl.stack.install import open_to_readers
+from hpcdl.stack.install import build_slot, open_to_readers
 from hpcdl.stack.modes import mode_faults
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.trees import build_slot
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import umask
 from tests.small_release import make_release, passing, silent, small_site

@@ -25,7 +25,7 @@ LINE = 'list(APPEND TF_SOURCES "xla_mpi_ops.cc")\n'
 @pytest.fixture(autouse=True)
 def python_3_11(monkeypatch):
     """Whichever Python runs the tests."""
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.11",))
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.11",))
 
 
 def recipe(wanted, *names):

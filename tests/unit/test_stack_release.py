@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from hpcdl.stack.install import build_lock, build_slot
 from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release, seal
-from hpcdl.stack.trees import build_lock, build_slot
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site
@@ -80,7 +80,7 @@ def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi):
 
 def test_other_pythons_on_path_are_asked_anew_for_the_module(site, monkeypatch):
     here = ["3.11"]
-    for module in ("release", "resolve_groups"):
+    for module in ("release", "resolve"):
         monkeypatch.setattr(f"hpcdl.stack.{module}.pythons", lambda: tuple(here))
     assert planned_module(site).endswith("-cpu")
     here[:] = ["3.14"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import StackRequest
+from hpcdl.stack.horovod import find_toolchain
 from hpcdl.stack.recipe import recipe_of
-from hpcdl.stack.toolchain import find_toolchain
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
 
@@ -15,10 +15,10 @@ from tests.small_release import small_site
 @pytest.fixture(autouse=True)
 def empty_machine(tmp_path, monkeypatch):
     """A PATH with cmake, make and mpicxx, and no compiler of its own."""
-    monkeypatch.setattr("hpcdl.stack.resolve_groups.pythons", lambda: ("3.11",))
+    monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.11",))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "CUDAHOSTCXX"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("hpcdl.stack.toolchain.SYSTEM_CUDAS", tmp_path / "local")
+    monkeypatch.setattr("hpcdl.stack.horovod.SYSTEM_CUDAS", tmp_path / "local")
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 

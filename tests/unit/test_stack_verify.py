@@ -19,7 +19,7 @@ from hpcdl.stack.verify import (
     store_proof,
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.workflows.gate import JobGate, choose_gate
+from hpcdl.workflows.gate import choose_gate
 from tests.small_release import failing, make_release, mixed_site, passing, silent
 
 
@@ -231,13 +231,13 @@ def test_a_release_that_would_serve_nobody_is_told_so(site, release):
     publish(site, "a", passing, say=silent)
     other = make_release(site, "other", partitions=("gone",))
     with pytest.raises(BadInput, match="serve no partition"):
-        JobGate(silent)(site, other)
+        choose_gate(site, other, silent)[0](site, other)
 
 
 def test_without_slurm_the_gate_says_how_to_do_without(site, release, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingPrerequisite, match="needs jobs") as caught:
-        JobGate(silent)(site, release)
+        choose_gate(site, release, silent)[0](site, release)
     assert "--local" in caught.value.hint
 
 

@@ -32,12 +32,11 @@ from hpcdl.stack.wheelhouse import (
     tools,
     wheelhouse_folder,
 )
-from hpcdl.system.disk_cache import cached
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
-from hpcdl.system.resources import cache, home
+from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.trust import require_private
-from hpcdl.train.data import jpeg
+from hpcdl.train.data.images import load_cropper
 from hpcdl.workflows.study.run import compile_library
 from hpcdl.workflows.study.study_plan import library
 from tests.small_release import small_site
@@ -132,13 +131,13 @@ def test_no_bytecode_that_others_may_write_to_is_taken(shared):
 
 
 def test_no_library_that_others_may_write_to_is_loaded(open_cache):
-    if jpeg.load() is None:
+    if load_cropper() is None:
         pytest.skip("no C compiler, or no libjpeg-turbo")
     (library,) = (open_cache / "jpeg").glob("*.so")
     library.parent.chmod(0o755)
-    assert jpeg.load()
+    assert load_cropper()
     library.chmod(0o666)
-    assert jpeg.load() is None
+    assert load_cropper() is None
 
 
 @as_root

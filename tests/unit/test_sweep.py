@@ -9,8 +9,17 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.manifest import request_of
-from hpcdl.jobs.sweep import Point, check_keys, groups, plan, point_id, render, samples, shares
+from hpcdl.jobs.sweep import (
+    Point,
+    check_keys,
+    groups,
+    plan,
+    point_id,
+    render,
+    request_of,
+    samples,
+    shares,
+)
 from hpcdl.jobs.sweep_run import run_statuses, submit, sweep_directory
 from hpcdl.site import load_site
 from hpcdl.slurm import client, once

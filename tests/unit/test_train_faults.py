@@ -11,14 +11,12 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.measure.find_batch import Bounds, search  # noqa: E402
-from hpcdl.train import communicate, diagnostics, parameter_server, program, watchdog  # noqa: E402
+from hpcdl.train import communicate, diagnostics, parameter_server, program  # noqa: E402
 from hpcdl.train.communicate import Horovod  # noqa: E402
-from hpcdl.train.data.repair import Repairs  # noqa: E402
-from hpcdl.train.diagnostics import explain, is_out_of_memory, out_of_memory  # noqa: E402
+from hpcdl.train.data.tfrecord import Repairs  # noqa: E402
+from hpcdl.train.diagnostics import Watchdog, explain, is_out_of_memory, out_of_memory  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
-from hpcdl.train.ranks import RankPlace  # noqa: E402
-from hpcdl.train.startup import StartupClock  # noqa: E402
-from hpcdl.train.watchdog import Watchdog  # noqa: E402
+from hpcdl.train.startup import RankPlace, StartupClock  # noqa: E402
 
 
 @pytest.mark.parametrize("unit", [1, 3])
@@ -104,7 +102,7 @@ def test_every_shard_that_is_looked_through_counts_as_work(tmp_path):
 
 def test_a_watchdog_that_cannot_write_ends_the_run_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "stacks").write_text("a file")
-    monkeypatch.setattr(watchdog, "_GRACE", 0.0)
+    monkeypatch.setattr(diagnostics, "_GRACE", 0.0)
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     Watchdog(tmp_path, 0, 1, 1.0)._end()

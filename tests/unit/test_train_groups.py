@@ -15,10 +15,8 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import checkpoint, exporting, loop  # noqa: E402
 from hpcdl.train.data.pipeline import Records  # noqa: E402
 from hpcdl.train.data.source import Ahead  # noqa: E402
-from hpcdl.train.history import History  # noqa: E402
-from hpcdl.train.options import TrainOptions  # noqa: E402
-from hpcdl.train.result import Samples  # noqa: E402
-from hpcdl.train.run_plan import RunPlan  # noqa: E402
+from hpcdl.train.options import RunPlan, TrainOptions  # noqa: E402
+from hpcdl.train.result import History, Samples  # noqa: E402
 from hpcdl.train.scalars import Scalars  # noqa: E402
 from hpcdl.train.tasks import Validation  # noqa: E402
 

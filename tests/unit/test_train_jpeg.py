@@ -9,7 +9,7 @@ pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
 import numpy as np
 from PIL import Image
 
-from hpcdl.train.data import jpeg
+from hpcdl.train.data import images
 
 HEIGHT, WIDTH = 150, 200
 
@@ -18,8 +18,8 @@ HEIGHT, WIDTH = 150, 200
 def cropper(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv(jpeg.SWITCH, raising=False)
-        made = jpeg.load()
+        patch.delenv(images.SWITCH, raising=False)
+        made = images.load_cropper()
     if made is None:
         pytest.skip("no C compiler, or no libjpeg-turbo with its headers")
     return made
@@ -136,8 +136,8 @@ def test_without_a_compiler_or_when_switched_off_there_is_no_library(tmp_path, m
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
     for compiler in ("false", "/no/compiler"):
         monkeypatch.setenv("CC", compiler)
-        assert jpeg.load() is None
+        assert images.load_cropper() is None
     assert not list((tmp_path / "cache").rglob("*.*"))
     monkeypatch.delenv("CC")
-    monkeypatch.setenv(jpeg.SWITCH, "tensorflow")
-    assert jpeg.load() is None
+    monkeypatch.setenv(images.SWITCH, "tensorflow")
+    assert images.load_cropper() is None

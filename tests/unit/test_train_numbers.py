@@ -9,14 +9,11 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
-from hpcdl.train import fused, multiworker, strategies  # noqa: E402
-from hpcdl.train.communicate import buckets, packs  # noqa: E402
-from hpcdl.train.multiworker import MultiWorker  # noqa: E402
-from hpcdl.train.options import STRATEGIES  # noqa: E402
-from hpcdl.train.ranks import RankPlace, cluster_config  # noqa: E402
-from hpcdl.train.run_plan import RunPlan  # noqa: E402
-from hpcdl.train.stages import _stages  # noqa: E402
-from hpcdl.train.startup import StartupClock  # noqa: E402
+from hpcdl.train import communicate, fused, strategies  # noqa: E402
+from hpcdl.train.communicate import MultiWorker, buckets, packs  # noqa: E402
+from hpcdl.train.fused import _stages  # noqa: E402
+from hpcdl.train.options import STRATEGIES, RunPlan  # noqa: E402
+from hpcdl.train.startup import RankPlace, StartupClock, cluster_config  # noqa: E402
 from hpcdl.train.tasks import area  # noqa: E402
 
 
@@ -69,7 +66,7 @@ def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
     monkeypatch.setattr(MultiWorker, "_reduce", reduce)
     monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
     sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
-    monkeypatch.setattr(multiworker, "tf", SimpleNamespace(cast=np.asarray, distribute=sums))
+    monkeypatch.setattr(communicate, "tf", SimpleNamespace(cast=np.asarray, distribute=sums))
     weights = [Variable(value=value) for value in (np.float32(1), np.int64(2), np.float32(3))]
     MultiWorker(None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
     assert kinds == [{np.dtype(np.float32)}, {np.dtype(np.int64)}]

@@ -7,10 +7,18 @@ import pytest
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.errors import BadInput
-from hpcdl.train.options import ARGUMENTS, TrainOptions, parse, to_argv
-from hpcdl.train.ranks import place, slurm_tasks_on_node
-from hpcdl.train.result import Samples, job_of, quantile, summarize, summary_line
-from hpcdl.train.run_plan import check_parallel, check_target, global_batch, make_plan
+from hpcdl.train.options import (
+    ARGUMENTS,
+    TrainOptions,
+    check_parallel,
+    check_target,
+    global_batch,
+    make_plan,
+    parse,
+    to_argv,
+)
+from hpcdl.train.result import Samples, job_of, summarize, summary_line
+from hpcdl.train.startup import place, slurm_tasks_on_node
 from hpcdl.train.step import TERM, USR2, meaning
 from hpcdl.train.timeline import PARTS, nested, write_timeline
 from tests.trace_format import faults
@@ -155,7 +163,16 @@ def test_throughput_is_the_median_after_the_warm_up():
     assert (phases["input"], phases["other"]) == pytest.approx((0.5, 0.25))
     assert summarize(samples(3), warmup=5)["steps_measured"] == 3, "shorter than its warm-up"
     assert summarize(Samples(), warmup=5) == {"steps_measured": 0, "images_per_second": 0.0}
-    assert (quantile([1.0, 2.0, 3.0], 0.25), quantile([7.0], 0.95)) == pytest.approx((1.5, 7.0))
+
+
+@pytest.mark.parametrize(("rates", "low", "high"), [([3, 1, 2], 1.1, 2.9), ([7], 7, 7)])
+def test_the_range_of_throughput_is_interpolated(rates, low, high):
+    kept = Samples()
+    for rate in rates:
+        kept.add(rate, 1.0, seconds=1.0)
+    summary = summarize(kept, warmup=0)
+    found = summary["images_per_second_p05"], summary["images_per_second_p95"]
+    assert found == pytest.approx((low, high))
 
 
 def test_a_loss_that_is_no_number_is_null_in_json():

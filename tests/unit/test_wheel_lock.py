@@ -28,8 +28,7 @@ from hpcdl.stack.wheelhouse import (
     wheelhouse_folder,
 )
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import CommandFailed
+from hpcdl.system.run import CommandFailed, module_argv
 from tests.small_release import silent, small_site
 
 LOCK = facts.load("wheel_lock")

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.jobs import Module
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.workflows.modules import check_available, module_for
+from hpcdl.workflows.modules import check_available, module_for, modules_of_job
 from tests.unit.conftest import shipped
 
 
@@ -18,18 +18,19 @@ def site(tmp_path):
 
 
 def test_without_a_release_the_planned_module_is_named_and_submitting_is_refused(site):
-    module = module_for(site)
+    module = module_for(site, "p100")
     assert module.names[0].startswith("tensorflow/")
     assert module.release is None, "nothing is pinned"
     with pytest.raises(MissingPrerequisite, match="no published release"):
-        module_for(site, published=True)
-    assert module_for(site, none=True, published=True).names == ()
+        module_for(site, "p100", published=True)
+    found = modules_of_job(site, ("p100",), (), gpu_model=None, container=False, published=True)
+    assert found == {"p100": Module(())}
 
 
 @pytest.mark.parametrize("name", ["", "-f", "a b", "a\nb"])
 def test_an_argument_that_is_no_module_is_refused(site, name):
     with pytest.raises(BadInput):
-        module_for(site, [name])
+        module_for(site, "p100", [name])
 
 
 @pytest.mark.skipif(

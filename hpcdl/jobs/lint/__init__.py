@@ -1,8 +1,8 @@
 """`hpcdl job lint`: any batch script, by anyone, against Slurm's rules by release.
 
 `lint` is pure: text in, findings out. `parse` reads the script (with `shell` and `options`), the
-functions of the `check_*` modules look at it, `waivers` takes out what the script allows itself.
-`lint_report` reads files (with `files`) and prints.
+functions of the `check_*` modules look at it as a `job`, whose waivers take out what it allows
+itself. `lint_report` reads files and prints.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from hpcdl.slurm.rules import Release, Rule, all_rules, as_release, known_releas
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
-    from hpcdl.jobs.lint.cluster import Cluster
-    from hpcdl.jobs.lint.job import Check, Hit, Job
+    from hpcdl.jobs.lint.job import Check, Cluster, Hit, Job
     from hpcdl.site.model import Partition
 
 __all__ = ["Finding", "all_checks", "explain", "lint"]
@@ -69,9 +68,8 @@ def lint(
     Raises:
         BadInput: `version` is not a release, or older than the rules know.
     """
-    from hpcdl.jobs.lint.job import Job
+    from hpcdl.jobs.lint.job import Job, apply
     from hpcdl.jobs.lint.parse import Script
-    from hpcdl.jobs.lint.waivers import apply
 
     release, oldest = as_release(version), known_releases()[0]
     if release < as_release(f"{oldest}.0"):

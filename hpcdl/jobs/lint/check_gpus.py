@@ -65,10 +65,12 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     It binds the tasks of srun; mpirun's are none of Slurm's.
     """
     batch = job.script.is_batch
-    # What a batch script starts itself, or by mpirun, Slurm does not bind; AMD's GPUs lose nothing.
+    # What a batch script starts itself, or by mpirun, Slurm does not bind, unless it has an srun
+    # that cannot be read; AMD's GPUs lose nothing.
     amd = _AMD.search(job.script.text)
     single = batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
-    alone = amd or single or parser() is None or _without_srun(job)
+    others = (job.script.steps and not job.sruns) or (batch and "srun" not in job.script.text)
+    alone = amd or single or parser() is None or others
     parts = () if alone else job.script.components
     places = [(part, part.tasks_per_node if batch else None) for part in parts]
     places += [(s.options, job.step_tasks_per_node(s)) for s in job.sruns if not amd]
@@ -114,12 +116,6 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
         ignored = alone if command == "sbatch" else any(one is options for one in alone)
         if ignored and not options.has("cpus-per-task"):
             yield at("cpus-per-gpu-ignored", option)
-
-
-def _without_srun(job: Job) -> bool:
-    """Whether a batch script has no srun, not even one that cannot be read."""
-    others = bool(job.script.steps) and not job.sruns
-    return others or (job.script.is_batch and "srun" not in job.script.text)
 
 
 @checks("allow-task-sharing-srun-only", "allow-task-sharing-indices")

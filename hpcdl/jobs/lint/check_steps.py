@@ -56,17 +56,17 @@ def _has_cpus(step: Step) -> bool:
 
 def counts_cpus(job: Job, step: Step) -> bool:
     """Whether a step gets just the CPUs that it counts for its tasks; only task/affinity binds."""
-    bound = _last_word(step, "cpu-bind") in {"cores", "threads"}
+    bound = _cpu_bind(step) in {"cores", "threads"}
     binds = bound and job.cluster.sets("TaskPlugin", "affinity")
     return binds or step.options.has("exact", "exclusive")
 
 
 def _unbound(step: Step) -> bool:
-    return _last_word(step, "cpu-bind") in {"none", "no"}
+    return _cpu_bind(step) in {"none", "no"}
 
 
-def _last_word(step: Step, name: str) -> str:
-    return step.options.text(name).rpartition(",")[2]
+def _cpu_bind(step: Step) -> str:
+    return step.options.text("cpu-bind").rpartition(",")[2]
 
 
 def _set_for(job: Job, name: str) -> bool:
@@ -140,7 +140,7 @@ def rank_binding(job: Job) -> Iterator[Hit]:
     """Binding by rank, which newer releases ignore."""
     for step in job.sruns:
         option = step.options.last("cpu-bind")
-        if option and _last_word(step, "cpu-bind") in {"rank", "rank_ldom"}:
+        if option and _cpu_bind(step) in {"rank", "rank_ldom"}:
             yield at("cpu-bind-rank", option)
 
 

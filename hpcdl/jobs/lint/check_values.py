@@ -8,9 +8,8 @@ from functools import cache
 from typing import Any
 
 from hpcdl.facts import load
-from hpcdl.jobs.lint.cluster import Names
 from hpcdl.jobs.lint.gaps import GAP
-from hpcdl.jobs.lint.job import Hit, Job, at, checks
+from hpcdl.jobs.lint.job import Hit, Job, Names, at, checks
 from hpcdl.jobs.lint.options import Option
 from hpcdl.slurm.rules import Release, Span, span
 from hpcdl.system.text import nearest

@@ -1,26 +1,106 @@
-"""What the checks look at: a job, what it asks for, and the hits that they yield.
+"""What the checks look at: a job, what it asks for, its cluster, and the hits that they yield.
 
 A check is a function from a `Job` to hits, registered with the ids of the rules in
 facts/slurm_rules.yaml that it may yield. It knows no release: it yields what it sees, and the
 rules' spans decide which of it holds. A number that only the cluster or the command line knows is
-None, and a check that needs it stays silent.
+None, and a check that needs it stays silent. So it is with what the cluster has: a site file lists
+partitions, their GPUs and, where it is filled in, features; of accounts, QOS and other GRES only
+Slurm tells.
+
+A script waives a rule by `# hpcdl-lint: allow RULE reason` for the next line, by `allow-file` for
+the whole file. On a line of its own a waiver holds for the line that follows (with its continuation
+lines, and past further waivers); behind code or a directive, for its own line. One that names no
+rule, gives no reason or waives nothing is a finding itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from hpcdl.jobs.lint.cluster import Cluster
 from hpcdl.jobs.lint.options import Option, Options
 from hpcdl.jobs.lint.parse import Assignment, Script, Step
 from hpcdl.jobs.lint.shell import Word
-from hpcdl.site.model import Partition
-from hpcdl.slurm.rules import Release
+from hpcdl.site.model import Partition, Site
+from hpcdl.slurm.rules import Release, all_rules
 
+_WAIVER = re.compile(
+    r"(?:^|(?<=\s))#[ \t]*hpcdl-lint:[ \t]*(allow(?:-file)?)(?:[ \t]+([^\s]+))?[ \t]*(.*)"
+)
+_FILE = 0
 _REPEATED = re.compile(r"\$\{?SLURM_(NTASKS|NTASKS_PER_NODE|GPUS_PER_NODE)\}?")
+Names = frozenset[str] | None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The names of a cluster's things, and its settings.
+
+    `gpu_types` are types in Gres (`p100` of gpu:p100:4), `plugin_options` the long options, without
+    dashes, that plug-ins (SPANK) add, `settings` what is known of slurm.conf: all, little or none.
+    """
+
+    where: str = ""
+    partitions: Names = None
+    accounts: Names = None
+    qos: Names = None
+    gres: Names = None
+    gpu_types: Names = None
+    features: Names = None
+    plugin_options: Names = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    def sets(self, key: str, word: str) -> bool:
+        """Whether a setting is known and holds a word: ("TaskPlugin", "affinity")."""
+        return word in self.settings.get(key, "").lower()
+
+
+def of_site(site: Site) -> Cluster:
+    """What a site file says."""
+    groups = [group for part in site.partitions.values() for group in part.node_groups]
+    gpus = [group.gpu for group in groups if group.gpu]
+    typed = all(gpu.gres_type for gpu in gpus)
+    features = {name for group in groups for name in group.features}
+    complete = all(group.features for group in groups)
+    return Cluster(
+        where=f"'{site.name}'",
+        partitions=frozenset(site.partitions),
+        gpu_types=frozenset(gpu.gres_type or "" for gpu in gpus) if gpus and typed else None,
+        features=frozenset(features) if complete else None,
+        plugin_options=frozenset(site.slurm.plugin_options) or None,
+        settings={
+            "SelectType": f"select/{site.slurm.select or ''}",
+            "TaskPlugin": ",".join(site.slurm.task_plugins),
+        },
+    )
+
+
+def of_live() -> Cluster:
+    """What the Slurm on PATH says.
+
+    Raises:
+        MissingPrerequisite: there is none, or it does not answer.
+    """
+    from hpcdl.slurm import client
+
+    config, nodes = client.config(), client.nodes()
+    gres = [one for node in nodes for one in node.gres.split(",") if one]
+    gpu_types = {kind for node in nodes for kind, _ in node.gpus if kind}
+    enforced = "associations" in config.get("AccountingStorageEnforce", "").lower()
+    return Cluster(
+        where=f"'{config['ClusterName'].split()[0]}'",
+        partitions=frozenset(one.name for one in client.partitions()),
+        accounts=(frozenset(client.own_accounts()) or None) if enforced else None,
+        qos=(frozenset(client.all_qos()) or None) if enforced else None,
+        gres=frozenset(one.partition(":")[0].partition("(")[0] for one in gres),
+        gpu_types=frozenset(gpu_types) or None,
+        features=frozenset(name for node in nodes for name in node.features),
+        plugin_options=frozenset(client.plugin_options()),
+        settings=config,
+    )
 
 
 class Hit(NamedTuple):
@@ -130,3 +210,65 @@ def checks(*rules: str) -> Callable[[Check], Check]:
         return check
 
     return register
+
+
+# ---- waivers ----
+
+
+class _Waiver(NamedTuple):
+    """A waiver of one rule, with its place in the text, and the last of the lines it holds for."""
+
+    rule: str
+    reason: str
+    start: int
+    length: int
+    end: int
+
+
+def apply(script: Script, hits: Iterable[Hit], active: frozenset[str]) -> list[Hit]:
+    """The hits that no waiver covers, and those of the waivers themselves.
+
+    `active` are the ids of the rules that hold in the release: a waiver of a rule that does not
+    hold there is not unused.
+    """
+    if "hpcdl-lint:" not in script.text:
+        return list(hits)
+    # Where the logical line of each line ends, continuation lines included.
+    ends = list(range(len(script.lines) + 2))
+    for line in reversed(script.lines[:-1]):
+        if line.text.endswith("\\"):
+            ends[line.number] = ends[line.number + 1]
+    waivers = list(_waivers(script, ends))
+    covered = {(one.rule, one.end) for one in waivers}
+    left, used = [], set()
+    for hit in hits:
+        places = {(hit.rule, _FILE), (hit.rule, ends[script.place(hit.start)[0]])} & covered
+        used |= places
+        left += [] if places else [hit]
+    known = {one.id for one in all_rules()}
+    for one in waivers:
+        if one.rule not in known:
+            detail = f"'{one.rule[:60]}'" if one.rule else "it names none"
+            left.append(Hit("waiver-unknown", one.start, one.length, detail))
+        elif one.rule in active and (one.rule, one.end) not in used:
+            left.append(Hit("waiver-unused", one.start, one.length, one.rule))
+        elif not one.reason:
+            left.append(Hit("waiver-reason", one.start, one.length, one.rule))
+    return left
+
+
+def _waivers(script: Script, ends: list[int]) -> Iterator[_Waiver]:
+    following = len(script.lines) + 1  # the next line that is no waiver
+    for line in reversed(script.lines):
+        text = line.text
+        marked = "hpcdl-lint:" in text
+        alone = marked and text.lstrip().startswith("#") and not text.startswith("#SBATCH")
+        following = following if alone else line.number
+        match = _WAIVER.search(text) if marked else None
+        if match is None or script.in_body(line.start):
+            continue
+        kind, rules, reason = match.groups()
+        end = _FILE if kind == "allow-file" else ends[following]
+        start, length = line.start + match.start(), len(match.group().rstrip())
+        for rule in (rules or "").split(","):
+            yield _Waiver(rule, reason.strip(), start, length, end)

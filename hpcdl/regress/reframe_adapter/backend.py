@@ -38,9 +38,8 @@ from hpcdl.regress.job_state import (
     waits_too_long,
 )
 from hpcdl.regress.priority import go_first
-from hpcdl.regress.provenance import seconds_between
-from hpcdl.regress.reframe_adapter.process import EVENTS_VARIABLE, PARENT_VARIABLE
-from hpcdl.regress.reframe_adapter.releases import require_reframe
+from hpcdl.regress.reframe_adapter.process import EVENTS_VARIABLE, PARENT_VARIABLE, require_reframe
+from hpcdl.regress.result import seconds_between
 from hpcdl.regress.run_directory import SUBMITTING
 from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.slurm import client, once
@@ -274,9 +273,7 @@ def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
     if job.watchdog is None:
         job.watchdog = Watchdog(job.plan.silence) if job.plan else Watchdog()
     silence = job.watchdog.silence(_signs(Path(job.workdir)))
-    if not job.watchdog.suspicious(silence):
-        return None
-    return job.watchdog.fault(silence, node_restarted=_node_restarted(record))
+    return job.watchdog.fault(silence, lambda: _node_restarted(record))
 
 
 def _signs(directory: Path) -> object:

@@ -1,8 +1,9 @@
-"""ReFrame from outside: its command line, its process, and what it reports of a run.
+"""ReFrame from outside: its release, its command line, its process, and what it reports of a run.
 
-It is a subprocess with settings rendered for this run, in the run's directory. Its report says
-how cases went, the recorder's file what was left out. However the run ends, its jobs do not
-outlive it: ReFrame ends with us, and what it leaves is cancelled.
+hpcdl works with the releases that it was run with (facts/reframe.yaml). ReFrame is a subprocess
+with settings rendered for this run, in the run's directory. Its report says how cases went, the
+recorder's file what was left out. However the run ends, its jobs do not outlive it: ReFrame ends
+with us, and what it leaves is cancelled.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.check_request import CheckRequest
+from hpcdl import facts
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
-from hpcdl.system.errors import BadInput, HpcdlError, Stopped
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import current_umask
-from hpcdl.system.python import module_argv
 from hpcdl.system.resources import folder as resource
+from hpcdl.system.resources import to_install
+from hpcdl.system.run import module_argv
 from hpcdl.system.signals import noted, terminable
 from hpcdl.system.text import plain
 
@@ -35,24 +40,39 @@ RETRY_ALL = "--hpcdl-retry-all"
 _RECORDER = "hpcdl.regress.reframe_adapter.recorder"
 _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
-_INSTEAD = {
-    "-C": "use --config FILE", "--config-file": "use --config FILE",
-    "-c": "use --checks PATH", "--checkpath": "use --checks PATH",
-    "-R": "use --checks PATH", "--recursive": "use --checks PATH",
-    "-n": "use --name", "--name": "use --name", "-t": "use --tag", "--tag": "use --tag",
-    "--system": "use --partition",
-    "--max-retries": "use --retries", "--repeat": "use --runs", "--distribute": "use --distribute",
-    "--mode": "a mode may set any of these",
-}  # fmt: skip
-# What hpcdl itself sets, and what would make it no run.
-_REFUSED = [
-    *_INSTEAD, "-r", "--run", "--report-file", "--perflogdir", "--exec-policy", "--nocolor",
-    "--restore-session", "--prefix", "-s", "--stage", "-o", "--output", "--keep-stage-files",
-    "--dont-restage", "--duration", "--reruns", "-l", "--list", "-L", "--list-detailed",
-    "--list-tags", "--describe", "--dry-run", "--ci-generate", "-h", "--help", "-V", "--version",
-    "--show-config", "--detect-host-topology", "--upgrade-config-file",
-]  # fmt: skip
 Progress = Callable[[RunDirectory], None]
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Which checks to run and how. Empty selections mean all.
+
+    `settings` are options of the training program (`name=value`); `repeat` runs every check so
+    often; `retries` runs those that fail again, the last time counts (None: what was too slow, as
+    often as the execution profile says); `distribute` runs single-node checks on every node;
+    `measuring` needs no references.
+    """
+
+    partitions: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()
+    paths: tuple[Path, ...] = ()
+    repeat: int = 1
+    retries: int | None = None
+    distribute: bool = False
+    measuring: bool = False
+    passed: tuple[str, ...] = ()
+    """Further arguments of ReFrame."""
+    config: tuple[Path, ...] = ()
+    """Settings of ReFrame beside those that hpcdl writes."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What makes the run unlike a night: settings, and variables passed on to ReFrame."""
+        sets = [word for word in self.passed if word.startswith(("-S", "--setvar"))]
+        return (*self.settings, *sets)
 
 
 @dataclass(frozen=True)
@@ -70,18 +90,47 @@ class Session:
     """The names (`name`) and tags (`tag`) of all checks that there are."""
 
 
+def supported() -> tuple[str, ...]:
+    """The releases, oldest first."""
+    return tuple(row["version"] for row in facts.load("reframe")["releases"])
+
+
+def require_reframe(release: str | None = None) -> None:
+    """Refuse a ReFrame that is not there, or that hpcdl was not run with.
+
+    `release` is what it calls itself, by default as the installed package says. Raises
+    MissingPrerequisite: it is not there, or not in the supported range.
+    """
+    if find_spec("reframe") is None:
+        raise MissingPrerequisite(
+            "ReFrame is not installed for this hpcdl", hint=to_install("checks")
+        )
+    try:
+        found = release or version("reframe-hpc")
+    except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
+        import reframe
+
+        found = str(reframe.VERSION)
+    known = supported()
+    if found not in known:
+        raise MissingPrerequisite(
+            f"ReFrame {found} is not supported: hpcdl works with {known[0]} to {known[-1]}",
+            hint=to_install("checks"),
+        )
+
+
 def refuse_ours(words: Sequence[str]) -> None:
     """Refuse arguments that would take the run out of hpcdl's hands.
 
     Raises BadInput: the first of them, with what to use instead.
     """
+    ours: dict[str, str | None] = facts.load("reframe")["ours"]
     for word in words:
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
         # argparse takes the beginning of a long option for it.
-        meant = [one for one in _REFUSED
-                 if one == name or (len(name) > 3 and one.startswith(name))]  # fmt: skip
+        meant = [one for one in ours if one == name or (len(name) > 3 and one.startswith(name))]
         if meant:
-            hint = _INSTEAD.get(meant[0], "it is not for a run of `hpcdl check run`")
+            hint = ours[meant[0]] or "it is not for a run of `hpcdl check run`"
             raise BadInput(f"{word[:40]} is not passed on to ReFrame", hint=hint)
 
 

@@ -35,8 +35,7 @@ from reframe.frontend import cli, dependencies
 from reframe.frontend.executors import Runner
 from reframe.frontend.loader import RegressionCheckLoader
 
-from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL
-from hpcdl.regress.reframe_adapter.releases import require_reframe
+from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL, require_reframe
 from hpcdl.system.errors import HpcdlError
 
 _RETRY_ALL = RETRY_ALL in sys.argv
@@ -77,11 +76,11 @@ def _load_all(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
     return checks
 
 
-def _guarded(kind: str, name: Callable[..., object]) -> Callable[..., Any]:
-    """What records that a call with these arguments raised, and so left something out."""
+def _guarded(name: Callable[..., object]) -> Callable[..., Any]:
+    """What records that a call with these arguments raised, and so left a check file out."""
 
     def around(original: Any, *args: Any, **kwargs: Any) -> Any:
-        with unless_it_raises(kind, name(*args)):
+        with unless_it_raises("check file", name(*args)):
             return original(*args, **kwargs)
 
     return around
@@ -147,9 +146,8 @@ def _case(check: Any, partition: Any, environ: Any) -> tuple[str, ...]:
 
 _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (RegressionCheckLoader, "load_all", _load_all),
-    (utility, "import_module_from_file", _guarded("check file", lambda file, *_: file)),
-    (RegressionCheckLoader, "load_from_module",
-     _guarded("check file", lambda _, module: module.__file__)),
+    (utility, "import_module_from_file", _guarded(lambda file, *_: file)),
+    (RegressionCheckLoader, "load_from_module", _guarded(lambda _, module: module.__file__)),
     (reframe, "simple_test", _simple_test),
     (decorators, "simple_test", _simple_test),
     (RegressionTestMeta, "__call__", _make_check),

@@ -1,8 +1,8 @@
 """The report of a night and of all nights before it: one HTML file that needs no network.
 
-`series_view`, `comparisons` and `tonight` turn results into plain values and text, without
-touching a file; `page` lays them into templates/report, whose figures.js draws what is in
-view from those values. `files` alone reads: the scripts and logs that a reader may open.
+`figures` turns results into plain values and text, without touching a file; `page` lays them
+beside the night's verdicts into templates/report, whose figures.js draws what is in view from
+those values. `files` alone reads: the scripts and logs that a reader may open.
 """
 
 from hpcdl.regress.report.files import directory_of, read_files

@@ -12,32 +12,47 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from hpcdl.regress.answer import Finding, GateAnswer, beside
+from hpcdl.regress.answer import Finding, GateAnswer, Rulings, beside
 from hpcdl.regress.formats import Run
-from hpcdl.regress.gate import ask, first_night
-from hpcdl.regress.history import History, Point
-from hpcdl.regress.identity import LOWER, Series
-from hpcdl.regress.report import comparisons, tonight
+from hpcdl.regress.gate import first_night
+from hpcdl.regress.history import History, Point, single_node
+from hpcdl.regress.identity import LOWER, Series, place_of
+from hpcdl.regress.report import figures
+from hpcdl.regress.report.figures import Figure, SeriesView, describe_metric, signed
 from hpcdl.regress.report.files import Attached
-from hpcdl.regress.report.series_view import (
-    Figure,
-    SeriesView,
-    better_of_points,
-    describe_metric,
-    views,
-)
-from hpcdl.regress.rulings import Rulings
+from hpcdl.regress.run_directory import began
 from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.inert import inert_text, inert_values
 from hpcdl.system.resources import folder, templates
+from hpcdl.system.text import duration
 
-NIGHTS = 365
 _SCRIPTS = ("figures.js", "page.js")
+_ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "PASS")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A verdict as the table shows it. `tone` is good, uncertain or bad."""
+
+    name: str
+    check: str
+    case: str
+    partition: str
+    status: str
+    tone: str
+    waived: bool
+    reason: str
+    metrics: Sequence[Mapping[str, Any]]
+    """Those that are judged first: the first is the one that the table shows."""
+    facts: tuple[tuple[str, str], ...]
+    node: str = ""
+    """Where it ran, where the same case ran on several nodes."""
 
 
 def night_page(
@@ -46,25 +61,24 @@ def night_page(
     files: Sequence[Mapping[str, Attached]],
     *,
     site: str,
-    nights: int = NIGHTS,
+    answer: GateAnswer,
+    rulings: Rulings,
+    nights: int = 365,
     now: datetime | None = None,
-    answer: GateAnswer | None = None,
-    rulings: Rulings | None = None,
 ) -> str:
     """The report of a run and of the nights before it, as one HTML file.
 
     It shows `nights` days of history that end `now`; `files` are what a reader may open, of each
-    verdict (`read_files`). The gate is asked here where no `answer` is given.
+    verdict (`read_files`), `answer` is the gate's.
     """
-    now, execution = now or datetime.now(timezone.utc), recorded(run.get("machine"))
-    answer = answer or ask(history, now=now, execution=execution, rulings=rulings)
+    now = now or datetime.now(timezone.utc)
     since = (now - timedelta(days=nights)).isoformat()[:10]
     found = {series: points for series in history.series()
              if (points := history.points(series, since))}  # fmt: skip
-    each = _views(history, found, answer, execution.margin,
+    each = _views(history, found, answer, recorded(run.get("machine")).margin,
                   lambda one, last: first_night(one, last, rulings, now.date()))  # fmt: skip
     shown = sorted(each, key=lambda one: (not one.alarm, one.series))
-    rows = tonight.rows(run["verdicts"])
+    rows = rows_of(run["verdicts"])
     blocks = {f"file-{index}-{kind}": {"text": one.text} for index, attached in enumerate(files)
               for kind, one in attached.items()}  # fmt: skip
     return _render(
@@ -73,7 +87,7 @@ def night_page(
         blocks,
         site=site,
         run=str(run.get("run", "")).rpartition("/")[2],
-        when=tonight.when(str(run.get("run", ""))),
+        when=when(str(run.get("run", ""))),
         seconds=float(run.get("seconds") or 0.0),
         **_night(answer, run["verdicts"], rows, shown),
         files=files,
@@ -84,7 +98,7 @@ def night_page(
 def _night(
     answer: GateAnswer,
     verdicts: Sequence[Mapping[str, Any]],
-    rows: Sequence[tuple[int, tonight.Row]],
+    rows: Sequence[tuple[int, Row]],
     shown: Sequence[SeriesView],
 ) -> dict[str, object]:
     """What stands above the figures; a verdict leads to the first figure of its case."""
@@ -94,7 +108,7 @@ def _night(
         "attention": [*_attention(answer, verdicts, rows, shown)],
         "links": {(one.series.check, one.series.case, one.series.place): f"s{index}"
                   for index, one in reversed([*enumerate(shown)])},
-        "verdicts": tonight.headline(verdicts),
+        "verdicts": headline(verdicts),
     }  # fmt: skip
 
 
@@ -123,7 +137,7 @@ def _views(
             lost = [p.time for p in without if p.status == Status.ERROR.value]
             since = first(series, points[-1].time)
             work.append((series, points, lost, least, watched, told.get(series, ()), since))
-    return [one for one in views(work) if one.values["value"]]
+    return [one for one in figures.views(work) if one.values["value"]]
 
 
 def _sections(
@@ -135,10 +149,10 @@ def _sections(
         each = [_as_rates(series.unit, points) for series, points in found.items()
                 if series.partition == partition]  # fmt: skip
         slow = [n for one in shown if one.series.partition == partition for n in one.slow_nodes]
-        maps.append(comparisons.nodes_of(partition, each, slow))
+        maps.append(figures.nodes_of(partition, each, slow))
 
-    def named(letter: str, figures: Iterable[Figure | None]) -> dict[str, Figure]:
-        return {f"{letter}{index}": one for index, one in enumerate(filter(None, figures))}
+    def named(letter: str, each: Iterable[Figure | None]) -> dict[str, Figure]:
+        return {f"{letter}{index}": one for index, one in enumerate(filter(None, each))}
 
     return [
         {
@@ -151,7 +165,7 @@ def _sections(
         {
             "name": "scaling", "heading": "Scaling", "text": "The same training on more ranks, "
             "beside the smallest layout's rate times the ranks.",
-            "figures": named("x", comparisons.scaling(shown)),
+            "figures": named("x", figures.scaling(shown)),
             "empty": "No training ran on more than one number of ranks.",
         },
         {
@@ -165,7 +179,7 @@ def _sections(
 
 
 def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
-    if better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
+    if figures.better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
         return points
     return [one._replace(value=1 / one.value if one.value else None) for one in points]
 
@@ -173,7 +187,7 @@ def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
 def _attention(
     answer: GateAnswer,
     verdicts: Sequence[Mapping[str, Any]],
-    rows: Sequence[tuple[int, tonight.Row]],
+    rows: Sequence[tuple[int, Row]],
     shown: Sequence[SeriesView],
 ) -> Iterator[dict[str, str]]:
     """What to look at: verdicts; what else closes the gate, newest first; what is not sure yet."""
@@ -197,7 +211,7 @@ def _render(
     place = folder("templates") / "report"
     environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
                             lstrip_blocks=True, keep_trailing_newline=False)  # fmt: skip
-    environment.filters.update(number=number, change=tonight.change_text, bounds=bounds_text,
+    environment.filters.update(number=number, change=change_text, bounds=bounds_text,
                                named=describe_metric)  # fmt: skip
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
@@ -217,3 +231,77 @@ def _render(
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def rows_of(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
+    """The verdicts as rows, those that need a person first, each with its index in `verdicts`."""
+    found = [(index, _row(verdict)) for index, verdict in enumerate(verdicts)]
+    often = Counter((row.name, row.partition) for _, row in found)
+    found = [(index, row if often[row.name, row.partition] > 1 else replace(row, node=""))
+             for index, row in found]  # fmt: skip
+
+    def urgency(row: Row) -> tuple[bool, int, str, str]:
+        place = _ORDER.index(row.status) if row.status in _ORDER else 0
+        return row.tone == "good" or row.waived, place, row.partition, row.name
+
+    return sorted(found, key=lambda pair: urgency(pair[1]))
+
+
+def when(run: str) -> str:
+    """A run's local time from its directory's name, '' where it has another name."""
+    at = began(run.rpartition("/")[2])
+    return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else ""
+
+
+def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """The night in a sentence."""
+    total = len(verdicts)
+    bad = sum(not verdict["ok"] for verdict in verdicts)
+    if not total:
+        return "No check ran"
+    if not bad:
+        return "The check passes" if total == 1 else f"All {total} checks pass"
+    if total == 1:
+        return "The check does not pass"
+    return f"{bad} of {total} checks {'does' if bad == 1 else 'do'} not pass"
+
+
+def _row(verdict: Mapping[str, Any]) -> Row:
+    status = str(verdict["status"])
+    check, case = str(verdict["check"]), str(verdict.get("case") or "")
+    metrics = [{"source": "", **metric} for metric in verdict.get("metrics") or ()]
+    judged = sorted(metrics, key=lambda metric: not metric["wanted"])
+    tone = {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "uncertain")
+    return Row(
+        name=f"{check}/{case}" if case else check,
+        check=check,
+        case=case,
+        partition=place_of(*(str(verdict.get(of) or "") for of in ("partition", "environment"))),
+        status=status,
+        tone=tone,
+        waived=bool(verdict.get("waived")),
+        reason=str(verdict.get("reason") or ""),
+        metrics=judged,
+        facts=tuple(_facts(verdict)),
+        node=single_node(str((verdict.get("job") or {}).get("nodes") or "")),
+    )
+
+
+def change_text(value: float | None, reference: float | None) -> str:
+    """How far a value lies from its reference, '' where nobody knows."""
+    return signed(value / reference - 1) if value is not None and reference else ""
+
+
+def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
+    job: Mapping[str, Any] = verdict.get("job") or {}
+    seconds = [("waited", job.get("queue_wait_seconds")), ("ran", job.get("run_seconds"))]
+    known = [
+        ("job", str(job.get("id") or "")),
+        ("ended as", str(job.get("state") or "")),
+        ("nodes", str(job.get("nodes") or "")),
+        *((name, duration(value)) for name, value in seconds if value is not None),
+        ("restarts", str(job.get("restarts") or "")),
+        ("release", str(verdict.get("release") or "")),
+        ("driver", str(verdict.get("driver") or "")),
+    ]
+    return [(name, text) for name, text in known if text]

@@ -1,7 +1,7 @@
 """Stacks that Spack compiles: from the resolution to a release that is one view.
 
 `environment` renders what is wanted, `concretize` lets Spack solve it, `make` installs it in
-parallel, `cache` keeps the binaries, signed; `view` makes the release's tree, `adopt`
-the release, `spack_build` goes the whole way. `mirror` fetches the sources for sites
-without internet, `store` removes what no release needs. `tool` is Spack itself.
+parallel and keeps the binaries; `view` makes the release's tree, `adopt` the release,
+`spack_build` goes the whole way. `mirror` fetches the sources for sites without internet. `tool`
+is Spack itself.
 """

@@ -15,25 +15,23 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
-from hpcdl.stack.gpu_needs import gpus_of
+from hpcdl.stack.install import build_slot, new_tree
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve_facts import serves
-from hpcdl.stack.resolve_groups import serving
-from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.resolve import serving
+from hpcdl.stack.resolve_facts import gpus_of, serves
+from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.spack_backend import tool, view
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
-from hpcdl.stack.trees import build_slot, new_tree
 from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
-from hpcdl.system.python import module_argv
-from hpcdl.system.run import CommandFailed, run
+from hpcdl.system.run import CommandFailed, module_argv, run
 from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import utc_now
 
@@ -295,11 +293,7 @@ def _elsewhere(environment: Path, store: Path) -> Iterator[Path]:
 
 
 def own_hpcdl(plan: Adoption, tools_in: Path) -> tuple[Adoption, Path]:
-    """The wheel of hpcdl itself, and the plan with the digest of what is in it.
-
-    Raises:
-        MissingPrerequisite: somebody keeps editing hpcdl.
-    """
+    """Hpcdl's own wheel, and the plan with its digest; MissingPrerequisite: it keeps changing."""
     python = tools_in / "bin" / "python"
     return with_own(plan.own, lambda own: (replace(plan, own=own), own_wheel(python, own)))
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.resolve_versions import Range
+from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend import environment as spack_yaml
 from hpcdl.stack.spack_backend.environment import Environment
 from hpcdl.stack.spack_backend.locked import Lock, read_lock
@@ -31,19 +31,6 @@ from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import duration, table
 
 Say = Callable[[str], None]
-_CAUSES = (
-    ("cannot bootstrap", "Spack's own solver is missing: `spack bootstrap now` fetches it; without "
-     "network let SPACK_PYTHON name a Python that has clingo"),
-    (r"cannot match any known version|no version exists",
-     "a required version is neither in the recipes nor among the site's spack.externals"),
-    (r"has_provider|no provider",
-     "a package is needed that nothing provides: an external is missing or not buildable"),
-    (r"Cannot satisfy|cannot be satisfied|conflict",
-     "two requirements contradict each other; the lines above name them"),
-    (r"No compilers|no compiler",
-     "no compiler is declared: name gcc in the site's spack.externals"),
-    (r"microarchitecture|target", "no compiler has flags for the target: use x86_64_v3"),
-)  # fmt: skip
 _PARTS = ("spack_repo", "defaults")
 _SHOWN = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "openmpi", "python", "gcc")
 
@@ -194,10 +181,8 @@ def differences(wanted: Environment, lock: Lock) -> tuple[str, ...]:
 
 def probable_cause(text: str) -> str:
     """What a concretizer's last words usually mean."""
-    for pattern, cause in _CAUSES:
-        if re.search(pattern, text, re.IGNORECASE):
-            return cause
-    return "a set without a solution often gives no message: look for externals that do not fit"
+    rows = facts.load("spack")["causes"]
+    return str(next(row["cause"] for row in rows if re.search(row["said"], text, re.IGNORECASE)))
 
 
 def _no_solution(wanted: Environment, log: Path, what: str) -> CheckFailed:

@@ -17,7 +17,7 @@ from hpcdl.site import External, Partition, Site, StackRequest
 from hpcdl.stack.recipe import MODULE, variant_of
 from hpcdl.stack.resolve import allowed, newest, resolve
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.resolve_versions import Range, sort_key
+from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.stack.spack_backend.from_wheels import choose, cpu_versions, gpu_wheels
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import templates
@@ -69,11 +69,7 @@ def environments() -> tuple[Environment, ...]:
 
 
 def environment(name: str) -> Environment:
-    """The environment of a GPU generation, such as `p100`.
-
-    Raises:
-        BadInput: there is none of that name.
-    """
+    """The environment of a GPU generation, such as `p100`; BadInput: there is none of that name."""
     rows = facts.load("spack")["environments"]
     if name not in rows:
         raise BadInput(f"there is no Spack environment '{name}'", hint=did_you_mean(name, rows))

@@ -14,9 +14,8 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.gpu_needs import driver_needs
-from hpcdl.stack.resolve_facts import serves
-from hpcdl.stack.resolve_versions import Range, sort_key
+from hpcdl.stack.resolve_facts import driver_needs, serves
+from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 

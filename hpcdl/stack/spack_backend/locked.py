@@ -14,9 +14,9 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Gpu, StackRequest
-from hpcdl.stack.gpu_needs import needs_of
 from hpcdl.stack.recipe import MODULE, digest, variant_of
 from hpcdl.stack.release import SCHEMA
+from hpcdl.stack.resolve_facts import needs_of
 from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
@@ -121,13 +121,9 @@ class Lock:
 
     def release_id(self, request: StackRequest, own: str) -> str:
         """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
-        named = f"{request.name}-{self.tensorflow['version']}-{self.variant}"
-        return f"{named}-{self.key(request, own)}"
-
-    def key(self, request: StackRequest, own: str) -> str:
-        """The digest of its roots, of hpcdl and of the partitions served."""
         hashes = sorted(root["hash"] for root in self.roots)
-        return digest(SCHEMA, hashes, own, request.partitions)
+        key = digest(SCHEMA, hashes, own, request.partitions)
+        return f"{request.name}-{self.tensorflow['version']}-{self.variant}-{key}"
 
 
 def told_versions(found: Mapping[str, str]) -> dict[str, str]:
@@ -137,11 +133,7 @@ def told_versions(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_lock(environment: Path) -> Lock:
-    """The lock file of an environment.
-
-    Raises:
-        MissingPrerequisite: there is none, or it cannot be read.
-    """
+    """The lock file of an environment; MissingPrerequisite: there is none, or it cannot be read."""
     path = environment / "spack.lock"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

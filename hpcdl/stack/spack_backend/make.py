@@ -1,9 +1,14 @@
-"""Lets Spack build an environment in parallel: a Makefile of Spack's own, and make.
+"""Lets Spack build an environment in parallel, by a Makefile of its own, and keeps the binaries.
 
 Make knows the order and shares its jobs with every build below it. What counts as done is what
 Spack has installed, asked anew each time, so that an interrupted build continues where it was and
 a package that was removed is built again. A failure names the package, its log, and the command
 that reopens the environment it was built in.
+
+What was built is signed and taken from the build cache next time. The key is the site's own, made
+by Spack in PREFIX/spack/keys on first use, or one of the administrator's in Spack's own keyring,
+named in the site file. Both the key and gpg are asked for before a build begins, not hours later
+when there is something to sign.
 """
 
 from __future__ import annotations
@@ -14,18 +19,19 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcdl.site import Site
 from hpcdl.stack.spack_backend.tool import Spack
-from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_atomic
-from hpcdl.system.progress import StatusLine
 from hpcdl.system.run import run
-from hpcdl.system.text import duration
+from hpcdl.system.text import StatusLine, duration
 
 _SHOWN_LINES = 12
+_AT_A_TIME = 200  # hashes on one command line
 _FAILED = re.compile(r"^make: \*\*\* \[[^\]]*/install/(\S+-[a-z0-9]{32})\]", re.MULTILINE)
 # What Spack says of a package at work: since 1.2 `[ ] hash name@version phase (1s)` and `[+]`
 # or `[x]` at its end, before that `==> Installing name-version-hash [1/1]`.
@@ -224,3 +230,95 @@ def _reopen(spack: Spack, where: Folders, package: str) -> Path:
     ]
     write_atomic(path, "\n".join(lines) + "\n", mode=0o755)
     return path
+
+
+@dataclass(frozen=True)
+class BuildCache:
+    """Where binaries are kept, and by which key they are signed (None: not signed at all).
+
+    `keys` is the keyring's directory where it is the site's own.
+    """
+
+    folder: Path
+    keys: Path | None
+    key: str | None
+
+    @classmethod
+    def of_site(cls, site: Site, *, unsigned: bool) -> BuildCache:
+        """The site's own, its key not made yet; MissingPrerequisite: no gpg to sign it with."""
+        shared = site.paths.prefix / "spack"
+        if unsigned:
+            return cls(shared / "buildcache", None, None)
+        if not (shutil.which("gpg2") or shutil.which("gpg")):
+            raise MissingPrerequisite(
+                "there is no gpg to sign the build cache with",
+                hint="Debian and Ubuntu: apt install gnupg; or give --unsigned",
+            )
+        own = None if site.spack.signing_key else shared / "keys"
+        return cls(shared / "buildcache", own, site.spack.signing_key or "own")
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What Spack must know to find the keyring."""
+        return {"SPACK_GNUPGHOME": str(self.keys)} if self.keys else {}
+
+    def settings(self) -> dict[str, str]:
+        """Spack's settings of it, by file name."""
+        signed = "true" if self.key else "false"
+        entry = f"{{url: 'file://{self.folder}', binary: true, source: false, signed: {signed}}}"
+        return {"mirrors.yaml": f"mirrors:\n  hpcdl-builds: {entry}\n"}
+
+    def ready_key(self, spack: Spack, site: Site) -> str | None:
+        """The fingerprint of the key to sign with, made now where the site has none of its own.
+
+        BadInput where the site file names a key that Spack's keyring has no secret part of.
+        """
+        if self.key is None:
+            return None
+        found = _fingerprint(spack, "" if self.keys else self.key)
+        if found is None and self.keys is None:
+            raise BadInput(
+                f"Spack's keyring has no key '{self.key}' to sign with (spack.signing_key)",
+                hint="`spack gpg list --signing` shows those it has; `spack gpg trust FILE` adds",
+            )
+        if found is None and self.keys is not None:
+            with explain_os_errors(self.keys):
+                self.keys.mkdir(parents=True, exist_ok=True)
+                self.keys.chmod(0o700)
+            spack.run("gpg", "create", f"hpcdl at {site.name}", "hpcdl@localhost")
+            found = _fingerprint(spack, "")
+        if found is None:
+            raise MissingPrerequisite(
+                f"gpg made no key in {self.keys}",
+                hint="give --unsigned, or name spack.signing_key",
+            )
+        return found
+
+    def fill(
+        self, spack: Spack, environment: Path, hashes: Collection[str], key: str | None
+    ) -> None:
+        """Put built packages into the cache; those that are there already stay."""
+        signing = ["--key", key] if key else ["--unsigned"]
+        push = ["-e", str(environment), "buildcache", "push", *signing, "--only", "package"]
+        url = f"file://{self.folder}"
+        names = [f"/{one}" for one in sorted(hashes)]
+        for start in range(0, len(names), _AT_A_TIME):
+            spack.run(*push, url, *names[start : start + _AT_A_TIME])
+        if key:
+            spack.run("gpg", "publish", "--directory", self.folder, "--rebuild-index", check=False)
+        spack.run("buildcache", "update-index", url)
+
+    def close_keyring(self) -> None:
+        """Stop the agent that gpg leaves running for the site's own keyring."""
+        if self.keys is not None and self.keys.is_dir() and shutil.which("gpgconf"):
+            run(["gpgconf", "--homedir", self.keys, "--kill", "all"], check=False)
+
+
+def _fingerprint(spack: Spack, wanted: str) -> str | None:
+    """The first secret key whose fingerprint or name has `wanted` in it."""
+    told = spack.run("gpg", "list", "--signing", check=False).stdout
+    for block in re.split(r"\n(?=sec)", told):
+        found = re.search(r"\b[0-9A-F]{40}\b", block)
+        if found and wanted.lower() in block.lower():
+            return found.group()
+    return None

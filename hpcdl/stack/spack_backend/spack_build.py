@@ -16,26 +16,25 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.gpu_needs import gpus_of, needs_of
 from hpcdl.stack.install import require_space
 from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve_groups import serving
+from hpcdl.stack.resolve import serving
+from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
-from hpcdl.stack.spack_backend.cache import BuildCache, build_cache, close_keyring, fill, ready_key
 from hpcdl.stack.spack_backend.concretize import Work
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
 from hpcdl.stack.spack_backend.locked import read_lock, told_versions
-from hpcdl.stack.spack_backend.make import Folders, PackageFailed, Show, make_all
+from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, make_all
 from hpcdl.stack.spack_backend.tool import (
     Spack,
     find_spack,
     open_spack,
     packages_named,
     require_unlocked,
-)  # fmt: skip
+)
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
@@ -74,12 +73,8 @@ class SpackPlan:
 
     @property
     def release_id(self) -> str | None:
-        """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
-        if self.lock is None:
-            return None
-        key = self.adoption().lock.key(self.request, self.own)
-        wanted = self.environment
-        return f"{self.request.name}-{wanted.versions['tensorflow']}-{wanted.variant}-{key}"
+        """That of the environment's lock."""
+        return self.adoption().release_id if self.lock else None
 
     @property
     def exists(self) -> bool:
@@ -219,11 +214,11 @@ def build_spack(
     plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.work.root / ".lock", wait_seconds=10):
-        cache = build_cache(plan.site, unsigned=unsigned)
+        cache = BuildCache.of_site(plan.site, unsigned=unsigned)
         try:
             return _build(plan, cache, say, show, jobs, time_limit)
         finally:
-            close_keyring(cache)
+            cache.close_keyring()
 
 
 def _build(
@@ -233,7 +228,7 @@ def _build(
     where = plan.folders
     spack = open_build(plan, cache)
     require_unlocked(where.environment)
-    key = ready_key(spack, cache, plan.site)
+    key = cache.ready_key(spack, plan.site)
     if plan.lock is None:
         _solve(plan, say, time_limit)
     if plan.exists:
@@ -288,4 +283,4 @@ def _fill_cache(
     built = {one.hash for one in packages if one.installed and not one.external}
     if built:
         say(f"filling the build cache {cache.folder} ({'signed' if key else 'unsigned'})")
-        fill(spack, cache, plan.folders.environment, built, key)
+        cache.fill(spack, plan.folders.environment, built, key)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.stack.resolve_versions import sort_key
+from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.locking import lock_holder
@@ -47,11 +47,7 @@ class Spack:
 
 
 def find_spack() -> Path:
-    """The `spack` program: of HPCDL_SPACK_ROOT, of SPACK_ROOT, or on PATH.
-
-    Raises:
-        MissingPrerequisite: there is none.
-    """
+    """The `spack` program: of HPCDL_SPACK_ROOT, SPACK_ROOT, or PATH; else MissingPrerequisite."""
     for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT"):
         program = Path(os.environ.get(name) or "/nonexistent") / "bin" / "spack"
         if program.is_file():
@@ -101,11 +97,7 @@ def _version(program: Path) -> str:
 
 
 def packages_named() -> Path | None:
-    """Spack's packages where HPCDL_SPACK_PACKAGES names a checkout of them, and no download.
-
-    Raises:
-        BadInput: there are none.
-    """
+    """Packages of the checkout in HPCDL_SPACK_PACKAGES, if any; BadInput: none are there."""
     packages = os.environ.get("HPCDL_SPACK_PACKAGES")
     if not packages:
         return None
@@ -119,11 +111,7 @@ def packages_named() -> Path | None:
 
 
 def require_unlocked(environment: Path) -> None:
-    """Refuse where another Spack works on this environment: ours would wait without a word.
-
-    Raises:
-        MissingPrerequisite: says which process holds it.
-    """
+    """MissingPrerequisite where another Spack is at work: ours would wait for it without a word."""
     holder = lock_holder(environment / ".spack-env" / "transaction_lock")
     if holder is not None:
         raise MissingPrerequisite(

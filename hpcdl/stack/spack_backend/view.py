@@ -134,11 +134,7 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
 
 
 def require_imports(root: Path, environment: Path) -> None:
-    """Try that hpcdl finds in the view what it imports.
-
-    Raises:
-        MissingPrerequisite: names the packages that the environment lacks.
-    """
+    """Try that hpcdl finds in the view what it imports; MissingPrerequisite names what it lacks."""
     program = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n) is None))"
     argv = [str(root / "stack" / "bin" / "python"), "-c", program.format(tuple(_IMPORTS))]
     missing = [_IMPORTS[name] for name in run(argv, directory=Path("/")).stdout.split()]
@@ -193,11 +189,7 @@ def _settings(told: str) -> Iterator[tuple[str, Any]]:
 
 
 def require_readable(packages: Iterable[Built]) -> None:
-    """Compare what the view links to with the rule for releases: readable, written by nobody.
-
-    Raises:
-        CheckFailed: names the first files that break it.
-    """
+    """CheckFailed unless what the view links to is as in releases: readable, written by nobody."""
     prefixes = [one.prefix for one in packages if not one.external and one.installed]
     faults = [fault for prefix in prefixes for fault in mode_faults(prefix)]
     if faults:

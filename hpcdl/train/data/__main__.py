@@ -14,8 +14,7 @@ from hpcdl.train.data.data_options import build_parser
 from hpcdl.train.data.dataset import FILE, Dataset, PhotoRequest, guard, load_dataset, made_before
 from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
 from hpcdl.train.data.table import Row, read_table, request_of
-from hpcdl.train.ranks import this_place
-from hpcdl.train.startup import import_tensorflow, prepare_environment
+from hpcdl.train.startup import import_tensorflow, prepare_environment, this_place
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,16 +74,14 @@ def _made(
     folder: Path, kind: str, request: dict[str, Any], rows: list[Row], threads: int
 ) -> Dataset:
     _tensorflow(1)
-    if kind == "digits":
-        from hpcdl.train.data.digits import make_digits
-
-        return make_digits(folder, request, threads)
     if kind == "photos":
         from hpcdl.train.data.photos import make_photos
 
         return make_photos(folder, PhotoRequest(**request), threads)
-    from hpcdl.train.data.folder import make_from_folder
+    from hpcdl.train.data.making import make_digits, make_from_folder
 
+    if kind == "digits":
+        return make_digits(folder, request, threads)
     return make_from_folder(folder, rows, request, threads)
 
 

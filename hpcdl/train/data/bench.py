@@ -15,12 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from hpcdl.system.driver import nvidia_driver
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.repair import Repairs
 from hpcdl.train.data.source import Share, count_records
+from hpcdl.train.data.tfrecord import Repairs
 from hpcdl.train.result import job_of
 
 _WARMUP_BATCHES = 3
@@ -68,7 +68,7 @@ def bench(
         "job": job_of(os.environ),
         "ended": time.time(),
         "driver": nvidia_driver(),
-        "samples": {"images_per_second": rates(marks, batch)},
+        "samples": {"images_per_second": _rates(marks, batch)},
     }
 
 
@@ -84,12 +84,12 @@ def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float]:
     return marks, time.process_time() - cpu
 
 
-def rates(marks: Sequence[float], batch: int, span: float = 0.5) -> list[float]:
-    """Images per second over spans of at least `span` seconds; `marks` are as of `_timed`."""
+def _rates(marks: Sequence[float], batch: int) -> list[float]:
+    """Images per second over spans of at least half a second; `marks` are as of `_timed`."""
     found: list[float] = []
     first = 0
     for index, now in enumerate(marks):
-        if now - marks[first] >= span:
+        if now - marks[first] >= 0.5:
             found.append(round(batch * (index - first) / (now - marks[first]), 2))
             first = index
     return found

@@ -1,7 +1,7 @@
 /* Crops a JPEG image and resizes the crop, decoding as little as can be: nothing below
  * the crop, only the entropy code above it, and only the crop's columns of its rows, at the
  * smallest scale that still has the wanted pixels. Rows are resized as they are decoded, bilinear,
- * so that they never leave the processor's cache. hpcdl/train/data/jpeg.py compiles and calls it.
+ * so that they never leave the processor's cache. hpcdl/train/data/images.py compiles and calls it.
  */
 #include <setjmp.h>
 #include <stdint.h>

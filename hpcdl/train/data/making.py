@@ -1,8 +1,9 @@
 """Writes the shards of a data set side by side, complete or absent, and resumes where it stopped.
 
-A maker says what each shard holds; here it is written under a temporary name, synced and
-renamed. `.making.json` keeps what was asked: the same request writes the shards that are
-missing, another one starts over. dataset.json is written last.
+A maker says what each shard holds: here those of digits and of a directory of images, in photos.py
+that of photographs. A shard is written under a temporary name, synced and renamed. `.making.json`
+keeps what was asked: the same request writes the shards that are missing, another one starts over.
+dataset.json is written last.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import LockBusy, clear_leftovers, explain_os_errors, locked, write_json
-from hpcdl.system.progress import StatusLine
-from hpcdl.system.text import duration
+from hpcdl.system.text import StatusLine, duration
 from hpcdl.train.data.dataset import (
     FILE,
     MADE,
@@ -36,8 +37,12 @@ from hpcdl.train.data.dataset import (
     read_request,
     write_dataset,
 )
+from hpcdl.train.data.images import first_line
+from hpcdl.train.data.table import Row, are_several, names_of
 
 _PART, _LOCK = ".part", ".making.lock"
+_TEST_DIGITS = 357
+_DIGITS = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
 Item = TypeVar("Item")
 
 
@@ -72,26 +77,18 @@ def make_dataset(
     Raises MissingPrerequisite: no space or no permission; complete shards stay for the next try.
     """
     folder = dataset.folder
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
-            guard(folder, dataset.kind)  # another one may have ended meanwhile
-            return made_before(folder, request) or _make(dataset, plans, request, threads)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep others from making a data set here: each would take the other's shards for its own."""
     lock = folder / _LOCK
-    with ExitStack() as held:
-        try:
+    with explain_os_errors(folder), ExitStack() as held:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:  # each of two would take the other's shards for its own
             held.enter_context(locked(lock, wait_seconds=1.0))
             held.callback(lock.unlink, missing_ok=True)
         except LockBusy:
             raise
         except MissingPrerequisite as fault:  # a parallel file system may have no locks
             print(f"{fault.message}: nothing keeps others out of {folder}", file=sys.stderr)
-        yield
+        guard(folder, dataset.kind)  # another one may have ended meanwhile
+        return made_before(folder, request) or _make(dataset, plans, request, threads)
 
 
 def _make(
@@ -195,3 +192,84 @@ class _Progress:
             f"{self._examples:,} of {self._all:,} records, {self._bytes / 1e6:,.0f} MB, "
             f"{pace:,.0f} per second, {duration((self._all - self._examples) / pace)} left"
         )
+
+
+# ---- digits, and a directory of images ----
+
+
+def make_digits(folder: Path, request: Mapping[str, Any], threads: int) -> Dataset:
+    """Scikit-learn's 1,797 handwritten digits (8x8), a data set that comes with a Python package.
+
+    The split and the order are drawn from the seed; the same seed gives the same bytes. Raises
+    MissingPrerequisite: scikit-learn is missing, or no space is left.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as fault:
+        raise MissingPrerequisite(
+            "scikit-learn, which has the digits, is not installed",
+            hint="`module load tensorflow`: the published release has it",
+        ) from fault
+    images, labels = load_digits(return_X_y=True)
+
+    def record(row: int) -> bytes:
+        pixels = images[row].astype(np.uint8).tobytes()
+        return example(image__raw=pixels, image__class__label=int(labels[row]))
+
+    # RandomState's stream is frozen by NumPy: the split never changes with a version.
+    order = np.random.RandomState(request["seed"]).permutation(len(labels)).tolist()
+    plans = share_out("train", order[:-_TEST_DIGITS], 4, record)
+    plans += share_out("test", order[-_TEST_DIGITS:], 2, record)
+    dataset = Dataset(folder, "digits", "raw", (8, 8, 1), 10, 16.0, request["seed"], _DIGITS, {})
+    return make_dataset(dataset, plans, request, threads)
+
+
+def make_from_folder(
+    folder: Path, rows: Sequence[Row], request: Mapping[str, Any], threads: int
+) -> Dataset:
+    """Records of the images that `rows` name, as medical data often come; of `table.request_of`.
+
+    Takes up an interrupted one. Raises BadInput: an image cannot be read.
+    """
+    names, several, seed = names_of(rows), are_several(rows), request["seed"]
+    order = [rows[i] for i in np.random.RandomState(seed % 2**32).permutation(len(rows))]
+    tested = min(round(len(rows) * request["test"]), len(rows) - 1)
+    record = partial(_image_record, names=names, several=several)
+    shards = request["shards"]
+    plans = share_out("train", order[tested:], shards, record)
+    plans += share_out("test", order[:tested], round(shards * request["test"]), record)
+    image = tf.io.decode_image(_as_jpeg(order[0]), channels=3, expand_animations=False)
+    source = f"{Path(request['images']).name} with {Path(request['labels']).name}"
+    dataset = Dataset(
+        folder, "folder", "jpeg", (int(image.shape[0]), int(image.shape[1]), 3), len(names), 255.0,
+        seed, source, {}, "findings" if several else "classes", 0,
+    )  # fmt: skip
+    return make_dataset(dataset, plans, request, threads)
+
+
+def _image_record(row: Row, names: tuple[str, ...], several: bool) -> bytes:
+    data = _as_jpeg(row)
+    label: dict[str, Any] = (
+        {"image__labels": [int(name in row.labels) for name in names]}
+        if several
+        else {"image__class__label": names.index(row.labels[0])}
+    )
+    return example(
+        image__encoded=data, image__format="JPEG", image__filename=row.path.name, **label
+    )
+
+
+def _as_jpeg(row: Row) -> bytes:
+    """The file where it is a JPEG, else its pixels as one."""
+    try:
+        data = row.path.read_bytes()
+        image = tf.io.decode_image(data, channels=3, expand_animations=False)
+        if data.startswith(b"\xff\xd8"):
+            return data
+        return bytes(tf.io.encode_jpeg(image, quality=95).numpy())
+    except (OSError, tf.errors.InvalidArgumentError) as fault:
+        raise BadInput(
+            f"the image {row.path} cannot be read: {first_line(fault)}",
+            hint=f"repair it, or take line {row.line} out of the CSV; complete shards stay for the "
+            "next try",
+        ) from fault

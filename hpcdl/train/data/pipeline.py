@@ -19,12 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data import jpeg
 from hpcdl.train.data.dataset import IMAGES, Dataset
-from hpcdl.train.data.images import Images, first_line
-from hpcdl.train.data.repair import Repairs
+from hpcdl.train.data.images import Images, first_line, load_cropper
 from hpcdl.train.data.source import Group, Share, Source, epoch_order, one, steps_in
-from hpcdl.train.data.tfrecord import find
+from hpcdl.train.data.tfrecord import Repairs, find
 
 MEAN = (123.675, 116.28, 103.53)
 DEVIATION = (58.395, 57.12, 57.375)
@@ -93,7 +91,7 @@ class Records(Source):
         self._dataset = dataset
         self._share = share
         self._size = size
-        self.images = Images(size, jpeg.load() if pipeline == "new" else None)
+        self.images = Images(size, load_cropper() if pipeline == "new" else None)
         self.decoder = self.images.decoder
         self._threads = threads
         self._repairs = repairs

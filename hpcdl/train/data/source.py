@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
-from hpcdl.train.data.repair import Repairs
-from hpcdl.train.data.tfrecord import find
+from hpcdl.train.data.tfrecord import Repairs, find
 
 
 @dataclass(frozen=True)
@@ -233,19 +232,18 @@ def count_records(path: Path) -> int | None:
         return None
 
 
-Item = TypeVar("Item")
 BATCHES = 4
 """So many before the end of an epoch the next one is opened."""
 
 
-class Ahead(Generic[Item]):
+class Ahead:
     """An epoch that `opens` gives; dropped if `state` gives something else when it is taken."""
 
-    def __init__(self, opens: Callable[[], Iterator[Item]], state: Callable[[], object]) -> None:
+    def __init__(self, opens: Callable[[], Iterator[Group]], state: Callable[[], object]) -> None:
         self._opens = opens
         self._state = state
         self._before = state()
-        self._found: Iterator[Item] | None = None
+        self._found: Iterator[Group] | None = None
         self._thread = threading.Thread(target=self._open, daemon=True)
         self._thread.start()
 
@@ -254,7 +252,7 @@ class Ahead(Generic[Item]):
             batches = self._opens()
             self._found = chain([next(batches)], batches)
 
-    def take(self) -> Iterator[Item]:
+    def take(self) -> Iterator[Group]:
         """The batches, from the first one on."""
         self.wait()
         return self._found if self._found and self._state() == self._before else self._opens()

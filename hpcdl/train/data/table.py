@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,8 @@ def read_table(images: Path, table: Path) -> list[Row]:
 
 
 def _is_file(path: Path) -> bool:
-    with suppress(OSError):  # what cannot be a name, such as a line without commas, is none
-        return path.is_file()
-    return False
+    # What cannot be a name, such as a line without commas, is none.
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def _refuse(table: Path, faults: Sequence[str]) -> None:

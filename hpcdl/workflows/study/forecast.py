@@ -21,7 +21,6 @@ from hpcdl.predict.network import network
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.results import trained_precision
 from hpcdl.predict.step import IMAGENET, PIPELINES
-from hpcdl.site import Partition
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.collect import Findings, Measured, alone, but
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
@@ -102,7 +101,8 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
     request = Request(
         partition, model=str(base.result["model"]), gpus=str(gpus),
         batch=int(base.result["batch_per_rank"]),
-        precision=trained_precision(str(base.result["precision"]), _compute(partition)),
+        precision=trained_precision(str(base.result["precision"]),
+                                    partition.gpu and partition.gpu.compute),
         # What one rank makes while it does not wait for images that are not made ahead.
         images_per_second=base.rate / (1 - _waiting(base)) / shared,
         form="no_overlap" if exchange else "horovod",
@@ -153,10 +153,6 @@ def _teachers(findings: Findings) -> tuple[Measured, ...]:
     return tuple(one for one in several if matches(one.values, scale.exchange_from))
 
 
-def _compute(partition: Partition) -> str | None:
-    return partition.gpu.compute if partition.gpu else None
-
-
 def _fed(request: Request, plan: Plan, cell: Cell) -> Request:
     """The request with a cell's input: that images are real, and how fast they are read.
 
@@ -181,7 +177,6 @@ def median_error(predicted: tuple[Predicted, ...]) -> float | None:
 
 
 def _pipeline(cell: Cell) -> str:
-    """How the cell's images come in."""
     chosen = {**cell.run.options, **cell.values}.get("pipeline", NEW)
     return NEW if cell.data == SYNTHETIC else chosen
 

@@ -116,8 +116,6 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
 
 
 class _Faults:
-    """Notes faults at places of a document."""
-
     def __init__(self, document: Document) -> None:
         self._document = document
 

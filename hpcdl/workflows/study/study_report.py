@@ -257,6 +257,5 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 
 def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """The table without empty columns."""
     kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
     return tuple(head[i] for i in kept), [tuple(row[i] for i in kept) for row in rows]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import check_gpus, check_signals, lint, shell
-from hpcdl.jobs.slurm_compat import with_version
 from hpcdl.slurm.rules import known_releases
 from tests.unit.conftest import shipped
 

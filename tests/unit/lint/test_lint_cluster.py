@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.lint.cluster import Cluster, of_site
+from hpcdl.jobs.lint.job import Cluster, of_site
 from hpcdl.site import load_site
 
 MATRIX = Path(__file__).parents[2] / "matrix" / "site.yaml"
