@@ -1,4 +1,4 @@
-"""`hpcdl doctor` names what is missing, and how to install it, and nothing else."""
+"""`hpcdl doctor` names what is missing and how to install it, and nothing else; a node's driver."""
 
 import json
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.system import packages
+from hpcdl.system.packages import nvidia_driver
 from hpcdl.workflows import doctor
 
 ROWS = [
@@ -82,3 +83,19 @@ def test_a_cluster_s_machine_without_slurm_is_told_what_lacks(role, tmp_path, mo
     assert "PATH" in lacks["Slurm"]
     assert "hpcdl site init" in lacks["site file"]
     assert "slurmctld" not in json.dumps(data)
+
+
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44\n"
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n"
+    "GCC version:  gcc version 12.2.0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [(CLOSED, "470.256.02"), (OPEN, "550.54.15"), ("else", None), (None, None)]
+)
+def test_the_version_is_read_where_there_is_a_driver(tmp_path, text, version):
+    if text is not None:
+        (tmp_path / "version").write_text(text)
+    assert nvidia_driver(tmp_path / "version") == version

@@ -1,4 +1,4 @@
-"""The night itself: lost and vanished nodes are named, mistyped names are no night."""
+"""The night itself: lost nodes and mistyped names are named, what a killed run left goes."""
 
 import json
 from dataclasses import replace
@@ -13,14 +13,17 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
+from hpcdl.regress.references import site_file, update_references
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
-from hpcdl.regress.run_directory import RunDirectory
+from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
 from hpcdl.regress.runner import _nodes_without, _partitions_without, _refuse_mistyped, _verdicts
 from hpcdl.regress.show import proposals_text
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import find_site_file, load_site
+from hpcdl.slurm import once
 from hpcdl.system.errors import BadInput
+from tests.small_release import small_site
 from tests.unit.test_regress_verdict import record
 
 NOW = datetime.now(timezone.utc)
@@ -183,3 +186,33 @@ def test_a_value_that_no_measurement_has_is_refused_and_ends_no_gate(value):
     with pytest.raises(BadInput, match="larger or smaller than any measurement"):
         list(of_run({"run": "r", "verdicts": [failed("", metrics=[metric])]}, NOW.isoformat()))
     assert noise_of([value] * 30, [], 0.0, 0.0) is None
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.setattr(once, "by_token", lambda _: {})
+    site = small_site(tmp_path / "prefix")
+    return replace(site, paths=replace(site.paths, work=tmp_path / "work"))
+
+
+def test_halves_of_files_of_killed_runs_go_and_those_of_a_living_run_stay(site):
+    with new_run(site) as killed:
+        (killed.path / ".settings.py.abcd1234").touch()
+        (killed.path / ".verdicts.json.abcd1234").touch()
+        (killed.path / "rfm.log").touch()
+    with new_run(site) as living:
+        (living.path / ".settings.py.abcd1234").touch()
+        sweep(site)
+        assert sorted(one.name for one in killed.path.iterdir()) == ["rfm.log"]
+        assert (living.path / ".settings.py.abcd1234").exists()
+    assert len(list(runs_directory(site).iterdir())) == 2
+
+
+def test_half_a_file_of_references_goes_with_the_next_measurement(site):
+    path = site_file(site, "embedded")
+    path.parent.mkdir(parents=True)
+    left = path.with_name(f".{path.name}.abcd1234")
+    left.touch()
+    update_references(site, "embedded", [])
+    assert path.exists()
+    assert not left.exists()

@@ -1,11 +1,15 @@
-"""What a user may ask: checked at the door, refused by name."""
+"""What a user may ask: checked and refused by name; what is taken arrives byte for byte."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdl.jobs import quote
+from hpcdl.jobs.lint.options import known_options
+from hpcdl.jobs.sbatch_options import directives, own_options
 from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
 from hpcdl.system.errors import BadInput
 
@@ -90,3 +94,92 @@ def test_a_chain_that_would_start_over_in_every_job_is_refused():
     assert "start over in every job" in refusal(chain=2, program=program)
     check_spec(JobSpec("p100", program=program))
     check_spec(JobSpec("p100", chain=2, program=("mine", "--fresh")))
+
+
+# Everything that Linux can hand to a program: any byte but NUL, as Python shows bytes.
+BYTES = st.binary(max_size=60).map(
+    lambda data: data.replace(b"\0", b"").decode(errors="surrogateescape")
+)
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+SHELLISH = st.text(alphabet="$`\"'\\!*?[]{}()<>|&;#~= \n\t\r\x1b-a")
+
+
+def through_bash(*words):
+    """The words as a program sees them that bash was told to run."""
+    script = f"printf '%s\\0' {quote.quote_argv(words)}\n".encode(errors="surrogateescape")
+    done = subprocess.run(["bash", "-s"], input=script, capture_output=True, check=True)
+    assert done.stderr == b""
+    return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
+
+
+@settings(max_examples=30)
+@given(st.lists(BYTES | TEXT | SHELLISH, min_size=1, max_size=8))
+def test_any_text_arrives_as_it_is(words):
+    assert through_bash(*words) == words
+
+
+@pytest.mark.parametrize("text", [
+    "", " ", "-n", "--help", "-", "a b", "a'b", 'a"b', "$HOME", "$(id)", "`id`", "!!", "~",
+    "*", "a\nb", "a\n", "\n", "a\\nb", "\x01\x02", "\x1b[31m", "\x1f", "\x7f", "\r\n", "é",
+    "\u2028", "\x85", "\u202e", "😀", "\udcff", "a=b", "a;b", "a&b", "#a", "{a,b}", "%s",
+    "\\", "\\'", "'\n'", "\x01a", "x" * 100_000, "'" * 10_000, "\n" * 10_000,
+])  # fmt: skip
+def test_awkward_text_arrives_as_it_is(text):
+    assert through_bash(text, "next") == [text, "next"]
+
+
+@given(BYTES | TEXT | SHELLISH)
+def test_a_value_never_spans_lines(text):
+    assert "\n" not in quote.word(text)
+    assert "\x1f" not in quote.word(text)
+
+
+@pytest.mark.parametrize("text", ["python", "train.py", "--lr=0.1", "/data/a-b_c.d", "a:b,c@d%e+f"])
+def test_plain_words_stay_readable(text):
+    assert quote.word(text) == text
+
+
+@pytest.mark.parametrize(("asked", "directive"), [
+    ("mail-type=END,FAIL", "--mail-type=END,FAIL"), ("--mail-user=me@site", "--mail-user=me@site"),
+    ("constraint=a&b|c", '--constraint="a&b|c"'), ("hold", "--hold"),
+    ("get-user-env=60L", "--get-user-env=60L"),
+    ('comment=a "b" #', '--comment="a \\"b\\" #"'),
+])  # fmt: skip
+def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, directive):
+    assert directives("22.05", [asked]) == (directive,)
+
+
+@pytest.mark.parametrize(("asked", "said", "hint"), [
+    (["nodes=2"], "decides that itself", "use --gpus, --nodes"),
+    (["--time=5"], "decides that itself", "use --time"),
+    (["hetjob"], "decides that itself", "written by hand"),
+    (["container-image=x"], "decides that itself", "use --container"),
+    (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
+    (["-w n1"], "no option '-w n1'", ""),
+    (["prefer=x"], "no option 'prefer'", ""),
+    (["hold=yes"], "takes no value", "write --sbatch hold"),
+    (["comment=a\nb"], "no directive can hold", ""),
+])  # fmt: skip
+def test_what_cannot_be_passed_on_is_refused(asked, said, hint):
+    with pytest.raises(BadInput) as caught:
+        directives("21.08", asked)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_no_directive_of_the_script_can_be_given_again(hpcdl):
+    assert own_options().keys() <= known_options("sbatch").keys()
+    line = "job render --site p100-v100-k80 --gpus 2 --no-module --account a --qos b"
+    lines = hpcdl(*line.split()).out.splitlines()
+    own = {one[10:].partition("=")[0] for one in lines if one.startswith("#SBATCH --")}
+    assert len(own) > 10
+    assert own <= own_options().keys()
+
+
+def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl):
+    (tmp_path / "job.yaml").write_text("schema: 1\nsbatch: [mail-type=END, nice]\n")
+    line = ["job", "explain", "--site", "p100-v100-k80", "--no-module"]
+    text = hpcdl(*line, "--file", str(tmp_path / "job.yaml")).out
+    assert "#  as requested\n#SBATCH --mail-type=END\n#  as requested\n#SBATCH --nice\n" in text
+    text = hpcdl(*line, "--sbatch", "exclude=n1", "--sbatch=--hold").out
+    assert {"#SBATCH --exclude=n1", "#SBATCH --hold"} <= set(text.splitlines())

@@ -1,12 +1,19 @@
-"""What the gate's program saw, judged; and which proof spares a gate."""
+"""The gate: what its program and its jobs saw, judged; and which proof spares it."""
 
 import struct
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcdl.cli import main
-from hpcdl.stack.fatbin import survey
+from hpcdl.jobs.submission import Submission
+from hpcdl.jobs.watch import Snapshot
+from hpcdl.site import load_site
+from hpcdl.stack.fatbin import DeviceCode, read_device_code, runs_on, survey
 from hpcdl.stack.publish import overview, publish, serves, verify
 from hpcdl.stack.verify import (
     Check,
@@ -19,8 +26,9 @@ from hpcdl.stack.verify import (
     store_proof,
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.workflows import gate
 from hpcdl.workflows.gate import choose_gate
-from tests.small_release import failing, make_release, mixed_site, passing, silent
+from tests.small_release import failing, make_release, mixed_site, passing, silent, small_site
 
 
 @pytest.fixture
@@ -255,3 +263,88 @@ def test_a_wait_is_a_length_of_time(minutes, capsys):
         main(["stack", "publish", "--site", "embedded", f"--wait={minutes}"])
     assert caught.value.code == 2
     assert "must be a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("names", "compute", "verdict"), [
+    (["sm_60"], "6.0", "machine"),
+    (["sm_60"], "6.1", "machine"),
+    (["sm_61"], "6.0", "no"),
+    (["sm_60"], "7.0", "no"),
+    (["compute_60"], "7.0", "ptx"),
+    (["compute_70"], "6.0", "no"),
+    (["sm_37", "compute_60"], "3.7", "machine"),
+    (["sm_90"], "8.0", "no"),
+    ([], "8.0", "no"),
+])  # fmt: skip
+def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(names, compute, verdict):
+    codes = [DeviceCode(int(name.split("_")[1]), name.startswith("sm")) for name in names]
+    assert runs_on(codes, compute) == verdict
+
+
+def test_host_code_has_none():
+    import _ctypes
+
+    assert read_device_code(Path(_ctypes.__file__)) == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=400))
+def test_any_bytes_after_an_elf_header_are_no_crash(tmp_path_factory, noise):
+    path = tmp_path_factory.mktemp("noise") / "x.so"
+    header = b"\x7fELF\x02\x01" + struct.pack("<10xHHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64, 0, 64, 0,
+                                              0, 64, 3, 1)  # fmt: skip
+    path.write_bytes(header + noise)
+    read_device_code(path)
+
+
+JOB = Submission(7, Path("/nonexistent"))
+AWAY = MissingPrerequisite("Slurm does not answer")
+
+
+def ended(state="COMPLETED"):
+    return Snapshot(7, state, state.lower(), 0, "p100-01", 0, None)
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def look(monkeypatch):
+    """What a look at a job gives: an outcome, or one after the other."""
+    monkeypatch.setattr(gate, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(gate, "look", asked := Mock())
+    return asked
+
+
+def test_a_short_outage_is_reported_once_and_waited_for(told, look):
+    look.side_effect = [AWAY, AWAY, ended("RUNNING"), AWAY, ended()]
+    assert gate._wait([JOB], 0, told.append)[7].ok
+    assert told == ["Slurm does not answer: waiting for it"] * 2
+
+
+def test_a_long_outage_ends_the_gate(told, look, monkeypatch):
+    monkeypatch.setattr(gate, "_SILENT_SECONDS", 0.05)
+    look.side_effect = AWAY
+    with pytest.raises(MissingPrerequisite, match="does not answer"):
+        gate._wait([JOB], 0, told.append)
+
+
+def test_jobs_that_cannot_be_cancelled_are_named(told, look):
+    look.side_effect = AWAY
+    gate._cancel([JOB], told.append)
+    assert told == ["note: the gate's jobs may still be queued (Slurm does not answer): scancel 7"]
+
+
+def test_a_mixed_partition_that_no_job_can_try_is_said_in_the_result(told, tmp_path, monkeypatch):
+    mixed = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
+    site = replace(mixed, paths=small_site(tmp_path).paths)
+    made = make_release(site, "r", needs={"gpus": ["P100"]}, partitions=("untyped",))
+    monkeypatch.setattr(gate, "_require_slurm", lambda: None)
+    monkeypatch.setattr(gate, "check_files", lambda *_: [])
+    proof = gate.JobGate(told.append, ("untyped",))(site, made)
+    assert not proof.passed
+    (said,) = (one.describe() for one in proof.checks if not one.ok)
+    lack = "no job was started: the release has device code for none of its GPUs, A40, T4"
+    assert said == f"untyped: job: {lack}"
