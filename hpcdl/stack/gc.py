@@ -33,7 +33,7 @@ from hpcdl.stack.spack_backend.tool import Spack, open_spack
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, shared_lock, size_of, umask
-from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.resources import scratch_directory
 
 Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3

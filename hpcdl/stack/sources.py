@@ -28,8 +28,8 @@ from hpcdl.stack.wheelhouse import (
 )
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import module_argv, run
-from hpcdl.system.scratch import scratch_directory
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")

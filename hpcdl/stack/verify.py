@@ -27,8 +27,8 @@ from hpcdl.stack.release import Release
 from hpcdl.stack.seal import check_integrity
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandResult, run
-from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import utc_now
 
 PROOF_FILE = "proof.json"

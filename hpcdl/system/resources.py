@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
-from hpcdl.system.files import write_json
+from hpcdl.system.files import explain_os_errors, take_lock, write_json
 from hpcdl.system.trust import require_no_stranger
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _KEPT = 50
+_SCRATCH = ".hpcdl-scratch-"
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder(name: str) -> Path:
@@ -136,3 +140,47 @@ def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
         said, hint = "this user has no home directory", "set HOME, or HPCDL_HOME and HPCDL_CACHE"
         raise MissingPrerequisite(said, hint=hint) from fault
     return require_no_stranger(place.joinpath(*parts))
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """An empty directory of this user only, removed at the end; those left by others' deaths too.
+
+    Each is locked by its process as long as it is in use. The kernel frees the lock of one that was
+    killed, by whatever signal, and a directory of ours that nobody locks is nobody's any more.
+    It lies where TMPDIR says. MissingPrerequisite: no space left, or no permission, there; or
+    another user can put one of his own in its place: much of what lies in it is executed.
+    """
+    below = require_no_stranger(Path(tempfile.gettempdir(), _SCRATCH)).parent
+    _clear_left(below)
+    with explain_os_errors(below):
+        place, descriptor = _scratch(below)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _scratch(below: Path) -> tuple[Path, int]:
+    """A new directory and the descriptor that locks it."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=below))
+        with suppress(FileNotFoundError):  # somebody may take it for left before it is locked
+            descriptor = os.open(place, _FLAGS)
+            with suppress(OSError):  # without locks it works, and is only never cleared
+                if not take_lock(descriptor) or os.fstat(descriptor).st_nlink == 0:
+                    os.close(descriptor)
+                    continue
+            return place, descriptor
+
+
+def _clear_left(below: Path) -> None:
+    for left in below.glob(f"{_SCRATCH}????????"):
+        with suppress(OSError):
+            descriptor = os.open(left, _FLAGS)
+            try:
+                if os.fstat(descriptor).st_uid == os.getuid() and take_lock(descriptor):
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -31,8 +31,8 @@ from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
 from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandFailed, module_argv, run
-from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import utc_now
 
 _SHOWN = 8

@@ -26,8 +26,7 @@ from hpcdl.stack.spack_backend.locked import Lock, read_lock
 from hpcdl.stack.spack_backend.tool import open_spack, require_unlocked
 from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
-from hpcdl.system.resources import folder
-from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.resources import folder, scratch_directory
 from hpcdl.system.text import duration, table
 
 Say = Callable[[str], None]

@@ -17,8 +17,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import write_atomic
-from hpcdl.system.locking import lock_holder
+from hpcdl.system.files import lock_holder, write_atomic
 from hpcdl.system.run import CommandResult, run
 
 # A shell with an active environment: `spack find` would list that one's packages alone.
