@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack import install
+from hpcdl.stack import install, wheelhouse
 from hpcdl.stack.horovod import (
     Toolchain,
     build_horovod,
@@ -33,8 +33,7 @@ from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interp
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve import groups
 from hpcdl.stack.seal import record_release, sha256
-from hpcdl.stack.sources import own_digest, own_wheel, with_own
-from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, wheels_cache
+from hpcdl.stack.wheelhouse import Say, Wheelhouse
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.system.run import module_argv, run
@@ -130,7 +129,7 @@ class BuildPlan:
             needs = {releases_folder(self.site): install.unpacked_gb(wheels)}
         else:  # uv unpacks them to copy them
             unpacked = recipe.tree_gb if install.find_uv() else 0.0
-            needs = {wheels_cache(): recipe.fetch_gb + unpacked, **needs}
+            needs = {wheelhouse.wheels_cache(): recipe.fetch_gb + unpacked, **needs}
         require_space(needs, only_look=only_look)
 
     def as_data(self) -> dict[str, Any]:
@@ -225,12 +224,12 @@ def plan_stack(
         try:
             recipe = recipe_of(site, request, names)
             python = interpreter(recipe.python)
-            house = find_wheelhouse(recipe, python)
+            house = wheelhouse.find_wheelhouse(recipe, python)
+            own = wheelhouse.own_digest()
         except (MissingPrerequisite, BadInput) as fault:
             blocked.append(Blocked(names, fault))
             continue
-        plans.append(BuildPlan(site, request, served, recipe, python, mpi, own_digest(), house,
-                               behind))  # fmt: skip
+        plans.append(BuildPlan(site, request, served, recipe, python, mpi, own, house, behind))
     return tuple(plans), tuple(blocked)
 
 
@@ -259,8 +258,9 @@ def build(plan: BuildPlan, say: Say) -> Release:
         MissingPrerequisite: no space left, no permission, no compiler, another build at work.
     """
     plan.require_ready()
-    house = plan.wheelhouse or fetch(plan.recipe, plan.python, say)
-    return with_own(plan.own, lambda own: _build(replace(plan, wheelhouse=house, own=own), say))
+    house = plan.wheelhouse or wheelhouse.fetch(plan.recipe, plan.python, say)
+    whole = replace(plan, wheelhouse=house)
+    return wheelhouse.with_own(plan.own, lambda own: _build(replace(whole, own=own), say))
 
 
 def _build(plan: BuildPlan, say: Say) -> Release:
@@ -281,7 +281,7 @@ def _build(plan: BuildPlan, say: Say) -> Release:
 def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     house, recipe = plan.wheelhouse, plan.recipe
     assert house is not None
-    stack, log = root / "stack", new_log(root.name)
+    stack, log = root / "stack", wheelhouse.new_log(root.name)
     say("checking the wheels against their lock")
     wheels = house.paths()
     require_space({root: install.unpacked_gb(wheels)})
@@ -290,7 +290,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
     install.install(python, wheels, pip, log)
-    own = own_wheel(python, plan.own)
+    own = wheelhouse.own_wheel(python, plan.own)
     added = [own]
     if recipe.horovod is not None:
         added = [build_horovod(recipe, plan.python, plan.mpi, stack, plan.toolchain, say), own]

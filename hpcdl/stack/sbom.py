@@ -16,8 +16,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.components import Component, components, spdx_licensing
-from hpcdl.stack.findings import Finding, findings, osv_file
+from hpcdl.stack.findings import Component, Finding, components, findings, osv_file, spdx_licensing
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic

@@ -21,8 +21,7 @@ from typing import Any
 
 from hpcdl.site import Partition, Site
 from hpcdl.stack.dispatch import has_code_for
-from hpcdl.stack.fatbin import runs_on, survey
-from hpcdl.stack.linked import claims_not_held, code_faults, library_faults
+from hpcdl.stack.linked import claims_not_held, code_faults, library_faults, runs_on, survey
 from hpcdl.stack.release import Release
 from hpcdl.stack.seal import check_integrity
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped

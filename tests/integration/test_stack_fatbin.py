@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.fatbin import read_device_code
+from hpcdl.stack.linked import read_device_code
 from hpcdl.system.resources import cache
 
 KERNEL = """

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.stack.fatbin import DeviceCode, read_device_code, runs_on
+from hpcdl.stack.linked import DeviceCode, read_device_code, runs_on
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.site import Site
-from hpcdl.stack.fatbin import survey
+from hpcdl.stack.linked import survey
 from hpcdl.stack.publish import overview, publish, serves, verify
 from hpcdl.stack.release import Release
 from hpcdl.stack.verify import (

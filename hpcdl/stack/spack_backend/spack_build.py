@@ -21,7 +21,6 @@ from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve import serving
 from hpcdl.stack.resolve_facts import gpus_of, needs_of
-from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
 from hpcdl.stack.spack_backend.concretize import Work
@@ -36,7 +35,7 @@ from hpcdl.stack.spack_backend.tool import (
     require_unlocked,
 )
 from hpcdl.stack.spack_backend.view import inventory
-from hpcdl.stack.wheelhouse import Say
+from hpcdl.stack.wheelhouse import Say, own_digest
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 
