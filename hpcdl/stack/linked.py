@@ -32,7 +32,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve_facts import serves
-from hpcdl.stack.spack_backend.locked import read_lock
+from hpcdl.stack.spack_backend.tool import read_lock
 from hpcdl.system.run import CommandResult
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")

@@ -109,7 +109,7 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def opened(path: Path, flags: int) -> Iterator[int]:
+def opened(path: str | Path, flags: int) -> Iterator[int]:
     """A descriptor of a directory: it stays this one, whatever its name leads to meanwhile."""
     descriptor = os.open(path, flags | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

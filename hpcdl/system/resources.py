@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, take_lock, write_json
+from hpcdl.system.files import explain_os_errors, opened, take_lock, write_json
 from hpcdl.system.trust import require_no_stranger
 
 if TYPE_CHECKING:
@@ -177,10 +177,6 @@ def _scratch(below: Path) -> tuple[Path, int]:
 
 def _clear_left(below: Path) -> None:
     for left in below.glob(f"{_SCRATCH}????????"):
-        with suppress(OSError):
-            descriptor = os.open(left, _FLAGS)
-            try:
-                if os.fstat(descriptor).st_uid == os.getuid() and take_lock(descriptor):
-                    shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        with suppress(OSError), opened(left, _FLAGS) as descriptor:
+            if os.fstat(descriptor).st_uid == os.getuid() and take_lock(descriptor):
+                shutil.rmtree(left, ignore_errors=True)

@@ -25,8 +25,7 @@ from hpcdl.stack.resolve_facts import gpus_of, serves
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.seal import record_release
 from hpcdl.stack.spack_backend import tool, view
-from hpcdl.stack.spack_backend.locked import Lock, read_lock
-from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.stack.spack_backend.tool import Lock, Spack, read_lock
 from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
 from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, MissingPrerequisite
