@@ -61,6 +61,8 @@ _SYSTEM = (Path("/"), Path("/usr"))
 
 Run = Callable[[Sequence[str | Path]], CommandResult]
 """Runs a command in the environment of the module."""
+_Inside = Callable[[Path | str], bool]
+"""Whether a file, or what a link leads to, belongs to a release."""
 
 
 @dataclass(frozen=True, order=True)
@@ -212,20 +214,6 @@ def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
         place = max(stop, place + 1)
 
 
-@dataclass(frozen=True)
-class _Inside:
-    """What belongs to a release: its directories, and packages of Spack's by their hashes."""
-
-    folders: tuple[Path, ...]
-    hashes: frozenset[str] = frozenset()
-
-    def has(self, place: Path | str) -> bool:
-        """Whether a file, or what a link leads to, belongs to the release."""
-        real = Path(place).resolve()
-        own = any(real.is_relative_to(folder) for folder in self.folders)
-        return own or any(_package(parent) in self.hashes for parent in real.parents)
-
-
 def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     """What is wrong with the libraries of a release, a line each, and how many were looked at."""
     packages = next(iter(sorted(release.prefix.glob("lib/python3*/site-packages"))), None)
@@ -279,14 +267,21 @@ def nccl_release(code: int) -> str:
 
 
 def _inside(release: Release) -> _Inside:
-    tree = release.prefix.resolve()
-    if release.backend != "spack":
-        return _Inside((tree,))
-    hashes = frozenset(read_lock(release.root / "spack").to_run)
-    named = [Path(one["external"]) for one in release.lock
-             if "external" in one and one["hash"] in hashes]  # fmt: skip
-    # In /usr lies everything else, too: `outside` says what may come from there.
-    return _Inside((tree, *(one.resolve() for one in named if one not in _SYSTEM)), hashes)
+    """Its directories, and of one made by Spack the packages, by hash, that it runs with."""
+    folders, hashes = [release.prefix.resolve()], set[str]()
+    if release.backend == "spack":
+        hashes = read_lock(release.root / "spack").to_run
+        named = [Path(one["external"]) for one in release.lock
+                 if "external" in one and one["hash"] in hashes]  # fmt: skip
+        # In /usr lies everything else, too: `outside` says what may come from there.
+        folders += [one.resolve() for one in named if one not in _SYSTEM]
+
+    def inside(place: Path | str) -> bool:
+        real = Path(place).resolve()
+        own = any(real.is_relative_to(folder) for folder in folders)
+        return own or any(_package(parent) in hashes for parent in real.parents)
+
+    return inside
 
 
 @cache
@@ -344,7 +339,7 @@ def _of_object(
             continue
         if not place and name not in loaded:
             yield f"{path.name} does not find {name}"
-        if place and name in needed and not inside.has(place):
+        if place and name in needed and not inside(place):
             yield f"{path.name} takes {name} from {place}, not from the release"
 
 
@@ -362,7 +357,7 @@ def _not_opened(inside: _Inside, opened: Mapping[str, Path | None]) -> Iterator[
     for name, place in opened.items():
         if place is None:
             yield f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
-        elif not inside.has(place):
+        elif not inside(place):
             yield f"TensorFlow takes {name} from {place}, not from the release"
 
 

@@ -278,12 +278,12 @@ def _open_lock(path: Path) -> int:
     return descriptor
 
 
-def user_name() -> str:
-    """The name of this process's user, or its number."""
+def user_name(otherwise: str | None = None) -> str:
+    """The name of this process's user; its number, or another name, in a container without it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        return str(os.getuid())
+        return otherwise or str(os.getuid())
 
 
 def take_lock(descriptor: int) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, opened, take_lock, write_json
+from hpcdl.system.files import explain_os_errors, opened, take_lock, user_name, write_json
 from hpcdl.system.trust import require_no_stranger
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def cache(*parts: str) -> Path:
 
 def expand(text: str) -> str:
     """A path with `~` and the variables that are known here replaced: HOME, USER, HPCDL_HOME."""
-    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()),
+             "USER": lambda: user_name(os.environ.get("USER"))}  # fmt: skip
     text = re.sub(
         r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
         lambda m: known.get(m.group(1) or m.group(2), m.group)(),
@@ -94,15 +95,6 @@ def expand(text: str) -> str:
         return str(Path(text).expanduser())
     except (RuntimeError, ValueError):  # no such user, or no home
         return text
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container that does not know the user
-        return os.environ.get("USER") or str(os.getuid())
 
 
 def cached(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
