@@ -12,11 +12,10 @@ import pytest
 import yaml
 
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.resolve_facts import driver_needs, models, needs_of
+from hpcdl.stack.resolve_facts import choose_wheels, driver_needs, models, needs_of, wheel_sets
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.environment import environment_for_stack, render
-from hpcdl.stack.spack_backend.from_wheels import choose, wheel_sets
 from hpcdl.stack.spack_backend.make import BuildCache, PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source
 from hpcdl.stack.spack_backend.spack_build import plan_spack
@@ -111,7 +110,7 @@ def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, p
 
 def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda():
     old = replace(GPUS.partitions["p100"], driver="470.256.02")
-    found = choose(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
+    found = choose_wheels(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
     assert found.archs == ()
     assert "needs driver 525.60.13, and the site has 470.256.02" in found.why
     assert environment_for_stack(GPUS, own("p100", variant="cpu")).archs == ()

@@ -23,9 +23,8 @@ from hpcdl import __version__, facts
 from hpcdl.site import Gpu, StackRequest
 from hpcdl.stack.recipe import MODULE, digest, variant_of
 from hpcdl.stack.release import SCHEMA
-from hpcdl.stack.resolve_facts import needs_of
+from hpcdl.stack.resolve_facts import needs_of, wheel_sets
 from hpcdl.stack.resolve_solver import sort_key
-from hpcdl.stack.spack_backend.from_wheels import wheel_sets
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import lock_holder, write_atomic
 from hpcdl.system.run import CommandResult, run
