@@ -15,9 +15,8 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
 from hpcdl.stack.seal import sha256
-from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import adopt as adopting
-from hpcdl.stack.wheelhouse import Wheel, Wheelhouse
+from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, own_digest
 from hpcdl.system.errors import HpcdlError
 from tests.small_release import passing, silent, small_site
 

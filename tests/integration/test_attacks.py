@@ -20,8 +20,8 @@ from hpcdl.stack.release import current_release, release_for
 from hpcdl.stack.spack_backend.tool import open_spack
 from hpcdl.stack.verify import in_module, verify_here
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import module_argv
-from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
 from tests.integration.conftest import HPCDL, Shell, clean_environment, needs_lmod, site_file
 from tests.integration.spack_fixture import why_not

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.fatbin import read_device_code
+from hpcdl.stack.linked import read_device_code
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.system.resources import cache
 from tests.gpu_roots import CASES, Case, Root, install_hpcdl, root_of, write_site

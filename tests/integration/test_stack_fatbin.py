@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 
-from hpcdl.stack.fatbin import read_device_code
+from hpcdl.stack.linked import read_device_code
 from hpcdl.system.resources import cache
 
 KERNEL = """

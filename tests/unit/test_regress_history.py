@@ -28,9 +28,9 @@ from hpcdl.regress.show import gate_text
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import SINGLE_NODE
-from hpcdl.system import locking
+from hpcdl.system import files
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.locking import file_system, locks_hold
+from hpcdl.system.files import file_system, locks_hold
 from hpcdl.system.resources import home
 from tests.unit.test_regress_formats import METRIC, verdict
 
@@ -297,7 +297,7 @@ def test_locks_that_do_not_hold_are_found_out(tmp_path, monkeypatch, answer):
         if answer:
             raise OSError(answer, "as such a file system says")
 
-    monkeypatch.setattr(locking.fcntl, "fcntl", careless)
+    monkeypatch.setattr(files.fcntl, "fcntl", careless)
     with pytest.raises(MissingPrerequisite, match="locks do not hold"):
         refuse_without_locks(tmp_path / "h.sqlite")
 

@@ -19,7 +19,7 @@ from hpcdl.stack.spack_backend.environment import (
     render,
     render_site,
 )
-from hpcdl.stack.spack_backend.locked import Lock, read_lock
+from hpcdl.stack.spack_backend.tool import Lock, read_lock
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped

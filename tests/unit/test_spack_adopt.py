@@ -9,8 +9,7 @@ import pytest
 from hpcdl.site import StackRequest
 from hpcdl.stack.spack_backend import adopt
 from hpcdl.stack.spack_backend.adopt import plan_adoption
-from hpcdl.stack.spack_backend.locked import read_lock
-from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.stack.spack_backend.tool import Spack, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.small_release import small_site

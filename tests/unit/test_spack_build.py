@@ -12,16 +12,14 @@ import pytest
 import yaml
 
 from hpcdl.site import StackRequest
-from hpcdl.stack.resolve_facts import driver_needs, models, needs_of
+from hpcdl.stack.resolve_facts import choose_wheels, driver_needs, models, needs_of, wheel_sets
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.environment import environment_for_stack, render
-from hpcdl.stack.spack_backend.from_wheels import choose, wheel_sets
-from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.make import BuildCache, PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source
 from hpcdl.stack.spack_backend.spack_build import plan_spack
-from hpcdl.stack.spack_backend.tool import lock_holder, open_spack
+from hpcdl.stack.spack_backend.tool import Lock, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
     Built,
     Inventory,
@@ -109,7 +107,7 @@ def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, p
 
 def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda():
     old = replace(GPUS.partitions["p100"], driver="470.256.02")
-    found = choose(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
+    found = choose_wheels(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
     assert found.archs == ()
     assert "needs driver 525.60.13, and the site has 470.256.02" in found.why
     assert environment_for_stack(GPUS, own("p100", variant="cpu")).archs == ()
@@ -191,8 +189,8 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
     plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
                            environment=SimpleNamespace(wheels=True),
                            adoption=lambda: None)  # fmt: skip
-    for name in ("open_build", "require_unlocked", "helpers"):
-        monkeypatch.setattr(spack_build, name, lambda *_: None)
+    for name in ("open_build", "tool.require_unlocked", "helpers"):
+        monkeypatch.setattr(f"{spack_build.__name__}.{name}", lambda *_: None)
     failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
     monkeypatch.setattr(spack_build, "make_all", Mock(side_effect=failed))
     monkeypatch.setattr(spack_build, "_fill_cache", Mock(side_effect=full))
@@ -333,7 +331,7 @@ def test_space_is_asked_for_before_the_first_build_from_wheels(tmp_path, monkeyp
     """A later one finds most of its packages in the store."""
     asked = []
     monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
-    monkeypatch.setattr(spack_build, "find_spack", lambda: None)
+    monkeypatch.setattr(spack_build.tool, "find_spack", lambda: None)
     plan = plan_spack(pi(tmp_path, cpus=wheels_stack()), "cpus")
     plan.require_ready()
     assert asked == [{tmp_path / "spack" / "store": 4.0}]

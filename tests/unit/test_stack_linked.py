@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.fatbin import read_dynamic
-from hpcdl.stack.linked import claims_not_held, library_faults, nccl_release
+from hpcdl.stack.linked import claims_not_held, library_faults, nccl_release, read_dynamic
 from hpcdl.stack.release import Release
 from hpcdl.system.run import run
 from tests.small_release import make_release, small_site

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.stack import modes
-from hpcdl.stack.install import build_slot, open_to_readers
-from hpcdl.stack.modes import mode_faults
+from hpcdl.stack import install
+from hpcdl.stack.install import build_slot, mode_faults, open_to_readers
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
 from hpcdl.stack.seal import record_release
@@ -94,8 +93,8 @@ def public(site):
 @pytest.fixture
 def reachable(monkeypatch, tmp_path):
     """Let only what lies below the test's own directory count as closed."""
-    real = modes.closed_above
-    monkeypatch.setattr(modes, "closed_above", lambda path: [
+    real = install.closed_above
+    monkeypatch.setattr(install, "closed_above", lambda path: [
         one for one in real(path) if one.is_relative_to(tmp_path) and one != tmp_path])  # fmt: skip
 
 

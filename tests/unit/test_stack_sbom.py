@@ -10,8 +10,14 @@ import pytest
 pytest.importorskip("cyclonedx", reason="the extra 'records' is not installed")
 pytest.importorskip("spdx_tools", reason="the extra 'records' is not installed")
 
-from hpcdl.stack.components import components, purl_of, spdx_of
-from hpcdl.stack.findings import findings, known_names, vulnerabilities
+from hpcdl.stack.findings import (
+    components,
+    findings,
+    known_names,
+    purl_of,
+    spdx_of,
+    vulnerabilities,
+)
 from hpcdl.stack.records import Waiver, waive
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms, write_sboms
 from hpcdl.system.errors import BadInput, CheckFailed

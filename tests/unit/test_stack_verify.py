@@ -13,7 +13,7 @@ from hpcdl.cli import main
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.site import load_site
-from hpcdl.stack.fatbin import DeviceCode, read_device_code, runs_on, survey
+from hpcdl.stack.linked import DeviceCode, read_device_code, runs_on, survey
 from hpcdl.stack.publish import overview, publish, serves, verify
 from hpcdl.stack.verify import (
     Check,
