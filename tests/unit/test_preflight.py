@@ -9,6 +9,7 @@ import pytest
 from hpcdl import facts
 from hpcdl.jobs.preflight import (
     Expectation,
+    NoLibrary,
     Probe,
     Problem,
     as_json_line,
@@ -18,7 +19,6 @@ from hpcdl.jobs.preflight import (
     read_probes,
     with_links,
 )
-from hpcdl.jobs.transport import NoLibrary
 from hpcdl.system.errors import MissingPrerequisite
 
 EXPECTED = Expectation(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcdl.jobs.transport import Link, NoLibrary, exchange, identity_name, judge_links, read_links
+from hpcdl.jobs.preflight import Link, NoLibrary, exchange, identity_name, judge_links, read_links
 
 # Forms of NCCL 2.4 to 2.27: with and without the sub-channel, bus ids and the direction.
 LOG = """
