@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from hpcdl.jobs.lint.check_signals import main_work
-from hpcdl.jobs.lint.gaps import GAP
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
-from hpcdl.jobs.lint.parse import Step
+from hpcdl.jobs.lint.parse import GAP, Step
 from hpcdl.jobs.lint.shell import Word
 
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
