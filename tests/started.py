@@ -3,14 +3,12 @@
 from typing import Any
 
 from hpcdl.train.options import facts_of
-from hpcdl.train.startup import import_tensorflow, prepare_environment, this_place
+from hpcdl.train.startup import import_tensorflow, this_place
 
 
 def tensorflow(*, keras: bool, onednn: bool = False) -> Any:
     """TensorFlow, with Keras or without."""
-    place = this_place()
-    prepare_environment(place, onednn=onednn)
-    return import_tensorflow(place, keras=keras)
+    return import_tensorflow(this_place(), keras=keras, onednn=onednn)
 
 
 def tensorflow_for(model: str) -> Any:
