@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "all_checks", "explain", "lint"]
 
-_CHECKS = ("directives", "gpus", "steps", "signals", "habits")
+_CHECKS = ("directives", "steps", "signals", "habits")
 _MOST_LINES = 12
 """So many further lines are named."""
 
