@@ -189,7 +189,6 @@ def _values(
         "kept": launch.own_variables(slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
         "cpus_note": launch.steps(slurm, "cpus_per_task")[0]["note"],
-        "once_per_node": _once_per_node(layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
@@ -212,18 +211,6 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
         "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
         "workers": min(16, max(2, layout.cpus_per_task)),
     }
-
-
-def _once_per_node(layout: Layout) -> tuple[str, ...]:
-    """Options of srun for a step that runs once on every node of the job."""
-    return (
-        f"--nodes={layout.nodes}",
-        f"--ntasks={layout.nodes}",
-        "--ntasks-per-node=1",
-        "--mpi=none",
-        f"--cpus-per-task={layout.cpus_per_task}",
-        "--kill-on-bad-exit=1",
-    )
 
 
 def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -> dict[str, object]:
@@ -257,7 +244,7 @@ def _is_train(program: tuple[str, ...]) -> bool:
 def _preflight(
     partition: Partition, spec: JobSpec, layout: Layout, module: Module
 ) -> tuple[list[str], list[str]] | None:
-    """Options of `hpcdl preflight probe` and `judge`; None where the user wants none."""
+    """Further options of `hpcdl preflight probe` and `judge`; None where the user wants none."""
     if not spec.preflight:
         return None
     scratch = partition.scratch.path if partition.scratch else ""
@@ -267,16 +254,8 @@ def _preflight(
     if partition.gpu and layout.world_size > 1:
         wanted = [f"--fabric={partition.interconnect.fabric}"]
         wanted += ["--nvlink"] if partition.gpu.nvlink else []
-    expected = [
-        f"--world={layout.world_size}",
-        f"--tasks-per-node={layout.tasks_per_node}",
-        f"--cpus-per-task={layout.cpus_per_task}",
-        f"--gpus-per-node={layout.gpus_per_node}",
-        *([f"--release={module.release}"] if module.release else []),
-        *wanted,
-        *looks,
-    ]
-    return [*looks, *(["--transport=."] if wanted else [])], expected
+    release = [f"--release={module.release}"] if module.release else []
+    return [*looks, *(["--transport=."] if wanted else [])], [*release, *wanted, *looks]
 
 
 def _file(path: str, pattern: str = "") -> str:
