@@ -18,9 +18,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from hpcdl.jobs.functions import INSTALLED, called
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Command, Reading, Word, unquote
+from hpcdl.jobs.script import INSTALLED, called
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
 CONTINUED = "continued on the next line"
