@@ -1,14 +1,12 @@
 """TensorFlow as a run starts it; scripts call this before they import modules that use it."""
 
 from hpcdl.train.options import facts_of
-from hpcdl.train.startup import import_tensorflow, prepare_environment, this_place
+from hpcdl.train.startup import import_tensorflow, this_place
 
 
 def tensorflow(*, keras, onednn=False):
     """TensorFlow, with Keras or without."""
-    place = this_place()
-    prepare_environment(place, onednn=onednn)
-    return import_tensorflow(place, keras=keras)
+    return import_tensorflow(this_place(), keras=keras, onednn=onednn)
 
 
 def tensorflow_for(model):

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.functions import FILE
 from hpcdl.jobs.launch import with_version
+from hpcdl.jobs.script import FILE
 from hpcdl.site import load_site
 from hpcdl.system.resources import folder
 

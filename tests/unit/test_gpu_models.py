@@ -13,9 +13,8 @@ from hpcdl.cli.site import as_data, as_text
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.preflight import Expectation, Probe, notes
+from hpcdl.jobs.preflight import Expectation, Link, Probe, judge_links, notes
 from hpcdl.jobs.sweep import plan
-from hpcdl.jobs.transport import Link, judge_links
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings

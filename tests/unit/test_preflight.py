@@ -9,16 +9,21 @@ import pytest
 from hpcdl import facts
 from hpcdl.jobs.preflight import (
     Expectation,
+    Link,
+    NoLibrary,
     Probe,
     Problem,
     as_json_line,
+    exchange,
+    identity_name,
     judge,
+    judge_links,
     notes,
     probe,
+    read_links,
     read_probes,
     with_links,
 )
-from hpcdl.jobs.transport import Link, NoLibrary, exchange, identity_name, judge_links, read_links
 from hpcdl.system.errors import MissingPrerequisite
 
 EXPECTED = Expectation(

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.jobs import JobSpec, Module, environment, render_script
-from hpcdl.jobs.functions import FILE
-from hpcdl.jobs.script import ArrayOf
+from hpcdl.jobs.script import FILE, ArrayOf
 from hpcdl.jobs.spec import check_spec
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder

@@ -72,10 +72,11 @@ def test_arguments_arrive_byte_for_byte_in_their_task(site, tmp_path):
     nasty = ["plain", "a b", "$(touch x)", "`id`", "new\nline", "quo'te\"s", "-e", "ünïcode"]
     base = JobSpec("v100", program=("printf", "%s\\0"))
     (group,) = groups(plan(site, base, {"word": nasty, "gpus": ["1"]}))
-    script, arguments = render(site, group, Module(()), tmp_path / "s w", 0, 3)
+    file = tmp_path / "s w" / "array-000.args"
+    script, arguments = render(site, group, Module(()), file, 3)
     assert "--array=0-7%3" in script.directives
-    (tmp_path / "s w").mkdir()
-    (tmp_path / "s w" / "array-000.args").write_text(arguments)
+    file.parent.mkdir()
+    file.write_text(arguments)
     lines = [line.text for line in script.lines]
     read = "\n".join(one for one in lines if one.startswith(("point=", 'eval "point')))
     for task, word in enumerate(nasty):
@@ -91,7 +92,7 @@ def test_a_script_of_an_array_is_sound_bash(site, tmp_path):
     for launcher in ("horovod", "multiworker", "horovod-mpirun"):
         spec = JobSpec("v100", gpus=8, launcher=launcher, trusted_network=True)
         again = type(group)(spec, tuple(Point(p.id, p.values, spec) for p in group.points))
-        text = render(site, again, Module(()), tmp_path, 0, None)[0].text
+        text = render(site, again, Module(()), tmp_path / "array-000.args", None)[0].text
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 

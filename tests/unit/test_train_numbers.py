@@ -58,15 +58,14 @@ class Variable(SimpleNamespace):
 
 
 def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
-    def reduce(_, operation, sent):
+    def add(_, sent):
         kinds.append({value.dtype for value in map(np.asarray, sent)})
         return [np.asarray(value) + 1 for value in sent]
 
     kinds = []
-    monkeypatch.setattr(MultiWorker, "_reduce", reduce)
+    monkeypatch.setattr(MultiWorker, "_sum", add)
     monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
-    sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
-    monkeypatch.setattr(communicate, "tf", SimpleNamespace(cast=np.asarray, distribute=sums))
+    monkeypatch.setattr(communicate, "tf", SimpleNamespace(cast=np.asarray))
     weights = [Variable(value=value) for value in (np.float32(1), np.int64(2), np.float32(3))]
     MultiWorker(None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
     assert kinds == [{np.dtype(np.float32)}, {np.dtype(np.int64)}]

@@ -172,7 +172,7 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     for part in plan.rounds:
         anew = [RunStatus(point, MISSING) for point in part.points if not point.problem]
         loaded = _modules_of(part, modules)
-        for group, script, _ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
+        for group, script, *_ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
             partition = plan.site.partition(group.spec.partition)
             said = lint(script.text, name=f"{part.run.name}.sh", version=plan.site.slurm.version,
                         partition=partition)  # fmt: skip
