@@ -16,7 +16,7 @@ from spack.util.environment import EnvironmentModifications
 from spack.util.executable import Executable
 
 
-def _configure() -> None:
+def _configure():
     """Write what TensorFlow's configure.py makes of its environment, as far as CUDA goes."""
     names = ("HERMETIC_CUDA_VERSION", "HERMETIC_CUDNN_VERSION", "LOCAL_CUDA_PATH",
              "LOCAL_CUDNN_PATH", "LOCAL_NCCL_PATH",
@@ -29,7 +29,7 @@ def _configure() -> None:
         Path(name).touch()
 
 
-def main() -> None:
+def main():
     out, cuda, cudnn, nccl, compiler = sys.argv[1:]
     environment = spack.environment.active_environment()
     (spec,) = (one for one in environment.all_specs() if one.name == "py-tensorflow")

@@ -11,10 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +26,7 @@ _KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowLeft": (37, ""), "ArrowUp": 
 
 
 class Page:
-    def __init__(self, receive: int, send: int) -> None:
+    def __init__(self, receive, send):
         self._receive, self._send = receive, send
         self._left, self._count = b"", 0
         self.requests: list[str] = []
@@ -40,7 +37,7 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
 
-    def open(self, url: str) -> None:
+    def open(self, url):
         self._loaded = False
         self.requests.clear()
         self.call("Page.navigate", url=url)
@@ -50,12 +47,12 @@ class Page:
             self._take(self._message())
         self.settle()
 
-    def settle(self) -> None:
+    def settle(self):
         """Wait until what the page draws in its next frames is drawn."""
         self.do("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => "
                 "setTimeout(done, 0))))")  # fmt: skip
 
-    def do(self, script: str) -> Any:
+    def do(self, script):
         """The value of an expression in the page; promises are waited for."""
         said = self.call("Runtime.evaluate", expression=script, returnByValue=True,
                          awaitPromise=True, userGesture=True)  # fmt: skip
@@ -63,18 +60,18 @@ class Page:
             raise AssertionError(f"{script}: {said['exceptionDetails']}")
         return said["result"].get("value")
 
-    def size(self, width: int, height: int = 900, *, phone: bool = False) -> None:
+    def size(self, width, height=900, *, phone=False):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
                   deviceScaleFactor=2 if phone else 1, mobile=phone)  # fmt: skip
         self.settle()
 
-    def prefer(self, colours: str) -> None:
+    def prefer(self, colours):
         """What the person's system says of colours: light or dark."""
         feature = {"name": "prefers-color-scheme", "value": colours}
         self.call("Emulation.setEmulatedMedia", features=[feature])
         self.settle()
 
-    def press(self, *keys: str) -> None:
+    def press(self, *keys):
         for key in keys:
             code, text = _KEYS.get(key, (ord(key.upper()[0]), key))
             common = {"key": key, "windowsVirtualKeyCode": code}
@@ -82,14 +79,14 @@ class Page:
             self.call("Input.dispatchKeyEvent", type="keyUp", **common)
         self.settle()
 
-    def picture(self, path: Path, *, whole: bool = False) -> None:
+    def picture(self, path, *, whole=False):
         data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
 
-    def call(self, method: str, **values: Any) -> dict[str, Any]:
+    def call(self, method, **values):
         return self._call(method, self._session, **values)
 
-    def _call(self, method: str, session: str | None = None, **values: Any) -> dict[str, Any]:
+    def _call(self, method, session=None, **values):
         self._count += 1
         wanted = self._count
         message = {"id": wanted, "method": method, "params": values}
@@ -100,18 +97,18 @@ class Page:
             answer = self._message()
             if answer.get("id") == wanted:
                 assert "error" not in answer, f"{method}: {answer['error']}"
-                return answer["result"]  # type: ignore[no-any-return]
+                return answer["result"]
             self._take(answer)
 
-    def _message(self) -> dict[str, Any]:
+    def _message(self):
         while b"\0" not in self._left:
             data = os.read(self._receive, 1 << 20)
             assert data, "the browser went away"
             self._left += data
         text, _, self._left = self._left.partition(b"\0")
-        return json.loads(text)  # type: ignore[no-any-return]
+        return json.loads(text)
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event):
         name, values = event.get("method"), event.get("params", {})
         if name == "Page.loadEventFired":
             self._loaded = True
@@ -126,7 +123,7 @@ class Page:
 
 
 @contextmanager
-def chromium() -> Iterator[Page]:
+def chromium():
     """A browser with one tab; it ends with the block. Skips where there is none."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -22,12 +21,12 @@ pytest_plugins = [
 if find_spec("tensorflow") is None:
     sys.modules["tensorflow"] = ModuleType("tensorflow")
 
-_left_out: Counter[str] = Counter()
+_left_out = Counter()
 _TIERS = {"long": "make test-long", "matrix": "make test-matrix",
           "gpu_build": "make test-gpu-build"}  # fmt: skip
 
 
-def pytest_configure() -> None:
+def pytest_configure():
     """Heed signals, as programs do that a person starts.
 
     What runs in the background, or under nohup, ignores some, and so would all that tests start.
@@ -40,31 +39,31 @@ def pytest_configure() -> None:
             signal.signal(number, handler)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     """Thousands of tests live to the end: no need to look through them for garbage each time."""
     gc.freeze()
 
 
-def pytest_deselected(items: list[pytest.Item]) -> None:
+def pytest_deselected(items):
     for item in items:
         marks = [name for name in _TIERS if item.get_closest_marker(name)]
         _left_out[marks[0] if marks else "not asked for"] += 1
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session):
     """A worker of pytest-xdist hands its count on."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(_left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
+def pytest_testnodedown(node):
     """Each worker leaves out the same tests."""
     if not _left_out:
         _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter):
     for skipped in terminalreporter.stats.get("skipped", []):
         reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else ""
         _left_out[reason.removeprefix("Skipped: ")] += 1

@@ -5,14 +5,13 @@ Horovod's coordinator packs what all ranks have, and every chunk of a ring goes 
 once its sender has it and the link is free. With equal ranks and links both agree.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 from hpcdl.predict import overlap
-from hpcdl.predict.hardware import Link, Machine
+from hpcdl.predict.hardware import Link
 from hpcdl.predict.overlap import Gradient, lines, pack
-from hpcdl.predict.step import Constants, Profile, Training, predict_step
+from hpcdl.predict.step import predict_step
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Cluster:
     paces: tuple[float, ...] = (1.0,)
     slow_link: tuple[int, float] = (0, 1.0)
 
-    def hops(self, size: float) -> list[float]:
+    def hops(self, size):
         """Seconds of `size` bytes from every rank to the next one of the ring through all."""
         last = self.local - 1
         links = [self.outside if rank % self.local == last and self.nodes > 1 else self.inside
@@ -39,7 +38,7 @@ class Cluster:
         found[self.slow_link[0]] *= self.slow_link[1]
         return found
 
-    def seconds(self, size: float) -> float:
+    def seconds(self, size):
         """Seconds of an all-reduce of `size` bytes: 2(N-1) times every rank passes a chunk on."""
         ranks = self.nodes * self.local
         hops, done = self.hops(size / ranks), [0.0] * ranks
@@ -56,19 +55,17 @@ class Simulated:
     messages: tuple[tuple[float, float, float], ...]
 
     @property
-    def done(self) -> float:
+    def done(self):
         """When the last message was done."""
         return self.messages[-1][2] if self.messages else 0.0
 
     @property
-    def busy(self) -> float:
+    def busy(self):
         """Seconds during which there was a message."""
         return sum(end - start for _, start, end in self.messages)
 
 
-def simulate(
-    cluster: Cluster, ready: Sequence[Gradient], *, buffer_bytes: float, cycle: float
-) -> Simulated:
+def simulate(cluster, ready, *, buffer_bytes, cycle):
     """Play the communication of one back-propagation.
 
     `ready` are gradients in the order they become ready, with the fastest rank's times;
@@ -84,9 +81,7 @@ def simulate(
     return Simulated(tuple(messages))
 
 
-def both(
-    machine: Machine, training: Training, one: Profile, gpus: int, known: Constants
-) -> tuple[float, float]:
+def both(machine, training, one, gpus, known):
     """Seconds of a step of equal ranks and links, by the closed form and by the simulation."""
     known = replace(known, straggler=0.0, contention=0.0, exposed=1.0)
     nodes = max(1, gpus // machine.per_node)

@@ -128,14 +128,14 @@ SCENES = {
 }  # fmt: skip
 
 
-def taken(shell: Shell, page: str, command: str, status: int = 0) -> str:
+def taken(shell, page, command, status=0):
     """What a command prints, once it has ended as it should."""
     said, ended = shell(command)
     assert ended == status, f"{page}: $ {command}\nexits with status {ended}:\n{said}"
     return said
 
 
-def follow(shell: Shell, page: str, *, whole: bool) -> None:
+def follow(shell, page, *, whole):
     """Take a page's steps; 4711 in it is the newest job, whatever its number is."""
     scene = SCENES[page]
     first, names = dict(scene.first), {"4711": "...", **scene.names}
@@ -157,7 +157,7 @@ def follow(shell: Shell, page: str, *, whole: bool) -> None:
             names["4711"] = job[1]
 
 
-def newcomer(home: Path, env: Mapping[str, str], prefix: Path) -> Shell:
+def newcomer(home, env, prefix):
     """A shell of somebody whose home is new, and whose cluster has the releases of a prefix."""
     own, place = home / "embedded" / "prefix", home / "empty"
     for directory in (own, place):
@@ -173,7 +173,7 @@ def newcomer(home: Path, env: Mapping[str, str], prefix: Path) -> Shell:
     }, place)  # fmt: skip
 
 
-def main(pages: list[str]) -> None:
+def main(pages):
     """Take pages to their ends after `make demo`, and say how long each took."""
     prefix = data_home("embedded", "prefix")
     for page in pages:

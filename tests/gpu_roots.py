@@ -84,13 +84,11 @@ class Root:
     shared: tuple[Path, ...] = ()
 
     @property
-    def prefix(self) -> str:
+    def prefix(self):
         """Of its site; below the cache, so that the tree can share files with uv's."""
         return f"{cache()}/tests/nvcc/prefix-{self.suite}"
 
-    def run(
-        self, *argv: str, check: bool = True, seconds: float = 3600, **env: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv, check=True, seconds=3600, **env):
         """Run a command in it; its output, both parts apart.
 
         Raises:
@@ -110,18 +108,18 @@ class Root:
         assert not check or done.returncode == 0, f"{argv}\n{done.stdout[-3000:]}\n{done.stderr}"
         return done
 
-    def shell(self, script: str, *, check: bool = True, **env: str) -> str:
+    def shell(self, script, *, check=True, **env):
         """What a script prints, with bash and Lmod's `module`."""
         init = f". /usr/share/lmod/lmod/init/bash; {script}"
         return self.run("bash", "-c", init, check=check, **env).stdout
 
-    def hpcdl(self, *argv: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    def hpcdl(self, *argv, check=True, **env):
         """Run hpcdl in it, installed there as a site would."""
         named = {"HPCDL_SITE": "/etc/site.yaml", **env}
         return self.run(PYTHON, "-m", "hpcdl", *argv, check=check, **named)
 
 
-def root_of(suite: str, stack_gb: float = _STACK_GB) -> Root:
+def root_of(suite, stack_gb=_STACK_GB):
     """The root of a suite, made now where it is not there; the test is skipped where it cannot.
 
     `stack_gb` is the room that the test itself needs, in gigabytes.
@@ -140,7 +138,7 @@ def root_of(suite: str, stack_gb: float = _STACK_GB) -> Root:
     return root
 
 
-def install_hpcdl(root: Root) -> None:
+def install_hpcdl(root):
     """The checkout as it is now, into a virtual environment of the root."""
     copy = root.directory / "tmp" / "checkout"
     shutil.rmtree(copy, ignore_errors=True)
@@ -150,7 +148,7 @@ def install_hpcdl(root: Root) -> None:
     root.run(PYTHON, "-m", "pip", "install", "--quiet", "/tmp/checkout[records]", "uv")
 
 
-def write_site(root: Root, case: Case, more: str = "") -> None:
+def write_site(root, case, more=""):
     """Its site file, with the GPUs of a case and `more`; NVIDIA's agreements are accepted."""
     rows = (f"  {name}: " + PARTITION.format(model=model, driver=driver)
             for name, model, driver in case.gpus)  # fmt: skip
@@ -161,7 +159,7 @@ def write_site(root: Root, case: Case, more: str = "") -> None:
         root.hpcdl("stack", "accept-eula", agreement, "--by", "the tests")
 
 
-def _make(root: Root) -> None:
+def _make(root):
     """Let debootstrap and apt fill it; what the mirror lacks skips the test."""
     shutil.rmtree(root.directory)
     alone = ["unshare", *_ALONE, "--mount-proc"]

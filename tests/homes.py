@@ -7,7 +7,6 @@ belongs to: what a run that was killed has left, clusters included, the next run
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from os import getpid
@@ -22,7 +21,7 @@ _OWNER = "owner.json"
 
 
 @contextmanager
-def short_home(below: Path = Path("/tmp")) -> Iterator[Path]:
+def short_home(below=Path("/tmp")):
     """A folder that is removed at the end, and every cluster in it stopped."""
     for left in below.glob(f"{_PREFIX}*"):
         if _abandoned(left):
@@ -37,7 +36,7 @@ def short_home(below: Path = Path("/tmp")) -> Iterator[Path]:
         _clear(home)
 
 
-def _abandoned(home: Path) -> bool:
+def _abandoned(home):
     """Whether the process that made a home has ended; one that does not say is left alone."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((home / _OWNER).read_text())
@@ -45,7 +44,7 @@ def _abandoned(home: Path) -> bool:
     return False
 
 
-def _clear(home: Path) -> None:
+def _clear(home):
     for record in [*home.glob("*/cluster.json"), *home.glob("*/*/cluster.json"),
                    *home.glob("*/*/*/cluster.json")]:  # fmt: skip
         down(record.parent, purge=True)

@@ -1,7 +1,6 @@
 """An image of a few programs for container runtimes: a directory with Debian's static busybox."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,7 @@ _DIRECTORIES = ("bin", "dev", "etc", "proc", "sys", "tmp", "var/tmp", "home", "r
 _PROGRAMS = ("sh", "cat", "basename", "dirname", "head", "ls", "echo")
 
 
-def busybox_image(root: Path) -> Path:
+def busybox_image(root):
     """Make it; a skip where there is no busybox."""
     busybox = shutil.which("busybox")
     if busybox is None:

@@ -1,10 +1,7 @@
 """Simulated nights for the report's tests and its benchmark: seeds fixed, all of it made here."""
 
 import random
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any
 
 from hpcdl.regress.history import Result
 
@@ -16,7 +13,7 @@ MODELS = {"resnet50": 0.22, "inception3": 0.14, "vgg16": 0.16, "mlp": 9.0}
 _RATE, _DRIVER = "images_per_second", "580.95.05"
 
 
-def cases(partition: str) -> Iterator[tuple[str, float, int]]:
+def cases(partition):
     """Case, level in images/s and nodes of a partition's throughput checks."""
     nodes, gpus, speed = PARTITIONS[partition]
     for model, share in MODELS.items():
@@ -26,7 +23,7 @@ def cases(partition: str) -> Iterator[tuple[str, float, int]]:
             yield f"{model}-{count}x{ranks}-synthetic-fp32", level, count
 
 
-def simulated(nights: int = 365, *, seed: int = 7) -> Iterator[Result]:
+def simulated(nights=365, *, seed=7):
     """The results of nights up to END: 40 throughput series and 10 of single nodes' storage.
 
     resnet50 on p100 loses 5 % with the last release 12 nights ago; p100-05 is a slow node.
@@ -35,7 +32,7 @@ def simulated(nights: int = 365, *, seed: int = 7) -> Iterator[Result]:
     for night in range(nights):
         time = END - timedelta(days=nights - 1 - night)
         release = RELEASES[2] if nights - night <= 12 else RELEASES[min(1, night * 2 // nights)]
-        common: dict[str, Any] = {
+        common = {
             "run": f"{time:%Y%m%d-%H%M%S}-0000", "time": time.isoformat(timespec="seconds"),
             "release": release, "driver": _DRIVER, "unit": "images/s", "status": "PASS",
         }  # fmt: skip
@@ -45,10 +42,7 @@ def simulated(nights: int = 365, *, seed: int = 7) -> Iterator[Result]:
             yield from _storage(rng, partition, nights - night, common)
 
 
-def _throughput(
-    rng: random.Random, partition: str, case: str, level: float, count: int, left: int,
-    common: dict[str, Any],
-) -> Result:  # fmt: skip
+def _throughput(rng, partition, case, level, count, left, common):
     slow = 0.95 if partition == "p100" and case.startswith("resnet50-4x") and left <= 12 else 1.0
     value = level * slow * (1 + 0.012 * rng.gauss(0, 1))
     nodes = f"{partition}-01" if count == 1 else f"{partition}-[01-{count:02d}]"
@@ -61,9 +55,7 @@ def _throughput(
                   low=0.9 * level, queue_wait=30.0, restarts=0)  # fmt: skip
 
 
-def _storage(
-    rng: random.Random, partition: str, left: int, common: dict[str, Any]
-) -> Iterator[Result]:
+def _storage(rng, partition, left, common):
     nodes, _, speed = PARTITIONS[partition]
     for index, what in enumerate(("read-1m", "read-4k", "records", "decode", "copy")):
         level = speed * (1 + index)
@@ -75,7 +67,7 @@ def _storage(
                          nodes=f"{partition}-{node:02d}", job=node, low=0.8 * level)  # fmt: skip
 
 
-def verdicts(folder: Path, *, log_lines: int = 400) -> dict[str, Any]:
+def verdicts(folder, *, log_lines=400):
     """A run of the last night as verdicts.json holds it, with scripts and logs in a folder."""
     rng = random.Random(3)
     found = []
@@ -89,10 +81,7 @@ def verdicts(folder: Path, *, log_lines: int = 400) -> dict[str, Any]:
             "ok": False, "verdicts": found}  # fmt: skip
 
 
-def _verdict(
-    rng: random.Random, folder: Path, partition: str, case: str, level: float, count: int,
-    log_lines: int,
-) -> dict[str, Any]:  # fmt: skip
+def _verdict(rng, folder, partition, case, level, count, log_lines):
     slow = partition == "p100" and case.startswith("resnet50-4x")
     value = level * (0.87 if slow else 1 + 0.012 * rng.gauss(0, 1))
     files = {kind: folder / f"{partition}-{case}.{kind}" for kind in ("script", "log")}

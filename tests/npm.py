@@ -3,14 +3,13 @@
 import shutil
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from hpcdl.system.resources import cache
 
 
-def unpack(name: str, version: str, into: Path) -> Path:
+def unpack(name, version, into):
     """The package's files; where it cannot be had, the test is left out and counted."""
     plain = f"{name.replace('/', '-').lstrip('@')}-{version}"
     folder = cache() / "tests" / plain

@@ -2,8 +2,6 @@
 
 import io
 import struct
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -11,7 +9,7 @@ from PIL import Image
 from hpcdl.train.data.tfrecord import masked_crc32c
 
 
-def picture(height: int, width: int, kind: str = "JPEG", mode: str = "RGB") -> bytes:
+def picture(height, width, kind="JPEG", mode="RGB"):
     """A file of a random picture in large squares."""
     random = np.random.RandomState(height * 1000 + width)
     small = Image.fromarray(random.randint(0, 256, (4, 4, 3)).astype(np.uint8))
@@ -20,7 +18,7 @@ def picture(height: int, width: int, kind: str = "JPEG", mode: str = "RGB") -> b
     return file.getvalue()
 
 
-def example(image: bytes, label: int | None = 1) -> bytes:
+def example(image, label=1):
     """A serialized tf.train.Example in ImageNet's layout."""
     features = _entry(b"image/encoded", _field(1, _field(1, image)))
     if label is not None:
@@ -28,7 +26,7 @@ def example(image: bytes, label: int | None = 1) -> bytes:
     return _field(1, features)
 
 
-def write(path: Path, records: Sequence[bytes]) -> None:
+def write(path, records):
     with path.open("wb") as file:
         for record in records:
             head = struct.pack("<Q", len(record))
@@ -36,15 +34,15 @@ def write(path: Path, records: Sequence[bytes]) -> None:
             file.write(record + struct.pack("<I", masked_crc32c(record)))
 
 
-def _entry(name: bytes, feature: bytes) -> bytes:
+def _entry(name, feature):
     return _field(1, _field(1, name) + _field(2, feature))
 
 
-def _field(number: int, content: bytes) -> bytes:
+def _field(number, content):
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _varint(value: int) -> bytes:
+def _varint(value):
     low = []
     while value > 127:
         low.append(value & 127 | 128)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROBES = "tests/integration/test_reframe_releases.py"
 
 
-def python_with(release: str) -> Path:
+def python_with(release):
     """The Python of an environment with a release of ReFrame and what hpcdl itself needs."""
     place = ROOT / "build" / "reframe" / release
     python = place / "bin" / "python"

@@ -8,16 +8,12 @@ A block without any output is a list of commands to take: it says nothing of wha
 PAGE` prints a page's commands with their real output: what to paste after a change.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 
 _END = "--end-of-command--"
 
@@ -33,7 +29,7 @@ class Step:
     long: bool
 
 
-def steps(text: str) -> Iterator[Step]:
+def steps(text):
     """The commands of a page's `console` blocks, in their order."""
     for block in re.finditer(r"^ *```console\n(.*?)^ *```", text, re.M | re.S):
         line = text.count("\n", 0, block.start(1)) + 1
@@ -49,7 +45,7 @@ def steps(text: str) -> Iterator[Step]:
             line += part.count("\n")
 
 
-def _split(part: str) -> tuple[str, str]:
+def _split(part):
     """A command with the lines that continue it, and what it prints."""
     first, *rest = part.splitlines() or [""]
     more = list(takewhile(re.compile(r" *> ").match, rest))
@@ -57,7 +53,7 @@ def _split(part: str) -> tuple[str, str]:
     return command, "".join(f"{line}\n" for line in rest[len(more) :])
 
 
-def matches(expected: str | None, said: str) -> bool:
+def matches(expected, said):
     """Whether a text is the expected one, `...` being anything."""
     if expected is None:
         return True
@@ -72,7 +68,7 @@ def matches(expected: str | None, said: str) -> bool:
     return bool(re.fullmatch("".join(parts), "".join(f"{line}\n" for line in lines)))
 
 
-def _plain(line: str) -> str:
+def _plain(line):
     return " ".join(line.split())
 
 
@@ -82,24 +78,24 @@ class Shell:
     `within` is a command that runs it, as another user or in namespaces of its own.
     """
 
-    def __init__(self, env: Mapping[str, str], directory: Path, within: Sequence[str] = ()) -> None:
+    def __init__(self, env, directory, within=()):
         self._bash = subprocess.Popen(
             [*within, "bash", "--noprofile", "--norc"], env=dict(env), cwd=directory, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     @property
-    def pid(self) -> int:
+    def pid(self):
         return self._bash.pid
 
-    def __enter__(self) -> Shell:
+    def __enter__(self):
         return self
 
-    def __exit__(self, kind: type | None, fault: object, where: TracebackType | None) -> None:
+    def __exit__(self, kind, fault, where):
         self._bash.kill()
         self._bash.communicate()
 
-    def __call__(self, command: str) -> tuple[str, int]:
+    def __call__(self, command):
         assert self._bash.stdin is not None
         assert self._bash.stdout is not None
         ends = f"status=$?; echo; echo {_END} $status"
@@ -113,7 +109,7 @@ class Shell:
         raise AssertionError(f"the shell ended in: {command}\n{''.join(said)}")
 
 
-def show(page: Path, env: Mapping[str, str], directory: Path) -> None:
+def show(page, env, directory):
     """Print a page's commands with what they print now."""
     with Shell(env, directory) as shell:
         for step in steps(page.read_text()):

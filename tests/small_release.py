@@ -3,18 +3,17 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import Release
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.verify import Check, Proof, new_proof
+from hpcdl.stack.verify import Check, new_proof
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
 
 
-def small_site(prefix: Path, *, lmod: bool = False) -> Site:
+def small_site(prefix, *, lmod=False):
     """The embedded site with its software below `prefix`.
 
     Without `lmod` it is a site where Lmod is elsewhere: quick, for nothing asks Lmod then.
@@ -25,20 +24,14 @@ def small_site(prefix: Path, *, lmod: bool = False) -> Site:
     return dataclasses.replace(site, paths=paths)
 
 
-def mixed_site(prefix: Path) -> Site:
+def mixed_site(prefix):
     """A private site whose partitions have nodes with several GPU models."""
     site = load_site(Path(__file__).parent / "golden" / "mixed.yaml")
     paths = dataclasses.replace(site.paths, prefix=prefix)
     return dataclasses.replace(site, paths=paths, private=True)
 
 
-def make_release(
-    site: Site,
-    name: str,
-    version: str = "2.21.0",
-    created: str = "2026-01-01T00:00:00Z",
-    **changes: object,
-) -> Release:
+def make_release(site, name, version="2.21.0", created="2026-01-01T00:00:00Z", **changes):
     """A finished release `name` whose stack is one Python that does nothing but exist."""
     root = site.paths.prefix / "releases" / name
     versions = {"tensorflow": version, "horovod": "0.28.1", "mpi": "Open MPI 4.1.4",
@@ -59,22 +52,22 @@ def make_release(
     return record_release(release)
 
 
-def passing(site: Site, release: Release) -> Proof:
+def passing(site, release):
     """A gate that always opens."""
     return new_proof(release, "test", "here", [Check("always", True, "yes", 0.0)])
 
 
-def published(site: Site, name: str, **changes: Any) -> Release:
+def make_current(site, name, **changes):
     """A finished release that was published."""
     release = make_release(site, name, **changes)
     publish(site, name, passing, say=silent)
     return release
 
 
-def failing(site: Site, release: Release) -> Proof:
+def failing(site, release):
     """A gate that never opens."""
     return new_proof(release, "test", "here", [Check("never", False, "the ops differ", 0.0)])
 
 
-def silent(what: str) -> None:
+def silent(what):
     """A listener to progress that says nothing."""

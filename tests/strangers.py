@@ -3,7 +3,6 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as a s
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
+def shared():
     """A directory where everybody may write, sticky as /tmp is."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         place = Path(name)
@@ -21,6 +20,6 @@ def shared() -> Iterator[Path]:
         yield place
 
 
-def stranger(command: str, place: Path) -> None:
+def stranger(command, place):
     """Run a shell command there as another real user."""
     subprocess.run(["sh", "-c", command], cwd=place, user=STRANGER, group="nogroup", check=True)

@@ -1,13 +1,12 @@
 """The Trace Event Format, which Perfetto and chrome://tracing read, as far as we use it."""
 
 from collections import defaultdict
-from typing import Any
 
 _ROUNDING = 0.01
 """Microseconds by which neighbours may overlap: their times are rounded."""
 
 
-def faults(document: dict[str, Any]) -> list[str]:
+def faults(document):
     """What is wrong with a trace: wrong fields, or blocks of one row that overlap in part.
 
     "Trace Event Format": complete events (X) need ts and dur in microseconds, pid and tid; metadata
@@ -26,7 +25,7 @@ def faults(document: dict[str, Any]) -> list[str]:
     return found
 
 
-def _wrong(event: dict[str, Any]) -> str:
+def _wrong(event):
     if type(event.get("pid")) is not int or not isinstance(event.get("name"), str):
         return "pid or name"
     if event.get("ph") == "M":
@@ -41,7 +40,7 @@ def _wrong(event: dict[str, Any]) -> str:
     return ""
 
 
-def _partial_overlaps(row: list[dict[str, Any]]) -> list[str]:
+def _partial_overlaps(row):
     found, open_ends = [], list[float]()
     for event in sorted(row, key=lambda e: (e["ts"], -e["dur"])):
         end = event["ts"] + event["dur"]

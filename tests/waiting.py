@@ -1,13 +1,9 @@
 """Waiting for what happens elsewhere, as long as it takes on a slow machine."""
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
-
-_T = TypeVar("_T")
 
 
-def wait_for(what: Callable[[], _T], seconds: float = 90) -> _T:
+def wait_for(what, seconds=90):
     """What `what` gives, once it gives something that counts as true."""
     deadline = time.monotonic() + seconds
     while not (found := what()):

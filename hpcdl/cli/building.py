@@ -100,7 +100,7 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
     if args.jobs or args.unsigned or args.time_limit:
         raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
     plans, none = plan_stack(
-        site, args.name, partition=args.partition, horovod=not args.without_horovod
+        site, args.name, partition=args.partition, without_horovod=args.without_horovod
     )
     if args.dry_run:
         return _would_build(plans, args, none)

@@ -180,10 +180,10 @@ def _would_sweep(
     arrays = preview(site, folder, found, modules, args.running, args.retry_failed)
     if args.json:
         scripts = [{"points": [point.id for point in group.points], "script": script.text}
-                   for group, script, _ in arrays]  # fmt: skip
+                   for group, script, *_ in arrays]  # fmt: skip
         print_json({"directory": folder, "points": _rows(found), "arrays": scripts})
     else:
-        for group, script, _ in arrays:
+        for group, script, *_ in arrays:
             print(f"# would submit an array of {len(group.points)}:\n{script.text}")
         print(f"# {folder.name}: {summary(found)}")
         _name_impossible(found)

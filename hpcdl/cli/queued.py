@@ -171,7 +171,7 @@ def report(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     submission = require_this_cluster(_found(site, args.job))
-    snapshot, said = look(submission), asked(submission)
+    snapshot, said = look(submission), asked(submission.folder)
     partition = site.partitions.get(str(said.get("partition")))
     cpus = partition.cpus if partition else None
     report = summarize(snapshot, result_of(submission), said, usage(snapshot.job_id), cpus)
@@ -218,7 +218,7 @@ def usage(args: argparse.Namespace) -> ExitCode:
 
     def module(job_id: int) -> str:
         try:
-            return " ".join(map(str, asked(find(site, str(job_id))).get("modules") or ()))
+            return " ".join(map(str, asked(find(site, str(job_id)).folder).get("modules") or ()))
         except BadInput:  # hpcdl did not submit it
             return ""
 

@@ -225,8 +225,7 @@ def _named(site: Site, release_id: str | None) -> Release:
 
 
 def _sbom(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.components import components
-    from hpcdl.stack.findings import ARCHIVE, dated, findings, osv_file
+    from hpcdl.stack.findings import ARCHIVE, components, dated, findings, osv_file
     from hpcdl.stack.sbom import write_sboms
 
     site = the_site(args)

@@ -10,11 +10,4 @@ from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.state import environment, read_state, shell_exports
 from hpcdl.cluster.teardown import down
 
-__all__ = [
-    "ClusterState",
-    "down",
-    "environment",
-    "read_state",
-    "shell_exports",
-    "up",
-]
+__all__ = ["ClusterState", "down", "environment", "read_state", "shell_exports", "up"]

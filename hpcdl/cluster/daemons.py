@@ -63,21 +63,18 @@ class Daemon:
 def munged(state: ClusterState) -> Daemon:
     """Munge with a key and a socket of the cluster's own."""
     place = state.directory / "run"
+    closed = any(not one.stat().st_mode & stat.S_IXOTH for one in (place, *place.parents))
     return Daemon(
         "munged",
         (
             *command(state, "munged"), "--foreground", "--num-threads=2",
             # It wants its socket to be there for all, and takes a private one by force only. Where
             # others can reach it, its own checks of owners and modes are kept.
-            *(["--force"] if any(map(_is_closed, (place, *place.parents))) else []),
+            *(["--force"] if closed else []),
             f"--socket={place}/munge.sock", f"--pid-file={place}/munged.pid",
             f"--seed-file={place}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
         ),
     )  # fmt: skip
-
-
-def _is_closed(place: Path) -> bool:
-    return not place.stat().st_mode & stat.S_IXOTH
 
 
 def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:

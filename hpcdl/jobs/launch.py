@@ -18,7 +18,8 @@ from hpcdl import facts
 from hpcdl.jobs import quote
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec, is_train
-from hpcdl.site import Partition, Site, SlurmDialect
+from hpcdl.site import Partition, Site
+from hpcdl.site.model import SlurmDialect
 from hpcdl.slurm.rules import Release, known_release, mpi_plugins, span
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cached

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     rows = []
     for one, submitted in found:
         now = look(one, records)
-        row = _listed(now.job_id, now.state, now.description, submitted, one.folder, asked(one))
-        rows.append(replace(row, cancelled_by=now.cancelled_by))
+        rows.append(_listed(now.job_id, now.state, now.description, submitted, one.folder,
+                            asked(one.folder), now.cancelled_by))  # fmt: skip
     tasks: dict[int | None, list[JobRecord]] = {}
     for record in known:
         tasks.setdefault(record.array_job, []).append(record)
@@ -162,11 +162,11 @@ def _unsettled(one: Unsettled) -> Listed:
 
 def _listed(
     job_id: int | None, state: str, description: str, since: float, folder: Path,
-    said: Mapping[str, Any],
+    said: Mapping[str, Any], cancelled_by: str = "",
 ) -> Listed:  # fmt: skip
     name, partition = (said.get(key) or "" for key in ("name", "partition"))
     age = max(0.0, time.time() - since)
-    return Listed(job_id, name, partition, state, description, age, folder)
+    return Listed(job_id, name, partition, state, description, age, folder, cancelled_by)
 
 
 def as_text(rows: Sequence[Listed]) -> str:

@@ -3,10 +3,17 @@
 The template (templates/sbatch/job.sh.j2) is the script; this module only works out its
 values. Reasons ride behind their lines on a separator that no value can contain, because
 `quote.word` writes control characters as escapes.
+
+What every job script does are functions, templates/sbatch/job-1.sh. A stack build puts that file
+into its release, where it is sealed and never changes; a script of this release sources it by its
+absolute path. A release that lacks it, or has another text, gives scripts with the functions they
+call in themselves, so that either form does the same.
 """
 
 from __future__ import annotations
 
+import re
+import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.jobs import environment, functions, launch, quote
+from hpcdl.jobs import environment, launch, quote
 from hpcdl.jobs.layout import Layout, plan_on, selection
 from hpcdl.jobs.sbatch_options import directives
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec, is_train
@@ -23,7 +30,7 @@ from hpcdl.slurm.rules import as_release, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cache as cache_folder
-from hpcdl.system.resources import templates
+from hpcdl.system.resources import folder, templates
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import make_private
 
@@ -34,6 +41,10 @@ _OF_CLUSTER = "$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 _MARK = "\x1f"
 _FUNCTIONS = "\x1e"
 _GRACE_SECONDS = 60
+FILE = "job-1.sh"
+INSTALLED = Path("share", "hpcdl", FILE)
+_FUNCTION = re.compile(r"(?:^#.*\n)*^(\w+)\(\) \{\n(?s:.*?)^\}\n", re.M)
+_REASON = re.compile(r"\s*#  (.*?)(?:  \[([a-z0-9 -]+)\])?")
 
 
 class Line(NamedTuple):
@@ -130,7 +141,7 @@ def render_script(
     if module.functions is None:  # a line stands for them
         at = lines.index(Line(_FUNCTIONS))
         body = "\n".join(line.text for line in lines[at + 1 :])
-        lines[at : at + 1] = (Line(*one) for one in functions.lines(body))
+        lines[at : at + 1] = _function_lines(body)
     return Script(tuple(lines), layout, site.slurm.version)
 
 
@@ -189,7 +200,6 @@ def _values(
         "kept": launch.own_variables(slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
         "cpus_note": launch.steps(slurm, "cpus_per_task")[0]["note"],
-        "once_per_node": _once_per_node(layout),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
@@ -212,18 +222,6 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
         "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
         "workers": min(16, max(2, layout.cpus_per_task)),
     }
-
-
-def _once_per_node(layout: Layout) -> tuple[str, ...]:
-    """Options of srun for a step that runs once on every node of the job."""
-    return (
-        f"--nodes={layout.nodes}",
-        f"--ntasks={layout.nodes}",
-        "--ntasks-per-node=1",
-        "--mpi=none",
-        f"--cpus-per-task={layout.cpus_per_task}",
-        "--kill-on-bad-exit=1",
-    )
 
 
 def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -> dict[str, object]:
@@ -257,7 +255,7 @@ def _is_train(program: tuple[str, ...]) -> bool:
 def _preflight(
     partition: Partition, spec: JobSpec, layout: Layout, module: Module
 ) -> tuple[list[str], list[str]] | None:
-    """Options of `hpcdl preflight probe` and `judge`; None where the user wants none."""
+    """Further options of `hpcdl preflight probe` and `judge`; None where the user wants none."""
     if not spec.preflight:
         return None
     scratch = partition.scratch.path if partition.scratch else ""
@@ -267,16 +265,8 @@ def _preflight(
     if partition.gpu and layout.world_size > 1:
         wanted = [f"--fabric={partition.interconnect.fabric}"]
         wanted += ["--nvlink"] if partition.gpu.nvlink else []
-    expected = [
-        f"--world={layout.world_size}",
-        f"--tasks-per-node={layout.tasks_per_node}",
-        f"--cpus-per-task={layout.cpus_per_task}",
-        f"--gpus-per-node={layout.gpus_per_node}",
-        *([f"--release={module.release}"] if module.release else []),
-        *wanted,
-        *looks,
-    ]
-    return [*looks, *(["--transport=."] if wanted else [])], expected
+    release = [f"--release={module.release}"] if module.release else []
+    return [*looks, *(["--transport=."] if wanted else [])], [*release, *wanted, *looks]
 
 
 def _file(path: str, pattern: str = "") -> str:
@@ -322,3 +312,55 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
 def default_job_dir(site: Site, name: str, stamp: str) -> Path:
     """Where a submitted job keeps its files."""
     return site.paths.work / "jobs" / f"{name}-{stamp}"
+
+
+# ---- the functions ----
+
+
+def installed(stack: Path) -> Path | None:
+    """The functions of a release, where scripts written here mean the same by them."""
+    path = stack / INSTALLED
+    try:
+        mode = path.lstat().st_mode
+        closed = stat.S_ISREG(mode) and not mode & (stat.S_IWGRP | stat.S_IWOTH)
+        return path if closed and path.read_bytes() == _functions().read_bytes() else None
+    except OSError:
+        return None
+
+
+def _function_lines(script: str) -> list[Line]:
+    """The lines written into a script for the functions that it calls, reasons before them."""
+    found = []
+    reason = rules = ""
+    for line in called(script).splitlines():
+        if match := _REASON.fullmatch(line):
+            reason, rules = match.group(1), match.group(2) or ""
+        else:
+            found.append(Line(line, reason, rules))
+            reason = rules = ""
+    return found
+
+
+def called(script: str) -> str:
+    """What is done at once, behind the functions that a script calls and those that these call."""
+    known, rest = _parts()
+    wanted: set[str] = set()
+    waiting = [script, rest]
+    while waiting:
+        text = waiting.pop()
+        found = {name for name in known if re.search(rf"(?<![\w-]){name}\b", text)} - wanted
+        wanted |= found
+        waiting += [known[name] for name in found]
+    return "\n".join([*(text for name, text in known.items() if name in wanted), rest])
+
+
+@cache
+def _parts() -> tuple[dict[str, str], str]:
+    """The functions by name, with the comments above them, and what stands behind all of them."""
+    text = _functions().read_text(encoding="utf-8")
+    found = list(_FUNCTION.finditer(text))
+    return {one[1]: one[0] for one in found}, text[found[-1].end() :].lstrip("\n")
+
+
+def _functions() -> Path:
+    return folder("templates") / "sbatch" / FILE

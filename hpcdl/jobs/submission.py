@@ -116,7 +116,7 @@ def submit(
             _check_free(folder, files)
             stack.enter_context(locked(folder / _LOCK))
             _check_free(folder, files)
-        said = _said(folder) if begun else record
+        said = asked(folder) if begun else record
         known = _known(folder, (folder / JOB.name).stat().st_mtime) if begun else {}
         try:
             if not begun:
@@ -148,18 +148,12 @@ def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | No
         with ExitStack() as held, suppress(LockBusy):
             if (place / JOB.name).exists():
                 held.enter_context(locked(place / _LOCK, wait_seconds=0))
-                said = _said(place) if link.is_symlink() else {}
+                said = asked(place) if link.is_symlink() else {}
                 same = all(said.get(key) == record[key] for key in ("request", "site"))
                 if same and said.get("tokens"):
                     stack.push(held.pop_all())
                     return place
     return None
-
-
-def _said(folder: Path) -> dict[str, Any]:
-    """What the job.json of a directory says; empty where it cannot be read."""
-    record = JOB.find(folder / JOB.name)
-    return record.values if record else {}
 
 
 def _write(site: Site, folder: Path, files: Mapping[str, bytes], record: Mapping[str, Any]) -> None:
@@ -191,7 +185,7 @@ def _queue(site: Site, folder: Path, said: Mapping[str, Any], known: dict[str, i
 
 def _known(folder: Path, since: float | None = None) -> dict[str, int]:
     """The jobs of a directory's tokens, as `locate` finds them, where job.json has no ids."""
-    said = _said(folder)
+    said = asked(folder)
     tokens = said.get("tokens", ()) if said.get("job_id") is None else ()
     return locate({token: [folder] for token in tokens}, since)
 
@@ -244,7 +238,7 @@ def settle(site: Site) -> tuple[Unsettled, ...]:
 
 
 def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
-    said = _said(folder)
+    said = asked(folder)
     if not said.get("tokens") or said.get("job_id") is not None:
         if said.get("job_id"):  # stopped at its last step
             _confirm(site, folder, said, said["chain"] or [said["job_id"]])
@@ -322,7 +316,7 @@ def _indexed(site: Site, job: str) -> Path:
 def require_this_cluster(one: Submission) -> Submission:
     """The submission itself; BadInput where Slurm's job of its id would be another cluster's."""
     here = embedded_cluster()
-    if asked(one).get("cluster", here) != here:
+    if asked(one.folder).get("cluster", here) != here:
         raise of_another_cluster(one)
     return one
 
@@ -339,9 +333,9 @@ def is_indexed(site: Site, one: Submission) -> bool:
     return _indexed(site, str(one.job_id)).resolve() == one.folder.resolve()
 
 
-def asked(submission: Submission) -> dict[str, Any]:
-    """What was asked and decided: the job's job.json; empty where it cannot be read."""
-    return _said(submission.folder)
+def asked(folder: Path) -> dict[str, Any]:
+    """What was asked and decided: a directory's job.json; empty where it cannot be read."""
+    return JOB.find(folder) or {}
 
 
 def release_of(script: str) -> str | None:
@@ -349,7 +343,7 @@ def release_of(script: str) -> str | None:
 
     The record lies beside the script; others may write to the index.
     """
-    return (_said(Path(script).parent).get("release") or None) if script else None
+    return (asked(Path(script).parent).get("release") or None) if script else None
 
 
 def index(site: Site) -> Path:

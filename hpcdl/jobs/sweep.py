@@ -132,13 +132,13 @@ def groups(points: Sequence[Point], tasks: int = TASKS_PER_ARRAY) -> tuple[Group
 
 
 def render(
-    site: Site, group: Group, module: Module, folder: Path, number: int, running: int | None
+    site: Site, group: Group, module: Module, arguments: Path, running: int | None
 ) -> tuple[Script, str]:
-    """The script of a group, and its file of arguments: a line of quoted arguments per task.
+    """The script of a group, and what its file of arguments holds: quoted ones, a line per task.
 
     The first argument of a line is the point's directory, the rest its program.
     """
-    arguments = folder / f"array-{number:03d}.args"
+    folder = arguments.parent
     lines = [
         quote.quote_argv((str(point_folder(folder, point)), *step_command(point.spec.program)))
         for point in group.points

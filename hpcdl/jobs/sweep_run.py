@@ -193,19 +193,17 @@ def _settled(folder: Path, manifest: Manifest) -> Manifest:
 def preview(
     site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None,
     retry: bool = True,
-) -> list[tuple[Group, Script, str]]:  # fmt: skip
-    """The scripts and arguments that `submit` would write for points of this status."""
+) -> list[tuple[Group, Script, Path, str]]:  # fmt: skip
+    """The scripts that `submit` would write for points of this status, and files of arguments."""
     wanted = {MISSING, FAILED} if retry else {MISSING}
     missing = sweep.groups([one.point for one in found if one.state in wanted])
     dealt = zip(missing, sweep.shares(len(missing), running), strict=True)
-    return [
-        (group, *sweep.render(site, group, modules[group.spec.partition], folder, number, share))
-        for number, (group, share) in enumerate(dealt, start=_next_number(folder))
-    ]
-
-
-def _next_number(folder: Path) -> int:
-    return len(list(folder.glob("array-*.sh")))
+    arrays = []
+    for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):
+        file = folder / f"array-{number:03d}.args"
+        script, text = sweep.render(site, group, modules[group.spec.partition], file, share)
+        arrays.append((group, script, file, text))
+    return arrays
 
 
 def summary(found: Sequence[RunStatus]) -> str:
@@ -250,13 +248,12 @@ def _prepare(
     """Write the scripts of what is missing, and the arguments of their tasks."""
     files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []
-    scripts = preview(site, folder, found, modules, running, retry)
-    for number, (group, script, arguments) in enumerate(scripts, start=_next_number(folder)):
-        path = folder / f"array-{number:03d}.sh"
-        files.clear_leftovers(path, path.with_suffix(".args"))
+    for group, script, file, text in preview(site, folder, found, modules, running, retry):
+        path = file.with_suffix(".sh")
+        files.clear_leftovers(path, file)
         for point in group.points:
             files.make_directory(point_folder(folder, point))
-        files.write_atomic(path.with_suffix(".args"), arguments)
+        files.write_atomic(file, text)
         environment.keep(path.with_suffix(f".{environment.NAME}"), group.spec.environment)
         files.write_atomic(path, script.text, mode=0o755)
         prepared.append((group, path))

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
-from hpcdl.results.records import PROGRESS, RESULT, Format, at
+from hpcdl.results.records import PROGRESS, RESULT, at
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, Stopped
@@ -160,7 +160,7 @@ def describe(state: str, reason: str = "", nodes: str = "", code: int = 0) -> st
 
 def result_of(submission: Submission) -> dict[str, Any] | None:
     """The job's result.json, None where it wrote none."""
-    return found_in(submission.folder, RESULT)
+    return RESULT.find(submission.folder)
 
 
 def _forgotten(submission: Submission) -> Snapshot:
@@ -190,7 +190,7 @@ def _snapshot(record: JobRecord | None, submission: Submission) -> Snapshot:
         exit_code=record.exit_code,
         nodes=record.nodes,
         restarts=record.restarts,
-        progress=found_in(submission.folder, PROGRESS),
+        progress=PROGRESS.find(submission.folder),
         cancelled_by=who,
     )
 
@@ -202,9 +202,3 @@ def exit_code(path: Path) -> int | None:
     except (BadInput, ValueError):
         return None
     return int(text) if re.fullmatch("[0-9]{1,3}", text) else None
-
-
-def found_in(folder: Path, kind: Format) -> dict[str, Any] | None:
-    """What a job's file says, None where there is none that can be read."""
-    record = kind.find(folder / kind.name)
-    return record.values if record else None

@@ -20,7 +20,7 @@ import numpy as np
 from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
 from hpcdl.system.errors import HpcdlError
-from hpcdl.train.startup import RankPlace, StartupClock, import_tensorflow, prepare_environment
+from hpcdl.train.startup import RankPlace, StartupClock, import_tensorflow
 
 if TYPE_CHECKING:
     from hpcdl.train.communicate import Communicator
@@ -76,8 +76,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
-    prepare_environment(place, onednn=False)
-    import_tensorflow(place, keras=False)
+    import_tensorflow(place)
     from hpcdl.train.strategies import join_ranks
 
     ranks = join_ranks(args.strategy, place, StartupClock(), keras=False)

@@ -19,7 +19,7 @@ import numpy as np
 
 from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
-from hpcdl.train.startup import RankPlace, import_tensorflow, prepare_environment
+from hpcdl.train.startup import RankPlace, import_tensorflow
 
 WARMUP = 3
 _GIGA, _MEGA = 1e9, 1_000_000
@@ -36,8 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
-    prepare_environment(place, onednn=False)
-    tf = import_tensorflow(place, keras=False)
+    tf = import_tensorflow(place)
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:  # all of them, not this rank's alone
         tf.config.experimental.set_memory_growth(gpu, True)

@@ -22,8 +22,7 @@ def main() -> int:
 
 def _run(place: startup.RankPlace) -> None:
     clock = startup.StartupClock()
-    startup.prepare_environment(place, onednn=False)
-    tf = startup.import_tensorflow(place, keras=False)
+    tf = startup.import_tensorflow(place)
     clock.mark("tensorflow")
     horovod = startup.import_horovod(keras=False)
     clock.mark("horovod")

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 from hpcdl.regress.drift import Night
 from hpcdl.regress.identity import Series
 from hpcdl.site import Site
+from hpcdl.system import files
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import LockBusy, explain_os_errors, make_directory
-from hpcdl.system.locking import SHARED, file_system, lock_holder, locks_hold
 from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, user_of
 
@@ -301,14 +300,14 @@ def _no_history(path: Path) -> BadInput:
 
 def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
     """Raise MissingPrerequisite where the file system of the path has no trustworthy locks."""
-    kind = file_system(path, mounts)
+    kind = files.file_system(path, mounts)
     hint = f"choose a local disk: --history FILE or {VARIABLE}"
-    if kind in SHARED:
+    if kind in files.OF_NETWORKS:
         said = f"{path} lies on {kind}, whose locks SQLite cannot rely on"
         raise MissingPrerequisite(said, hint=hint)
-    with explain_os_errors(path):
-        make_directory(path.parent)
-        if not locks_hold(path.parent):
+    with files.explain_os_errors(path):
+        files.make_directory(path.parent)
+        if not files.locks_hold(path.parent):
             where = f"{path} ({kind})" if kind else str(path)
             said = f"locks do not hold on the file system of {where}"
             raise MissingPrerequisite(said, hint=hint)
@@ -320,7 +319,7 @@ def _make_private(path: Path) -> None:
         raise BadInput(f"the history {path} is a directory", hint="name a file")
     require_no_stranger(path.parent)
     require_no_stranger(path)
-    with explain_os_errors(path):
+    with files.explain_os_errors(path):
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         if path.stat().st_uid == os.getuid():
@@ -361,14 +360,14 @@ def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPr
     )
 
 
-def _busy(path: Path) -> LockBusy:
-    holder = lock_holder(path) or 0
+def _busy(path: Path) -> files.LockBusy:
+    holder = files.lock_holder(path) or 0
     who = "another process"
     with suppress(OSError):
         user = user_of(Path(f"/proc/{holder}").stat().st_uid)
         command = Path(f"/proc/{holder}/comm").read_text(errors="replace").strip()
         who = f"pid {holder} of {user} ({command})"
-    return LockBusy(
+    return files.LockBusy(
         f"the history {path} was in use for {_WAIT_SECONDS:.0f} s, by {who}",
         hint="nothing was added; wait until it ends, or end it, then run the same command again",
     )

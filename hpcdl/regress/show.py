@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcdl.jobs.watch import Snapshot, as_line, describe, found_in
+from hpcdl.jobs.watch import Snapshot, as_line, describe
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.gate import ENDED_DAYS
 from hpcdl.regress.history import History
@@ -58,7 +58,7 @@ def _snapshot(event: JobEvent) -> Snapshot:
     if event.state == "SUBMITTED":
         text = "it is handed to Slurm"
     return Snapshot(event.job, event.state, text, 0, event.nodes, event.restarts,
-                    found_in(event.directory, PROGRESS))  # fmt: skip
+                    PROGRESS.find(event.directory))  # fmt: skip
 
 
 def _rows(verdict: Verdict) -> list[list[str]]:

@@ -90,10 +90,10 @@ class Format:
         except (ValueError, RecursionError) as fault:
             raise BadInput(f"{path} is no {self.name}: too deep, or too large a number") from fault
 
-    def find(self, path: Path) -> Record | None:
-        """What a file says, None where it cannot be read."""
+    def find(self, folder: Path) -> Values | None:
+        """What the file of a directory says, None where it cannot be read."""
         with suppress(BadInput):
-            return self.read(path)
+            return self.read(folder / self.name).values
         return None
 
     def of(self, value: Any, path: Path = Path(), *, halves: bool = False) -> Record:

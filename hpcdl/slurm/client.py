@@ -256,17 +256,11 @@ def _all_records(kind: str) -> list[str]:
     return found
 
 
-def daemon_starts(hostlist: str) -> dict[str, str]:
-    """When slurmd of each of these nodes last started, as Slurm's text; by node."""
-    return _by_node(hostlist, "SlurmdStartTime")
+def of_nodes(field: str, hostlist: str) -> dict[str, str]:
+    """A field of each of these nodes, as Slurm's text; by node.
 
-
-def node_states(hostlist: str) -> dict[str, str]:
-    """The state of each of these nodes, as Slurm's text (`DOWN*`, `IDLE+DRAIN`); by node."""
-    return _by_node(hostlist, "State")
-
-
-def _by_node(hostlist: str, field: str) -> dict[str, str]:
+    Such as `State` (`DOWN*`, `IDLE+DRAIN`), and `SlurmdStartTime`, when slurmd last started.
+    """
     text = ask(["scontrol", "show", "node", "-o", hostlist]).stdout if hostlist else ""
     found = [parse.pairs(line) for line in text.splitlines() if line.startswith("NodeName=")]
     return {node["NodeName"]: node.get(field, "") for node in found}

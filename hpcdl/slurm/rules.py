@@ -138,7 +138,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 def rule(rule_id: str) -> Rule:
     """The rule of an id; of an unknown one, `BadInput` names the nearest."""
-    rules = _by_id()
+    rules = {one.id: one for one in all_rules()}
     if rule_id not in rules:
         raise BadInput(f"there is no rule '{rule_id[:60]}'", hint=did_you_mean(rule_id, rules))
     return rules[rule_id]
@@ -159,11 +159,6 @@ def as_release(version: str | Release) -> Release:
 def span(row: Mapping[str, Any]) -> Span:
     """The span of a row of data with `since` and `until`."""
     return Span(_bound(row.get("since")), _bound(row.get("until")))
-
-
-@cache
-def _by_id() -> dict[str, Rule]:
-    return {one.id: one for one in all_rules()}
 
 
 def _rule(row: dict[str, Any]) -> Rule:

@@ -16,25 +16,14 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack import install
-from hpcdl.stack.horovod import (
-    Toolchain,
-    build_horovod,
-    built_with,
-    find_horovod,
-    find_toolchain,
-    horovod_folder,
-    modules_behind,
-    mpi_version,
-)
+from hpcdl.stack import horovod, install, wheelhouse
 from hpcdl.stack.install import build_slot, new_tree, require_space
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve import groups
 from hpcdl.stack.seal import record_release, sha256
-from hpcdl.stack.sources import own_digest, own_wheel, with_own
-from hpcdl.stack.wheelhouse import Say, Wheelhouse, fetch, find_wheelhouse, new_log, wheels_cache
+from hpcdl.stack.wheelhouse import Say, Wheelhouse
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.system.run import module_argv, run
@@ -73,17 +62,17 @@ class BuildPlan:
         """What names the build of Horovod in the cache; empty without Horovod."""
         if self.recipe.horovod is None:
             return ""
-        return horovod_folder(self.recipe, self.python, self.mpi).name
+        return horovod.horovod_folder(self.recipe, self.python, self.mpi).name
 
     @property
     def needs_compilers(self) -> bool:
         """Whether Horovod has to be compiled."""
         with_it = self.recipe.horovod is not None
-        return with_it and find_horovod(self.recipe, self.python, self.mpi) is None
+        return with_it and horovod.find_horovod(self.recipe, self.python, self.mpi) is None
 
-    def toolchain(self) -> Toolchain:
-        """The compilers of this machine for it; see `find_toolchain`."""
-        return find_toolchain(self.site, self.request, self.recipe)
+    def toolchain(self) -> horovod.Toolchain:
+        """The compilers of this machine for it; see `horovod.find_toolchain`."""
+        return horovod.find_toolchain(self.site, self.request, self.recipe)
 
     @property
     def exists(self) -> bool:
@@ -130,7 +119,7 @@ class BuildPlan:
             needs = {releases_folder(self.site): install.unpacked_gb(wheels)}
         else:  # uv unpacks them to copy them
             unpacked = recipe.tree_gb if install.find_uv() else 0.0
-            needs = {wheels_cache(): recipe.fetch_gb + unpacked, **needs}
+            needs = {wheelhouse.wheels_cache(): recipe.fetch_gb + unpacked, **needs}
         require_space(needs, only_look=only_look)
 
     def as_data(self) -> dict[str, Any]:
@@ -203,21 +192,22 @@ class Blocked:
 
 
 def plan_stack(
-    site: Site, name: str | None = None, *, partition: str | None = None, horovod: bool = True
-) -> tuple[tuple[BuildPlan, ...], tuple[Blocked, ...]]:
+    site: Site, name: str | None = None, *, partition: str | None = None,
+    without_horovod: bool = False,
+) -> tuple[tuple[BuildPlan, ...], tuple[Blocked, ...]]:  # fmt: skip
     """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
 
-    `partition` asks for its build only; `horovod` False leaves that out, whatever the site says.
+    `partition` asks for its build only; `without_horovod` leaves that out, whatever the site says.
     """
     request = replace(find_request(site, name), backend="venv")
-    request = replace(request, horovod=request.horovod and horovod)
+    request = replace(request, horovod=request.horovod and not without_horovod)
     site = replace(site, stacks={**site.stacks, request.name: request})
     found = groups(site, request)
     wanted = [one for one in found if partition is None or site.partition(partition).name in one]
     if not wanted:
         raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
-    mpi = mpi_version() if request.horovod else ""
-    behind = tuple(modules_behind("mpirun")) if request.horovod else ()
+    mpi = horovod.mpi_version() if request.horovod else ""
+    behind = tuple(horovod.modules_behind("mpirun")) if request.horovod else ()
     plans, blocked = [], []
     for names in wanted:
         every = len(found) == 1 and set(names) == set(site.partitions)
@@ -225,12 +215,12 @@ def plan_stack(
         try:
             recipe = recipe_of(site, request, names)
             python = interpreter(recipe.python)
-            house = find_wheelhouse(recipe, python)
+            house = wheelhouse.find_wheelhouse(recipe, python)
+            own = wheelhouse.own_digest()
         except (MissingPrerequisite, BadInput) as fault:
             blocked.append(Blocked(names, fault))
             continue
-        plans.append(BuildPlan(site, request, served, recipe, python, mpi, own_digest(), house,
-                               behind))  # fmt: skip
+        plans.append(BuildPlan(site, request, served, recipe, python, mpi, own, house, behind))
     return tuple(plans), tuple(blocked)
 
 
@@ -259,8 +249,9 @@ def build(plan: BuildPlan, say: Say) -> Release:
         MissingPrerequisite: no space left, no permission, no compiler, another build at work.
     """
     plan.require_ready()
-    house = plan.wheelhouse or fetch(plan.recipe, plan.python, say)
-    return with_own(plan.own, lambda own: _build(replace(plan, wheelhouse=house, own=own), say))
+    house = plan.wheelhouse or wheelhouse.fetch(plan.recipe, plan.python, say)
+    whole = replace(plan, wheelhouse=house)
+    return wheelhouse.with_own(plan.own, lambda own: _build(replace(whole, own=own), say))
 
 
 def _build(plan: BuildPlan, say: Say) -> Release:
@@ -281,7 +272,7 @@ def _build(plan: BuildPlan, say: Say) -> Release:
 def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     house, recipe = plan.wheelhouse, plan.recipe
     assert house is not None
-    stack, log = root / "stack", new_log(root.name)
+    stack, log = root / "stack", wheelhouse.new_log(root.name)
     say("checking the wheels against their lock")
     wheels = house.paths()
     require_space({root: install.unpacked_gb(wheels)})
@@ -290,10 +281,10 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
     install.install(python, wheels, pip, log)
-    own = own_wheel(python, plan.own)
-    added = [own]
+    added = [wheelhouse.own_wheel(python, plan.own)]
     if recipe.horovod is not None:
-        added = [build_horovod(recipe, plan.python, plan.mpi, stack, plan.toolchain, say), own]
+        made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, plan.toolchain, say)
+        added.insert(0, made)
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
     install.install(python, added, pip, log)
     for name in recipe.horovod.leave_out if recipe.horovod else ():
@@ -309,8 +300,8 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
 
 
 def _lock_of_horovod(plan: BuildPlan) -> dict[str, str]:
-    wheel = find_horovod(plan.recipe, plan.python, plan.mpi)
+    wheel = horovod.find_horovod(plan.recipe, plan.python, plan.mpi)
     assert wheel is not None
     return {"name": "horovod", "version": plan.recipe.versions["horovod"], "file": wheel.name,
             "sha256": sha256(wheel), "built": wheel.parent.name,
-            "compilers": built_with(wheel)}  # fmt: skip
+            "compilers": horovod.built_with(wheel)}  # fmt: skip

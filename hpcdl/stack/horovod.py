@@ -23,18 +23,12 @@ from pathlib import Path
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
+from hpcdl.stack import wheelhouse
 from hpcdl.stack.recipe import MODULE, Edit, HorovodRecipe, Interpreter, Recipe, digest
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_show import sentence
 from hpcdl.stack.resolve_solver import Rule
-from hpcdl.stack.wheelhouse import (
-    Say,
-    is_recorded,
-    new_log,
-    record_digest,
-    require_as_built,
-    wheels_cache,
-)
+from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program
@@ -92,13 +86,15 @@ def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str) -> Path:
     built = recipe.horovod
     assert built is not None
     key = digest(built, recipe.package, recipe.tensorflow, recipe.versions, python.minor, mpi)
-    return wheels_cache() / f"horovod-{built.version}-tf{recipe.tensorflow}-{python.tag}-{key}"
+    name = f"horovod-{built.version}-tf{recipe.tensorflow}-{python.tag}-{key}"
+    return wheelhouse.wheels_cache() / name
 
 
 def find_horovod(recipe: Recipe, python: Interpreter, mpi: str) -> Path | None:
     """The wheel, where it has been built; see `require_as_built`."""
     built = horovod_folder(recipe, python, mpi).glob("horovod-*.whl")
-    return next((require_as_built(wheel) for wheel in sorted(built) if is_recorded(wheel)), None)
+    found = next(filter(wheelhouse.is_recorded, sorted(built)), None)
+    return found and wheelhouse.require_as_built(found)
 
 
 def built_with(wheel: Path) -> str:
@@ -126,7 +122,7 @@ def build_horovod(
         return found
     assert recipe.horovod is not None
     packages = environment / "lib" / f"python{python.minor}" / "site-packages"
-    with shared_lock(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
+    with shared_lock(wheelhouse.wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
         if find_horovod(recipe, python, mpi) is None:
             compilers = toolchain()
             folder = horovod_folder(recipe, python, mpi)
@@ -134,7 +130,7 @@ def build_horovod(
                 _build(recipe.horovod, environment / "bin", packages, partial, compilers, say)
                 with explain_os_errors(partial):
                     write_atomic(partial / _COMPILERS, f"{compilers}\n")
-                    record_digest(next(partial.glob("horovod-*.whl")))
+                    wheelhouse.record_digest(next(partial.glob("horovod-*.whl")))
                     shutil.rmtree(partial / "sources")
     wheel = find_horovod(recipe, python, mpi)
     assert wheel is not None
@@ -145,7 +141,7 @@ def _build(
     recipe: HorovodRecipe, programs: Path, packages: Path, folder: Path, compilers: Toolchain,
     say: Say,
 ) -> None:  # fmt: skip
-    log = new_log("horovod")
+    log = wheelhouse.new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = fetch_sdist(recipe, pip, folder, log, say)
     say(f"building Horovod {recipe.version} with {compilers} (minutes, once; log: {log})")

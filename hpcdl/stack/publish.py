@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hpcdl.site import Site
 from hpcdl.stack import dispatch
 from hpcdl.stack.dispatch import Dispatch, Event, choose, publish_history, read_history
-from hpcdl.stack.modes import require_readers, require_safe_modes
+from hpcdl.stack.install import require_readers, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_cache, write_modules, write_site_files
 from hpcdl.stack.records import require_answers
 from hpcdl.stack.release import (

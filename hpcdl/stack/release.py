@@ -32,8 +32,8 @@ SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
 """In a modules directory: which release serves which partition."""
 _LAYER = Path(__file__).parent
-_RECIPES = (_LAYER / "recipe.py", _LAYER / "spack_backend" / "environment.py",
-            _LAYER / "spack_backend" / "from_wheels.py")  # fmt: skip
+_RECIPES = (_LAYER / "recipe.py", _LAYER / "resolve_facts.py",
+            _LAYER / "spack_backend" / "environment.py")  # fmt: skip
 _DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
              "toolchain", "nvidia_wheels")  # fmt: skip
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")

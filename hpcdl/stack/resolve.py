@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
-from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, known
+from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, choose_wheels, known
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import (
     Answer,
@@ -26,7 +26,6 @@ from hpcdl.stack.resolve_solution import (
     solve,
 )
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key
-from hpcdl.stack.spack_backend.from_wheels import choose
 from hpcdl.system.errors import BadInput
 from hpcdl.system.packages import pythons, that_start
 from hpcdl.system.text import did_you_mean
@@ -156,7 +155,7 @@ def _own_notes(
     if stack is None:
         return
     if backend == "spack" and gpu is not None:
-        choice = choose(site, stack, [part.name])
+        choice = choose_wheels(site, stack, [part.name])
         if choice.archs:
             yield f"`hpcdl stack build` with Spack takes {choice.why}; a pin asks for these"
     if stack.variant == "cpu" and gpu is not None:

@@ -16,13 +16,11 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.components import Component, components, spdx_licensing
-from hpcdl.stack.findings import Finding, findings, osv_file
+from hpcdl.stack.findings import Component, Finding, components, findings, osv_file, spdx_licensing
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
-from hpcdl.system.resources import to_install
-from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.resources import scratch_directory, to_install
 
 SPDX_FILE = "sbom.spdx.json"
 CYCLONEDX_FILE = "sbom.cdx.json"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from hpcdl.stack.release import Release, as_record
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, write_atomic, write_json
+from hpcdl.system.files import explain_os_errors, opened, write_atomic, write_json
 
 CONTENT_FILE = "content.json"
 CHECKED_FILE = ".content-checked"
@@ -232,12 +232,9 @@ def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, Entry]]:
 
 def _listed(directory: str) -> list[tuple[str, os.stat_result]]:
     """What lies in a directory, by name; looked up from there, in two thirds of the time."""
-    here = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(directory, os.O_RDONLY) as here:
         names = sorted(os.listdir(here))  # noqa: PTH208 - a descriptor, not a path
         return [(name, os.lstat(name, dir_fd=here)) for name in names if name not in _NOT_SEALED]
-    finally:
-        os.close(here)
 
 
 def _linked(where: str, status: os.stat_result, stores: tuple[str, ...]) -> Entry:

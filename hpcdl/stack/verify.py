@@ -21,14 +21,13 @@ from typing import Any
 
 from hpcdl.site import Partition, Site
 from hpcdl.stack.dispatch import has_code_for
-from hpcdl.stack.fatbin import runs_on, survey
-from hpcdl.stack.linked import claims_not_held, code_faults, library_faults
+from hpcdl.stack.linked import claims_not_held, code_faults, library_faults, runs_on, survey
 from hpcdl.stack.release import Release
 from hpcdl.stack.seal import check_integrity
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandResult, run
-from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import utc_now
 
 PROOF_FILE = "proof.json"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
-from hpcdl.system.files import write_json
+from hpcdl.system.files import explain_os_errors, opened, take_lock, user_name, write_json
 from hpcdl.system.trust import require_no_stranger
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _KEPT = 50
+_SCRATCH = ".hpcdl-scratch-"
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder(name: str) -> Path:
@@ -78,7 +82,8 @@ def cache(*parts: str) -> Path:
 
 def expand(text: str) -> str:
     """A path with `~` and the variables that are known here replaced: HOME, USER, HPCDL_HOME."""
-    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()), "USER": _user}
+    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()),
+             "USER": lambda: user_name(os.environ.get("USER"))}  # fmt: skip
     text = re.sub(
         r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
         lambda m: known.get(m.group(1) or m.group(2), m.group)(),
@@ -90,15 +95,6 @@ def expand(text: str) -> str:
         return str(Path(text).expanduser())
     except (RuntimeError, ValueError):  # no such user, or no home
         return text
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container that does not know the user
-        return os.environ.get("USER") or str(os.getuid())
 
 
 def cached(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
@@ -136,3 +132,43 @@ def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
         said, hint = "this user has no home directory", "set HOME, or HPCDL_HOME and HPCDL_CACHE"
         raise MissingPrerequisite(said, hint=hint) from fault
     return require_no_stranger(place.joinpath(*parts))
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """An empty directory of this user only, removed at the end; those left by others' deaths too.
+
+    Each is locked by its process as long as it is in use. The kernel frees the lock of one that was
+    killed, by whatever signal, and a directory of ours that nobody locks is nobody's any more.
+    It lies where TMPDIR says. MissingPrerequisite: no space left, or no permission, there; or
+    another user can put one of his own in its place: much of what lies in it is executed.
+    """
+    below = require_no_stranger(Path(tempfile.gettempdir(), _SCRATCH)).parent
+    _clear_left(below)
+    with explain_os_errors(below):
+        place, descriptor = _scratch(below)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _scratch(below: Path) -> tuple[Path, int]:
+    """A new directory and the descriptor that locks it."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=below))
+        with suppress(FileNotFoundError):  # somebody may take it for left before it is locked
+            descriptor = os.open(place, _FLAGS)
+            with suppress(OSError):  # without locks it works, and is only never cleared
+                if not take_lock(descriptor) or os.fstat(descriptor).st_nlink == 0:
+                    os.close(descriptor)
+                    continue
+            return place, descriptor
+
+
+def _clear_left(below: Path) -> None:
+    for left in below.glob(f"{_SCRATCH}????????"):
+        with suppress(OSError), opened(left, _FLAGS) as descriptor:
+            if os.fstat(descriptor).st_uid == os.getuid() and take_lock(descriptor):
+                shutil.rmtree(left, ignore_errors=True)

@@ -212,9 +212,6 @@ def _step(path: Path) -> int:
 
 
 def _drop_old(folder: Path, keep: int) -> None:
-    for path in sorted(_all(folder), reverse=True)[keep:]:
-        with suppress(OSError):
-            path.unlink()
-    for path in folder.glob("step-*.part"):
+    for path in (*sorted(_all(folder), reverse=True)[keep:], *folder.glob("step-*.part")):
         with suppress(OSError):
             path.unlink()

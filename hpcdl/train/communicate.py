@@ -161,17 +161,13 @@ class MultiWorker(Communicator):
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """The replica context's all-reduce, which packs gradients itself."""
         sent = [tf.cast(t, tf.float16) for t in tensors] if compress else list(tensors)
-        reduced = self._reduce(tf.distribute.ReduceOp.SUM, sent)
+        reduced = self._sum(sent)
         return [tf.cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
 
     def sum_on_host(self, values: Floats) -> Floats:
         """A compiled all-reduce per shape."""
         if values.shape not in self._sums:
-
-            def add(tensor: Tensor) -> Tensor:
-                return self._reduce(tf.distribute.ReduceOp.SUM, [tensor])[0]
-
-            self._sums[values.shape] = self.function(add)
+            self._sums[values.shape] = self.function(lambda tensor: self._sum([tensor])[0])
         return np.asarray(self._sums[values.shape](tf.constant(values, tf.float64)))
 
     def broadcast(self, variables: Sequence[Any]) -> None:
@@ -184,19 +180,19 @@ class MultiWorker(Communicator):
             # They are packed into one: numbers drawn from have another type than weights.
             for members in by_type(variables):
                 sent = [values[member] for member in members]
-                added = self._reduce(tf.distribute.ReduceOp.SUM, sent)
+                added = self._sum(sent)
                 for member, value in zip(members, added, strict=True):
                     variables[member].assign(value)
 
         if variables:
             self.function(spread)()
 
-    def _reduce(self, operation: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def _sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """All-reduce within a replica; it must know on which device the tensors lie."""
         with tf.device(self._strategy.extended.worker_devices[0]):
             placed = [tf.identity(tensor) for tensor in tensors]
         context = tf.distribute.get_replica_context()
-        reduced: list[Tensor] = context.all_reduce(operation, placed)
+        reduced: list[Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
         return reduced
 
     def close(self) -> None:

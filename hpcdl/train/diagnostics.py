@@ -84,18 +84,15 @@ def explain(fault: BaseException, saved: str) -> HpcdlError | None:
     """The error for a fault of others; None for our own. `saved`: what the run resumes from."""
     text = str(fault)
     if _no_space_left(text):
-        return MissingPrerequisite(
-            "no space left on the file system",
-            details=[text.splitlines()[0][:300]],
-            hint=f"free some space, or choose another --job-dir; {saved}",
-        )
-    if "Horovod" in text or "HorovodAllreduce" in text:
-        return MissingPrerequisite(
-            "another rank has exited, so this one cannot continue",
-            details=[text.splitlines()[0][:300]],
-            hint=f"the first error in the log is the cause; {saved}",
-        )
-    return None
+        said = "no space left on the file system"
+        hint = "free some space, or choose another --job-dir"
+    elif "Horovod" in text:
+        said = "another rank has exited, so this one cannot continue"
+        hint = "the first error in the log is the cause"
+    else:
+        return None
+    details = [text.splitlines()[0][:300]]
+    return MissingPrerequisite(said, details=details, hint=f"{hint}; {saved}")
 
 
 class Watchdog:

@@ -164,16 +164,19 @@ def _open(meeting: Meeting) -> socket.socket:
     return door
 
 
-def _follow(options: TrainOptions, cluster: Cluster, members: Members, meeting: Meeting) -> int:
-    deadline = time.monotonic() + WAIT
+def connected(address: Meeting, deadline: float, said: str, hint: str = "") -> socket.socket:
+    """A connection, waited for until `deadline`; MissingPrerequisite with what is `said`: none."""
     while True:
         with suppress(OSError):
-            line = socket.create_connection(meeting, 10.0)
-            break
+            return socket.create_connection(address, 10.0)
         if time.monotonic() > deadline:
-            raise MissingPrerequisite(f"rank 0 does not answer on {meeting[0]}:{meeting[1]}")
+            raise MissingPrerequisite(said, hint=hint)
         time.sleep(0.2)
-    with closing(line):
+
+
+def _follow(options: TrainOptions, cluster: Cluster, members: Members, meeting: Meeting) -> int:
+    said = f"rank 0 does not answer on {meeting[0]}:{meeting[1]}"
+    with closing(connected(meeting, time.monotonic() + WAIT, said)) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         line.setblocking(False)
 

@@ -58,8 +58,7 @@ def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
         if task is None:
             return _leave(parameter_server.lead(options, place), place)
         if task["type"] != "chief":
-            startup.prepare_environment(place, onednn=True)
-            startup.import_tensorflow(place, keras=False)
+            startup.import_tensorflow(place, onednn=True)
             from hpcdl.train.strategies import serve
 
             serve()
@@ -77,9 +76,10 @@ def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run
     # Refused before the seconds that TensorFlow and MPI take.
     global_batch(options, model, place.size)
     check_parallel(options, place.size)
-    startup.prepare_environment(place, onednn=model.get("onednn", True))
     clock.mark("options")
-    tf = startup.import_tensorflow(place, keras=keras, devices=options.model_parallel)
+    tf = startup.import_tensorflow(
+        place, keras=keras, onednn=model.get("onednn", True), devices=options.model_parallel
+    )
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")

@@ -115,22 +115,20 @@ class Run:
 
     def _is_anothers(self, fault: BaseException) -> bool:
         """Whether result.json is of a run that works, or of one that ended and was not resumed."""
-        record = RESULT.find(self.options.folder / RESULT.name)
-        ended = record and at(record.values, "outcome", "status") in _ENDED
+        ended = at(RESULT.find(self.options.folder), "outcome", "status") in _ENDED
         begun = self.training and len(self.training.samples)
-        return isinstance(fault, LockBusy) or bool(ended and not begun)
+        return isinstance(fault, LockBusy) or (ended and not begun)
 
     def _finished(self, training: Training) -> int | None:
         """The exit code of the same run that has ended already; None where there is work."""
         code = -1.0
         path = self.options.folder / RESULT.name
         if training.step_number and self.ranks.rank == 0:
-            record = RESULT.find(path)
-            before = record.values if record else {}
+            before = RESULT.find(self.options.folder)
             same = at(before, "options") == json.loads(json.dumps(self._asked()))
             same = same and at(before, "steps", "done") == training.step_number
             if same and at(before, "outcome", "status") in _ENDED:
-                code = float(before["outcome"]["exit_code"])
+                code = float(at(before, "outcome", "exit_code"))
                 training.reporter.say(f"this run has ended; {path} has its result, and --fresh "
                                       "starts over")  # fmt: skip
         code = float(self.ranks.sum_on_host(np.array([code if self.ranks.rank == 0 else 0.0]))[0])

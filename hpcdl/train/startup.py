@@ -181,7 +181,7 @@ def _process_age() -> float:
     return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
 
 
-def prepare_environment(place: RankPlace, *, onednn: bool) -> None:
+def _prepare_environment(place: RankPlace, *, onednn: bool) -> None:
     """Set what TensorFlow, OpenMP and Horovod read once, without overruling the user."""
     threads = str(place.cpus)
     chosen = {
@@ -201,8 +201,11 @@ def prepare_environment(place: RankPlace, *, onednn: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-def import_tensorflow(place: RankPlace, *, keras: bool, devices: int = 1) -> Any:
+def import_tensorflow(
+    place: RankPlace, *, keras: bool = False, onednn: bool = False, devices: int = 1
+) -> Any:
     """TensorFlow with `devices` visible GPUs for this local rank, or so many parts of a CPU."""
+    _prepare_environment(place, onednn=onednn)
     with _quick_imports(), _calm_stderr(), _without({} if keras else _KERAS_OPTIMIZERS):
         try:
             import tensorflow as tf

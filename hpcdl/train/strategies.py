@@ -17,12 +17,10 @@ from __future__ import annotations
 import math
 import os
 import signal
-import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +29,7 @@ from hpcdl.system.errors import HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.train.communicate import Communicator, Horovod, join, no_server
 from hpcdl.train.data.source import Group
 from hpcdl.train.options import RunPlan
-from hpcdl.train.parameter_server import NAME, SIGNALS, WAIT, config_here
+from hpcdl.train.parameter_server import NAME, SIGNALS, WAIT, config_here, connected
 from hpcdl.train.startup import RankPlace, StartupClock, import_horovod
 from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, make_backward, update
 
@@ -169,15 +167,9 @@ def _wait_for(addresses: Sequence[str]) -> None:
     deadline = time.monotonic() + WAIT
     for address in addresses:
         host, _, port = address.rpartition(":")
-        while True:
-            with suppress(OSError), socket.create_connection((host, int(port)), 10.0):
-                break
-            if time.monotonic() > deadline:
-                raise MissingPrerequisite(
-                    f"no parameter server or worker answers on {address} for {WAIT:.0f} s",
-                    hint="see its own output; checkpoints that were written stay",
-                )
-            time.sleep(0.2)
+        said = f"no parameter server or worker answers on {address} for {WAIT:.0f} s"
+        hint = "see its own output; checkpoints that were written stay"
+        connected((host, int(port)), deadline, said, hint).close()
 
 
 # ---- the table ----

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.jobs.submission import index
-from hpcdl.jobs.watch import found_in
+from hpcdl.jobs.submission import asked, index
 from hpcdl.regress.bandwidth import measured_links
-from hpcdl.results.records import EXPECTATION, JOB, RESULT, at
+from hpcdl.results.records import EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import HpcdlError
@@ -38,7 +37,6 @@ MARGIN = 0.05
 _RECENT_JOBS = 30
 _MOST_REPEATS = 5
 _FEWEST_STEPS = 10
-_RESULT = replace(RESULT, most_bytes=50_000_000)
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
 # What may be wrong with the files of other jobs and with data sets: not this job's fault.
@@ -199,7 +197,7 @@ def _alike(
 ) -> Iterator[tuple[int, tuple[object, ...], Path]]:
     """A job's distance in ranks, what repeats of it have in common, its result; if it is alike."""
     with suppress(*_UNUSABLE):
-        record = found_in(folder, JOB) or {}
+        record = asked(folder)
         shape = record["layout"]
         ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
         other = training_of(tuple(record["program"]), ranks)
@@ -207,7 +205,7 @@ def _alike(
         here = (spec.partition, spec.gpu_model, layout.cpus_per_task)
         if there != here or other is None or not training.like(other):
             return
-        result = found_in(folder, _RESULT)
+        result = RESULT.find(folder)
         if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
             run = (at(result, "batch_per_rank"), at(result, "layout", "ranks"),
                    at(result, "precision"))  # fmt: skip
@@ -229,10 +227,11 @@ def keep(expectation: Expectation, folder: Path) -> None:
 
 def kept(folder: Path) -> Expectation | None:
     """The expectation of a job's directory; None where there is none, or one with faults."""
-    record = EXPECTATION.find(folder / EXPECTATION.name)
-    if record is None or record.faults:
-        return None
-    return Expectation(**{one.name: record.values[one.name] for one in fields(Expectation)})
+    with suppress(HpcdlError):
+        record = EXPECTATION.read(folder / EXPECTATION.name)
+        if not record.faults:
+            return Expectation(**{one.name: record.values[one.name] for one in fields(Expectation)})
+    return None
 
 
 def compare(

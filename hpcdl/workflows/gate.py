@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs import submission
-from hpcdl.jobs.functions import installed
-from hpcdl.jobs.script import default_job_dir
+from hpcdl.jobs.script import default_job_dir, installed
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot, look

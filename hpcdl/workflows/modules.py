@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcdl.jobs.functions import installed
+from hpcdl.jobs.script import installed
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for

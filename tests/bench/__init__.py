@@ -9,16 +9,12 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable
 from statistics import median
 
 MARK = "FIGURE "
 
 
-def report(
-    name: str, value: float | None, unit: str, *, most: float | None = None,
-    least: float | None = None, yardstick: str = "", note: str = "",
-) -> None:  # fmt: skip
+def report(name, value, unit, *, most=None, least=None, yardstick="", note=""):
     """Print one figure, and whether it is at `most` or at `least` its goal.
 
     `value` None is a skip, and `note` its reason.
@@ -33,30 +29,28 @@ def report(
     print(MARK + json.dumps(figure), flush=True)
 
 
-def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def timed(work, clock=time.perf_counter):
     start = clock()
     work()
     return clock() - start
 
 
-def middle(
-    runs: int, work: Callable[[], object], clock: Callable[[], float] = time.perf_counter
-) -> float:
+def middle(runs, work, clock=time.perf_counter):
     """Median seconds of some calls, by a clock."""
     return median(timed(work, clock) for _ in range(runs))
 
 
-def alternate(runs: int, *things: Callable[[], object]) -> list[float]:
+def alternate(runs, *things):
     """Median seconds of each thing, run in turn A B A B, after one warm-up each."""
     turns = [[timed(thing) for thing in things] for _ in range(runs + 1)]
     return [median(column) for column in zip(*turns[1:], strict=True)]
 
 
-def children() -> float:
+def children():
     """CPU seconds of all commands so far: a clock that other programs change little."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def load() -> str:
+def load():
     return f"load {os.getloadavg()[0]:.0f}"

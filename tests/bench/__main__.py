@@ -1,7 +1,5 @@
 """Runs the benchmarks one by one and writes docs/benchmarks.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -18,7 +16,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 START, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
-def run_one(name: str) -> list[dict[str, object]]:
+def run_one(name):
     """The figures of one benchmark; one that breaks is a figure that says so."""
     print(f"-- {name}", flush=True)
     argv = [sys.executable, "-c", f"from tests.bench import bench_{name} as one; one.main()"]
@@ -35,7 +33,7 @@ def run_one(name: str) -> list[dict[str, object]]:
     return figures
 
 
-def row(figure: dict[str, object]) -> list[str]:
+def row(figure):
     value, met = figure["value"], figure["met"]
     shown = f"{value:.4g} {figure['unit']}".strip() if isinstance(value, (int, float)) else "-"
     verdict = {True: "met", False: "MISSED", None: "" if value is not None else "skipped"}[met]
@@ -43,7 +41,7 @@ def row(figure: dict[str, object]) -> list[str]:
             str(figure["note"])]  # fmt: skip
 
 
-def write_page(rows: list[list[str]], command: str) -> None:
+def write_page(rows, command):
     """Replace the figures' section of docs/benchmarks.md; the prose around it stays."""
     head = ["figure", "measured", "goal", "", "yardstick", "note"]
     lines = [
@@ -59,7 +57,7 @@ def write_page(rows: list[list[str]], command: str) -> None:
     PAGE.write_text(f"{before}{START}\n" + "\n".join(lines) + f"\n{END}{after}")
 
 
-def main() -> int:
+def main():
     names = sys.argv[1:] or sorted(
         path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py")
     )

@@ -3,7 +3,6 @@
 import os
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 from hpcdl.cluster import environment, up
@@ -12,7 +11,7 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import run_checks
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.workflows.modules import modules_by_partition
@@ -39,14 +38,14 @@ class Nothing(HpcdlCheck):
 """
 
 
-def checks(folder: Path, count: int) -> Path:
+def checks(folder, count):
     path = folder / f"nothing{count}.py"
     classes = [f"\n@rfm.simple_test\nclass nothing_{n}(Nothing):\n    pass\n" for n in range(count)]
     path.write_text(CHECKS + "".join(classes))
     return path
 
 
-def bare(site: Site, folder: Path) -> float:
+def bare(site, folder):
     """Seconds of the same job by sbatch."""
     spec = JobSpec("p100", gpus=1, minutes=1, program=("true",), job_dir=folder)
     script = folder / "bare.sh"
@@ -55,10 +54,10 @@ def bare(site: Site, folder: Path) -> float:
     return timed(lambda: subprocess.run(wait, check=True, capture_output=True))
 
 
-def overhead(site: Site, folder: Path) -> None:
+def overhead(site, folder):
     """One check and several of them, beside the bare job, in turn."""
     request = CheckRequest(partitions=("p100",))
-    times: dict[int, list[float]] = {0: [], 1: [], MANY: []}
+    times = {0: [], 1: [], MANY: []}
     for _ in range(RUNS):
         times[0].append(bare(site, folder))
         for count in (1, MANY):
@@ -72,7 +71,7 @@ def overhead(site: Site, folder: Path) -> None:
            yardstick=f"the bare job: {job:.2f} s", note=load())  # fmt: skip
 
 
-def smoke(site: Site) -> None:
+def smoke(site):
     try:
         modules = modules_by_partition(site, published=True)
     except HpcdlError as lack:
@@ -86,7 +85,7 @@ def smoke(site: Site) -> None:
            f"{load()}")  # fmt: skip
 
 
-def main() -> None:
+def main():
     """On an embedded cluster of its own, with the release that the tests have built."""
     with short_home() as home:
         os.environ["HPCDL_HOME"] = str(home)

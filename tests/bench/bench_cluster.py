@@ -5,8 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from hpcdl.cluster import down, up
-from hpcdl.cluster.model import ClusterState
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.bench import report, timed
 from tests.homes import short_home
@@ -14,13 +13,13 @@ from tests.homes import short_home
 RUNS = 3
 
 
-def small(site: Site, nodes: int) -> Site:
+def small(site, nodes):
     """The embedded site with one partition of `nodes` nodes."""
     part = replace(site.partitions["cpu"], nodes=nodes, hostlist=None)
     return replace(site, partitions={"cpu": part}, default_partition="cpu")
 
 
-def memory_mb(state: ClusterState) -> float:
+def memory_mb(state):
     """Proportional set size of all processes whose command line names the cluster, in MB."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
@@ -33,7 +32,7 @@ def memory_mb(state: ClusterState) -> float:
     return total / 1000
 
 
-def measure(nodes: int, mode: str, runs: int) -> tuple[float, float, float]:
+def measure(nodes, mode, runs):
     """Median seconds until all nodes are idle, MB, and median seconds of `down`."""
     site = small(load_site(find_site_file("embedded")), nodes)
     ups, downs, size = [], [], 0.0
@@ -46,7 +45,7 @@ def measure(nodes: int, mode: str, runs: int) -> tuple[float, float, float]:
     return median(ups), size, median(downs)
 
 
-def main() -> None:
+def main():
     for nodes, mode, seconds, megabytes in (
         (4, "namespaces", 5.0, None), (4, "loopback", 5.0, None), (128, "loopback", 20.0, 500.0),
     ):  # fmt: skip

@@ -10,11 +10,11 @@ from tests.bench import report, timed
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def main() -> None:
+def main():
     env = {key: value for key, value in os.environ.items() if not key.startswith("HPCDL_SITE")}
-    said: list[str] = []
+    said = []
 
-    def demo() -> None:
+    def demo():
         done = subprocess.run(["make", "demo"], cwd=ROOT, env=env, capture_output=True, text=True)
         said.append(done.stdout)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -15,12 +15,11 @@ import math
 import os
 import random
 import subprocess
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
-from hpcdl.regress.drift import BUDGET, Change, Night, analyse, runs_of
+from hpcdl.regress.drift import BUDGET, analyse, runs_of
 from hpcdl.regress.estimate import Nightly
 from tests.bench import report
 from tests.bench.drift_series import (
@@ -40,10 +39,9 @@ SEED = 14142135
 HEALTHY = int(os.environ.get("HPCDL_BENCH_SERIES", "300"))
 CHANGED, OTAVA_SERIES, SITE = HEALTHY // 2, 12, 100
 FIRST = 30
-Alarms = Callable[[Sequence[float]], list[int]]
 
 
-def cusum(values: Sequence[float]) -> list[int]:
+def cusum(values):
     """Page 1954, reference value half a deviation, decision interval 5; begins anew after it."""
     level, spread, total, found = fmean(values[:FIRST]), stdev(values[:FIRST]), 0.0, []
     for night, value in enumerate(values[FIRST:], FIRST):
@@ -54,27 +52,27 @@ def cusum(values: Sequence[float]) -> list[int]:
     return found
 
 
-def shewhart(values: Sequence[float]) -> list[int]:
+def shewhart(values):
     """Nights more than three deviations below the level."""
     level, spread = fmean(values[:FIRST]), stdev(values[:FIRST])
     return [n for n, v in enumerate(values) if n >= FIRST and v < level - 3 * spread]
 
 
-def fixed(values: Sequence[float]) -> list[int]:
+def fixed(values):
     """A reference from the first nights, with bounds of 10 %."""
     level = fmean(values[:FIRST])
     return [n for n, v in enumerate(values) if n >= FIRST and v < 0.9 * level]
 
 
-OTHERS: dict[str, Alarms] = {"CUSUM": cusum, "Shewhart": shewhart, "+-10 %": fixed}
+OTHERS = {"CUSUM": cusum, "Shewhart": shewhart, "+-10 %": fixed}
 
 
-def told(nights: Sequence[Night]) -> list[int]:
+def told(nights):
     """The nights, as measured ones, on which a change for the worse is told."""
     return [one.seen for one in detect(runs_of(nights).nights) if one.kind is not Kind.RISE]
 
 
-def onset(nights: Sequence[Night]) -> int:
+def onset(nights):
     """The index of the first measured night of the change."""
     return sum((day - START).days < CHANGE_AT for day in {night.date for night in nights})
 
@@ -82,29 +80,29 @@ def onset(nights: Sequence[Night]) -> int:
 class Tally:
     """What one method tells of one kind of series."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.false = self.series_nights = self.drops = self.in_time = self.ever = 0
 
-    def healthy(self, alarms: Sequence[int], nights: int) -> None:
+    def healthy(self, alarms, nights):
         self.false += len(alarms)
         self.series_nights += nights
 
-    def changed(self, alarms: Sequence[int], at: int) -> None:
+    def changed(self, alarms, at):
         self.drops += 1
         self.in_time += any(at <= night < at + 3 for night in alarms)
         self.ever += any(night >= at for night in alarms)
 
     @property
-    def rate(self) -> float:
+    def rate(self):
         return 1000 * self.false / max(1, self.series_nights)
 
-    def text(self) -> str:
+    def text(self):
         drops = max(1, self.drops)
         return (f"{100 * self.in_time / drops:.0f} % / {100 * self.ever / drops:.0f} % / "
                 f"{self.rate:.2g}")  # fmt: skip
 
 
-def of_kind(kind: str, runs: int) -> tuple[dict[str, Tally], float]:
+def of_kind(kind, runs):
     """Every method on series of a kind; and the share of 10 % drops that ours sees in 2 nights."""
     tallies = {name: Tally() for name in ("hpcdl", *OTHERS)}
     rng = random.Random(f"{SEED} {kind} {runs}")
@@ -126,7 +124,7 @@ def of_kind(kind: str, runs: int) -> tuple[dict[str, Tally], float]:
     return tallies, two / CHANGED
 
 
-def otava(kind: str, runs: int, python: str) -> Tally:
+def otava(kind, runs, python):
     rng = random.Random(f"{SEED} {kind} {runs}")
     quiet = [night_values(series(kind, rng, runs)) for _ in range(OTAVA_SERIES // 3)]
     drops = [series(kind, rng, runs, drop(0.05)) for _ in range(OTAVA_SERIES)]
@@ -145,12 +143,12 @@ def otava(kind: str, runs: int, python: str) -> Tally:
     return tally
 
 
-def interval(part: float, count: int) -> str:
+def interval(part, count):
     """Half the width of the 95 % interval of a share, in points."""
     return f"+-{196 * math.sqrt(max(part * (1 - part), 1 / count) / count):.1f}"
 
 
-def report_kind(kind: str, runs: int, python: str | None) -> None:
+def report_kind(kind, runs, python):
     tallies, two = of_kind(kind, runs)
     if python:
         tallies["Otava"] = otava(kind, runs, python)
@@ -173,9 +171,9 @@ def report_kind(kind: str, runs: int, python: str | None) -> None:
                note=interval(share, ours.drops))  # fmt: skip
 
 
-def sure_nights(nights: Nightly, enough: float) -> set[int]:
+def sure_nights(nights, enough):
     """The nights on which a series is sure of a change for the worse."""
-    found: set[int] = set()
+    found = set()
     for one in detect(nights):
         for night in range(one.seen, one.ended or len(nights.values)):
             if one.kind is Kind.RISE:
@@ -186,12 +184,12 @@ def sure_nights(nights: Nightly, enough: float) -> set[int]:
     return found
 
 
-def report_site(runs: int) -> None:
+def report_site(runs):
     """A healthy site of 100 series of all kinds: how many of its nights are closed."""
     rng = random.Random(f"{SEED} site {runs}")
     enough, sites, closed = closing_strength(BUDGET, SITE), max(1, HEALTHY // 15), 0
     for _ in range(sites):
-        nights: set[int] = set()
+        nights = set()
         for index in range(SITE):
             one = series(KINDS[index % len(KINDS)], rng, runs)
             nights |= sure_nights(runs_of(one).nights, enough)
@@ -202,7 +200,7 @@ def report_site(runs: int) -> None:
            note=f"{sites} sites of all kinds x {NIGHTS} nights")  # fmt: skip
 
 
-def report_ramp(runs: int) -> None:
+def report_ramp(runs):
     """A loss of 0.2 % a night: when it is seen, and how large it is said to be after 50 nights."""
     rng, waits, right = random.Random(f"{SEED} ramp {runs}"), [], 0
     for _ in range(CHANGED):
@@ -217,7 +215,7 @@ def report_ramp(runs: int) -> None:
            100 * right / CHANGED, "%", note=interval(right / CHANGED, CHANGED))  # fmt: skip
 
 
-def blamed(rng: random.Random, size: float, later: int, runs: int) -> Change | None:
+def blamed(rng, size, later, runs):
     """What is told of a drop, with a release so many nights later."""
     at = CHANGE_AT + later
     plain = series("normal", rng, runs, drop(size), CHANGE_AT + 10)
@@ -226,7 +224,7 @@ def blamed(rng: random.Random, size: float, later: int, runs: int) -> Change | N
     return analyse(nights).worse
 
 
-def report_blame() -> None:
+def report_blame():
     for size, runs in ((0.10, 3), (0.05, 3), (0.05, 1)):
         rng = random.Random(f"{SEED} blame {size} {runs}")
         late = [blamed(rng, size, 1 + index % 2, runs) for index in range(CHANGED)]
@@ -239,7 +237,7 @@ def report_blame() -> None:
                note=f"{CHANGED} series")  # fmt: skip
 
 
-def main() -> None:
+def main():
     python = os.environ.get("HPCDL_OTAVA_PYTHON")
     if not python:
         report("drift: beside Apache Otava", None, "", note="HPCDL_OTAVA_PYTHON names none")

@@ -6,16 +6,15 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from hpcdl.regress.answer import SLOW_NODE, Rulings
 from hpcdl.regress.exchange import of_outcome
-from hpcdl.regress.formats import Run, read_run
+from hpcdl.regress.formats import read_run
 from hpcdl.regress.gate import LOOK_BACK_DAYS, ask
-from hpcdl.regress.history import History, Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.report import night_page
 from hpcdl.regress.run_directory import RunDirectory
@@ -29,7 +28,7 @@ COPIES, ON_EACH_NODE, NODES, SLOW = 124, 4, 1000, "n0417"
 """Simulated years beside each other, those of them with series on single nodes; nodes, the slow."""
 
 
-def site() -> Iterator[Result]:
+def site():
     """The nights that a gate looks at: 4,960 series of jobs, 40 on each node of a partition."""
     each = [nights.simulated(LOOK_BACK_DAYS, seed=copy) for copy in range(COPIES)]
     for step in zip(*each, strict=True):
@@ -38,7 +37,7 @@ def site() -> Iterator[Result]:
                 yield replace(one, case_name=f"{one.case_name}-{copy}")
 
 
-def gate(folder: Path) -> None:
+def gate(folder):
     """Seconds of CPU time and memory of the gate, in a process of its own."""
     file = folder / "site.sqlite"
     with open_history(file, "wide") as history:
@@ -56,7 +55,7 @@ def gate(folder: Path) -> None:
     report(f"gate: memory for {series:,} series", memory, "MB", most=300)
 
 
-def case(node: int, rng: random.Random) -> dict:
+def case(node, rng):
     """What ReFrame reports of a check on one node."""
     name = f"n{node:04d}"
     value = 6.0 * (0.85 if name == SLOW else 1 + 0.01 * rng.gauss(0, 1))
@@ -68,7 +67,7 @@ def case(node: int, rng: random.Random) -> dict:
     return {"name": "storage", "result": "success", "time_total": 30.0, "evidence": evidence}
 
 
-def night(folder: Path) -> None:
+def night(folder):
     """From ReFrame's report of 1,000 nodes to verdicts, the history and the gate's answer."""
     rng = random.Random(1)
     with open_history(folder / "nodes.sqlite", "wide") as history:
@@ -91,7 +90,7 @@ def night(folder: Path) -> None:
            note=f"{len(page) / 1e6:.1f} MB")  # fmt: skip
 
 
-def judged(folder: Path, cases: list[dict], back: int, history: History) -> Run:
+def judged(folder, cases, back, history):
     ended = nights.END - timedelta(days=back)
     found = name_slow_nodes([judge_tries([one]) for one in cases])
     directory = RunDirectory(folder / f"{ended:%Y%m%d-%H%M%S}Z-0000")
@@ -102,7 +101,7 @@ def judged(folder: Path, cases: list[dict], back: int, history: History) -> Run:
     return read_run(directory.path)
 
 
-def main() -> None:
+def main():
     """Report every figure; with a directory as argument, leave the page there."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-", dir=os.environ.get("TMPDIR")) as name:
         night(Path(sys.argv[1] if sys.argv[1:] else name))

@@ -11,7 +11,7 @@ import pytest
 
 from hpcdl.system.resources import cache
 from tests.bench import middle, report, timed
-from tests.gpu_roots import CASES, PYTHON, Root, install_hpcdl, root_of, write_site
+from tests.gpu_roots import CASES, PYTHON, install_hpcdl, root_of, write_site
 
 RUNS = 5
 FETCH = """
@@ -36,7 +36,7 @@ done
 """
 
 
-def main() -> None:
+def main():
     """Measure in a root; where none can be made, every figure is skipped."""
     try:
         root = root_of(CASES[0].suite)
@@ -53,7 +53,7 @@ def main() -> None:
         shutil.rmtree(root.prefix)
 
 
-def figures(root: Root) -> None:
+def figures(root):
     for wheel in (cache() / "wheels").glob(f"horovod-*-tf{CASES[0].module.split('/')[1][:6]}-*"):
         shutil.rmtree(wheel)
     build = ("stack", "build", "--json")
@@ -71,7 +71,7 @@ def figures(root: Root) -> None:
     loads(root)
 
 
-def loads(root: Root) -> None:
+def loads(root):
     said = root.shell(LOADS.format(modules=f"{root.prefix}/current/modules"))
     rows = [line.split() for line in said.splitlines() if line.startswith(("none", "tensorflow"))]
     empty, full = (
@@ -83,5 +83,5 @@ def loads(root: Root) -> None:
            yardstick=f"an empty module: {empty * 1000:.0f} ms")  # fmt: skip
 
 
-def tell(name: str, seconds: float, goal: float, note: str = "") -> None:
+def tell(name, seconds, goal, note=""):
     report(name, seconds, "s", most=goal, note=note)

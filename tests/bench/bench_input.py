@@ -8,14 +8,12 @@ from pathlib import Path
 from tests.bench import report
 from tests.bench.training import runs, script
 
-Found = dict[str, list[dict[str, float]]]
 
-
-def main() -> None:
+def main():
     with runs() as made:
         folder = made.folder / "photos"
         assert made.data("make", "photos", str(folder), "--count=1280").code == 0
-        found: Found = {"new": [], "old": []}
+        found = {"new": [], "old": []}
         bounds, good, lack = [], [], ""
         for _ in range(3):
             for pipeline, kept in found.items():
@@ -31,18 +29,18 @@ def main() -> None:
     _against_bound(found["new"], bounds, lack)
 
 
-def _median(runs: list[dict[str, float]], key: str) -> float:
+def _median(runs, key):
     return statistics.median(one[key] for one in runs)
 
 
-def _against_old(found: Found) -> None:
+def _against_old(found):
     new, old = (_median(found[pipeline], "images_per_second") for pipeline in ("new", "old"))
     ratio, cores = new / old, _median(found["new"], "cores_used")
     report("input: new over old", ratio, "x", least=2.4, yardstick=f"old: {old:.0f} images/s",
            note=f"new: {new:.0f} images/s on {cores:.2f} cores")  # fmt: skip
 
 
-def _against_good(new: list[dict[str, float]], good: list[dict[str, float]]) -> None:
+def _against_good(new, good):
     key = "images_per_cpu_second"
     ours, theirs = _median(new, key), _median(good, key)
     clock = _median(new, "images_per_second") / _median(good, "images_per_second")
@@ -51,7 +49,7 @@ def _against_good(new: list[dict[str, float]], good: list[dict[str, float]]) -> 
            note=f"ours: {ours:.0f}; by the clock {clock:.2f} x; medians of 3")  # fmt: skip
 
 
-def _against_bound(new: list[dict[str, float]], bounds: list[float], lack: str) -> None:
+def _against_bound(new, bounds, lack):
     name = "input: share of the decode bound"
     if lack:
         report(name, None, "", least=0.8, yardstick="simplejpeg", note=f"skipped: {lack}")

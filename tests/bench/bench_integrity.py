@@ -17,7 +17,7 @@ LARGE = (1_100_000_000, 300_000_000, 100_000_000)
 RUNS = 5
 
 
-def main() -> None:
+def main():
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache()) as folder:
         site = small_site(Path(folder))
@@ -37,7 +37,7 @@ def main() -> None:
            note="the file system's records only")  # fmt: skip
 
 
-def fill(where: Path) -> None:
+def fill(where):
     """Files as a release has them: many small ones in many directories, a few large ones."""
     block = os.urandom(SMALL)
     for number in range(FILES):

@@ -4,7 +4,6 @@ import os
 import resource
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,28 +28,28 @@ srun --mpi=pmix --cpus-per-task=16 --kill-on-bad-exit=1 \\
 """
 
 
-def clear(env: dict[str, str]) -> None:
+def clear(env):
     subprocess.run(["scancel", "--state=PENDING"], env=env, check=True)
     subprocess.run(["scancel", "--state=RUNNING"], env=env, check=True)
     time.sleep(2)
 
 
-def submit_many(env: dict[str, str], folder: Path) -> None:
+def submit_many(env, folder):
     """100 jobs of one shape, beside 100 bare sbatch calls and one --test-only."""
     script = folder / "bare.sh"
     script.write_text("#!/bin/bash\n#SBATCH --partition=cpu --hold --output=/dev/null\ntrue\n")
 
-    def bare() -> None:
+    def bare():
         subprocess.run(["sbatch", "--test-only", script], env=env, check=True, capture_output=True)
         for _ in range(100):
             subprocess.run(["sbatch", script], env=env, check=True, capture_output=True)
 
-    def ours(name: str) -> None:
+    def ours(name):
         words = ["job", "sweep", "--no-module", "--partition", "cpu", "--name", name, "--over",
                  "n=" + ",".join(map(str, range(100))), "--", "true"]  # fmt: skip
         subprocess.run([HPCDL, *words], env=env, check=True, capture_output=True)
 
-    times: dict[str, list[float]] = {"bare": [], "ours": []}
+    times = {"bare": [], "ours": []}
     for index in range(3):
         times["bare"].append(timed(bare))
         clear(env)
@@ -62,7 +61,7 @@ def submit_many(env: dict[str, str], folder: Path) -> None:
            note=f"{median(times['ours']):.2f} s, as job arrays")  # fmt: skip
 
 
-def report_many(env: dict[str, str]) -> None:
+def report_many(env):
     """A sweep of 1,000 tasks, of which some have ended, some were cancelled."""
     sweep = [HPCDL, "job", "sweep", "--no-module", "--partition", "cpu", "--name", "thousand"]
     points = ["--over", "n=" + ",".join(map(str, range(1000))), "--", "true"]
@@ -79,9 +78,9 @@ def report_many(env: dict[str, str]) -> None:
            note=f"{used:.2f} CPU-s; {told[0]}")  # fmt: skip
 
 
-def first_step(env: dict[str, str], folder: Path) -> None:
+def first_step(env, folder):
     """From submit to the first line of the program, beside a hand-written script."""
-    gaps: dict[str, list[float]] = {"hand": [], "ours": []}
+    gaps = {"hand": [], "ours": []}
     for index in range(RUNS):
         for key in gaps:
             stamp = folder / f"{key}{index}"
@@ -103,7 +102,7 @@ def first_step(env: dict[str, str], folder: Path) -> None:
            note=f"{median(gaps['ours']):.2f} s, without preflight")  # fmt: skip
 
 
-def preflight(env: dict[str, str], folder: Path) -> None:
+def preflight(env, folder):
     words = [HPCDL, "job", "render", "--no-module", "--partition", "cpu", "--nodes", "4",
              "--tasks-per-node", "4", "--", "true"]  # fmt: skip
     text = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout
@@ -120,7 +119,7 @@ def preflight(env: dict[str, str], folder: Path) -> None:
            note="16 ranks on this machine's cores")  # fmt: skip
 
 
-def started(stamp: Path, ranks: int) -> float:
+def started(stamp, ranks):
     """When the last rank of a job began; it wrote so."""
     deadline = time.time() + 60
     while time.time() < deadline:
@@ -132,7 +131,7 @@ def started(stamp: Path, ranks: int) -> float:
 
 
 @contextmanager
-def cluster() -> Iterator[tuple[dict[str, str], Path]]:
+def cluster():
     with short_home() as folder:
         # The preflight's goal is for four nodes.
         cpu = "  cpu:\n    nodes: "
@@ -142,7 +141,7 @@ def cluster() -> Iterator[tuple[dict[str, str], Path]]:
                "PATH": f"{HPCDL.parent}:{os.environ['PATH']}"}, folder  # fmt: skip
 
 
-def render_many() -> None:
+def render_many():
     """10,000 points of a sweep, in a process of its own for its memory."""
     child = os.fork()
     if child:
@@ -161,7 +160,7 @@ def render_many() -> None:
     os._exit(0)
 
 
-def main() -> None:
+def main():
     render_many()
     try:
         with cluster() as (env, folder):

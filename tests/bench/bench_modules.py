@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +19,13 @@ RUNS = 7
 MANY = 5
 
 
-def lmod(script: str, modulepath: Path, **env: str) -> Callable[[], object]:
+def lmod(script, modulepath, **env):
     base = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": str(modulepath), **env}
     words = ["bash", "--noprofile", "--norc", "-c", f". {LMOD}\n{script}"]
     return lambda: subprocess.run(words, env=base, capture_output=True, check=True)
 
 
-def main() -> None:
+def main():
     if not LMOD.is_file():
         report("module load", None, "ms", note="Lmod is not installed")
         return
@@ -40,7 +39,7 @@ def main() -> None:
         measure(site.paths.prefix, Path(folder))
 
 
-def publish_built() -> None:
+def publish_built():
     """A real release from its first publish on: every file's mode, bills of materials, modules."""
     figure = "publish of a built release, gate apart"
     built = small_site(cache() / "tests" / "prefix")
@@ -56,7 +55,7 @@ def publish_built() -> None:
         shutil.copytree(built.paths.prefix / "releases" / names[-1], root, symlinks=True,
                         copy_function=os.link)  # fmt: skip
 
-        def anew() -> None:
+        def anew():
             for name in (SPDX_FILE, CYCLONEDX_FILE):
                 (root / name).unlink(missing_ok=True)
             publish(site, names[-1], passing, say=silent)
@@ -66,7 +65,7 @@ def publish_built() -> None:
     report(figure, took, "s", most=2, note=f"{files:,} files")
 
 
-def measure(prefix: Path, scratch: Path) -> None:
+def measure(prefix, scratch):
     (scratch / "empty" / "none").mkdir(parents=True)
     (scratch / "empty" / "none" / "1.lua").write_text("")
     repeat = f"for i in $(seq {MANY}); do module load $1; module unload $1; done"

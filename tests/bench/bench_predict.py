@@ -9,7 +9,7 @@ from hpcdl.predict.records import read_records
 from hpcdl.predict.request import Request, answer, prepare
 from hpcdl.predict.step import constants, profile
 from hpcdl.predict.validate import errors, validate
-from hpcdl.site import Partition, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from tests.bench import children, middle, report
 from tests.exchange_oracle import both
 
@@ -17,7 +17,7 @@ RUNS = 7
 NETWORKS = ("alexnet", "vgg16", "resnet50", "inception_v3", "densenet121", "efficientnet_v1_b4")
 
 
-def main() -> None:
+def main():
     site = load_site(find_site_file("p100-v100-k80"))
     request = Request(site.partition("p100"), "resnet50", gpus="1-4096", every=True)
     words = "predict --site p100-v100-k80 --partition p100 --model resnet50 --gpus 1-4096 --every"
@@ -40,7 +40,7 @@ def main() -> None:
         report(f"predict validate: {name} of the errors", 100 * value, "%", most=goal, note=note)
 
 
-def _difference(partition: Partition, model: str, gpus: str) -> float:
+def _difference(partition, model, gpus):
     """|closed form / simulation - 1| with equal ranks and links."""
     request = Request(partition, model, gpus=gpus)
     machine, training, base = prepare(request)

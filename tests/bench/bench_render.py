@@ -34,11 +34,11 @@ RENDER = ["-m", "hpcdl", "job", "render", "--site", "p100-v100-k80", "--partitio
 LINT = ["-m", "hpcdl", "job", "lint", "--slurm-version", "22.05"]
 
 
-def main() -> None:
+def main():
     with tempfile.TemporaryDirectory() as home:
         env = {**os.environ, "HPCDL_HOME": f"{home}/home", "HPCDL_CACHE": f"{home}/cache"}
 
-        def call(*words: str) -> None:
+        def call(*words):
             subprocess.run(
                 [sys.executable, *words], env=env, check=True, stdout=subprocess.DEVNULL,
                 cwd=Path(__file__).resolve().parents[2],

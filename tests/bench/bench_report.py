@@ -5,7 +5,6 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -16,17 +15,17 @@ from statistics import median
 import pytest
 
 from hpcdl.regress.gate import LOOK_BACK_DAYS, ask
-from hpcdl.regress.history import History, Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.system.run import run
 from tests import nights
 from tests.bench import alternate, children, load, middle, report, timed
-from tests.browser import Page, chromium
+from tests.browser import chromium
 
 NIGHTS, RESULTS, RUNS, SEED = 365, 1_000_000, 5, 7
 _SINCE = (nights.END - timedelta(days=NIGHTS)).isoformat()[:10]
 
 
-def made(folder: Path) -> Path:
+def made(folder):
     """The page as the command makes it, timed as a whole process."""
     with open_history(folder / "history.sqlite", "embedded") as history:
         history.add(nights.simulated(NIGHTS, seed=SEED))
@@ -50,7 +49,7 @@ def made(folder: Path) -> Path:
     return page
 
 
-def opened(page: Path, folder: Path) -> None:
+def opened(page, folder):
     """Seconds from the address to a page that is drawn and answers."""
     empty = folder / "empty.html"
     empty.write_text("<!doctype html><title>empty</title>")
@@ -71,7 +70,7 @@ def opened(page: Path, folder: Path) -> None:
     report("report: a figure further down is drawn", 1000 * first, "ms", note="when in view")
 
 
-def _drawn(browser: Page, index: int) -> float:
+def _drawn(browser, index):
     start = time.perf_counter()
     name = f"#s{20 + 4 * index}"
     browser.do(f"document.querySelector('{name}').scrollIntoView({{behavior: 'instant'}})")
@@ -80,7 +79,7 @@ def _drawn(browser: Page, index: int) -> float:
     return time.perf_counter() - start
 
 
-def many() -> Iterator[Result]:
+def many():
     """1,000,000 results: the simulated year again and again, with more cases and runs."""
     year = list(nights.simulated(NIGHTS, seed=SEED))
     for again in range(RESULTS // len(year) + 1):
@@ -90,7 +89,7 @@ def many() -> Iterator[Result]:
             yield replace(one, run=f"{one.run}-{again}", case_name=case, time=moment)
 
 
-def queries(folder: Path) -> None:
+def queries(folder):
     """Every query of the report on 1,000,000 results; the slowest counts."""
     file = folder / "many.sqlite"
     with open_history(file, "here") as history:
@@ -113,7 +112,7 @@ def queries(folder: Path) -> None:
            note=f"CPU time; {series} series, {LOOK_BACK_DAYS} days of each, {load()}")  # fmt: skip
 
 
-def _queries(history: History) -> dict[str, Callable[[], object]]:
+def _queries(history):
     series = history.series()
     largest = next(one for one in series if one[0] == "storage")
     return {
@@ -125,7 +124,7 @@ def _queries(history: History) -> dict[str, Callable[[], object]]:
     }
 
 
-def main() -> None:
+def main():
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-", dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name)
         opened(made(folder), folder)

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 from tests.bench import alternate, report
 
@@ -10,13 +9,13 @@ RUNS = 15
 GOAL_MS = 200.0
 
 
-def command(*words: str) -> Callable[[], object]:
+def command(*words):
     """Runs a Python to its end; `--why-not` may well answer no."""
     argv = [sys.executable, *words]
     return lambda: subprocess.run(argv, capture_output=True, check=False)
 
 
-def main() -> None:
+def main():
     resolve = ("-m", "hpcdl", "stack", "resolve", "--site", "pi")
     empty, all_of_it, asked = alternate(
         RUNS,

@@ -19,27 +19,27 @@ from pathlib import Path
 
 from tests.bench import children, report, timed
 from tests.bench.training import ROOT, runs, script
-from tests.integration.train_runs import Done, Runs, environment
+from tests.integration.train_runs import environment
 
 _TF_CNN = "HPCDL_TF_CNN_BENCHMARKS"
 _TURNS = 7
 _PIXELS = 64
 
 
-def _clock() -> str:
+def _clock():
     """`wall`, or `cpu` where others take the cores while we rest for a second."""
     before = _busy()
     time.sleep(1.0)
     return "cpu" if _busy() - before > 0.1 * (os.cpu_count() or 1) else "wall"
 
 
-def _busy() -> float:
+def _busy():
     """CPU seconds of all programs since the start of the machine (proc(5), first line of stat)."""
     user, nice, system = Path("/proc/stat").read_text().split()[1:4]
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def _step(made: Runs) -> float:
+def _step(made):
     """The two models beside their bare loops; returns the seconds of a ResNet-50 step."""
     seconds = 0.0
     clock = _clock()
@@ -52,7 +52,7 @@ def _step(made: Runs) -> float:
     return seconds
 
 
-def _fit(made: Runs) -> None:
+def _fit(made):
     """Three networks beside `model.fit` and a bare Keras step, by CPU time."""
     for name, goal in (("resnet50", 1.2), ("vit_s16", 1.0), ("gpt", 1.0)):
         found = script(made.python, "train_fit", name, 8, 1, 5)
@@ -61,7 +61,7 @@ def _fit(made: Runs) -> None:
                    note=f"ours: {found['ours']:.2f} CPU-s; alternating, without XLA")  # fmt: skip
 
 
-def _checkpoint(made: Runs, step: float) -> None:
+def _checkpoint(made, step):
     """What a checkpoint of ResNet-50 costs, beside 100 of the steps just measured."""
     clock = _clock()
     added = script(made.python, "train_keeping", "resnet50", "checkpoint", 4, _PIXELS, 5)[clock]
@@ -71,7 +71,7 @@ def _checkpoint(made: Runs, step: float) -> None:
            note=f"adds {added:.2f} s until it is on disk; by {clock} time")  # fmt: skip
 
 
-def _memory(made: Runs) -> None:
+def _memory(made):
     found = script(made.python, "train_keeping", "mlp", "memory", 64, 0, 1000)
     report("memory: growth over 1,000 steps", found["grown"], "MB", most=0.01 * found["first"],
            yardstick=f"{found['first']:.0f} MB before",
@@ -87,14 +87,14 @@ class _Steps:
     done: queue.SimpleQueue[bool] = field(default_factory=queue.SimpleQueue)
     last: str = ""
 
-    def read(self) -> None:
+    def read(self):
         for line in self.process.stdout:
             self.last = line.strip() or self.last
             if self.line.match(line):
                 self.done.put(True)
         self.done.put(False)
 
-    def turn(self, steps: int) -> dict[str, float] | None:
+    def turn(self, steps):
         """Seconds of each of some steps, the other programs standing still; None at the end."""
         clocks = {"wall": time.perf_counter, "cpu": lambda: _cpu(self.process.pid)}
         begun = {clock: read() for clock, read in clocks.items()}
@@ -106,12 +106,12 @@ class _Steps:
         return {clock: (read() - begun[clock]) / steps for clock, read in clocks.items()}
 
 
-def _cpu(pid: int) -> float:
+def _cpu(pid):
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _tf_cnn(made: Runs) -> None:
+def _tf_cnn(made):
     """Beside tf_cnn_benchmarks: they take turns of two steps on the same cores."""
     name = "step: resnet50, batch 8, beside tf_cnn_benchmarks"
     path = os.environ.get(_TF_CNN)
@@ -147,7 +147,7 @@ def _tf_cnn(made: Runs) -> None:
            note=f"ours: {8 / us:.2f} images/s; in turns of two steps, by {clock} time")  # fmt: skip
 
 
-def _start(command: list[str], line: str, extra: dict[str, str]) -> _Steps:
+def _start(command, line, extra):
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment() | {"PYTHONUNBUFFERED": "1"} | extra, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -158,12 +158,12 @@ def _start(command: list[str], line: str, extra: dict[str, str]) -> _Steps:
     return steps
 
 
-def _rate(done: Done) -> float:
+def _rate(done):
     assert done.code == 0, done.err
     return float(done.result["summary"]["images_per_second"])
 
 
-def _ranks(made: Runs) -> None:
+def _ranks(made):
     """Two ranks beside two runs of one rank each at the same time; each has a core of its own."""
     ratios, apart = [], 0.0
     for turn in range(2):
@@ -180,7 +180,7 @@ def _ranks(made: Runs) -> None:
            note="resnet50, 224 px, batch 8, a core and a thread each; by the clock")  # fmt: skip
 
 
-def _pinned(made: Runs, job: str, launcher: tuple[str, ...]) -> subprocess.Popen[str]:
+def _pinned(made, job, launcher):
     """A run of ResNet-50 with one thread per process, started by `launcher`."""
     words = ("--model=resnet50", "--steps=10", "--warmup-steps=3", "--batch-per-rank=8",
              "--checkpoint-every=0", "--lr=0.0001")  # fmt: skip
@@ -200,11 +200,11 @@ _SECOND = {
 }
 
 
-def _slowed(made: Runs) -> None:
+def _slowed(made):
     """Asynchronous beside synchronous SGD where the second worker stands still 3 s of 4."""
     asked = ("--model=googlenet", "--image-size=112", "--batch-per-rank=8", "--steps=160",
              "--warmup-steps=60", "--checkpoint-every=0", "--lr=0.0001")  # fmt: skip
-    rates: dict[str, list[float]] = {strategy: [] for strategy in _SECOND}
+    rates = {strategy: [] for strategy in _SECOND}
     for turn in range(3):
         for strategy, mark in _SECOND.items():
             job = f"{strategy}-{turn}"
@@ -219,7 +219,7 @@ def _slowed(made: Runs) -> None:
            "batch 8; the second worker stands still 3 s of 4; by the clock")  # fmt: skip
 
 
-def _hold_back(process: subprocess.Popen[str], job: str, mark: bytes) -> None:
+def _hold_back(process, job, mark):
     """Let a member of a run, known by its environment, work a quarter of the time."""
     while process.poll() is None:
         for one in Path("/proc").glob("[0-9]*"):
@@ -245,10 +245,10 @@ model.fit(images, labels, batch_size=64, verbose=0)
 """
 
 
-def _startup(made: Runs) -> None:
+def _startup(made):
     """One step of a small network from nothing, the whole process, beside plain Keras."""
     ours = ["-m", "hpcdl.train", "--steps=1", "--fresh", "--job-dir", str(made.folder / "start")]
-    spent: dict[str, list[float]] = {"ours": [], "keras": []}
+    spent = {"ours": [], "keras": []}
     for _ in range(_TURNS + 1):
         for name, words in (("ours", ours), ("keras", ["-c", _PLAIN])):
             run = partial(subprocess.run, [made.python, *words], check=True, capture_output=True,
@@ -261,7 +261,7 @@ def _startup(made: Runs) -> None:
            note=f"ours: {medians['ours']:.2f} CPU-s, with its checkpoint and result")  # fmt: skip
 
 
-def main() -> None:
+def main():
     with runs() as made:
         _startup(made)
         _memory(made)

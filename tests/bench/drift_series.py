@@ -5,8 +5,6 @@ common to the runs of a night; with one run a night, all of it is, but for `nigh
 """
 
 import math
-import random
-from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 
 from hpcdl.regress.drift import Night
@@ -18,23 +16,21 @@ INDEPENDENT = ("normal", "Student t3", "weekly", "spikes", "20 % missing", "two 
                "quantized 2 %", "one-sided", "release up before")  # fmt: skip
 KINDS = (*INDEPENDENT, *DEPENDENT)
 WIDENING = "sd 2 -> 5 %"
-Level = Callable[[int], float]
 
 
-def healthy(_: int) -> float:
+def healthy(_):
     return 1.0
 
 
-def drop(size: float, at: int = CHANGE_AT) -> Level:
+def drop(size, at=CHANGE_AT):
     return lambda night: 1 - size if night >= at else 1.0
 
 
-def ramp(slope: float, at: int = CHANGE_AT) -> Level:
+def ramp(slope, at=CHANGE_AT):
     return lambda night: 1 - slope * max(0, night - at + 1)
 
 
-def series(kind: str, rng: random.Random, runs: int, level: Level = healthy,
-           nights: int = NIGHTS) -> list[Night]:  # fmt: skip
+def series(kind, rng, runs, level=healthy, nights=NIGHTS):
     common, found = rng.gauss(0, 1), []
     for night in range(nights):
         rho = DEPENDENT.get(kind, 0.0)
@@ -54,7 +50,7 @@ def series(kind: str, rng: random.Random, runs: int, level: Level = healthy,
     return found
 
 
-def _of_night(kind: str, rng: random.Random, night: int) -> float:
+def _of_night(kind, rng, night):
     """What all runs of a night have in common, as a fraction."""
     if kind == "weekly":
         return -0.03 * (night % 7 >= 5)
@@ -63,7 +59,7 @@ def _of_night(kind: str, rng: random.Random, night: int) -> float:
     return 0.04 if kind == "release up before" and night >= 60 else 0.0
 
 
-def _of_run(kind: str, rng: random.Random) -> float:
+def _of_run(kind, rng):
     """Noise of one run, of deviation 1."""
     if kind == "Student t3":
         chi = sum(rng.gauss(0, 1) ** 2 for _ in range(3)) / 3
@@ -71,9 +67,9 @@ def _of_run(kind: str, rng: random.Random) -> float:
     return 1 - rng.expovariate(1) if kind == "one-sided" else rng.gauss(0, 1)
 
 
-def night_values(nights: Sequence[Night]) -> list[float]:
+def night_values(nights):
     """The mean of each date's runs, as simpler methods take them."""
-    each: dict[date, list[float]] = {}
+    each = {}
     for night in nights:
         each.setdefault(night.date, []).append(night.value)
     return [sum(values) / len(values) for values in each.values()]

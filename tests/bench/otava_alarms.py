@@ -8,14 +8,14 @@ bench_drift.py). Reads a JSON list of {"values", "first"} and writes, for each, 
 import json
 import sys
 
-from otava.series import Metric, Series  # type: ignore[import-not-found,unused-ignore]
+from otava.series import Metric, Series
 
 NEAR = 3  # a change point that moves by so many nights is still the same
 
 
-def alarms(values: list[float], first: int) -> list[int]:
+def alarms(values, first):
     """The nights on which a person would have been told of a new drop."""
-    known: list[int] = []
+    known = []
     told = []
     for night in range(first, len(values)):
         series = Series("", None, list(range(night + 1)), {"value": Metric(1, 1.0, "")},

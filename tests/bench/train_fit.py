@@ -86,7 +86,7 @@ def contenders(name, size, steps):
     return {"ours": ours, "fit": fit, "bare": bare}
 
 
-def main(name: str, size: int, steps: int, turns: int) -> None:
+def main(name, size, steps, turns):
     things = contenders(name, size, steps)
     times = {thing: [] for thing in things}
     for turn in range(turns + 1):

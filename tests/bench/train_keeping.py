@@ -18,7 +18,7 @@ from hpcdl.train import loop  # noqa: E402
 from tests.bench.train_step import prepare  # noqa: E402
 
 
-def run(training, steps: int, every: int) -> None:
+def run(training, steps, every):
     """Some more steps, with a checkpoint after each `every` (0 for none), until it is whole."""
     goal = training.step_number + steps
     training.saved_at = -1 if every else goal
@@ -26,10 +26,10 @@ def run(training, steps: int, every: int) -> None:
     loop.train(training)
 
 
-def checkpoint(training, turns: int) -> dict[str, float]:
+def checkpoint(training, turns):
     """Seconds that one checkpoint adds to two steps, by the clock and by CPU time."""
     clocks = {"wall": time.perf_counter, "cpu": time.process_time}
-    added: dict[str, list[float]] = {clock: [] for clock in clocks}
+    added = {clock: [] for clock in clocks}
     for turn in range(turns + 1):
         took = {}
         for every in (0, 2) if turn % 2 else (2, 0):
@@ -42,7 +42,7 @@ def checkpoint(training, turns: int) -> dict[str, float]:
     return {clock: statistics.median(kept) for clock, kept in added.items()}
 
 
-def memory(training, steps: int) -> dict[str, float]:
+def memory(training, steps):
     """MB resident after the first steps, and what `steps` more add to it; checkpoints included."""
     run(training, 200, 50)
     first = resident()
@@ -50,12 +50,12 @@ def memory(training, steps: int) -> dict[str, float]:
     return {"first": first, "grown": resident() - first}
 
 
-def resident() -> float:
+def resident():
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def main(model: str, what: str, batch: int, size: int, count: int) -> None:
+def main(model, what, batch, size, count):
     with tempfile.TemporaryDirectory() as folder:
         training = prepare(model, batch, Path(folder), size)
         print(json.dumps({"checkpoint": checkpoint, "memory": memory}[what](training, count)))

@@ -13,7 +13,7 @@ from hpcdl.train import loop  # noqa: E402
 from tests.bench.train_step import prepare  # noqa: E402
 
 
-def main(model: str, batch: int, steps: int) -> None:
+def main(model, batch, steps):
     with tempfile.TemporaryDirectory() as folder:
         training = prepare(model, batch, Path(folder))
         for step in range(1, steps + 1):

@@ -63,7 +63,7 @@ def bare_step(training):
     return tf.function(body, autograph=False)
 
 
-def main(model: str, batch: int, steps: int, turns: int) -> None:
+def main(model, batch, steps, turns):
     with tempfile.TemporaryDirectory() as folder:
         training = prepare(model, batch, Path(folder))
         bare = bare_step(training)

@@ -30,7 +30,7 @@ def image(record):
     return tf.cast(pixels, tf.uint8), found["image/class/label"]
 
 
-def main(folder: str, seconds: float) -> None:
+def main(folder, seconds):
     files = tf.data.Dataset.list_files(f"{folder}/train-*").repeat()
     free = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": False}
     images = files.interleave(tf.data.TFRecordDataset, **free).shuffle(1024).map(image, **free)

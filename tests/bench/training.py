@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.integration.train_runs import Runs, environment
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def stack_python() -> Path:
+def stack_python():
     """HPCDL_TEST_PYTHON, else the Python of the release that the tests share."""
     if named := os.environ.get("HPCDL_TEST_PYTHON"):
         return Path(named)
@@ -27,12 +26,12 @@ def stack_python() -> Path:
 
 
 @contextmanager
-def runs() -> Iterator[Runs]:
+def runs():
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as folder:
         yield Runs(stack_python(), Path(folder))
 
 
-def script(python: Path, name: str, *words: object):
+def script(python, name, *words):
     command = [str(python), "-m", f"tests.bench.{name}", *map(str, words)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,

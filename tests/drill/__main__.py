@@ -5,17 +5,14 @@ counts are those that ran, and a drill that did not run is not in it. `MINUTES=9
 after so long, and `MORE=1` takes it up at the count where it ended: a drill of hours in pieces.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.drill.drills import DRILLS
-from tests.drill.harness import ROOT, Drill, Tally, carry_out
+from tests.drill.harness import ROOT, carry_out
 from tests.homes import short_home
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -24,7 +21,7 @@ BEGIN, END = "<!-- drills: begin -->", "<!-- drills: end -->"
 _SHOWN = 5
 
 
-def main(names: list[str]) -> int:
+def main(names):
     """Run the drills of these names, or all; 1 where anything was lost, wrong or left."""
     scale, seed = float(os.environ.get("DRILLS", "1")), int(os.environ.get("SEED", "1"))
     unknown = set(names) - {drill.name for drill in DRILLS}
@@ -39,7 +36,7 @@ def main(names: list[str]) -> int:
     return 0 if sound else 1
 
 
-def _one(drill: Drill, goal: int, seed: int) -> bool:
+def _one(drill, goal, seed):
     start, before = time.monotonic(), _kept().get(drill.name, {}) if os.environ.get("MORE") else {}
     first = before.get("count", 0)
     if first >= goal:
@@ -58,12 +55,11 @@ def _one(drill: Drill, goal: int, seed: int) -> bool:
     return not found
 
 
-def _kept() -> dict[str, dict]:
-    kept: dict[str, dict] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return kept
+def _kept():
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def _keep(drill: Drill, tally: Tally, before: Mapping[str, int]) -> None:
+def _keep(drill, tally, before):
     counts = {"count": tally.count, "lost": len(tally.lost), "wrong": len(tally.wrong),
               "left": len(tally.left)}  # fmt: skip
     counts = {key: count + before.get(key, 0) for key, count in counts.items()}
@@ -74,7 +70,7 @@ def _keep(drill: Drill, tally: Tally, before: Mapping[str, int]) -> None:
         PAGE.write_text(head + BEGIN + "\n" + table() + END + rest.partition(END)[2])
 
 
-def table() -> str:
+def table():
     kept = _kept()
     head = ["drill", "command", "fault", "count", "lost", "wrong", "left behind", "date"]
     rows = [[f"`{d.name}`", d.command, d.fault,

@@ -8,18 +8,15 @@ import dataclasses
 import os
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
-from hpcdl.site import Site, StackRequest
 from hpcdl.stack.build import BuildPlan, build
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
 from hpcdl.stack.seal import sha256
-from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import adopt as adopting
-from hpcdl.stack.wheelhouse import Wheel, Wheelhouse
+from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, own_digest
 from hpcdl.system.errors import HpcdlError
 from tests.small_release import passing, silent, small_site
 
@@ -28,20 +25,20 @@ _WHEELS = (*(Path.home() / ".cache" / "hpcdl" / "wheels").glob("*"),
            Path(os.__file__).parent / "ensurepip" / "_bundled")  # fmt: skip
 
 
-def publish_anew(site: Site, name: str, added: str) -> None:
+def publish_anew(site, name, added):
     """All of a publish: the admin has added a partition, so there are modulefiles to write."""
     partitions = {**site.partitions, added: site.partitions["cpu"]}
     publish(dataclasses.replace(site, partitions=partitions), name, passing, say=silent,
             verify_again=True)  # fmt: skip
 
 
-def build_tiny(site: Site, version: str) -> None:
+def build_tiny(site, version):
     build(tiny_plan(site, version), silent)
 
 
-def tiny_plan(site: Site, version: str) -> BuildPlan:
+def tiny_plan(site, version):
     """The plan of a stack whose TensorFlow is one empty module."""
-    request: StackRequest = dataclasses.replace(find_request(site), backend="venv", horovod=False)
+    request = dataclasses.replace(find_request(site), backend="venv", horovod=False)
     site = dataclasses.replace(site, stacks={request.name: request})
     recipe = recipe_of(site, request, tuple(site.partitions))
     house = site.paths.prefix.parent / f"wheels-{version}"
@@ -59,7 +56,7 @@ def tiny_plan(site: Site, version: str) -> BuildPlan:
                      Wheelhouse(house, wheels))  # fmt: skip
 
 
-def _empty_wheel(house: Path, name: str, version: str) -> Path:
+def _empty_wheel(house, name, version):
     path, info = house / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     texts = {
         "tensorflow/__init__.py": f"__version__ = {version!r}\n",
@@ -76,13 +73,13 @@ def _empty_wheel(house: Path, name: str, version: str) -> Path:
     return path
 
 
-def adopt_small(site: Site, environment: str) -> None:
+def adopt_small(site, environment):
     """Adopt an environment of small packages: all steps but the import of TensorFlow."""
-    adopting.require_imports = lambda *_: None  # type: ignore[assignment]
+    adopting.require_imports = lambda *_: None
     adopting.adopt_installed(adopting.plan_adoption(site, environment), silent)
 
 
-ACTS: dict[str, Callable[..., object]] = {
+ACTS = {
     "publish": publish_anew,
     "rollback": rollback,
     "gc": lambda site: collect(site, dict, keep=1, unpublished=True),
@@ -91,7 +88,7 @@ ACTS: dict[str, Callable[..., object]] = {
 }
 
 
-def main(action: str, prefix: str, *rest: str) -> int:
+def main(action, prefix, *rest):
     try:
         ACTS[action](small_site(Path(prefix)), *rest)
     except HpcdlError as error:

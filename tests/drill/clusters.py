@@ -1,10 +1,9 @@
 """Drills of the embedded cluster, and what others share: a small one with nodes to break."""
 
 from functools import partial
-from pathlib import Path
 
-from hpcdl.cluster import ClusterState, environment, processes, read_state
-from tests.drill.harness import HPCDL, Bench, Drill
+from hpcdl.cluster import environment, processes, read_state
+from tests.drill.harness import HPCDL, Drill
 from tests.integration.conftest import clean_environment
 
 SITE = """
@@ -25,7 +24,7 @@ partitions:
 """
 
 
-def site_file(bench: Bench) -> Path:
+def site_file(bench):
     """The site of this bench; its commands know it by HPCDL_SITE."""
     path = bench.home / "small.yaml"
     path.write_text(SITE.format(home=bench.home))
@@ -33,11 +32,11 @@ def site_file(bench: Bench) -> Path:
     return path
 
 
-def place(bench: Bench) -> Path:
+def place(bench):
     return bench.home / "cluster" / "small"
 
 
-def running(bench: Bench) -> ClusterState:
+def running(bench):
     """The bench's cluster, up; commands of the bench use it from now on."""
     site_file(bench)
     done = bench.hpcdl("cluster", "up")
@@ -48,14 +47,14 @@ def running(bench: Bench) -> ClusterState:
     return state
 
 
-def works(bench: Bench, after: str) -> bool:
+def works(bench, after):
     conf = place(bench) / "etc" / "slurm.conf"
     done = bench.run(["srun", "-p", "p100", "-N2", "true"], seconds=60,
                      env={"SLURM_CONF": str(conf)})  # fmt: skip
     return bench.must(done.ok, f"no job runs after {after}: {done}")
 
 
-def _stopped(bench: Bench, after: str) -> None:
+def _stopped(bench, after):
     """`down` leaves no process and no network link."""
     done = bench.hpcdl("cluster", "down")
     bench.must(done.ok, f"down after {after}: {done}")
@@ -63,7 +62,7 @@ def _stopped(bench: Bench, after: str) -> None:
     bench.tally.left += [f"process {one} after {after}" for one in found]
 
 
-def killed(bench: Bench) -> None:
+def killed(bench):
     """Kill up, down, node kill, node up, node cut and heal at any change; then up or down."""
     site_file(bench)
     for number in bench.times():
@@ -81,14 +80,14 @@ def killed(bench: Bench) -> None:
     _stopped(bench, "all")
 
 
-def _next(bench: Bench, number: int) -> tuple[str, ...]:
+def _next(bench, number):
     node = f"p100-0{bench.chance.randint(1, 2)}"
     return (("cluster", "up"), ("cluster", "down"), ("cluster", "node", "kill", node),
              ("cluster", "node", "up", node), ("cluster", "node", "cut", node),
              ("cluster", "node", "heal", node))[number % 6]  # fmt: skip
 
 
-def _prepared(bench: Bench, words: tuple[str, ...]) -> None:
+def _prepared(bench, words):
     if words[1] == "up":
         bench.hpcdl("cluster", "down")
         return
@@ -99,7 +98,7 @@ def _prepared(bench: Bench, words: tuple[str, ...]) -> None:
         bench.hpcdl("cluster", "node", before, words[3])
 
 
-def twice(bench: Bench) -> None:
+def twice(bench):
     """Two ups, two downs, an up and a down at the same moment: then up works."""
     site_file(bench)
     for number in bench.times():

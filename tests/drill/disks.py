@@ -4,7 +4,6 @@ import errno
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id, release_ids
 from tests.drill.clusters import site_file
-from tests.drill.harness import HPCDL, Bench, Done, Drill
+from tests.drill.harness import HPCDL, Drill
 from tests.drill.shim import Fault
 from tests.drill.stacks import ACT, releases, sound
 from tests.nights import simulated
@@ -23,7 +22,7 @@ FAKETIME = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
             "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")  # fmt: skip
 
 
-def commands(bench: Bench, place: Path) -> dict[str, list[str]]:
+def commands(bench, place):
     """Commands that change files below `place`, and need no Slurm."""
     night = bench.home / "night.jsonl"
     night.write_text("".join(json.dumps(row.__dict__) + "\n" for row in simulated(1)))
@@ -40,7 +39,7 @@ def commands(bench: Bench, place: Path) -> dict[str, list[str]]:
     }  # fmt: skip
 
 
-def _filled(bench: Bench) -> Path:
+def _filled(bench):
     """Releases, and a place with a copy of them for each attempt."""
     site = releases(bench)
     first = bench.home / "first"
@@ -49,7 +48,7 @@ def _filled(bench: Bench) -> Path:
     return first
 
 
-def broken(bench: Bench, error: int, *, once: bool = False) -> None:
+def broken(bench, error, *, once=False):
     """An error from a change on, or at one: the old state or the new one, and a clear message."""
     first, place = _filled(bench), bench.home / "disk"
     bench.extra["HPCDL_CACHE"] = str(place / "cache")
@@ -72,18 +71,18 @@ def broken(bench: Bench, error: int, *, once: bool = False) -> None:
             collect(site, dict)
 
 
-def _judged(bench: Bench, name: str, done: Done, what: str) -> None:
+def _judged(bench, name, done, what):
     bench.clear(done)
     bench.must(done.code in {0, 2, 3, 4}, f"{name}, {what}: {done}")
 
 
-def _renewed(first: Path, place: Path) -> None:
+def _renewed(first, place):
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(first, place, symlinks=True)
 
 
 @contextmanager
-def mounted(place: Path, options: str) -> Iterator[None]:
+def mounted(place, options):
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True)
     try:
@@ -93,7 +92,7 @@ def mounted(place: Path, options: str) -> Iterator[None]:
         place.rmdir()
 
 
-def real_disks(bench: Bench) -> None:
+def real_disks(bench):
     """A disk that is really full, has no inodes left, or is read-only."""
     first = _filled(bench)
     for number in bench.times():
@@ -112,7 +111,7 @@ def real_disks(bench: Bench) -> None:
             bench.must(again.ok or (name == "rollback" and again.code == 2), f"then: {again}")
 
 
-def _fill(place: Path, kind: str) -> Path:
+def _fill(place, kind):
     filler = place / "filler"
     filler.mkdir()
     if kind == "read-only":
@@ -130,7 +129,7 @@ def _fill(place: Path, kind: str) -> Path:
     return filler
 
 
-def no_locks(bench: Bench) -> None:
+def no_locks(bench):
     """A file system whose locks fail: nothing is done without one, and it says so."""
     first, place = _filled(bench), bench.home / "disk"
     for number in bench.times():
@@ -145,7 +144,7 @@ def no_locks(bench: Bench) -> None:
             bench.must(current_id(small_site(place / "prefix")) == before, f"{name} went on")
 
 
-def clocks(bench: Bench) -> None:
+def clocks(bench):
     """The clock is 400 days ahead, an hour behind, or in the hour that summer time repeats."""
     library = next((one for one in FAKETIME if Path(one).exists()), None)
     if library is None:
@@ -174,7 +173,7 @@ def clocks(bench: Bench) -> None:
                 publish(site, name, passing, say=silent)
 
 
-def _broken(error: int, *, once: bool = False) -> Callable[[Bench], None]:
+def _broken(error, *, once=False):
     return lambda bench: broken(bench, error, once=once)
 
 

@@ -7,22 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from hpcdl.cluster import read_state
 from tests.drill.clusters import place, running
-from tests.drill.harness import HPCDL, ROOT, Bench, Done, Drill
+from tests.drill.harness import HPCDL, ROOT, Done, Drill
 from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
 
 LIES = ("exit 0", "echo nonsense", "head -c 100000 /dev/urandom", "printf 'a|b\\n'; exit 0",
         "echo 'JobId=zz JobState=RUNNING'", "echo 'Killed' >&2; exit 137")  # fmt: skip
 
 
-def slurm_words(bench: Bench, number: int) -> list[str]:
-    choices: list[list[str]] = [
+def slurm_words(bench, number):
+    choices = [
         submit_words(bench, 3 * number), submit_words(bench, 3 * number + 2),
         [*HPCDL, "job", "list"], [*HPCDL, "job", "cancel", "1"], [*HPCDL, "site", "check"],
         [*HPCDL, "stack", "gc", "--dry-run"], [*HPCDL, "cluster", "status"],
@@ -31,11 +30,11 @@ def slurm_words(bench: Bench, number: int) -> list[str]:
     return choices[number % len(choices)]
 
 
-def _controller(bench: Bench) -> int:
+def _controller(bench):
     return read_state(place(bench)).processes["slurmctld"].pid
 
 
-def _each(bench: Bench, breaks: Callable[[Bench, int], None], *, gone: bool) -> None:
+def _each(bench, breaks, *, gone):
     """Break Slurm while, or before, a command runs; then mend it, and count its jobs."""
     running(bench)
     (bench.home / "train.py").write_text("")
@@ -64,7 +63,7 @@ def _each(bench: Bench, breaks: Callable[[Bench, int], None], *, gone: bool) -> 
         cleared(bench)
 
 
-def _of_round(bench: Bench, number: int) -> int:
+def _of_round(bench, number):
     """The jobs that wait or run, without those of earlier rounds.
 
     A slurmctld that is killed before it has saved its state has forgotten what was cancelled.
@@ -74,22 +73,22 @@ def _of_round(bench: Bench, number: int) -> int:
     return sum(name in own or not re.fullmatch(r"j\d+", name) for name in names)
 
 
-def _mended(bench: Bench) -> None:
+def _mended(bench):
     with suppress(ProcessLookupError):
         os.kill(_controller(bench), signal.SIGCONT)
     bench.must((done := bench.hpcdl("cluster", "up")).ok, f"the cluster is not mended: {done}")
 
 
-def controller_killed(bench: Bench) -> None:
+def controller_killed(bench):
     _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=False)
 
 
-def controller_absent(bench: Bench) -> None:
+def controller_absent(bench):
     _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=True)
 
 
-def controller_slow(bench: Bench) -> None:
-    def stop(b: Bench, _: int) -> None:
+def controller_slow(bench):
+    def stop(b, _):
         pid = _controller(b)
         os.kill(pid, signal.SIGSTOP)
         subprocess.Popen(["sh", "-c", f"sleep 60; kill -CONT {pid}"],
@@ -98,7 +97,7 @@ def controller_slow(bench: Bench) -> None:
     _each(bench, stop, gone=True)
 
 
-def lies(bench: Bench) -> None:
+def lies(bench):
     """squeue, sinfo, scontrol or sbatch answer what no release does."""
     running(bench)
     (bench.home / "train.py").write_text("")
@@ -121,14 +120,14 @@ def lies(bench: Bench) -> None:
         cleared(bench)
 
 
-def training_python() -> Path | None:
+def training_python():
     """A Python with TensorFlow: HPCDL_TEST_PYTHON, or the newest release of the tests."""
     named = os.environ.get("HPCDL_TEST_PYTHON")
     found = (Path.home() / ".cache" / "hpcdl" / "tests").glob("prefix/releases/*/stack/bin/python")
     return Path(named) if named else max(found, key=lambda p: p.stat().st_ctime, default=None)
 
 
-def killed_training(bench: Bench) -> None:
+def killed_training(bench):
     """Kill `data make` or a training; what is there is whole, and again it completes."""
     python = training_python()
     if python is None:
@@ -152,11 +151,11 @@ def killed_training(bench: Bench) -> None:
             bench.kept((job / "result.json").is_file(), f"no result, killed at {at}")
 
 
-def _inspected(bench: Bench, python: Path, data: Path) -> str:
+def _inspected(bench, python, data):
     return bench.run([python, "-m", "hpcdl.train.data", "inspect", str(data), "--json"]).out
 
 
-def demo(bench: Bench) -> None:
+def demo(bench):
     """A whole demo is ended by a signal; then it runs to its end, and `down` leaves nothing."""
     env = {"HPCDL_SITE": "embedded", "HPCDL_CACHE": str(Path.home() / ".cache" / "hpcdl"),
            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # fmt: skip

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,14 +39,14 @@ class Done:
     err: str
 
     @property
-    def died(self) -> bool:
+    def died(self):
         return self.code == -signal.SIGKILL
 
     @property
-    def ok(self) -> bool:
+    def ok(self):
         return self.code == 0
 
-    def __str__(self) -> str:
+    def __str__(self):
         said = (self.err.strip() or self.out.strip()).splitlines()[-4:]
         return f"{' '.join(self.argv[-6:])} -> {self.code}: {' / '.join(said)}"[:500]
 
@@ -72,10 +72,10 @@ class Bench:
     extra: dict[str, str] = field(default_factory=dict)
     orders: dict[str, list[int]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.chance = random.Random(f"{self.seed}-{self.numbers.start}")
 
-    def times(self) -> Iterator[int]:
+    def times(self):
         for number in self.numbers:
             if time.monotonic() > self.deadline:
                 self.tally.note = "out of time"
@@ -84,11 +84,11 @@ class Bench:
             self.tally.count += 1
 
     @property
-    def goal(self) -> int:
+    def goal(self):
         return len(self.numbers)
 
     @property
-    def env(self) -> dict[str, str]:
+    def env(self):
         """The environment of commands: this bench's, and nobody else's."""
         return {
             **clean_environment(), "HPCDL_HOME": str(self.home), "PYTHONPATH": str(ROOT),
@@ -97,10 +97,7 @@ class Bench:
             **self.extra,
         }  # fmt: skip
 
-    def run(
-        self, argv: Sequence[str | Path], *, fault: Fault | None = None, seconds: float = 120,
-        env: Mapping[str, str] | None = None,
-    ) -> Done:  # fmt: skip
+    def run(self, argv, *, fault=None, seconds=120, env=None):
         """Run a command to its end, or to the fault's; one that hangs counts as wrong."""
         words = tuple(map(str, argv))
         started = self.start(words, fault=fault, env=env)
@@ -112,20 +109,14 @@ class Bench:
             self.tally.wrong.append(f"hung for {seconds} s: {' '.join(words[-6:])}")
         return Done(words, started.returncode, out, err)
 
-    def start(
-        self, argv: Sequence[str | Path], *, fault: Fault | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> subprocess.Popen[str]:  # fmt: skip
+    def start(self, argv, *, fault=None, env=None):
         merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
         return subprocess.Popen(
             [str(one) for one in argv], env=merged, cwd=self.home, text=True, errors="replace",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def kill(
-        self, what: str, turn: int, argv: Sequence[str | Path], below: Path | None = None,
-        prepare: Callable[[], object] = lambda: None, seconds: float = 120,
-    ) -> int:  # fmt: skip
+    def kill(self, what, turn, argv, below=None, prepare=lambda: None, seconds=120):
         """Kill a command at one of its changes, which is returned, in the state it is for."""
         prepare()
         at = self.moment(what, turn, argv, below)
@@ -134,7 +125,7 @@ class Bench:
         self.must(done.died or done.ok, f"neither killed nor done: {done}")
         return at
 
-    def together(self, *commands: Sequence[str | Path]) -> list[Done]:
+    def together(self, *commands):
         started = [(tuple(map(str, argv)), self.start(argv)) for argv in commands]
         ended = []
         for argv, one in started:
@@ -142,13 +133,13 @@ class Bench:
             ended.append(Done(argv, one.returncode, out, err))
         return ended
 
-    def hpcdl(self, *words: str | Path, fault: Fault | None = None, seconds: float = 120) -> Done:
+    def hpcdl(self, *words, fault=None, seconds=120):
         """Run an hpcdl command; what it says must be clear."""
         done = self.run([*HPCDL, *map(str, words)], fault=fault, seconds=seconds)
         self.clear(done)
         return done
 
-    def clear(self, done: Done) -> None:
+    def clear(self, done):
         """A failure names its cause and the next step, and is no traceback."""
         if "Traceback (most recent call last)" in done.err:
             last = done.err.strip().splitlines()[-1]
@@ -161,21 +152,19 @@ class Bench:
             elif "error: " in done.err and "help: " not in done.err:
                 self.tally.wrong.append(f"no next step: {done}")
 
-    def must(self, holds: object, what: str) -> bool:
+    def must(self, holds, what):
         """Note as wrong what does not hold."""
         if not holds:
             self.tally.wrong.append(what[:400])
         return bool(holds)
 
-    def kept(self, holds: object, what: str) -> bool:
+    def kept(self, holds, what):
         """Note as lost what is not there any more."""
         if not holds:
             self.tally.lost.append(what[:400])
         return bool(holds)
 
-    def moment(
-        self, what: str, turn: int, argv: Sequence[str | Path], below: Path | None = None
-    ) -> int:
+    def moment(self, what, turn, argv, below=None):
         """The `turn`-th change of a command, in an order by chance: each before one comes again.
 
         The command is run once, to count its changes.
@@ -202,11 +191,11 @@ class Drill:
     act: Callable[[Bench], None]
 
 
-def mounts() -> set[str]:
+def mounts():
     return {line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()}
 
 
-def marked(home: Path, seconds: float = 5) -> list[str]:
+def marked(home, seconds=5):
     """The processes that a bench's commands have left, which get some seconds to end."""
     mark, end = f"HPCDL_DRILL={home}".encode(), time.monotonic() + seconds
     while found := [pid for pid in Path("/proc").glob("[0-9]*") if mark in _environ(pid)]:
@@ -216,21 +205,21 @@ def marked(home: Path, seconds: float = 5) -> list[str]:
     return []
 
 
-def _environ(process: Path) -> bytes:
+def _environ(process):
     try:
         return (process / "environ").read_bytes()
     except OSError:
         return b""
 
 
-def _words(process: Path) -> str:
+def _words(process):
     try:
         return (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:80]
     except OSError:
         return "gone"
 
 
-def temporary(home: Path) -> list[str]:
+def temporary(home):
     found = [f"tmp/{one.name}" for one in (home / "tmp").glob("*")]
     for where, _, files in os.walk(home):
         if "cache" not in Path(where).relative_to(home).parts[:2]:
@@ -238,7 +227,7 @@ def temporary(home: Path) -> list[str]:
     return [f"temporary file {one}" for one in found]
 
 
-def carry_out(drill: Drill, numbers: range, home: Path, seed: int, most: float) -> Tally:
+def carry_out(drill, numbers, home, seed, most):
     """Run these of a drill, for `most` seconds; clusters are stopped, what is left is told."""
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     before = mounts()
@@ -258,7 +247,7 @@ def carry_out(drill: Drill, numbers: range, home: Path, seed: int, most: float) 
     return bench.tally
 
 
-def _links(home: Path) -> list[Path]:
+def _links(home):
     """The bridge and cables of the clusters that a home can have."""
     places = [home / "cluster" / name for name in ("small", "embedded")]
     return [one for place in places

@@ -6,10 +6,9 @@ import sqlite3
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 from tests.drill.clusters import running
-from tests.drill.harness import HPCDL, ROOT, Bench, Drill
+from tests.drill.harness import HPCDL, ROOT, Drill
 from tests.drill.shim import Fault
 from tests.nights import simulated
 
@@ -39,21 +38,21 @@ __main__.run()
 """
 
 
-def queue(bench: Bench) -> list[tuple[int, str, str]]:
+def queue(bench):
     """Every job that waits or runs: number, name, directory of its work."""
     done = bench.run(["squeue", "-h", "-r", "-o", "%A|%j|%Z"])
     rows = [line.split("|") for line in done.out.splitlines()]
     return [(int(row[0]), row[1], row[2]) for row in rows if len(row) == 3]
 
 
-def cleared(bench: Bench) -> None:
+def cleared(bench):
     bench.run(["scancel", "--user", "root"])
     end = time.monotonic() + 30
     while queue(bench) and time.monotonic() < end:
         time.sleep(0.2)
 
 
-def submit_words(bench: Bench, number: int) -> list[str]:
+def submit_words(bench, number):
     """A submit, a chain of three, or a sweep of four, that waits for a date far away."""
     name = f"j{number}"
     shared = ["--no-module", "--partition", "p100", "--name", name, "--sbatch", "begin=2040-01-01"]
@@ -65,7 +64,7 @@ def submit_words(bench: Bench, number: int) -> list[str]:
     return [*HPCDL, *words, "--", "python", "train.py"]
 
 
-def killed_submits(bench: Bench) -> None:
+def killed_submits(bench):
     """Kill a submit, a chain or a sweep; the same again: each job once, and each is known."""
     running(bench)
     (bench.home / "train.py").write_text("")
@@ -85,7 +84,7 @@ def killed_submits(bench: Bench) -> None:
         cleared(bench)
 
 
-def _known(bench: Bench, jobs: list[int], at: int) -> None:
+def _known(bench, jobs, at):
     """Every queued job is one that hpcdl tells of."""
     listed = bench.hpcdl("job", "list", "--json").out
     manifests = "".join(path.read_text() for path in bench.home.glob("work/sweeps/*/sweep.json"))
@@ -95,7 +94,7 @@ def _known(bench: Bench, jobs: list[int], at: int) -> None:
         bench.must(known, f"job {job} is queued and unknown, killed at {at}")
 
 
-def submits_twice(bench: Bench) -> None:
+def submits_twice(bench):
     """The same sweep from two shells at once: each point has one job."""
     running(bench)
     (bench.home / "train.py").write_text("")
@@ -108,7 +107,7 @@ def submits_twice(bench: Bench) -> None:
         cleared(bench)
 
 
-def killed_checks(bench: Bench) -> None:
+def killed_checks(bench):
     """Kill a check run or a measurement: no job outlives the next one, references are whole."""
     running(bench)
     site = bench.extra["HPCDL_SITE"]
@@ -123,14 +122,14 @@ def killed_checks(bench: Bench) -> None:
         bench.must(not queue(bench), f"jobs of a killed {action} are left: {queue(bench)}")
 
 
-def _references(bench: Bench) -> int:
+def _references(bench):
     """How many references the site has; they can be read at any moment."""
     done = bench.hpcdl("check", "references", "show", "--json")
     bench.must(done.ok, f"references cannot be read: {done}")
     return done.out.count('"check"')
 
 
-def history(bench: Bench) -> None:
+def history(bench):
     """20 readers and 4 writers; then every result is there once."""
     lines = [json.dumps(row.__dict__) for row in simulated(max(8, bench.goal))]
     files = [bench.home / f"part-{one}.jsonl" for one in range(4)]
@@ -151,13 +150,13 @@ def history(bench: Bench) -> None:
     bench.must(count <= len(lines), f"{count - len(lines)} results twice")
 
 
-def _results(path: str | Path) -> int:
+def _results(path):
     with sqlite3.connect(path) as connection:
         (count,) = connection.execute("SELECT count(*) FROM results").fetchone()
     return int(count)
 
 
-def killed_imports(bench: Bench) -> None:
+def killed_imports(bench):
     """Kill an import; the history is whole, and the same again adds what was missing."""
     lines = [json.dumps(row.__dict__) for row in simulated(4)]
     file = bench.home / "nights.jsonl"

@@ -16,7 +16,7 @@ KILL = 0
 
 
 @cache
-def library() -> Path:
+def library():
     """The library, compiled once per run."""
     directory = tempfile.mkdtemp(prefix="hpcdl-shim-")
     atexit.register(shutil.rmtree, directory)
@@ -38,7 +38,7 @@ class Fault:
     everybody: bool = False
     """Also in the programs that the command starts."""
 
-    def env(self, home: Path) -> dict[str, str]:
+    def env(self, home):
         counter = _counter(home)
         counter.write_bytes(bytes(8))
         found = {"LD_PRELOAD": str(library()), "DRILL_BELOW": str(self.below),
@@ -47,9 +47,9 @@ class Fault:
         found |= {"DRILL_ONCE": "1"} if self.once else {}
         return found | ({"DRILL_ALL": "1"} if self.everybody else {})
 
-    def count(self, home: Path) -> int:
+    def count(self, home):
         return int.from_bytes(_counter(home).read_bytes(), "little")
 
 
-def _counter(home: Path) -> Path:
+def _counter(home):
     return home / "counter"

@@ -10,13 +10,13 @@ from hpcdl.stack.seal import check_integrity
 from hpcdl.stack.spack_backend.concretize import concretize
 from hpcdl.stack.spack_backend.tool import open_spack
 from hpcdl.system.resources import cache
-from tests.drill.harness import Bench, Drill
+from tests.drill.harness import Drill
 from tests.drill.stacks import ACT
 from tests.integration.spack_fixture import RECIPE, SMALL, own_spack, small_packages, want, why_not
 from tests.small_release import silent, small_site
 
 
-def killed_adopts(bench: Bench) -> None:
+def killed_adopts(bench):
     """Kill an adoption at a change, or at a program's start or end; the next one completes."""
     if why_not():
         bench.tally.note = why_not()
@@ -33,7 +33,7 @@ def killed_adopts(bench: Bench) -> None:
         os.environ.update(before)
 
 
-def _installed(bench: Bench) -> str:
+def _installed(bench):
     """An environment whose TensorFlow is an empty package, installed."""
     home = own_spack(bench.home, cache() / "tests" / "spack", os.environ.__setitem__)
     home = small_packages(home)
@@ -48,7 +48,7 @@ def _installed(bench: Bench) -> str:
     return str(where)
 
 
-def _adopt(bench: Bench, environment: str) -> None:
+def _adopt(bench, environment):
     site = small_site(bench.home / "prefix")
     act = [*ACT, "adopt", str(site.paths.prefix), environment]
     releases = site.paths.prefix / "releases"

@@ -5,16 +5,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_release, read_release, release_for, release_ids
 from hpcdl.stack.seal import check_integrity
-from tests.drill.harness import Bench, Drill
+from tests.drill.harness import Drill
 from tests.small_release import LMOD, make_release, passing, silent, small_site
 
 ACT = (sys.executable, "-m", "tests.drill.acts")
@@ -34,7 +31,7 @@ echo "$done $failed"
 """
 
 
-def published_site(prefix: Path, *, lmod: bool) -> Site:
+def published_site(prefix, *, lmod):
     """Three releases, two of one version, all published once."""
     site = small_site(prefix, lmod=lmod)
     for name, version in zip("abc", VERSIONS, strict=True):
@@ -45,7 +42,7 @@ def published_site(prefix: Path, *, lmod: bool) -> Site:
     return site
 
 
-def load_while(site: Site, scratch: Path, loads: int, work: Callable[[], None]) -> tuple[int, str]:
+def load_while(site, scratch, loads, work):
     """Load in four shells while `work` runs, and unload some; the loads, and what failed."""
     env = {
         "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LMOD_INIT": str(LMOD),
@@ -67,7 +64,7 @@ def load_while(site: Site, scratch: Path, loads: int, work: Callable[[], None]) 
     return sum(int(done) for done, _ in said), f"{failures} failed {errors}" if failures else ""
 
 
-def publish_and_roll_back(site: Site, times: int) -> None:
+def publish_and_roll_back(site, times):
     for number in range(times):
         if number % 3 == 2:
             rollback(site)
@@ -76,11 +73,11 @@ def publish_and_roll_back(site: Site, times: int) -> None:
         time.sleep(0.01)
 
 
-def releases(bench: Bench) -> Site:
+def releases(bench):
     return published_site(bench.home / "prefix", lmod=False)
 
 
-def sound(bench: Bench, site: Site, after: str) -> None:
+def sound(bench, site, after):
     """What users and jobs read is whole."""
     current = current_release(site)
     if not bench.kept(current, f"no release is current after {after}"):
@@ -94,7 +91,7 @@ def sound(bench: Bench, site: Site, after: str) -> None:
         bench.must(check_integrity(read_release(site, name)).ok, f"{name} damaged by {after}")
 
 
-def killed_switches(bench: Bench) -> None:
+def killed_switches(bench):
     """Kill publish, rollback and gc; then the same command again, to its end."""
     site = releases(bench)
     spare = bench.home / "spare"
@@ -112,18 +109,18 @@ def killed_switches(bench: Bench) -> None:
         _to_its_end(bench, site, action, number, at)
 
 
-def _words(bench: Bench, site: Site, action: str, number: int) -> list[str]:
+def _words(bench, site, action, number):
     more = {"publish": [bench.chance.choice(release_ids(site)), f"new{number}"]}
     return [*ACT, action, str(site.paths.prefix), *more.get(action, [])]
 
 
-def _again(prefix: Path, spare: Path) -> None:
+def _again(prefix, spare):
     """The releases as they were at first: a gc needs something to remove."""
     shutil.rmtree(prefix)
     shutil.copytree(spare, prefix, symlinks=True)
 
 
-def _to_its_end(bench: Bench, site: Site, action: str, number: int, at: int) -> None:
+def _to_its_end(bench, site, action, number, at):
     """After a publish and a gc nothing is left of what was killed."""
     for one in (action, "publish"):
         done = bench.run(_words(bench, site, one, number))
@@ -133,7 +130,7 @@ def _to_its_end(bench: Bench, site: Site, action: str, number: int, at: int) -> 
     sound(bench, site, f"{action} again after {at}")
 
 
-def killed_builds(bench: Bench) -> None:
+def killed_builds(bench):
     """Kill a build at a change, or at a program's start or end; the next one completes."""
     site = small_site(bench.home / "prefix")
     act = [*ACT, "build", str(site.paths.prefix)]
@@ -151,7 +148,7 @@ def killed_builds(bench: Bench) -> None:
         collect(site, dict, keep=1, unpublished=True)
 
 
-def loads(bench: Bench) -> None:
+def loads(bench):
     """Four shells load while releases are switched, about once a second."""
     if not LMOD.is_file():
         bench.tally.note = "Lmod is not installed"
@@ -165,7 +162,7 @@ def loads(bench: Bench) -> None:
             (bench.home / "tmp" / one).unlink(missing_ok=True)
 
 
-def _switch(site: Site, seconds: float) -> None:
+def _switch(site, seconds):
     """Publish and roll back for so long, as a busy day of admins."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -173,7 +170,7 @@ def _switch(site: Site, seconds: float) -> None:
         time.sleep(3)
 
 
-def two_at_once(bench: Bench) -> None:
+def two_at_once(bench):
     """Two of each at the same moment: both say how it went, and the tree is whole."""
     site = releases(bench)
     for number in bench.times():
@@ -190,7 +187,7 @@ def two_at_once(bench: Bench) -> None:
         sound(bench, site, f"two {action}")
 
 
-def waits_for_nobody(bench: Bench) -> None:
+def waits_for_nobody(bench):
     """A lock's holder is killed: the next command goes on within seconds."""
     site = releases(bench)
     for _ in bench.times():

@@ -8,8 +8,6 @@ In commands and lines {tmp} is that directory, {site} its site file and {python}
 command may begin with variables, as in a shell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -19,10 +17,8 @@ import shlex
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -41,13 +37,13 @@ _REFERENCE = """\
    source: run, proof: run, date: "2026-01-01"}
 """
 _REFERENCES = f"schema: 1\nset: embedded\nreferences:\n{_REFERENCE}{_REFERENCE}"
-_RESULT: dict[str, Any] = {
+_RESULT = {
     "schema": 2, "model": "resnet50", "batch_per_rank": 64, "precision": "fp32",
     "layout": {"ranks": 1, "gpu": "P100-PCIe"}, "job": {"partition": "p100"},
     "summary": {"images_per_second": 200.0},
 }  # fmt: skip
 _DEEP = "[" * 100_000
-_VERDICT: dict[str, Any] = {
+_VERDICT = {
     "check": "c", "case": "x", "status": "PASS", "reason": "", "partition": None,
     "ok": True, "waived": False, "seconds": 1, "metrics": [],
 }  # fmt: skip
@@ -66,7 +62,7 @@ _SITES = [
 """Sites that differ from {site} in one thing, which they are named for."""
 
 # What lies in {tmp}: text by name.
-FILES: dict[str, str] = {
+FILES = {
     "site.yaml": _SITE,
     **{f"site-{name}.yaml": _SITE.replace(old, new, 1) for name, old, new in _SITES},
     "site-unknown-key.yaml": _SITE + "partition: {}\n",
@@ -138,7 +134,7 @@ FILES: dict[str, str] = {
 }  # fmt: skip
 
 
-def make(tmp: Path) -> None:
+def make(tmp):
     """Make the files that commands name."""
     for name, text in FILES.items():
         path = tmp / name
@@ -156,14 +152,14 @@ def make(tmp: Path) -> None:
         later.execute("PRAGMA user_version = 99")
 
 
-def cases() -> list[tuple[str, str, str]]:
+def cases():
     """What is kept, in its order: name, command and what it says."""
     parts = [part.rstrip("\n").partition("\n") for part in KEPT.read_text().split("\n$ ")[1:]]
     heads = [(head.rpartition("  # "), text) for head, _, text in parts]
     return [(name, command, text) for (command, _, name), text in heads]
 
 
-def said(command: str, tmp: Path) -> str:
+def said(command, tmp):
     """Run a command of `errors.txt`: its status, first line and, of a faulty file, first fault."""
     words = shlex.split(command.replace("{site}", "{tmp}/site.yaml").replace("{tmp}", str(tmp)))
     first = next(at for at, word in enumerate(words) if "=" not in word)
@@ -188,9 +184,7 @@ def said(command: str, tmp: Path) -> str:
     return found
 
 
-def _run(
-    call: Callable[[list[str]], int], words: list[str], tmp: Path, variables: dict[str, str]
-) -> tuple[int, str]:
+def _run(call, words, tmp, variables):
     """Exit code and standard error; a traceback is printed there, as Python would."""
     env = {"HPCDL_SITE": str(tmp / "site.yaml"), "HPCDL_HOME": str(tmp / "home"),
            "HPCDL_CACHE": str(tmp / "cache"), "HOME": str(tmp / "home"),
@@ -214,7 +208,7 @@ def _run(
 
 
 @contextlib.contextmanager
-def _nobody() -> Iterator[None]:
+def _nobody():
     """No longer root, who may read everything."""
     root = os.geteuid() == 0
     if root:
@@ -226,14 +220,14 @@ def _nobody() -> Iterator[None]:
             os.seteuid(0)
 
 
-def _with_places(text: str, tmp: Path) -> str:
+def _with_places(text, tmp):
     """Without what differs by machine, and by release of Python: argparse's quotes."""
     for path, place in ((tmp / "site.yaml", "site"), (tmp, "tmp"), (sys.executable, "python")):
         text = text.replace(str(path), f"{{{place}}}")
     return re.sub(r"\(choose from .*\)", lambda choices: choices[0].replace("'", ""), text)
 
 
-def write(tmp: Path) -> int:
+def write(tmp):
     """Write every line anew, in the order that is kept, and give their number."""
     make(tmp)
     head = "# What `hpcdl` says when something is wrong: errors.py. `make golden` writes it.\n"

@@ -6,17 +6,15 @@ those, in `others.diff`: behind `@@` stands the line before what differs. `make 
 of it anew; the diff then shows what changed where.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.functions import FILE
 from hpcdl.jobs.launch import with_version
-from hpcdl.site import Site, load_site
+from hpcdl.jobs.script import FILE
+from hpcdl.site import load_site
 from hpcdl.system.resources import folder
 
 HERE = Path(__file__).parent
@@ -40,32 +38,32 @@ MODULE = Module(
 )  # fmt: skip
 
 
-def script(partition: str, size: str, version: str) -> str:
+def script(partition, size, version):
     """The script of one cell, without what differs by person and by release of hpcdl."""
     site = with_version(_site(PARTITIONS[partition]), version)
-    return bare(render_script(site, JobSpec(partition, **SIZES[size]), MODULE).text)  # type: ignore[arg-type]
+    return bare(render_script(site, JobSpec(partition, **SIZES[size]), MODULE).text)
 
 
-def bare(text: str) -> str:
+def bare(text):
     """A script without the release of hpcdl."""
     return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
 
 
-def _site(name: str) -> Site:
+def _site(name):
     site = load_site(folder("templates") / "sites" / f"{name}.yaml")
     return replace(site, paths=replace(site.paths, work=Path("/work/me")))
 
 
-def cells() -> dict[str, str]:
+def cells():
     """The scripts of one release for each partition and size, and of each form for one."""
     asked = [(partition, size, FORMS[-1]) for partition in PARTITIONS for size in SIZES]
     asked += [("a100", "4-nodes", release) for release in FORMS[:-1]]
     return {"-".join(one): script(*one) for one in asked}
 
 
-def differences(base: str, text: str) -> list[str]:
+def differences(base, text):
     """The lines in which a text differs from another; before each group, the line it follows."""
-    found: list[str] = []
+    found = []
     before = base.splitlines()
     for line in difflib.unified_diff(before, text.splitlines(), n=0, lineterm=""):
         if at := re.match(r"@@ -(\d+)(,0)?", line):
@@ -77,7 +75,7 @@ def differences(base: str, text: str) -> list[str]:
     return found
 
 
-def wanted(texts: dict[str, str]) -> dict[str, str]:
+def wanted(texts):
     """The content of each file: those kept whole, and what the others differ in."""
     lines = ["# Scripts by what differs from one that is known: matrix.py. `make golden`."]
     bases = list(WHOLE)
@@ -90,6 +88,6 @@ def wanted(texts: dict[str, str]) -> dict[str, str]:
     return {**files, "others.diff": "\n".join(lines) + "\n"}
 
 
-def kept() -> dict[str, str]:
+def kept():
     """What lies in this directory."""
     return {path.name: path.read_text() for path in (*HERE.glob("*.sh"), *HERE.glob("*.diff"))}

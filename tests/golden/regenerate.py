@@ -8,7 +8,7 @@ from tests.golden.matrix import HERE, kept, wanted
 from tests.golden.variants import all_scripts
 
 
-def main() -> None:
+def main():
     texts = all_scripts()
     for name in kept():
         (HERE / name).unlink()

@@ -1,10 +1,7 @@
 """Scripts of other launchers, of containers, staging and arrays, on one release each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
@@ -16,11 +13,11 @@ from tests.golden.matrix import HERE, MODULE, bare, cells
 RELEASE = "24.05"
 _BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
 _STAGED = replace(_BASE, program=(), data="/data/imagenet", stage=True)
-_TRUSTED: dict[str, Any] = {"launcher": "multiworker", "trusted_network": True}
+_TRUSTED = {"launcher": "multiworker", "trusted_network": True}
 _IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
 
 # Name -> the job, and the container runtime, or the form of GPU requests, of the site.
-VARIANTS: dict[str, tuple[JobSpec, str]] = {
+VARIANTS = {
     "launcher-horovod": (_BASE, ""),
     "launcher-horovod-mpirun": (replace(_BASE, launcher="horovod-mpirun"), "apptainer"),
     "launcher-multiworker": (replace(_BASE, **_TRUSTED), "apptainer"),
@@ -54,7 +51,7 @@ VARIANTS |= {
 }
 
 
-def script(name: str) -> str:
+def script(name):
     """A variant's script, without what differs by release of hpcdl."""
     spec, runtime = VARIANTS[name]
     if spec.gpu_model:
@@ -71,6 +68,6 @@ def script(name: str) -> str:
     return bare(render_script(site, spec, module, array).text)
 
 
-def all_scripts() -> dict[str, str]:
+def all_scripts():
     """Every script that is kept, by name."""
     return cells() | {name: script(name) for name in VARIANTS}

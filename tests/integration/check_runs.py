@@ -1,18 +1,12 @@
 """What tests of checks share: a site of the test's own on the embedded cluster."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
-from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.verdict import Verdict
-from hpcdl.results.faults import Status
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 
 
-def own_site(cluster_env: Mapping[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def own_site(cluster_env, folder, monkeypatch):
     """The embedded site with a prefix and a work folder below `folder`, and its environment."""
     for key in list(os.environ):
         if key.startswith(("SLURM", "HPCDL")):
@@ -25,7 +19,7 @@ def own_site(cluster_env: Mapping[str, str], folder: Path, monkeypatch: pytest.M
     return load_site(file)
 
 
-def with_release(site: Site, prefix: Path, digits: Path) -> Site:
+def with_release(site, prefix, digits):
     """The site with the releases of another prefix and the digits; references stay its own."""
     site.paths.prefix.mkdir(parents=True)
     (site.paths.prefix / "releases").symlink_to(prefix / "releases")
@@ -35,14 +29,14 @@ def with_release(site: Site, prefix: Path, digits: Path) -> Site:
     return site
 
 
-def statuses(outcome: CheckOutcome) -> dict[str, Status]:
+def statuses(outcome):
     return {verdict.name: verdict.status for verdict in outcome.verdicts}
 
 
-def told(outcome: CheckOutcome) -> str:
+def told(outcome):
     return "\n".join(f"{v.status.value} {v.name}: {v.reason}, {v.log}" for v in outcome.verdicts)
 
 
-def value(verdict: Verdict, metric: str) -> float:
+def value(verdict, metric):
     (found,) = [m.value for m in verdict.metrics if m.name == metric]
     return found

@@ -4,17 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, environment, up
+from hpcdl.cluster import environment, up
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES
 from hpcdl.cluster.needs import check_packages, choose_mode
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
 from tests.small_release import LMOD
@@ -25,7 +25,7 @@ needs_lmod = pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installe
 _FOREIGN = ("MAKE", "MFLAGS", "SLURM", "SBATCH", "HPCDL", "OMPI", "MODULEPATH")
 
 
-def clean_environment() -> dict[str, str]:
+def clean_environment():
     """This process's environment without another cluster's or site's variables."""
     return {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
 
@@ -37,9 +37,7 @@ class Shell:
     env: Mapping[str, str]
     directory: Path
 
-    def __call__(
-        self, *argv: str | Path, timeout: float = 60, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *argv, timeout=60, check=True):
         done = subprocess.run(
             [str(word) for word in argv],
             env=dict(self.env), cwd=self.directory, timeout=timeout,
@@ -49,34 +47,34 @@ class Shell:
             raise AssertionError(f"{argv} gave {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
-    def hpcdl(self, *words: str | Path, **more) -> subprocess.CompletedProcess[str]:
+    def hpcdl(self, *words, **more):
         return self(HPCDL, *words, **more)
 
-    def refused(self, code: int, *words: str | Path, **more) -> str:
+    def refused(self, code, *words, **more):
         """What an hpcdl command that must fail says of it."""
         done = self.hpcdl(*words, check=False, **more)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stderr
 
-    def json(self, *words: str | Path, **more):
+    def json(self, *words, **more):
         """What an hpcdl command tells a machine, however it ends."""
         return json.loads(self.hpcdl(*words, "--json", check=False, **more).stdout)
 
-    def submit(self, *words: str | Path) -> dict:
+    def submit(self, *words):
         """The answer of `job submit`, without modules and preflight."""
         shared = ("job", "submit", "--no-module", "--no-preflight", "--json")
         return json.loads(self.hpcdl(*shared, *words).stdout)
 
-    def ended(self, job: object) -> dict:
+    def ended(self, job):
         """How a job ended, watched until then, and its log as `text`."""
         answer = self.json("job", "watch", str(job), timeout=280)
         return {**answer, "text": Path(answer["log"]).read_text()}
 
-    def run(self, *words: str | Path) -> dict:
+    def run(self, *words):
         answer = self.submit(*words)
         return {**answer, **self.ended(answer["job_id"])}
 
-    def take(self, partition: str, nodes: int = 1) -> str:
+    def take(self, partition, nodes=1):
         """A job that has nodes for itself: what is queued for them waits."""
         words = ("-p", partition, "-N", str(nodes), "--exclusive", "-o", "/dev/null", "--wrap")
         job = self("sbatch", "--parsable", *words, "sleep 900").stdout.strip()
@@ -84,12 +82,12 @@ class Shell:
         return job
 
 
-def shell_of(state: ClusterState, directory: Path, **env: str) -> Shell:
+def shell_of(state, directory, **env):
     """Runs commands against a cluster of the test's own."""
     return Shell({**environment(state, clean_environment()), **env}, directory)
 
 
-def need_packages(*, accounting: bool = False) -> None:
+def need_packages(*, accounting=False):
     try:
         check_packages(accounting=accounting)
     except MissingPrerequisite as lack:
@@ -97,7 +95,7 @@ def need_packages(*, accounting: bool = False) -> None:
 
 
 @contextmanager
-def small_disk(place: Path, options: str) -> Iterator[None]:
+def small_disk(place, options):
     """A file system of its own at a directory, as `size=8m` makes it."""
     place.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place]
@@ -109,7 +107,7 @@ def small_disk(place: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-def site_file(folder: Path, *changes: tuple[str, object]) -> Path:
+def site_file(folder, *changes):
     """The embedded site's file in a folder, with texts in it replaced."""
     text = find_site_file("embedded").read_text()
     for old, new in changes:
@@ -120,19 +118,19 @@ def site_file(folder: Path, *changes: tuple[str, object]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster_home() -> Iterator[Path]:
+def cluster_home():
     """A short HPCDL_HOME; whatever clusters are left below it are stopped at the end."""
     with short_home() as home:
         yield home
 
 
 @pytest.fixture(scope="session")
-def embedded_site() -> Site:
+def embedded_site():
     return load_site(find_site_file("embedded"))
 
 
 @pytest.fixture(params=[NAMESPACES, LOOPBACK])
-def mode(request) -> str:
+def mode(request):
     """How a cluster's nodes are kept apart: each way that this machine has."""
     if request.param == NAMESPACES and choose_mode("auto") != NAMESPACES:
         pytest.skip("mode namespaces needs root and unshare")
@@ -140,7 +138,7 @@ def mode(request) -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster(cluster_home, embedded_site) -> ClusterState:
+def cluster(cluster_home, embedded_site):
     directory = cluster_home / "cluster" / "embedded"
     try:
         return up(embedded_site, directory=directory)
@@ -149,7 +147,7 @@ def cluster(cluster_home, embedded_site) -> ClusterState:
 
 
 @pytest.fixture(scope="session")
-def cluster_env(cluster, cluster_home) -> dict[str, str]:
+def cluster_env(cluster, cluster_home):
     return {
         **environment(cluster, clean_environment()),
         "HPCDL_HOME": str(cluster_home),
@@ -158,5 +156,5 @@ def cluster_env(cluster, cluster_home) -> dict[str, str]:
 
 
 @pytest.fixture
-def slurm(cluster, cluster_env, tmp_path) -> Shell:
+def slurm(cluster, cluster_env, tmp_path):
     return Shell(cluster_env, tmp_path)

@@ -7,7 +7,6 @@ built: `works` and `above` do, `waits` does when a file is there, and says somet
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ BOOTSTRAP = "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
 SMALL = Environment("small", "Small", ("nobody",), (), {}, "")
 
 
-def why_not() -> str:
+def why_not():
     """Why Spack cannot be run here; empty where it can."""
     try:
         find_spack()
@@ -34,7 +33,7 @@ def why_not() -> str:
     return ""
 
 
-def gcc(version: str, prefix: str) -> dict[str, object]:
+def gcc(version, prefix):
     paths = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
     return {
         "spec": f"gcc@{version} languages:='c,c++,fortran'",
@@ -44,18 +43,18 @@ def gcc(version: str, prefix: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def spack_cache() -> Path:
+def spack_cache():
     """Spack's index of its packages takes a minute to make: kept for the next run, too."""
     return cache() / "tests" / "spack"
 
 
 @pytest.fixture
-def spack_home(tmp_path, monkeypatch, spack_cache) -> Path:
+def spack_home(tmp_path, monkeypatch, spack_cache):
     """Spack's settings of its own: nothing of the user's, two compilers, no network."""
     return own_spack(tmp_path, spack_cache, monkeypatch.setenv)
 
 
-def own_spack(tmp_path: Path, spack_cache: Path, setenv: Callable[[str, str], None]) -> Path:
+def own_spack(tmp_path, spack_cache, setenv):
     settings = tmp_path / "settings"
     settings.mkdir()
     compilers = [gcc("12.2.0", "/usr"), gcc("11.3.0", "/opt/gcc-11")]
@@ -98,12 +97,12 @@ _FILL = "mkdir -p $SMALL_TREE/fill && head -c 50000000 /dev/zero > $SMALL_TREE/f
 
 
 @pytest.fixture
-def small(spack_home) -> Path:
+def small(spack_home):
     """A folder as `hpcdl stack build` makes it, with small packages instead of TensorFlow."""
     return small_packages(spack_home)
 
 
-def small_packages(spack_home: Path) -> Path:
+def small_packages(spack_home):
     recipes = {
         "works": ("", "true"),
         "above": ('depends_on("works")', "true"),
@@ -120,7 +119,7 @@ def small_packages(spack_home: Path) -> Path:
     return spack_home
 
 
-def want(home: Path, *specs: str, tree: str = "tree") -> Path:
+def want(home, *specs, tree="tree"):
     """Write the small environment's spack.yaml, with its install tree beside `home`; its folder."""
     where = home / "environments" / "small"
     where.mkdir(exist_ok=True)

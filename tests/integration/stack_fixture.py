@@ -7,14 +7,10 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
-from hpcdl.site import Site
-from hpcdl.stack.release import Release
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import cache
 from tests.small_release import small_site
@@ -25,18 +21,18 @@ _YOUNG = 3 * 3600.0
 
 
 @pytest.fixture(scope="session")
-def stack_site() -> Site:
+def stack_site():
     """The embedded site; its software lies below the cache."""
     return small_site(cache() / "tests" / "prefix", lmod=True)
 
 
 @pytest.fixture(scope="session")
-def release(stack_site) -> Iterator[Release]:
+def release(stack_site):
     """A published release with TensorFlow, Horovod and hpcdl as its sources are now."""
     from hpcdl.stack.build import build, plan_build
     from hpcdl.stack.publish import publish
 
-    def say(what: str) -> None:
+    def say(what):
         print(what, file=sys.stderr)
 
     try:
@@ -49,7 +45,7 @@ def release(stack_site) -> Iterator[Release]:
     _forget_old(stack_site, built)
 
 
-def _forget_old(site: Site, newest: Release) -> None:
+def _forget_old(site, newest):
     """Keep the few newest releases: sources change often, and each takes room.
 
     A young one may be that of another checkout, whose tests run now.
@@ -64,7 +60,7 @@ def _forget_old(site: Site, newest: Release) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def bills(release: Release) -> tuple[list[dict[str, Any]], Any]:
+def bills(release):
     """Components of its CycloneDX file, and its SPDX document; their own libraries take both."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator

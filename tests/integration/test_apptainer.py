@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ HERE = {"APPTAINER_NO_PRIVS": "1"}
 
 
 @pytest.fixture(scope="module")
-def with_apptainer() -> Iterator[Machine]:
+def with_apptainer():
     """A cluster whose root has Apptainer: a copy, for the kept one stays as it is."""
     if CONFIG.exists() or SESSION.parents[1].exists():
         pytest.skip("this machine has an Apptainer of its own")
@@ -50,7 +49,7 @@ def with_apptainer() -> Iterator[Machine]:
             shutil.rmtree(SESSION.parents[1])
 
 
-def _install(root: Path) -> None:
+def _install(root):
     """Unpack Apptainer and what it needs; no package's scripts run."""
     shutil.copy("/etc/resolv.conf", root / "etc")
     for name in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial"):

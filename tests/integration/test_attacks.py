@@ -9,25 +9,23 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.stack.publish import publish
+from hpcdl.site import find_site_file, load_site
 from hpcdl.stack.release import current_release, release_for
 from hpcdl.stack.spack_backend.tool import open_spack
 from hpcdl.stack.verify import in_module, verify_here
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import module_argv
-from hpcdl.system.scratch import scratch_directory
 from tests.drill.jobs import CHECK, STANDINS
 from tests.integration.conftest import HPCDL, Shell, clean_environment, needs_lmod, site_file
 from tests.integration.spack_fixture import why_not
-from tests.small_release import LMOD, make_release, passing, silent, small_site
+from tests.small_release import LMOD, make_current, small_site
 from tests.strangers import as_root, stranger
 from tests.waiting import wait_for
 
@@ -35,12 +33,12 @@ from tests.waiting import wait_for
 class Evil:
     """Plants files where the victim works; what is used of them writes `mark`."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place):
         self.place, self.mark = place, place / "owned"
         self.python = f"import pathlib; pathlib.Path({str(self.mark)!r}).touch()\n"
         self.program = f"#!/bin/sh\ntouch {self.mark}\n"
 
-    def plant(self, text: str, *names: str) -> None:
+    def plant(self, text, *names):
         """The attacker leaves files, readable by all and executable."""
         (self.place / ".text").write_text(text)
         (self.place / ".text").chmod(0o644)
@@ -51,14 +49,14 @@ class Evil:
 
 
 @pytest.fixture
-def evil(shared) -> Iterator[Evil]:
+def evil(shared):
     """At the end of a test nothing that he planted has been used."""
     attacker = Evil(shared)
     yield attacker
     assert not attacker.mark.exists()
 
 
-def hpcdl(place: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def hpcdl(place, *words, **env):
     own = {"HPCDL_HOME": str(place / ".victim"), **env}
     return subprocess.run(
         [HPCDL, *words], cwd=place, env=clean_environment() | own, capture_output=True, text=True,
@@ -92,13 +90,12 @@ def test_data_and_training_in_a_release_import_nothing_from_there(shared, evil):
     hpcdl(shared, "train", "--site", str(file), "--", "--model", "mlp")
 
 
-def published(shared: Path, *, lmod: bool = False) -> Site:
+def published(shared, *, lmod=False):
     """The victim's site with one small release, in a directory of the victim's."""
     home = shared / ".victim"
     home.mkdir(mode=0o755, exist_ok=True)
     site = small_site(home / "prefix", lmod=lmod)
-    make_release(site, "a")
-    publish(site, "a", passing, say=silent)
+    make_current(site, "a")
     return site
 
 

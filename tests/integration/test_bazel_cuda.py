@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.fatbin import read_device_code
+from hpcdl.stack.linked import read_device_code
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.system.resources import folder
-from tests.gpu_roots import Root, root_of
+from tests.gpu_roots import root_of
 from tests.integration.spack_fixture import PACKAGES, why_not
 
 RULES = Path(os.environ.get("HPCDL_CUDA_RULES") or "/nonexistent")
@@ -142,7 +142,7 @@ SERVE = "python3 -m http.server 8765 --bind 127.0.0.1 -d /opt/served >/dev/null 
 
 
 @pytest.fixture(scope="module")
-def root() -> Root:
+def root():
     """The root with CUDA as Spack lays it out, the recipes, and an archive to download."""
     found = root_of("sid", stack_gb=2)
     top = found.directory / "opt"
@@ -158,7 +158,7 @@ def root() -> Root:
     return replace(found, shared=(find_spack().resolve().parents[1], PACKAGES.parents[2], RULES))
 
 
-def _add_cudnn(top: Path) -> None:
+def _add_cudnn(top):
     """What the rules look at of cuDNN: its headers, and the name of its library; fetched once."""
     link = top / "cudnn" / "lib" / "libcudnn.so"
     if link.is_symlink():
@@ -176,7 +176,7 @@ def _add_cudnn(top: Path) -> None:
     link.symlink_to("libcudnn.so.9")
 
 
-def recipes_options(root: Root, name: str, **env: str) -> dict:
+def recipes_options(root, name, **env):
     """What the recipe makes in /opt/NAME, for bazel: `arguments` and `environment`."""
     spack = find_spack()
     script = (
@@ -188,7 +188,7 @@ def recipes_options(root: Root, name: str, **env: str) -> dict:
     return json.loads((root.directory / "opt" / f"{name}.json").read_text())
 
 
-def bazel(root: Root, name: str, before: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+def bazel(root, name, before="", **env):
     """Run bazel as the recipe would, from an empty state; the server that `before` starts ends."""
     told = recipes_options(root, name, HPCDL_BAZEL_CACHE="/opt/bazel-cache", **env)
     command = shlex.join(["bazel", *DEBIANS, *told["arguments"]])
@@ -199,7 +199,7 @@ def bazel(root: Root, name: str, before: str = "", **env: str) -> subprocess.Com
     return root.run("bash", "-c", script, check=False, **{**told["environment"], "CC": COMPILER})
 
 
-def write_project(root: Root, name: str) -> Path:
+def write_project(root, name):
     """TensorFlow's target, with one kernel in it."""
     archive = (root.directory / "opt" / "served" / "skylib.tar.gz").read_bytes()
     digest = hashlib.sha256(archive).hexdigest()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from hpcdl.regress.propose import measure
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
-from hpcdl.regress.runner import CheckOutcome, run_checks
+from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import FaultKind, Status
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.browser import chromium
@@ -47,7 +46,7 @@ RUN = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[bytes], Site]]:
+def overdue(cluster_env, tmp_path_factory):
     """A run whose job outlasts its limit: a minute, in which the other tests run."""
     with pytest.MonkeyPatch.context() as patch:
         there = own_site(cluster_env, tmp_path_factory.mktemp("overdue"), patch)
@@ -58,11 +57,11 @@ def overdue(cluster_env, tmp_path_factory) -> Iterator[tuple[subprocess.Popen[by
 
 
 @pytest.fixture
-def site(cluster_env, tmp_path, monkeypatch) -> Site:
+def site(cluster_env, tmp_path, monkeypatch):
     return own_site(cluster_env, tmp_path, monkeypatch)
 
 
-def reference(check: str, **changes: object) -> Reference:
+def reference(check, **changes):
     row = Reference(
         check=check, case="default", partition="p100", metric="images_per_second", value=1000.0,
         unit="images/s", lower=-0.2, upper=None, runs=5, spread=0.02, source="this test",
@@ -71,7 +70,7 @@ def reference(check: str, **changes: object) -> Reference:
     return replace(row, **changes)
 
 
-def run(site: Site, file: str, **request: object) -> CheckOutcome:
+def run(site, file, **request):
     request = {"paths": (STANDINS / file,), "partitions": ("p100",), **request}
     return run_checks(site, NO_MODULE, CheckRequest(**request))
 
@@ -123,18 +122,19 @@ def test_nothing_passes_that_does_not_deserve_it(site):
     assert {again[name] for name in ("exit_code", "no_result", "of_2020")} == {"skip"}
 
 
-@pytest.mark.parametrize(("file", "request_", "reason"), [
-    ("checks_with_an_error.py", {}, "ReFrame left out check file"),
-])  # fmt: skip
-def test_a_run_without_a_check_fails(site, file, request_, reason):
-    outcome = run(site, file, **request_)
+def test_a_run_without_a_check_fails(site):
+    outcome = run(site, "checks_with_an_error.py")
     assert not outcome.ok
-    assert reason in outcome.verdicts[0].reason
+    assert "ReFrame left out check file" in outcome.verdicts[0].reason
 
 
-def test_a_tag_that_no_check_has_is_refused_and_no_verdict(site):
-    with pytest.raises(BadInput, match="no check has the tag nobody-has-this"):
-        run(site, "checks_that_look_well.py", tags=("nobody-has-this",))
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"tags": ("nobody-has-this",)}, "no check has the tag nobody-has-this"),
+    ({"paths": (STANDINS / "missing.py",)}, "there are no checks"),
+])  # fmt: skip
+def test_what_selects_no_check_is_refused_and_no_verdict(site, asked, said):
+    with pytest.raises(BadInput, match=said):
+        run(site, "checks_that_look_well.py", **asked)
 
 
 def test_a_misspelt_name_beside_a_right_one_is_told(site):
@@ -178,11 +178,6 @@ def test_what_a_check_demands_is_neither_measured_nor_replaced(site, tmp_path):
     assert "its reference 0.95" in verdict.reason
     with pytest.raises(CheckFailed, match="no reference was written"):
         measure(site, NO_MODULE, CheckRequest(("p100",), paths=(tmp_path / "team.py",), repeat=3))
-
-
-def test_checks_that_do_not_exist_are_refused(site):
-    with pytest.raises(BadInput, match="there are no checks"):
-        run(site, "", paths=(STANDINS / "missing.py",))
 
 
 def test_broken_references_are_an_error_with_their_place(site):
@@ -308,20 +303,18 @@ def test_two_runs_at_once_do_not_disturb_each_other(site):
     assert all('"PASS"' in text for text in verdicts), verdicts
 
 
-def start(
-    site: Site, name: str, partition: str = "p100", file: str = "checks_that_wait.py"
-) -> subprocess.Popen[bytes]:
+def start(site, name, partition="p100", file="checks_that_wait.py"):
     words = (site.source, STANDINS / file, name, partition)
     return subprocess.Popen([sys.executable, "-c", RUN, *words])
 
 
-def verdicts(site: Site) -> list[dict]:
+def verdicts(site):
     """Those of the one run that a process of its own has made."""
     (file,) = runs_directory(site).glob("*/verdicts.json")
     return json.loads(file.read_text())["verdicts"]
 
 
-def active_jobs(site: Site) -> list[int]:
+def active_jobs(site):
     ids = [job for path in runs_directory(site).glob("*/events.jsonl") for job in read_events(path)]
     records = [client.job(job) for job in ids]
     return [record.id for record in records if record is not None and record.active]

@@ -6,10 +6,8 @@ names a checkout of its sources.
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -17,9 +15,8 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.reframe_adapter.process import CheckRequest
-from hpcdl.regress.runner import CheckOutcome, run_checks
+from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import FaultKind, Status
-from hpcdl.site import Site
 from tests.integration.check_runs import own_site, told
 from tests.small_release import make_release
 
@@ -46,11 +43,11 @@ class mounts(filesystem_options_check):
 
 
 @pytest.fixture
-def site(cluster_env, tmp_path, monkeypatch) -> Site:
+def site(cluster_env, tmp_path, monkeypatch):
     return own_site(cluster_env, tmp_path, monkeypatch)
 
 
-def run(site: Site, path: Path, *passed: str, **request: object) -> CheckOutcome:
+def run(site, path, *passed, **request):
     asked = CheckRequest(partitions=("p100",), paths=(path,), passed=passed, **request)
     return run_checks(site, Module(()), asked)
 
@@ -130,12 +127,12 @@ def test_a_sites_log_server_gets_hpcdls_fields(site, tmp_path):
 
 
 @contextmanager
-def listening() -> Iterator[tuple[int, list[dict]]]:
+def listening():
     """A server on loopback, its port, and the records that it was sent."""
-    received: list[dict] = []
+    received = []
 
     class Takes(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+        def do_POST(self):
             received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
             self.end_headers()

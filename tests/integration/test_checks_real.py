@@ -4,7 +4,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +13,8 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.propose import measure
 from hpcdl.regress.reframe_adapter.process import CheckRequest
-from hpcdl.regress.runner import CheckOutcome, run_checks
+from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import Status
-from hpcdl.site import Site
-from hpcdl.stack.release import Release
 from hpcdl.workflows.modules import modules_by_partition
 from tests.integration.check_runs import own_site, statuses, told, value, with_release
 from tests.integration.conftest import HPCDL
@@ -30,12 +27,12 @@ MEASURED = {Status.PASS, Status.NO_REFERENCE}
 
 
 @pytest.fixture
-def site(cluster_env, stack_site, release, digits, tmp_path, monkeypatch) -> Site:
+def site(cluster_env, stack_site, release, digits, tmp_path, monkeypatch):
     own = own_site(cluster_env, tmp_path, monkeypatch)
     return with_release(own, stack_site.paths.prefix, digits)
 
 
-def run(site: Site, **request: object) -> CheckOutcome:
+def run(site, **request):
     request = {"partitions": ("p100",), **request}
     return run_checks(site, modules_by_partition(site), CheckRequest(**request))
 
@@ -108,7 +105,7 @@ def test_a_release_that_halves_throughput_fails_and_is_named(site, release, tmp_
     assert any("-> slower" in finding.description for finding in answer.findings), answer
 
 
-def slower(release: Release, folder: Path) -> Module:
+def slower(release, folder):
     """A release like another one, whose training takes 4 ms more for every step."""
     root = folder / "slower"
     shutil.copytree(release.root, root, symlinks=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.command import Batch, rendered, take_apart
+from hpcdl.regress.command import rendered, take_apart
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.training import ALL, TrainingCase, shape_name
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
 REFRAME = Path(sys.executable).with_name("reframe")
@@ -23,7 +23,7 @@ SITES = ["p100-v100-k80", pytest.param("a100-h100", marks=pytest.mark.long)]
 SHAPES = [(1, 1), (1, ALL), (2, ALL), (4, ALL)]
 
 
-def dry_run(site: Site, folder: Path, pattern: str) -> dict[tuple[str, str], Path]:
+def dry_run(site, folder, pattern):
     """The scripts of a dry run, by partition and job name."""
     (folder / "settings.py").write_text(render_settings(site, NO_MODULE, prefix=folder / "rfm"))
     subprocess.run(
@@ -61,7 +61,7 @@ def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
     assert compared == len(scripts) > len(SHAPES)
 
 
-def whole(batch: Batch) -> tuple[object, ...]:
+def whole(batch):
     """Everything of a script but where its launch line is broken."""
     return batch.directives, batch.before, f"{batch.launcher} {batch.program}".strip(), batch.after
 

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.unit.test_ci import hostile
 SITES = ("p100-v100-k80", "a100-h100", "pi", "embedded")
 
 
-def written(kind: str, folder: Path) -> list[Path]:
+def written(kind, folder):
     """The pipelines of all shipped sites, and of one with hostile paths."""
     sites = [*map(shipped, SITES), hostile(shipped("pi"), folder)]
     paths = []

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,14 +19,14 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def place(cluster_home) -> Iterator[Path]:
+def place(cluster_home):
     directory = cluster_home / "cluster" / "faulty"
     yield directory
     down(directory, purge=True)
 
 
 @pytest.fixture(autouse=True)
-def _packages() -> None:
+def _packages():
     need_packages()
 
 
@@ -43,7 +42,7 @@ def test_folder_of_somebody_else_is_left_alone(embedded_site, cluster_home):
 
 def test_the_mask_of_whoever_starts_a_cluster_or_a_node_plays_no_part(embedded_site, place):
     """Under 000 `etc/` was everybody's, under 077 a restarted node's directories were closed."""
-    seen: dict[Path, set[int]] = {}
+    seen = {}
     for mask in (0o000, 0o027, 0o077):
         before = os.umask(mask)
         try:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -19,9 +18,9 @@ from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId, bridge_name
 from hpcdl.cluster.needs import choose_mode
 from hpcdl.cluster.state import write_state
 from hpcdl.cluster.status import of_nodes
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
-from tests.integration.conftest import Shell, clean_environment, need_packages
+from tests.integration.conftest import clean_environment, need_packages
 from tests.integration.conftest import shell_of as shell
 from tests.waiting import wait_for
 
@@ -43,7 +42,7 @@ partitions:
 
 
 @pytest.fixture(scope="module")
-def small_site(cluster_home) -> Site:
+def small_site(cluster_home):
     need_packages()
     path = cluster_home / "small.yaml"
     path.write_text(SMALL)
@@ -51,13 +50,13 @@ def small_site(cluster_home) -> Site:
 
 
 @pytest.fixture
-def place(cluster_home) -> Iterator[Path]:
+def place(cluster_home):
     directory = cluster_home / "cluster" / "small"
     yield directory
     down(directory, purge=True)
 
 
-def nothing_is_left(place: Path) -> None:
+def nothing_is_left(place):
     assert processes.of_cluster(place) == []
     assert list(Path("/sys/class/net").glob(f"{bridge_name(place)}*")) == []
 
@@ -216,7 +215,7 @@ def test_lost_nodes_are_noticed_and_their_jobs_run_again_elsewhere(small_site, p
         wait_for(lambda name=name: of_nodes(state, "%T")[name] == "idle")
 
 
-def submit_to(slurm: Shell, node: str) -> str:
+def submit_to(slurm, node):
     """A job on this node that sleeps at its first start and ends well at its second."""
     script = slurm.directory / "log" / "job.sh"
     script.write_text(
@@ -229,7 +228,7 @@ def submit_to(slurm: Shell, node: str) -> str:
     ).stdout.strip()  # fmt: skip
 
 
-def started(place: Path, job: str, restart: int) -> bool:
+def started(place, job, restart):
     log = place / "log" / f"{job}.txt"
     return log.exists() and f"restart {restart}" in log.read_text().split("\n")
 
@@ -257,7 +256,7 @@ def test_restarted_node_answers_at_once_those_who_knew_it(small_site, place):
     hardware = "cat /sys/class/net/eth0/address"
     reach = "exec 3<>/dev/tcp/spare-02/$(scontrol show node spare-02 | grep -oP 'Port=\\K[0-9]+')"
 
-    def on(node: str, command: str) -> str:
+    def on(node, command):
         words = ("srun", "-p", "spare", "-w", node, "timeout", "5", "bash", "-c", command)
         return slurm(*words).stdout
 

@@ -33,14 +33,14 @@ TRAIN = ("--model=small:network", "--image-size=32", "--global-batch=16", "--lr=
 
 
 @pytest.fixture(scope="module")
-def photos(train_python, tmp_path_factory) -> Path:
+def photos(train_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos") / "set"
     Runs(train_python, folder.parent).data("make", "photos", folder, *PHOTOS)
     return folder
 
 
 @pytest.fixture
-def copied(photos, runs) -> Path:
+def copied(photos, runs):
     return Path(shutil.copytree(photos, runs.folder / "set"))
 
 
@@ -52,7 +52,7 @@ def fed(runs):
     return lambda *words, **more: runs.train(data, *TRAIN, *words, **more)
 
 
-def damage(shard: Path, record: int) -> int:
+def damage(shard, record):
     """Turn over a byte in the middle of a record; returns where its frame starts."""
     place = list(walk(shard, check_data=False))[record]
     data = bytearray(shard.read_bytes())
@@ -61,7 +61,7 @@ def damage(shard: Path, record: int) -> int:
     return place.offset
 
 
-def spoil_image(shard: Path, record: int) -> int:
+def spoil_image(shard, record):
     """Overwrite an image with zeros and mend the checksum; returns where its frame starts."""
     place = list(walk(shard, check_data=False))[record]
     data = bytearray(shard.read_bytes())
@@ -73,7 +73,7 @@ def spoil_image(shard: Path, record: int) -> int:
     return place.offset
 
 
-def same_shards(photos: Path, other: Path) -> bool:
+def same_shards(photos, other):
     return all((other / one.name).read_bytes() == one.read_bytes()
                for one in photos.glob("*.tfrecord"))  # fmt: skip
 
@@ -240,7 +240,7 @@ BAD = [b"", b"hello", b"\xff\xd8\xff" + bytes(99), picture(90, 90)[:500]]
 BENCH = ("bench", "set", "--seconds=0.2", "--batch=8", "--crop=32")
 
 
-def folder_of(runs: Runs, images: list[bytes], label: int | None = 1) -> Path:
+def folder_of(runs, images, label=1):
     """Two shards in ImageNet's layout, and no dataset.json."""
     folder = runs.folder / "set"
     folder.mkdir()
@@ -276,11 +276,9 @@ def test_bench_names_what_cannot_be_read_and_goes_on(runs, tmp_path, monkeypatch
     assert not list(copies.glob("hpcdl-repaired-*"))
 
 
-@pytest.mark.parametrize(
-    ("images", "said"),
-    [(BAD[:1] * 9, "too few sound records"), ([], "no record can be read")],
-    ids=["no images", "no records"],
-)
+@pytest.mark.parametrize(("images", "said"), [
+    (BAD[:1] * 9, "too few sound records"), ([], "no record can be read"),
+], ids=["no images", "no records"])  # fmt: skip
 def test_bench_of_nothing_is_refused(runs, images, said):
     folder_of(runs, images)
     runs.data(*BENCH, code=2, says=said)

@@ -13,13 +13,11 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import HPCDL, Shell, site_file
+from tests.integration.conftest import HPCDL, site_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -29,7 +27,7 @@ KINDS = (
 )
 
 
-def calls(log: Path) -> list[tuple[str, int, str]]:
+def calls(log):
     """Kind, number within its kind, and arguments of each call that strace wrote down."""
     counts, found = Counter(), []
     for kind, arguments in re.findall(r"^([a-z0-9_]+)\((.*)", log.read_text(), re.M):
@@ -41,16 +39,16 @@ def calls(log: Path) -> list[tuple[str, int, str]]:
 class Once:
     """Runs hpcdl in a site of the test's own, whole or killed at a point."""
 
-    def __init__(self, slurm: Shell, folder: Path) -> None:
+    def __init__(self, slurm, folder):
         self.slurm, self.folder, self.work = slurm, folder, folder / "work"
         self.code = 0  # with which the commands of a test end where nothing kills them
         site_file(folder, ("$HPCDL_HOME/embedded/work", self.work))
 
-    def argv(self, *words: str) -> list[str]:
+    def argv(self, *words):
         group, command, *rest = words
         return [HPCDL, group, command, "--site", str(self.folder / "site.yaml"), *rest]
 
-    def __call__(self, *words: str, path: Path | None = None, code: int | None = None) -> str:
+    def __call__(self, *words, path=None, code=None):
         """What a command prints; `path` comes first on PATH."""
         first = ["env", f"PATH={path}:{self.slurm.env['PATH']}"] if path else []
         done = self.slurm(*first, *self.argv(*words), check=False, timeout=120)
@@ -58,7 +56,7 @@ class Once:
         assert done.returncode == wanted, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
-    def killed(self, kind: str, count: int, *words: str) -> bool:
+    def killed(self, kind, count, *words):
         """Run a command that is killed before its n-th call of a kind; whether it came so far.
 
         How often it polls and waits is the machine's business; everything else it does each time.
@@ -69,7 +67,7 @@ class Once:
         assert code == -9 or (code == self.code and kind in {"poll", "wait4"}), (kind, count, code)
         return code == -9
 
-    def points(self, *words: str) -> list[tuple[str, int]]:
+    def points(self, *words):
         """Kind and number of each call from the first file of a submission to the last one."""
         log = self.folder / "strace"
         argv = ["strace", "-o", str(log), "-s", "200", "-e", f"trace={KINDS}", *self.argv(*words)]
@@ -79,24 +77,24 @@ class Once:
                 if str(self.work) in said and kind != "write"]  # fmt: skip
         return [(kind, count) for kind, count, _ in found[ours[0] : ours[-1] + 1]]
 
-    def jobs(self, name: str) -> list[int]:
+    def jobs(self, name):
         """What Slurm holds by this name, ended or not."""
         asked = ["squeue", "--all", "--states=all", "--noheader", "--format=%F", "--name", name]
         return sorted({int(one) for one in self.slurm(*asked).stdout.split()})
 
-    def listed(self) -> list[int]:
+    def listed(self):
         """What `job list` knows; it must know of nothing unconfirmed."""
         told = self("job", "list", "--json", "--last", "999", code=0)
         return [one["job_id"] for one in json.loads(told)]
 
-    def left(self) -> list[Path]:
+    def left(self):
         """What submissions need on their way only."""
         return [one for one in self.work.rglob("*") if "unconfirmed" in one.parent.name
                 or one.name.startswith((".job.", ".sweep", ".array"))]  # fmt: skip
 
 
 @pytest.fixture
-def once(slurm, tmp_path) -> Once:
+def once(slurm, tmp_path):
     return Once(slurm, tmp_path)
 
 
@@ -105,15 +103,15 @@ ASKED = ("--no-module", "--no-preflight", "--partition", "cpu", "--name")
 RUNS = ("--", "sh", "-c", "echo x >>runs")
 
 
-def job(name: str, *options: str) -> list[str]:
+def job(name, *options):
     return ["job", "submit", *ASKED, name, "--cpus-per-task", "1", *options, *RUNS]
 
 
-def sweep(name: str) -> list[str]:
+def sweep(name):
     return ["job", "sweep", *ASKED, name, "--over", "cpus-per-task=1,2", *RUNS]
 
 
-def runs(folder: Path) -> list[str]:
+def runs(folder):
     """What the programs of all jobs below a directory wrote."""
     return [one.read_text() for one in folder.rglob("runs")]
 
@@ -172,7 +170,7 @@ AFTER = {
 }
 
 
-def command(folder: Path, name: str, body: str) -> Path:
+def command(folder, name, body):
     folder.mkdir(exist_ok=True)
     asks = 'case "$*" in *--test-only*) exec {real} "$@";; esac'
     (folder / name).write_text(f"#!/bin/sh\n{asks}\n{body}\n".replace("{real}", str(REAL[name])))
@@ -185,7 +183,7 @@ def test_a_job_whose_number_does_not_arrive_is_found_at_once(slurm, tmp_path, ho
     """One and an array, side by side: sbatch has half a minute to answer."""
     path = command(tmp_path / "bin", "sbatch", AFTER[how])
 
-    def submitted(what: Callable[[str], list[str]]) -> int:
+    def submitted(what):
         name, folder = f"{what.__name__}{time.time_ns()}", tmp_path / what.__name__
         folder.mkdir()
         once = Once(slurm, folder)
@@ -262,6 +260,6 @@ def test_a_refused_job_leaves_nothing(once, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _free(slurm) -> Iterator[None]:
+def _free(slurm):
     yield
     subprocess.run(["scancel", "--me"], env=dict(slurm.env), check=False)

@@ -5,17 +5,16 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.train_runs import ROOT, Runs, environment
+from tests.integration.train_runs import ROOT, environment
 
 EXAMPLES = ROOT / "examples"
 
 
-def run(runs: Runs, name: str, ranks: int = 1) -> str:
+def run(runs, name, ranks=1):
     """What a program prints, started in a directory where nothing of hpcdl is."""
     kept = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
     command = [str(runs.python), "-P", str(EXAMPLES / f"{name}_digits.py"), "out"]
@@ -30,7 +29,7 @@ def run(runs: Runs, name: str, ranks: int = 1) -> str:
     return done.stdout
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count):
     """Ports of this machine that nobody listens at now."""
     with ExitStack() as stack:
         found = [stack.enter_context(socket.socket()) for _ in range(count)]
@@ -39,10 +38,10 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in found]
 
 
-def together(runs: Runs, command: list[str], env: dict[str, str], ranks: int) -> str:
+def together(runs, command, env, ranks):
     """The workers that TF_CONFIG describes."""
     workers = [f"localhost:{port}" for port in free_ports(ranks)]
-    started: list = []
+    started = []
     for rank in range(ranks):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         started.append(subprocess.Popen(
@@ -66,14 +65,14 @@ def test_an_example_learns_the_digits_and_goes_on_when_it_is_started_again(runs,
 
 
 @pytest.fixture
-def tasks(runs) -> Iterator[Callable[[str, int], subprocess.Popen[bytes]]]:
+def tasks(runs):
     """Starts a task of a parameter server cluster of four; all are ended with the test."""
     ports = [f"localhost:{port}" for port in free_ports(4)]
     cluster = {"chief": ports[:1], "ps": ports[1:2], "worker": ports[2:]}
     command = [str(runs.python), "-P", str(EXAMPLES / "parameter_server_digits.py"), "out", "3000"]
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
 
-    def start(kind: str, index: int = 0) -> subprocess.Popen[bytes]:
+    def start(kind, index=0):
         config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
         with (runs.folder / f"{kind}.out").open("a") as out:
             started.append(subprocess.Popen(
@@ -93,7 +92,7 @@ def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(runs
     server, _, worker = tasks("ps", 0), tasks("worker", 0), tasks("worker", 1)
     chief = tasks("chief", 0)
 
-    def wait(said: str) -> str:
+    def wait(said):
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             text = (runs.folder / "chief.out").read_text(errors="replace")

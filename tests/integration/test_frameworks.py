@@ -5,9 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -32,7 +30,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def trained(folder: Path, framework: str, *options: str) -> dict[str, object]:
+def trained(folder, framework, *options):
     """What two ranks leave, started as the framework's launcher starts them."""
     python = python_with(framework, f"python3-{framework}")
     port = str(free_ports(1)[0])
@@ -84,7 +82,7 @@ def test_a_network_has_as_many_weights_as_that_of_hpcdl_train(tmp_path, framewor
 
 
 @pytest.fixture
-def harness(monkeypatch) -> Iterator[ModuleType]:
+def harness(monkeypatch):
     monkeypatch.syspath_prepend(str(PROGRAMS))
     yield importlib.import_module("harness")
     for name in ("harness", "pictures"):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.stack.release import Release, current_release
+from hpcdl.site import find_site_file, load_site
+from hpcdl.stack.release import current_release
 from hpcdl.stack.verify import in_module
 from hpcdl.system.errors import HpcdlError
 
@@ -30,7 +30,7 @@ print("SEEN", hvd.size(), float(total[0]), total.device.rpartition("/")[2], len(
 
 
 @pytest.fixture(scope="module")
-def gpus() -> int:
+def gpus():
     if not Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is None:
         pytest.skip("there is no NVIDIA driver here")
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
@@ -41,7 +41,7 @@ def gpus() -> int:
 
 
 @pytest.fixture(scope="module")
-def published(gpus) -> tuple[Site, Release]:
+def published(gpus):
     try:
         site = load_site(find_site_file(None))
         release = current_release(site)

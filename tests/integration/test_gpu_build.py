@@ -10,13 +10,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.fatbin import read_device_code
+from hpcdl.stack.linked import read_device_code
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.system.resources import cache
 from tests.gpu_roots import CASES, Case, Root, install_hpcdl, root_of, write_site
@@ -59,20 +58,20 @@ class Built:
     proof: dict[str, object]
 
     @property
-    def stack(self) -> str:
+    def stack(self):
         return f"{self.root.prefix}/releases/{self.record['id']}/stack"
 
-    def packages(self) -> Path:
+    def packages(self):
         """Its Python packages: the cache has the same path inside the root and outside."""
         return next(iter(Path(self.stack).glob("lib/python3*/site-packages")))
 
-    def loaded(self, script: str, *, check: bool = True, **env: str) -> str:
+    def loaded(self, script, *, check=True, **env):
         """What a script prints after a plain `module load tensorflow`."""
         use = f"module use {self.root.prefix}/current/modules && module load tensorflow"
         return self.root.shell(f"{use} && {script}", check=check, **env)
 
 
-def build(case: Case, root: Root, more: str, *options: str, **env: str) -> Iterator[Built]:
+def build(case, root, more, *options, **env):
     """Built and published by hpcdl's own commands; removed at the end."""
     install_hpcdl(root)
     # A prefix of an earlier run may hold releases of other formats.
@@ -85,7 +84,7 @@ def build(case: Case, root: Root, more: str, *options: str, **env: str) -> Itera
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
-def built(request) -> Iterator[Built]:
+def built(request):
     yield from build(request.param, root_of(request.param.suite), "")
 
 
@@ -116,7 +115,7 @@ def test_the_gate_looked_at_links_and_device_code(built):
     assert built.proof["level"] == "compiled"
 
 
-def nccl_of_two_ranks(built: Built) -> set[str]:
+def nccl_of_two_ranks(built):
     """Where two ranks, which agree on a sum, have loaded their NCCL from."""
     (built.root.directory / "tmp" / "sum.py").write_text(SUM)
     said = built.loaded("mpirun --allow-run-as-root --oversubscribe -np 2 python /tmp/sum.py")
@@ -131,7 +130,7 @@ def test_two_ranks_agree_on_a_sum_with_one_nccl_of_the_release(built):
     assert nccl_of_two_ranks(built) == {str(_inside(built, "nvidia/nccl/lib/libnccl.so.2"))}
 
 
-def _inside(built: Built, name: str) -> Path:
+def _inside(built, name):
     """A package's file, by its path inside the root."""
     return Path(built.stack, "lib", built.packages().parent.name, "site-packages", name)
 
@@ -214,7 +213,7 @@ spack:
 """
 
 
-def with_spack(root: Root) -> tuple[Root, dict[str, str]]:
+def with_spack(root):
     """A root that sees this machine's Spack and has what it starts, and the variables for it."""
     spack, packages = find_spack().parents[1], Path(os.environ["HPCDL_SPACK_PACKAGES"])
     install = "apt-get install -qy --no-install-recommends make patch"
@@ -236,7 +235,7 @@ def with_spack(root: Root) -> tuple[Root, dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def by_spack() -> Iterator[tuple[Built, dict[str, str]]]:
+def by_spack():
     if why_not():
         pytest.skip(why_not())
     case = CASES[0]

@@ -1,14 +1,11 @@
 """Partitions of several GPU models on a real Slurm: drafted, checked, asked for, run."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from hpcdl.cluster import down, up
 from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
-from tests.integration.conftest import Shell, shell_of
+from tests.integration.conftest import shell_of
 
 pytestmark = pytest.mark.cluster
 
@@ -43,7 +40,7 @@ partitions:
 
 
 @pytest.fixture(scope="module")
-def shell(cluster_home) -> Iterator[Shell]:
+def shell(cluster_home):
     home = cluster_home / "models"
     home.mkdir()
     (home / "real.yaml").write_text(REAL)
@@ -58,7 +55,7 @@ def shell(cluster_home) -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module")
-def drafted(shell) -> Path:
+def drafted(shell):
     """The site file that `site init` drafts, with the one thing that Slurm does not say."""
     path = shell.directory / "site.yaml"
     said = shell.refused(6, "site", "init", "--output", path, "--force")
@@ -75,7 +72,7 @@ def test_a_drafted_site_agrees_with_the_cluster(shell, drafted):
     assert [(group.hostlist, group.memory_gb) for group in groups] == [("m[1-2]", 61), ("m3", 92)]
 
 
-def submit(shell: Shell, *words: str) -> set[str]:
+def submit(shell, *words):
     """The nodes that a job's ranks ran on, and the GPUs that each saw."""
     program = 'echo "saw $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"'
     lines = shell.run("--time", "5", *words, "--", "sh", "-c", program)["text"].splitlines()

@@ -5,16 +5,14 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.workflows.releases import pinned_by_jobs
-from tests.integration.conftest import HPCDL, Shell
+from tests.integration.conftest import HPCDL
 from tests.strangers import STRANGER, as_root
 
 pytestmark = [pytest.mark.cluster, as_root]
@@ -23,10 +21,10 @@ pytestmark = [pytest.mark.cluster, as_root]
 class Hostile:
     """Submits jobs as `nobody`, held so that they stay where they are."""
 
-    def __init__(self, slurm: Shell, place: Path) -> None:
+    def __init__(self, slurm, place):
         self.slurm, self.place, self.jobs = slurm, place, set[int]()
 
-    def submit(self, *options: str, script: str = "job.sh", argument: str = "") -> int:
+    def submit(self, *options, script="job.sh", argument=""):
         (self.place / script).write_text("#!/bin/sh\nsleep 60\n")
         done = subprocess.run(
             ["sbatch", "--parsable", "--hold", "--mem=10", *options, script, argument],
@@ -38,7 +36,7 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(slurm, cluster_home, shared, monkeypatch) -> Iterator[Hostile]:
+def hostile(slurm, cluster_home, shared, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     mode = cluster_home.stat().st_mode
     cluster_home.chmod(0o711)
@@ -86,7 +84,7 @@ def test_whom_slurm_shows_own_jobs_only_removes_no_release(hostile, embedded_sit
     assert asking.exitcode == MissingPrerequisite.exit_code
 
 
-def _exit_of_gc(site: Site) -> None:
+def _exit_of_gc(site):
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)

@@ -6,14 +6,13 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpcdl.cluster import down, up
 from hpcdl.system.trust import user_of
-from tests.integration.conftest import HPCDL, Shell, need_packages, shell_of, site_file
+from tests.integration.conftest import HPCDL, need_packages, shell_of, site_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -111,7 +110,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(slurm, tmp_path, follow):
     slurm.hpcdl("job", "cancel", job)
 
 
-def with_scratch(slurm: Shell, folder: Path, scratch: str) -> list[str | Path]:
+def with_scratch(slurm, folder, scratch):
     """What submits a job that stages a small data set, as `data`, below a scratch directory."""
     slurm.env = {**slurm.env, "PATH": f"{HPCDL.parent}:{os.environ['PATH']}"}
     (folder / "data").mkdir()
@@ -186,12 +185,12 @@ def test_slurm_away_is_one_clear_line(slurm, tmp_path):
 class Sweep:
     """A sweep over n = 1, 2, 3 of one shell program."""
 
-    def __init__(self, slurm: Shell, program: str, running: int) -> None:
+    def __init__(self, slurm, program, running):
         self.slurm, self.program = slurm, ("--", "bash", "-c", program)
         self.words = ("job", "sweep", "--no-module", "--name", f"s{time.time_ns()}", *CPU, "--over",
                       "n=1,2,3", "--running", str(running))  # fmt: skip
 
-    def __call__(self, *options: str) -> list[str]:
+    def __call__(self, *options):
         """Run the command; the states of its points."""
         done = self.slurm.hpcdl(*self.words, "--json", *options, *self.program, check=False)
         self.told = json.loads(done.stdout)
@@ -232,7 +231,7 @@ def test_the_site_file_drafted_from_the_cluster_agrees_with_it(slurm, tmp_path):
 
 
 @pytest.fixture
-def accounted(embedded_site, cluster_home, tmp_path) -> Iterator[Shell]:
+def accounted(embedded_site, cluster_home, tmp_path):
     """Runs commands against a cluster with accounting that forgets ended jobs after 2 s."""
     need_packages(accounting=True)
     place = cluster_home / "cluster" / "accounts"

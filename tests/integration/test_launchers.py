@@ -19,7 +19,7 @@ TWO_NODES = ("--nodes", "2", "--gpus-per-node", "2")
 
 
 @cache
-def python_with(module: str, package: str) -> str:
+def python_with(module, package):
     """A Python that has a module: this one, the system's, or $HPCDL_TEST_PYTHONS (`:` between)."""
     given = os.environ.get("HPCDL_TEST_PYTHONS", "").split(":")
     for python in filter(None, [*given, sys.executable, "/usr/bin/python3"]):
@@ -29,7 +29,7 @@ def python_with(module: str, package: str) -> str:
     pytest.skip(f"no Python here has {module} (install {package})")
 
 
-def result(ended: dict[str, object]) -> str:
+def result(ended):
     assert ended["state"] == "COMPLETED", ended["text"]
     return re.findall(r"ended .*", str(ended["text"]))[-1]
 
@@ -92,7 +92,7 @@ NEVER = SLOW.replace("trap '", 'trap \'[ "$SLURM_PROCID" = 0 ] || while :; do sl
 
 
 @pytest.fixture(scope="module")
-def told(cluster_env, tmp_path_factory) -> dict[str, int]:
+def told(cluster_env, tmp_path_factory):
     """Two jobs that were told to leave, side by side: their numbers by their programs."""
     place = tmp_path_factory.mktemp("told")
     slurm, jobs = Shell(cluster_env, place), {}
@@ -224,10 +224,9 @@ def test_a_workflow_of_snakemake(slurm, tmp_path):
     assert len({job for _, job in samples}) == 2
 
 
-@pytest.mark.parametrize(
-    ("module", "example", "said"),
-    [("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$")],
-)
+@pytest.mark.parametrize(("module", "example", "said"), [
+    ("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$"),
+])  # fmt: skip
 def test_a_client_s_example(slurm, tmp_path, module, example, said):
     config = slurm("scontrol", "show", "config").stdout
     (address,) = re.findall(r"^SlurmctldHost\[0\] *= \S+\((\S+)\)", config, re.MULTILINE)

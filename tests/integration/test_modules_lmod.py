@@ -3,34 +3,31 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
-from hpcdl.stack.release import Release
 from tests.integration.conftest import needs_lmod
-from tests.small_release import LMOD, make_release, passing, silent, small_site
+from tests.small_release import LMOD, make_current, mixed_site, passing, silent, small_site
 
 pytestmark = needs_lmod
 
 
-def lmod(modulepath: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+def lmod(modulepath, script, **env):
     """Run a script in a shell that has Lmod and nothing else."""
     base = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": str(modulepath), **env}
     argv = ["bash", "--noprofile", "--norc", "-c", f". {LMOD}\n{script}"]
     return subprocess.run(argv, env=base, capture_output=True, text=True, check=False, timeout=120)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> str:
+def told(done):
     """What Lmod says, whose lines it breaks."""
     return " ".join(done.stderr.split())
 
 
-def switching(site: Site, script: str) -> list[str]:
+def switching(site, script):
     """What a script prints that may publish a release by the link alone: `swap NAME`."""
     prefix = site.paths.prefix
     swap = 'swap() { ln -s "releases/$1" "$P/new" && mv -T "$P/new" "$P/current"; }; '
@@ -38,19 +35,17 @@ def switching(site: Site, script: str) -> list[str]:
 
 
 @pytest.fixture
-def site(tmp_path) -> Site:
+def site(tmp_path):
     return small_site(tmp_path / "a prefix", lmod=True)
 
 
 @pytest.fixture
-def published(site) -> Release:
-    release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
-    publish(site, release.id, passing, say=silent)
-    return release
+def published(site):
+    return make_current(site, "tensorflow-2.21.0-cpu-00000001")
 
 
 @pytest.fixture
-def modules(site, published) -> Path:
+def modules(site, published):
     return site.paths.prefix / "current" / "modules"
 
 
@@ -91,17 +86,16 @@ def test_a_build_for_gpus_says_so_in_its_version_and_its_words(site):
     versions = {"tensorflow": "2.18.1", "horovod": "0.28.1", "cuda": "12.9.1", "python": "3.11.7",
                 "cudnn": "9.10.2.21", "mpi": "Open MPI 5.0.10"}  # fmt: skip
     name = "tensorflow/2.18.1-cuda12.9-sm60"
-    release = make_release(site, "gpu", module=name, versions=versions)
     for agreement in ("cuda", "cudnn"):
         accept(site, agreement, "Ada")
-    publish(site, release.id, passing, say=silent)
+    release = make_current(site, "gpu", module=name, versions=versions)
     done = lmod(release.modules, f"module load {name} && module --terse list; module whatis {name}")
     assert name in done.stderr
     assert "TensorFlow 2.18.1, Horovod 0.28.1, CUDA 12.9.1, cuDNN 9.10.2.21" in done.stderr
 
 
 @pytest.fixture
-def hidden(site, tmp_path) -> tuple[Release, Path]:
+def hidden(site, tmp_path):
     """A release that was built upon an Open MPI in a folder that users do not have."""
     folder = tmp_path / "site modules"
     for version in (".4.1.5", "5.0"):
@@ -109,9 +103,7 @@ def hidden(site, tmp_path) -> tuple[Release, Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f'setenv("MPI_HOME", "/apps/openmpi/{version}")\n')
     needs = {"modules": [{"name": "openmpi/.4.1.5", "directory": str(folder)}]}
-    release = make_release(site, "upon-mpi", needs=needs)
-    publish(site, release.id, passing, say=silent)
-    return release, folder
+    return make_current(site, "upon-mpi", needs=needs), folder
 
 
 def test_what_it_was_built_upon_comes_and_goes_with_it(hidden):
@@ -158,8 +150,7 @@ def test_unloading_takes_the_loaded_release_s_folders_away_after_a_rebuild(site,
     for name in ("one", "two"):
         own = site.paths.prefix / "releases" / name / "stack" / "lib"
         environment = {"LD_LIBRARY_PATH": [str(own), "/shared/lib"], "MARK": "x"}
-        make_release(site, name, version="2.22.0", environment=environment)
-        publish(site, name, passing, say=silent)
+        make_current(site, name, version="2.22.0", environment=environment)
     said = switching(
         site,
         "swap one; module load tensorflow; echo $LD_LIBRARY_PATH; "
@@ -170,8 +161,8 @@ def test_unloading_takes_the_loaded_release_s_folders_away_after_a_rebuild(site,
 
 def test_flags_are_added_to_the_user_s_own_which_come_back(tmp_path):
     site = small_site(tmp_path / "flags", lmod=True)
-    release = make_release(site, "flags", environment={"XLA_FLAGS": "--ours=1", "MARK": "x"})
-    publish(site, "flags", passing, say=silent)
+    environment = {"XLA_FLAGS": "--ours=1", "MARK": "x"}
+    release = make_current(site, "flags", environment=environment)
     script = (
         'module load tensorflow; echo "$XLA_FLAGS:$MARK"; module load tensorflow; '
         'echo "$XLA_FLAGS"; module unload tensorflow; echo "${XLA_FLAGS-none}:${MARK-none}"'
@@ -195,8 +186,7 @@ def test_one_tensorflow_at_a_time(site, modules, tmp_path):
 
 
 def test_a_job_s_modulepath_survives_the_next_publish(site, published):
-    second = make_release(site, "tensorflow-2.20.0-cpu-00000002", version="2.20.0")
-    publish(site, second.id, passing, say=silent)
+    make_current(site, "tensorflow-2.20.0-cpu-00000002", version="2.20.0")
     done = lmod(published.modules, f"module load {published.module}; echo $HPCDL_RELEASE")
     assert done.stdout.strip() == published.id
 
@@ -204,8 +194,8 @@ def test_a_job_s_modulepath_survives_the_next_publish(site, published):
 @pytest.mark.parametrize("version", ["2.20.0", "2.21.0"])
 def test_a_shell_that_loaded_the_old_one_can_still_unload_it(site, published, version):
     """Between a user's load and unload the admin publishes: another version, or a rebuild."""
-    second = make_release(site, "tensorflow-second", version=version)
-    for name in (second.id, published.id, second.id):
+    second = make_current(site, "tensorflow-second", version=version)
+    for name in (published.id, second.id):
         publish(site, name, passing, say=silent)
     said = switching(
         site,
@@ -215,21 +205,19 @@ def test_a_shell_that_loaded_the_old_one_can_still_unload_it(site, published, ve
     assert said == [published.id, "[] [] /usr/bin:/bin"]
 
 
-def loaded_in(modules: Path, **env: str) -> str:
+def loaded_in(modules, **env):
     script = "module load tensorflow; module --terse list"
     return lmod(modules, script, **env).stderr.split("tensorflow/")[1].strip()
 
 
 @pytest.fixture
-def two_stacks(tmp_path) -> Site:
+def two_stacks(tmp_path):
     """k80 has a stack of its own; the default partition is p100."""
     site = small_site(tmp_path / "prefix", lmod=True)
     k80 = dataclasses.replace(site.partitions["k80"], stack="kepler")
     site = dataclasses.replace(site, partitions=dict(site.partitions) | {"k80": k80})
-    make_release(site, "new", version="2.21.0")
-    make_release(site, "old", version="2.14.1", stack="kepler", partitions=("k80",))
-    for name in ("new", "old"):
-        publish(site, name, passing, say=silent)
+    make_current(site, "new", version="2.21.0")
+    make_current(site, "old", version="2.14.1", stack="kepler", partitions=("k80",))
     return site
 
 
@@ -241,10 +229,7 @@ def test_the_job_s_partition_decides_what_a_plain_load_gives(two_stacks):
     assert loaded_in(modules, SLURM_JOB_PARTITION="new-and-unknown") == "2.21.0-cpu"
 
 
-def on_machine(
-    file: Path, proc: Path, driver: str = "", gpu: str = "", flags: str = "fpu avx",
-    bus: str = "85:00",
-) -> None:  # fmt: skip
+def on_machine(file, proc, driver="", gpu="", flags="fpu avx", bus="85:00"):
     """Let a modulefile see another /proc, as the kernel and NVIDIA's driver write it."""
     card = proc / f"driver/nvidia/gpus/0000:{bus}.0"
     card.mkdir(parents=True, exist_ok=True)
@@ -266,22 +251,16 @@ def test_without_a_job_the_gpu_that_is_found_decides(two_stacks, tmp_path):
     assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
 
 
-@pytest.mark.parametrize(
-    ("gpu", "version"),
-    [
-        ("NVIDIA L40S", "ada"), ("NVIDIA A100-PCIE-40GB", "ampere"), ("NVIDIA L4", "ada"),
-        ("NVIDIA L40", "ada"), ("", "ada"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "version"), [
+    ("NVIDIA L40S", "ada"), ("NVIDIA A100-PCIE-40GB", "ampere"), ("NVIDIA L4", "ada"),
+    ("NVIDIA L40", "ada"), ("", "ada"),
+])  # fmt: skip
 def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(tmp_path, gpu, version):
-    site = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
-    own = dataclasses.replace(site.paths, prefix=tmp_path / "prefix")
-    site = dataclasses.replace(site, paths=own, private=True)
+    site = mixed_site(tmp_path / "prefix")
     for name, models in (("ampere", ["A100"]), ("ada", ["L40S", "L4"])):
-        make_release(site, name, stack="mixed", partitions=("typed",), needs={"gpus": models},
-                     module=f"tensorflow/{name}")  # fmt: skip
-        publish(site, name, passing, say=silent)
-    modules = own.prefix / "current" / "modules"
+        make_current(site, name, stack="mixed", partitions=("typed",),
+                          needs={"gpus": models}, module=f"tensorflow/{name}")  # fmt: skip
+    modules = site.paths.prefix / "current" / "modules"
     driver = "570.1.2" if gpu else ""
     on_machine(modules / "tensorflow/.modulerc.lua", tmp_path / "proc", driver, gpu)
     done = lmod(modules, "module load tensorflow; echo $HPCDL_RELEASE",
@@ -289,16 +268,13 @@ def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(tmp_path
     assert done.stdout.strip() == version
 
 
-@pytest.mark.parametrize(
-    ("gpu", "fits"),
-    [
-        ("NVIDIA L4", True), ("NVIDIA L40S", False), ("Tesla P4", False), ("Tesla P40", True),
-        ("NVIDIA GB200", False), ("NVIDIA B200", True), ("NVIDIA RTX 5000 Ada Generation", True),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "fits"), [
+    ("NVIDIA L4", True), ("NVIDIA L40S", False), ("Tesla P4", False), ("Tesla P40", True),
+    ("NVIDIA GB200", False), ("NVIDIA B200", True), ("NVIDIA RTX 5000 Ada Generation", True),
+])  # fmt: skip
 def test_the_guard_takes_a_model_for_no_other(site, tmp_path, gpu, fits):
-    release = make_release(site, "guarded", needs={"gpus": ["L4", "P40", "B200", "RTX 5000 Ada"]})
-    publish(site, release.id, passing, say=silent)
+    models = ["L4", "P40", "B200", "RTX 5000 Ada"]
+    release = make_current(site, "guarded", needs={"gpus": models})
     on_machine(release.modules / f"{release.module}.lua", tmp_path / "proc", "570.1.2", gpu)
     done = lmod(release.modules, "module load tensorflow && echo loaded", SLURMD_NODENAME="n1")
     assert (done.stdout == "loaded\n") is fits
@@ -318,11 +294,10 @@ FAULTS = [
 
 
 @pytest.fixture
-def guarded(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def guarded(tmp_path):
     """Loads a release for K80 nodes on a machine that fits but for `wrong`."""
     site = small_site(tmp_path / "prefix", lmod=True)
-    release = make_release(site, "kepler", version="2.14.1", needs=NEEDS)
-    publish(site, release.id, passing, say=silent)
+    release = make_current(site, "kepler", version="2.14.1", needs=NEEDS)
 
     def load(wrong, **env):
         file = release.modules / f"{release.module}.lua"
@@ -359,8 +334,7 @@ def test_the_list_of_modules_is_switched_with_them(site, published):
     assert "tensorflow/2.21.0-cpu" in seen
     assert f"cacheFile found: {prefix}/current/modules/.lmod/spiderT.lua" in seen
     assert "valid: true" in seen
-    second = make_release(site, "tensorflow-2.22.0-cpu-00000002", version="2.22.0")
-    publish(site, second.id, passing, say=silent)
+    make_current(site, "tensorflow-2.22.0-cpu-00000002", version="2.22.0")
     assert "tensorflow/2.22.0-cpu" in lmod(Path("/nonexistent"), setup, P=str(prefix)).stderr
 
 

@@ -11,15 +11,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, read_state
+from hpcdl.cluster import read_state
 from hpcdl.cluster.model import NAMESPACES
-from hpcdl.stack.release import Release
-from tests.integration.test_training_job import Jobs, jobs, options
+from tests.integration.test_training_job import jobs, options
 from tests.strangers import as_root
 from tests.waiting import wait_for
 
@@ -42,7 +40,7 @@ PORTS = "12000:32767"
 class Running:
     """A training on two nodes that lasts, and where its ranks listen."""
 
-    def __init__(self, jobs: Jobs, cluster: ClusterState, digits: Path, release: Release) -> None:
+    def __init__(self, jobs, cluster, digits, release):
         self.cluster, self.python = cluster, release.root / "stack/bin/python"
         train = ["hpcdl", "train", *options(digits, 100_000)]
         self.answer = jobs.submit(
@@ -56,18 +54,18 @@ class Running:
         addresses = {node.name: node.address for node in cluster.nodes}
         self.ports = [(addresses[name], int(port)) for name, port in named]
 
-    def step(self) -> int:
+    def step(self):
         path = self.folder / "progress.json"
         return int(json.loads(path.read_text())["step"]) if path.exists() else 0
 
-    def reaches(self, address: str, port: int, node: str | None = None) -> bool:
+    def reaches(self, address, port, node=None):
         """Whether `nobody` can open a connection, from this machine or from a node."""
         enter = ["nsenter", "--net", "-t", str(self.cluster.processes[node].pid)] if node else []
         argv = [*enter, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
                 "/usr/bin/python3", "-c", KNOCK, address, str(port)]  # fmt: skip
         return subprocess.run(argv, cwd="/", check=False, capture_output=True).returncode == 0
 
-    def stolen(self, secret: Path) -> str:
+    def stolen(self, secret):
         """What `nobody` on this machine gets of a file of mode 0600, asking the first rank."""
         address, port = self.ports[0]
         done = subprocess.run(
@@ -77,12 +75,12 @@ class Running:
         return done.stdout.strip()
 
 
-def iptables(cluster: ClusterState, node: str, *words: str) -> None:
+def iptables(cluster, node, *words):
     enter = ["nsenter", "--net", "-t", str(cluster.processes[node].pid)]
     subprocess.run([*enter, "iptables", "-w", *words], check=True)
 
 
-def fence(running: Running) -> None:
+def fence(running):
     """On the job's nodes, as docs/users.md has it: from these only, and there by its owner only."""
     nodes = [node for node in running.cluster.nodes if node.address in dict(running.ports)]
     ports = ["-p", "tcp", "--dport", PORTS]
@@ -98,7 +96,7 @@ def fence(running: Running) -> None:
 
 
 @pytest.fixture
-def running(jobs, cluster, digits, release) -> Iterator[Running]:
+def running(jobs, cluster, digits, release):
     if cluster.mode != NAMESPACES:
         pytest.skip("the nodes have no networks of their own")
     now = read_state(cluster.directory)  # other tests may have started nodes again

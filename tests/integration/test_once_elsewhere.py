@@ -8,55 +8,51 @@ last of some kinds, `make test-long` all of them.
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 
 import pytest
 
 from hpcdl.regress.run_directory import sweep
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.slurm import client
-from hpcdl.stack.publish import publish
 from tests.drill.jobs import CHECK, STANDINS
-from tests.integration.test_exactly_once import KINDS, Once, calls, needs_strace, once
+from tests.integration.test_exactly_once import KINDS, calls, needs_strace, once
 from tests.integration.test_study import TINY
-from tests.small_release import make_release, passing, silent
+from tests.small_release import make_current
 from tests.waiting import wait_for
 
 __all__ = ["once"]
 pytestmark = [pytest.mark.cluster, needs_strace]
-Point = tuple[str, int]
 SHORT = ("rename", "symlink", "unlink", "fsync", "clone", "wait4")
 each = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 
 
-def chosen(points: Sequence[Point], every: bool) -> Sequence[Point]:
+def chosen(points, every):
     """All points, or the last one of each kind that changes what a later command finds."""
     last = {kind: (kind, at) for kind, at in points if kind in SHORT}
     return points if every else list(last.values())
 
 
 @pytest.fixture
-def released(once) -> Site:
+def released(once):
     """A release without software, so that its jobs end at once."""
     file, prefix = once.folder / "site.yaml", once.folder / "prefix"
     file.write_text(file.read_text().replace("$HPCDL_HOME/embedded/prefix", str(prefix)))
     site = load_site(file)
     if not site.paths.lmod_init.is_file():
         pytest.skip("Lmod is not installed")
-    make_release(site, "a")
-    publish(site, "a", passing, say=silent)
+    make_current(site, "a")
     return site
 
 
 @pytest.fixture
-def full(slurm) -> Iterator[None]:
+def full(slurm):
     """Nodes that are taken: what is queued waits."""
     slurm.take("p100", 2)
     yield
     slurm("scancel", "--me")
 
 
-def study(once: Once, name: str) -> list[str]:
+def study(once, name):
     """A study of a name of its own: three cells, two arrays."""
     file = once.folder / f"{name}.yaml"
     file.write_text(json.dumps({**TINY, "name": name}))
@@ -116,11 +112,11 @@ while "TracerPid:\t0" in open("/proc/self/status").read():
 class Check:
     """A check run whose ReFrame is traced, or killed at a point, and hpcdl with it."""
 
-    def __init__(self, once: Once) -> None:
+    def __init__(self, once):
         self.once, self.site = once, load_site(once.folder / "site.yaml")
         self.log = once.folder / "reframe.strace"
 
-    def run(self, *options: str) -> None:
+    def run(self, *options):
         """Both are dead afterwards."""
         self.log.unlink(missing_ok=True)
         file = self.once.folder / "attached.py"
@@ -134,7 +130,7 @@ class Check:
         process.kill()
         process.wait()
 
-    def points(self) -> list[Point]:
+    def points(self):
         """The calls from the first note of the submission to the last one."""
         self.run("-e", f"trace={KINDS}")
         found = calls(self.log)
@@ -142,10 +138,10 @@ class Check:
                  if kind == "write" and '\\"token\\"' in said]  # fmt: skip
         return [(kind, count) for kind, count, _ in found[notes[0] : notes[1] + 2]]
 
-    def killed(self, kind: str, count: int) -> None:
+    def killed(self, kind, count):
         self.run("-e", f"trace={kind}", "-e", f"inject={kind}:signal=KILL:when={count}")
 
-    def queued(self) -> set[int]:
+    def queued(self):
         return {one.id for one in client.queue()}
 
 

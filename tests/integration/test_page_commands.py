@@ -4,7 +4,6 @@ What needs minutes is run by `make test-long`, which takes every page whole.
 """
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +11,7 @@ from hpcdl.system.resources import cache
 from tests.followed_pages import ROOT, SCENES, follow, newcomer
 from tests.homes import short_home
 from tests.integration.conftest import clean_environment
-from tests.shell_pages import Shell, matches, steps
+from tests.shell_pages import matches, steps
 
 PAGES = sorted(
     str(page.relative_to(ROOT))
@@ -22,7 +21,7 @@ PAGES = sorted(
 
 
 @pytest.fixture
-def shell(release) -> Iterator[Shell]:
+def shell(release):
     """A newcomer's shell: a home and a cluster of its own, and the tests' release."""
     prefix = cache("tests", "prefix")
     with short_home() as home, newcomer(home, clean_environment(), prefix) as shell:

@@ -9,11 +9,8 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +27,7 @@ ANSWER = GateAnswer(3, (Finding(SERIES, "drop", "-5 %"),), 3,
                     warnings=(Finding(SERIES, "not sure yet", "-2 %"),))  # fmt: skip
 
 
-def run() -> dict[str, Any]:
+def run():
     same = {"check": "bw", "environment": "foss", "job": {"nodes": "p100-01"},
             "metrics": [METRIC | {"name": "rate", "unit": "GB/s", "better": "higher"}]}  # fmt: skip
     each = [verdict("FAIL", case=SERIES.case, **same),
@@ -38,7 +35,7 @@ def run() -> dict[str, Any]:
     return {"site": "here", "time": time.time(), "seconds": 1.0, "verdicts": each}
 
 
-def expressions() -> list[str]:
+def expressions():
     """What the dashboard asks of Prometheus, with its variables as Grafana fills them."""
     panels = json.loads(dashboard()["hpcdl-dashboard.json"])["panels"]
     found = [target["expr"] for panel in panels for target in panel["targets"]]
@@ -80,21 +77,21 @@ def test_promtool_finds_nothing_wrong():
 
 
 @pytest.fixture
-def prometheus(tmp_path: Path) -> Iterator[str]:
+def prometheus(tmp_path):
     """A real Prometheus that reads one export over HTTP, as OpenMetrics; its address."""
     if shutil.which("prometheus") is None:
         pytest.skip("Prometheus is not installed (apt-get install prometheus)")
     text = as_openmetrics(run(), ANSWER).encode()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the library's name for it
+        def do_GET(self):  # the library's name for it
             self.send_response(200)
             kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
             self.send_header("Content-Type", kind)
             self.end_headers()
             self.wfile.write(text)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -117,14 +114,13 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     server.shutdown()
 
 
-def ask(address: str, expression: str) -> list[Any]:
+def ask(address, expression):
     with urllib.request.urlopen(address + urllib.parse.quote(expression), timeout=10) as answer:
-        result: list[Any] = json.load(answer)["data"]["result"]
-    return result
+        return json.load(answer)["data"]["result"]
 
 
 def test_a_real_prometheus_answers_every_question_of_the_dashboard(prometheus):
-    def up() -> bool:
+    def up():
         with suppress(OSError):
             return bool(ask(prometheus, "up == 1"))
         return False

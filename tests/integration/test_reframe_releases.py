@@ -16,7 +16,6 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.reframe_adapter.process import (
     RECORD_VARIABLE,
     RETRY_ALL,
-    Session,
     read_session,
     supported,
 )
@@ -94,7 +93,7 @@ class without_value(Plain):
 """
 
 
-def reframe(python: str, directory: Path, *argv: object) -> tuple[Session, str]:
+def reframe(python, directory, *argv):
     """Run ReFrame as hpcdl does, and give what it told and printed."""
     run = RunDirectory(directory)
     env = {key: value for key, value in os.environ.items() if not key.startswith("RFM_")}
@@ -108,7 +107,7 @@ def reframe(python: str, directory: Path, *argv: object) -> tuple[Session, str]:
 
 
 @pytest.fixture(params=PYTHONS)
-def python(request) -> str:
+def python(request):
     return str(request.param)
 
 

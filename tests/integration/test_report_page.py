@@ -6,7 +6,6 @@ axe.min.js of one's own. Without either its tests are left out and counted.
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.report import night_page, read_files
 from tests import nights
-from tests.browser import Page, chromium
+from tests.browser import chromium
 from tests.npm import unpack
 from tests.unit.test_report import hostile_page
 
@@ -51,7 +50,7 @@ CONTRAST = """
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
+def file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     run = nights.verdicts(folder)
     with open_history(folder / "history.sqlite") as history:
@@ -64,13 +63,13 @@ def file(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
+def browser():
     with chromium() as page:
         yield page
 
 
 @pytest.fixture
-def page(browser, file) -> Page:
+def page(browser, file):
     browser.errors.clear()
     browser.size(1280)
     browser.prefer("light")
@@ -78,19 +77,19 @@ def page(browser, file) -> Page:
     return browser
 
 
-def until(page: Page, question: str) -> None:
+def until(page, question):
     deadline = time.monotonic() + 30
     while not page.do(question):
         assert time.monotonic() < deadline, question
         page.settle()
 
 
-def drawn(page: Page, figure: str) -> None:
+def drawn(page, figure):
     page.do(f"document.querySelector('{figure}').scrollIntoView({{behavior: 'instant'}})")
     until(page, f"document.querySelector('{figure} svg') !== null")
 
 
-def open_all(page: Page) -> None:
+def open_all(page):
     page.do("document.querySelector('.open').click()")
     for figure in ("figure.heat", "figure.lines", "figure.time"):
         drawn(page, figure)
@@ -256,7 +255,7 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violation
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory) -> str:
+def axe(tmp_path_factory):
     own = os.environ.get("HPCDL_AXE")
     if own is None:
         own = unpack("axe-core", "4.10.3", tmp_path_factory.mktemp("axe")) / "axe.min.js"

@@ -14,7 +14,7 @@ CPU = ("--partition", "cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def overdue(cluster_env, tmp_path_factory) -> Path:
+def overdue(cluster_env, tmp_path_factory):
     """The directory of a chain whose first job outlasts its minute, beside the other tests."""
     folder = tmp_path_factory.mktemp("overdue") / "job"
     program = "echo x >>runs; (( $(wc -l <runs) < 2 )) || exit 0; trap : USR2; sleep 300; sleep 300"

@@ -10,14 +10,13 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
 from hpcdl import facts
-from hpcdl.site import External, Site, SpackSettings, StackRequest, load_site
+from hpcdl.site import External, SpackSettings, StackRequest, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import read_release
@@ -31,7 +30,7 @@ from hpcdl.stack.spack_backend.spack_build import build_spack, open_build, plan_
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.resources import folder
-from hpcdl.system.run import CommandResult, run
+from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod
 from tests.integration.spack_fixture import PACKAGES, why_not
 from tests.integration.stack_fixture import bills
@@ -50,7 +49,7 @@ pytestmark = [
 ]
 
 
-def spack(home: Path, *words: str, env: Mapping[str, str] | None = None) -> CommandResult:
+def spack(home, *words, env=None):
     return run([find_spack(), *words], directory=home, env=env, timeout=900)
 
 
@@ -216,7 +215,7 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
         shutil.rmtree(short, ignore_errors=True)
 
 
-def _wheels_site(prefix: Path) -> Site:
+def _wheels_site(prefix):
     """A site with one partition without GPUs, whose stack Spack makes from wheels."""
     pi = load_site(folder("templates") / "sites" / "pi.yaml")
     version = platform.python_version()

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,21 +20,14 @@ from hpcdl.stack.seal import record_release
 from hpcdl.stack.spack_backend import mirror as spack_mirror
 from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
 from hpcdl.stack.spack_backend.concretize import concretize
-from hpcdl.stack.spack_backend.make import (
-    BuildCache,
-    Folders,
-    PackageFailed,
-    Tally,
-    installed,
-    make_all,
-)
+from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, installed, make_all
 from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.integration.conftest import small_disk
 from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.spack, pytest.mark.long,
@@ -44,26 +36,26 @@ pytestmark = [pytest.mark.spack, pytest.mark.long,
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def solve(home: Path, *specs: str, tree: str = "tree") -> Folders:
+def solve(home, *specs, tree="tree"):
     want(home, *specs, tree=tree)
     concretize(home, SMALL, silent)
     return Folders(home, "small")
 
 
-def opened(where: Folders, *caches: BuildCache) -> Spack:
+def opened(where, *caches):
     settings = {"config.yaml": f"config:\n  build_stage: ['{where.stage}']\n"}
     for cache in caches:
         settings |= cache.settings()
     return open_spack(where.root, where.build / "scope", settings)
 
 
-def build(where: Folders, spack: Spack, **env: str) -> list[Tally]:
-    tallies: list[Tally] = []
+def build(where, spack, **env):
+    tallies = []
     make_all(spack, where, 2, tallies.append, env)
     return tallies
 
 
-def names(spack: Spack, where: Folders) -> set[str]:
+def names(spack, where):
     hashes = installed(spack, where.environment)
     return {one.name for one in inventory(spack, where.environment).packages if one.hash in hashes}
 
@@ -124,7 +116,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(small):
 
 
 @pytest.fixture
-def keyring(tmp_path) -> Iterator[BuildCache]:
+def keyring(tmp_path):
     if shutil.which("gpg") is None:
         pytest.skip("gpg is not installed")
     # The agent's socket needs a short path.
@@ -252,7 +244,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
         record_release(made)
         publish(site, name, passing, say=silent)
 
-    def in_store() -> set[str]:
+    def in_store():
         return {path.parent.name for path in (home.parent / "store").rglob("*-1.0-*/.spack")}
 
     both = in_store()
@@ -273,7 +265,6 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
 
     shutil.rmtree(home)
     assert collect(site, dict, keep=1).packages == {}, "the release that is left needs it"
-    make_release(site, "plain")
-    publish(site, "plain", passing, say=silent)
+    make_current(site, "plain")
     (package,) = collect(site, dict, keep=1).packages
     assert package.startswith("works@1.0/")

@@ -9,11 +9,10 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.fatbin import read_device_code
+from hpcdl.stack.linked import read_device_code
 from hpcdl.system.resources import cache
 
 KERNEL = """
@@ -27,7 +26,7 @@ COMPILER = ("nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-nvv
 WANTED = ["sm_75", "sm_80", "compute_90"]
 
 
-def from_pypi(*wheels: str) -> Path:
+def from_pypi(*wheels):
     """The unpacked content of wheels, fetched once per machine; skips where it cannot be had."""
     place = cache() / "tests" / "nvidia" / "-".join(wheels).replace("==", "-")
     if not place.is_dir():
@@ -48,7 +47,7 @@ def from_pypi(*wheels: str) -> Path:
     return place
 
 
-def compile_kernel(nvcc: Path, folder: Path, *options: str) -> Path:
+def compile_kernel(nvcc, folder, *options):
     """A shared object for sm_75 and sm_80, with PTX for compute_90."""
     (folder / "k.cu").write_text(KERNEL)
     targets = [f"-gencode=arch=compute_{name.partition('_')[2]},code={name}" for name in WANTED]
@@ -61,7 +60,7 @@ def compile_kernel(nvcc: Path, folder: Path, *options: str) -> Path:
     return folder / "libk.so"
 
 
-def by_cuobjdump(cuobjdump: Path, library: Path) -> set[str]:
+def by_cuobjdump(cuobjdump, library):
     """The device code in a file, as NVIDIA's own tool lists it."""
     told = subprocess.run([cuobjdump, "--list-elf", "--list-ptx", library], capture_output=True,
                           text=True, check=True).stdout  # fmt: skip

@@ -5,12 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, verify
@@ -20,28 +18,26 @@ from hpcdl.system.errors import CheckFailed
 from hpcdl.workflows.gate import JobGate
 from hpcdl.workflows.releases import pinned_by_jobs
 from hpcdl.workflows.site_plan import plan
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import make_current, make_release, silent, small_site
 
 pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).resolve().parents[2]
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cluster(cluster_env, monkeypatch) -> None:
+def _on_the_cluster(cluster_env, monkeypatch):
     for name in ("PATH", "SLURM_CONF", "HPCDL_HOME", "HPCDL_CLUSTER_DIR"):
         if name in cluster_env:
             monkeypatch.setenv(name, cluster_env[name])
 
 
 @pytest.fixture
-def site(tmp_path, _on_the_cluster) -> Site:
+def site(tmp_path, _on_the_cluster):
     """A site of the cluster whose published release has no TensorFlow."""
     site = small_site(tmp_path / "prefix", lmod=True)
     if not site.paths.lmod_init.is_file():
         pytest.skip("Lmod is not installed")
-    make_release(site, "old", version="2.19.1")
-    publish(site, "old", passing, say=silent)
+    make_current(site, "old", version="2.19.1")
     return site
 
 
@@ -106,8 +102,7 @@ def test_a_partition_that_slurm_does_not_know_fails_by_name(site):
 def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(site, slurm, tmp_path):
     """hpcdl submitted none of these, so only their scripts can tell."""
     for name in ("pinned", "array", "free", "last"):
-        make_release(site, name, version=f"2.{len(name)}.0")
-        publish(site, name, passing, say=silent)
+        make_current(site, name, version=f"2.{len(name)}.0")
     ids = []
     for name, options in (("pinned", []), ("array", ["--array=0-3"])):
         modules = site.paths.prefix / "releases" / name / "modules"

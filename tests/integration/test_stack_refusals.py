@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.stack.build import plan_build
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount o
 
 
 @pytest.fixture
-def home(tmp_path) -> Path:
+def home(tmp_path):
     """An HPCDL_HOME whose embedded site has `a` published and `b` built and proven."""
     site = embedded(tmp_path)
     for name in "ab":
@@ -36,11 +35,11 @@ def home(tmp_path) -> Path:
     return tmp_path
 
 
-def embedded(home: Path) -> Site:
+def embedded(home):
     return small_site(home / "embedded" / "prefix")
 
 
-def hpcdl(home: Path, *words: str, before: str = "true") -> subprocess.CompletedProcess[str]:
+def hpcdl(home, *words, before="true"):
     """Run a command in a mount namespace of its own, after a line of shell."""
     command = shlex.join([sys.executable, "-m", "hpcdl", *words, "--site", "embedded"])
     return subprocess.run(
@@ -50,7 +49,7 @@ def hpcdl(home: Path, *words: str, before: str = "true") -> subprocess.Completed
     )  # fmt: skip
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], code: int, words: str) -> None:
+def assert_one_line(done, code, words):
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -104,7 +103,7 @@ def test_no_permission():
         assert current_id(site) is None
 
 
-def _publish_as_nobody(site: Site) -> None:
+def _publish_as_nobody(site):
     os.setgid(65534)
     os.setuid(65534)
     with pytest.raises(MissingPrerequisite, match="no permission") as lack:

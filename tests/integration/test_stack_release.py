@@ -127,8 +127,8 @@ def test_hpcdl_in_the_module_knows_its_site(stack_site, release):
 def test_hpcdl_packs_itself_where_it_is_installed(stack_site, release):
     """From a wheel there is no checkout to build from: it makes the same wheel again."""
     program = (
-        "from hpcdl.stack.sources import _packed, is_checkout, own_digest; import io, zipfile;"
-        "data = zipfile.ZipFile(io.BytesIO(_packed('hpcdl.whl')));"
+        "from hpcdl.stack.wheelhouse import _from_installed, is_checkout, own_digest;"
+        "import io, zipfile; data = zipfile.ZipFile(io.BytesIO(_from_installed('hpcdl.whl')));"
         "assert not is_checkout(); assert data.testzip() is None; names = data.namelist();"
         "assert 'hpcdl/templates/sites/embedded.yaml' in names;"
         "assert any(n.endswith('entry_points.txt') for n in names); print(own_digest())"

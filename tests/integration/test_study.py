@@ -41,7 +41,7 @@ scales:
 
 
 @pytest.fixture
-def site(release, stack_site, tmp_path) -> Path:
+def site(release, stack_site, tmp_path):
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
     return site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
 
@@ -110,5 +110,5 @@ def test_a_shipped_study_runs_whole_on_the_embedded_cluster(slurm, site, name):
         assert waits["slow"] > waits["above"], "the slowed storage is told apart"
 
 
-def jobs_in(manifest: Path) -> list[int]:
+def jobs_in(manifest):
     return [one["job_id"] for one in json.loads(manifest.read_text())["points"]]

@@ -9,7 +9,6 @@ the CPUs that the nodes really have.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +61,12 @@ class Site:
     root: Shell
     env: dict[str, str]
 
-    def account(self) -> Shell:
+    def account(self):
         """A shell of `hpc`, in the same /etc."""
         within = ("nsenter", f"--mount=/proc/{self.root.pid}/ns/mnt", "runuser", "-u", "hpc", "--")
         return Shell({**self.env, "HOME": "/home/hpc"}, self.home, within)
 
-    def take(self, shell: Shell, command: str, status: int = 0) -> str:
+    def take(self, shell, command, status=0):
         command = re.sub("/(apps/hpcdl|data/sets|work/hpcdl)", rf"{self.home}/\1", command)
         said, ended = shell(command)
         assert ended == status, f"$ {command}\nexits with status {ended}:\n{said}"
@@ -75,7 +74,7 @@ class Site:
 
 
 @pytest.fixture
-def ten() -> Iterator[Site]:
+def ten():
     if choose_mode("auto") != NAMESPACES:
         pytest.skip("nodes in namespaces need root and unshare")
     with short_home() as home:
@@ -101,7 +100,7 @@ def ten() -> Iterator[Site]:
 @pytest.mark.long
 @pytest.mark.stack
 @pytest.mark.timeout(3600)
-def test_the_page_leads_to_users_who_train_and_to_a_night(ten: Site) -> None:
+def test_the_page_leads_to_users_who_train_and_to_a_night(ten):
     account = None
     for step in steps(PAGE):
         section = re.findall(r"^## (\d)", PAGE[: PAGE.index(step.command)], re.M)[-1]

@@ -10,14 +10,14 @@ import jsonschema
 import pytest
 
 from hpcdl.results.records import RESULT
-from tests.integration.train_runs import Done, Runs
+from tests.integration.train_runs import Runs
 
 pytestmark = pytest.mark.stack
 STEPS = ("--steps=60", "--global-batch=64")
 
 
 @pytest.fixture(scope="module")
-def four_and_one(train_python, digits, tmp_path_factory) -> tuple[Done, Done]:
+def four_and_one(train_python, digits, tmp_path_factory):
     runs = Runs(train_python, tmp_path_factory.mktemp("runs"), digits)
     words = ("--global-batch=128", "--epochs=20")
     four = runs.learn(*words, "--target-accuracy=0.95", ranks=4, job="four")

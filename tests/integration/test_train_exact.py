@@ -2,12 +2,11 @@
 
 import itertools
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.integration.train_runs import INSIDE, Runs
+from tests.integration.train_runs import INSIDE
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
@@ -47,12 +46,12 @@ def softmax(shape, classes):
 
 
 @pytest.fixture
-def runs(runs) -> Runs:
+def runs(runs):
     runs.write("users.py", USERS)
     return runs
 
 
-def records(folder: Path, shards: int, replaced: Mapping[int, bytes] | None = None) -> Path:
+def records(folder, shards, replaced=None):
     """A data set of 48 small pictures, each of a class of its own; some are replaced."""
     folder.mkdir()
     images = [example(picture(8, 8), label) for label in range(48)]

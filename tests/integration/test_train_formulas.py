@@ -74,7 +74,7 @@ print(json.dumps(found))
 """
 
 
-def reference(found: dict, kind: str) -> list:
+def reference(found, kind):
     """Momentum SGD with L2 on kernels; LARS as equation 6 of arXiv 1708.03888 has it."""
     np = pytest.importorskip("numpy", reason="numpy comes with the stack")
     weights = [np.array(value, np.float64) for value in found["start"]]
@@ -93,7 +93,7 @@ def reference(found: dict, kind: str) -> list:
 
 
 @pytest.fixture(scope="module")
-def found(train_python, tmp_path_factory) -> dict:
+def found(train_python, tmp_path_factory):
     return Runs(train_python, tmp_path_factory.mktemp("formulas")).script("-c", PROGRAM)
 
 
@@ -134,5 +134,5 @@ def test_smoothed_labels_move_towards_ignorance(found):
     assert found["smooth-findings"] == pytest.approx(expected, rel=1e-5)
 
 
-def flat(values) -> list[float]:
+def flat(values):
     return [x for value in values for x in flat(value)] if isinstance(values, list) else [values]

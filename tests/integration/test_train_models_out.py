@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import environment
 
 pytestmark = pytest.mark.stack
 # Where `import hpcdl` fails: what is exported needs nothing of it.
@@ -42,12 +42,12 @@ def untested(split):
 
 
 @pytest.fixture
-def runs(runs) -> Runs:
+def runs(runs):
     runs.write("mine.py", NORMALIZED + UNTESTED)
     return runs
 
 
-def rows_of(runs: Runs, name: str) -> list[list[float]]:
+def rows_of(runs, name):
     """A table of predictions: index, label, and a score for each class."""
     head, *lines = (runs.folder / name).read_text().splitlines()
     assert head.split(",") == ["index", "label", *(f"p_{k}" for k in range(10))]
@@ -132,11 +132,9 @@ def test_validation_keeps_the_best_weights_and_ends_early(runs):
     assert [one["step"] for one in rest.result["validations"]] == [15, 30], "kept over a resume"
 
 
-@pytest.mark.parametrize(
-    ("option", "package", "begins"),
-    [("--export=model.onnx", "tf2onnx", b"\x08"), ("--predict=table.parquet", "pyarrow", b"PAR1")],
-    ids=["onnx", "parquet"],
-)
+@pytest.mark.parametrize(("option", "package", "begins"), [
+    ("--export=model.onnx", "tf2onnx", b"\x08"), ("--predict=table.parquet", "pyarrow", b"PAR1"),
+], ids=["onnx", "parquet"])  # fmt: skip
 def test_other_forms_are_written_by_packages_that_a_release_has_not(runs, option, package, begins):
     """Refused before a step is done where the package is missing; else the file is of its form."""
     ask = [runs.python, "-c", f"import {package}"]

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.stack
 SERVERS = "--strategy=parameter-server"
 
 
-def members(job: Path) -> Iterator[tuple[str, int]]:
+def members(job):
     """Kind with index, and pid, of the members of a run that works in a directory."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -26,10 +25,10 @@ def members(job: Path) -> Iterator[tuple[str, int]]:
                     yield f"{found[1]} {found[2]}", int(process.name)
 
 
-def kill(job: Path, *names: str) -> None:
+def kill(job, *names):
     """Kill members of a run, each once there is a newer checkpoint than at the kill before."""
 
-    def newest() -> int:
+    def newest():
         steps = [int(path.stem[5:]) for path in (job / "checkpoints").glob("step-*.ckpt")]
         return max(steps, default=0)
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.integration.train_runs import Runs
-
 pytestmark = pytest.mark.stack
 # Branches, sums between layers, normalisation and dropout: all that a stage must keep together.
 NETWORK = """
@@ -41,7 +39,7 @@ print(json.dumps({
 
 
 @pytest.fixture
-def runs(runs) -> Runs:
+def runs(runs):
     runs.write("mine.py", NETWORK)
     return runs
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.stack.build import build, plan_build
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import cache
@@ -31,7 +30,7 @@ SMALL = ("--image-size=32", "--lr=0.01", "--deterministic")
 RESNET = ("--model=resnet50", "--global-batch=4", "--steps=6", "--checkpoint-every=2", *SMALL)
 
 
-def environment_of(version: str, keras: str) -> Path:
+def environment_of(version, keras):
     """The interpreter of a virtual environment with this TensorFlow and this checkout.
 
     `keras` is `2`, `3` for the newest that fits, or one version of it.
@@ -56,7 +55,7 @@ def environment_of(version: str, keras: str) -> Path:
     return python
 
 
-def with_horovod(site: Site, version: str) -> Path:
+def with_horovod(site, version):
     request = dataclasses.replace(next(iter(site.stacks.values())), pins={"tensorflow": version})
     pinned = dataclasses.replace(site, stacks={request.name: request})
     try:
@@ -65,7 +64,7 @@ def with_horovod(site: Site, version: str) -> Path:
         pytest.skip(f"no release with TensorFlow {version} can be built here: {lack.message}")
 
 
-def kill_and_resume(runs: Runs, ranks: int, env: dict[str, str]) -> None:
+def kill_and_resume(runs, ranks, env):
     """A Keras network that is killed and resumed ends bitwise like one that is not."""
     whole = runs.train(*RESNET, ranks=ranks, job="whole", timeout=600, **env)
     process = runs.start(*RESNET, "--delay-ms=1500", ranks=ranks, job="killed", env=env)
@@ -78,14 +77,14 @@ def kill_and_resume(runs: Runs, ranks: int, env: dict[str, str]) -> None:
     assert again.weights == whole.weights
 
 
-def digits_reach_95_percent(runs: Runs, ranks: int, env: dict[str, str]) -> None:
+def digits_reach_95_percent(runs, ranks, env):
     runs.data("make", "digits", "digits")
     words = ("--data=digits", "--global-batch=128", "--epochs=20", "--target-accuracy=0.95")
     done = runs.train(*words, ranks=ranks, job="digits-job", timeout=600, **env)
     assert done.result["layout"]["ranks"] == ranks
 
 
-def findings_are_scored(runs: Runs, ranks: int, env: dict[str, str]) -> None:
+def findings_are_scored(runs, ranks, env):
     runs.data("make", "photos", "chest", "--count=32", "--test-count=32", "--shards=2",
               "--size=64x64", "--bytes=3500", "--task=findings")  # fmt: skip
     words = ("--model=chexnet", "--data=chest", "--global-batch=8", "--steps=2", *SMALL)

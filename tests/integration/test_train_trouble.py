@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import small_disk
-from tests.integration.train_runs import Done, Runs, environment
+from tests.integration.train_runs import environment
 
 pytestmark = pytest.mark.stack
 
@@ -88,7 +88,7 @@ LIMIT = 8 << 30
 IMAGES = ("--model=mlp", "--image-size=512", "--steps=2")  # a megabyte each, and nothing else
 
 
-def within_limit(runs: Runs, *words: str, job: str, module: str = "hpcdl.train") -> Done:
+def within_limit(runs, *words, job, module="hpcdl.train"):
     """A run whose process may have LIMIT bytes of address space."""
     start = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({LIMIT}, {LIMIT}));"
     program = f"{start} import runpy; runpy.run_module('{module}', run_name='__main__')"

@@ -19,25 +19,25 @@ class Jobs:
     shell: Shell
     site: tuple[str, str]
 
-    def submit(self, *words: str, train: list[str]) -> dict:
+    def submit(self, *words, train):
         shared = (*self.site, "--json", "--time", "20", "--job-dir", f"job-{time.time_ns()}")
         return json.loads(self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout)
 
-    def watch(self, answer: dict, timeout: float = 150) -> dict:
+    def watch(self, answer, timeout=150):
         return self.shell.json("job", "watch", *self.site, str(answer["job_id"]), timeout=timeout)
 
-    def result(self, answer: dict) -> dict:
+    def result(self, answer):
         return json.loads(Path(answer["result"]).read_text())
 
 
 @pytest.fixture
-def jobs(slurm, release, stack_site, tmp_path) -> Jobs:
+def jobs(slurm, release, stack_site, tmp_path):
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
     site = site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
     return Jobs(slurm, ("--site", str(site)))
 
 
-def options(digits: Path, epochs: int) -> list[str]:
+def options(digits, epochs):
     return ["--model", "mlp", "--data", str(digits), "--epochs", str(epochs), "--global-batch",
             "128", "--seed", "3"]  # fmt: skip
 

@@ -1,17 +1,15 @@
 """Two embedded clusters on one machine, of two homes: neither knows of the other."""
 
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import ClusterState, down, up
+from hpcdl.cluster import down, up
 from hpcdl.cluster.model import NAMESPACES, bridge_name
 from hpcdl.site import load_site
 from tests.homes import short_home
-from tests.integration.conftest import Shell, need_packages, shell_of
+from tests.integration.conftest import need_packages, shell_of
 
 pytestmark = pytest.mark.cluster
 
@@ -27,7 +25,7 @@ RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
 
 
 @pytest.fixture
-def two(tmp_path, mode) -> Iterator[list[ClusterState]]:
+def two(tmp_path, mode):
     """Two clusters of one site, and so of one work directory, started at once."""
     need_packages()
     file = tmp_path / "small.yaml"
@@ -37,11 +35,11 @@ def two(tmp_path, mode) -> Iterator[list[ClusterState]]:
         yield list(pool.map(lambda place: up(load_site(file), mode=mode, directory=place), places))
 
 
-def shell(state: ClusterState, place: Path) -> Shell:
+def shell(state, place):
     return shell_of(state, place, HPCDL_HOME=str(state.directory.parent.parent))
 
 
-def on_two_nodes(slurm: Shell) -> set[str]:
+def on_two_nodes(slurm):
     return set(slurm("srun", "-N2", "bash", "-c", RANK).stdout.splitlines())
 
 
@@ -72,6 +70,6 @@ def test_one_goes_down_and_the_other_runs_its_jobs(two, tmp_path, mode):
     assert on_two_nodes(shells[1]) == said[1]
 
 
-def bridges(state: ClusterState) -> list[str]:
+def bridges(state):
     shown = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     return [line for line in shown.splitlines() if bridge_name(state.directory) in line]

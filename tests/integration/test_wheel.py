@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
+def installed(tmp_path_factory):
     """The `hpcdl` command of a wheel installed without extras."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
@@ -29,7 +29,7 @@ def installed(tmp_path_factory) -> Path:
     return folder / "venv/bin/hpcdl"
 
 
-def run(command: Path, *words: str, folder: Path) -> str:
+def run(command, *words, folder):
     env = {"PATH": os.environ["PATH"], "HOME": str(folder), "HPCDL_HOME": str(folder / "home")}
     return Shell(env, folder)(command, *words).stdout
 

@@ -16,7 +16,7 @@ SAYS = "import os, sys; print('ran', os.path.basename(os.getcwd()), *sys.argv[1:
 
 
 @pytest.fixture
-def here(slurm) -> Path:
+def here(slurm):
     (slurm.directory / "pkg").mkdir()
     for name in ("x.py", "pkg/__init__.py"):
         (slurm.directory / name).write_text("")
@@ -43,7 +43,7 @@ def test_a_program_finds_its_files(slurm, here, words, said):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory) -> Path:
+def image(tmp_path_factory):
     """A directory that is an image of a few programs: Debian's static busybox."""
     if shutil.which("ch-run") is None:
         pytest.skip("Charliecloud is not installed (apt-get install charliecloud)")
@@ -56,7 +56,7 @@ def image(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def charliecloud(slurm) -> None:
+def charliecloud(slurm):
     """What this container runtime wants to find."""
     slurm.env = {name: value for name, value in slurm.env.items() if name != "USER"}
     Path(slurm.env["HPCDL_HOME"], "embedded/datasets").mkdir(parents=True, exist_ok=True)

@@ -274,7 +274,7 @@ def epoch_of(folder, ranks, epoch, *, half):
     return [list(itertools.chain(*parts)) for parts in zip(*batches, strict=True)]
 
 
-def main() -> None:
+def main():
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
 
 

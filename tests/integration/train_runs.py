@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MPIRUN = ("mpirun", "--oversubscribe", "--bind-to", "none", "-np")
 INSIDE = ("-m", "tests.integration.train_inside")
-_PIPES: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+_PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Done:
     err: str
     folder: Path
 
-    def must(self, code: int, *says: str) -> "Done":
+    def must(self, code, *says):
         """It ended so and said so; a refusal shows no traceback."""
         assert self.code == code, f"{self.code}\n{self.out[-2000:]}\n{self.err[-3000:]}"
         for text in says:
@@ -37,21 +37,21 @@ class Done:
         return self
 
     @property
-    def result(self) -> dict:
+    def result(self):
         return json.loads((self.folder / "result.json").read_text())
 
     @property
-    def losses(self) -> list[float]:
+    def losses(self):
         """Of the last segment's steps."""
         return list(self.result["samples"]["loss"])
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         """Of the test set."""
         return dict(self.result["summary"]["metrics"])
 
     @property
-    def weights(self) -> bytes:
+    def weights(self):
         """The arrays of the newest checkpoint, as bytes."""
         data = max((self.folder / "checkpoints").glob("step-*.ckpt")).read_bytes()
         start = len(b"hpcdl-checkpoint-1\n")
@@ -66,16 +66,14 @@ class Runs:
     folder: Path
     digits: Path = Path("digits")
 
-    def start(
-        self, *words: str, ranks: int = 1, job: str = "job", env: dict[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    def start(self, *words, ranks=1, job="job", env=None):
         command = [str(self.python), "-m", "hpcdl.train", "--job-dir", str(self.folder / job)]
         if ranks > 1:
             command = [*MPIRUN, str(ranks), *command]
         return subprocess.Popen([*command, *words], cwd=self.folder, start_new_session=True,
                                 env=environment() | (env or {}), **_PIPES)  # fmt: skip
 
-    def end(self, process: subprocess.Popen[str], job: str = "job", timeout: float = 300) -> Done:
+    def end(self, process, job="job", timeout=300):
         """Wait for a run; a hang is killed and fails the test."""
         try:
             out, err = process.communicate(timeout=timeout)
@@ -85,20 +83,19 @@ class Runs:
             pytest.fail(f"hung for {timeout} s:\n{out[-2000:]}\n{err[-2000:]}")
         return Done(process.returncode, out, err, self.folder / job)
 
-    def train(self, *words: str, ranks: int = 1, job: str = "job", timeout: float = 300,
-              code: int = 0, says: str | tuple[str, ...] = (), **env: str) -> Done:  # fmt: skip
+    def train(self, *words, ranks=1, job="job", timeout=300, code=0, says=(), **env):
         done = self.end(self.start(*words, ranks=ranks, job=job, env=env), job, timeout)
         return done.must(code, *([says] if isinstance(says, str) else says))
 
-    def learn(self, *words: str, **more) -> Done:
+    def learn(self, *words, **more):
         return self.train("--data", str(self.digits), *words, **more)
 
-    def data(self, *words: str | Path, code: int = 0, says: str | tuple[str, ...] = ()) -> Done:
+    def data(self, *words, code=0, says=()):
         process = subprocess.Popen([self.python, "-m", "hpcdl", "data", *words],
                                    cwd=self.folder, env=environment(), **_PIPES)  # fmt: skip
         return self.end(process).must(code, *([says] if isinstance(says, str) else says))
 
-    def refused(self, *rows: tuple[tuple[str, ...], str]) -> None:
+    def refused(self, *rows):
         """These command lines are refused in these words; one process takes them all."""
         data = ("--data", str(self.digits), "--job-dir")
         lines = [(*data, f"refused-{at}", *words) for at, (words, _) in enumerate(rows)]
@@ -106,11 +103,11 @@ class Runs:
         for (code, err), (_, said) in zip(found, rows, strict=True):
             Done(code, "", err, self.folder).must(2, said)
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name, text):
         """A file where runs find it as a module."""
         (self.folder / name).write_text(text)
 
-    def script(self, *words: str | Path, timeout: float = 500, **env: str):
+    def script(self, *words, timeout=500, **env):
         """The JSON that a program prints last, run by the interpreter."""
         known = environment() | {"PYTHONPATH": str(ROOT)} | env
         done = subprocess.run([self.python, *words], cwd=self.folder, env=known, timeout=timeout,
@@ -118,7 +115,7 @@ class Runs:
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
-    def wait_for(self, pattern: str, job: str = "job", timeout: float = 240) -> Path:
+    def wait_for(self, pattern, job="job", timeout=240):
         """The first file of a job's folder that matches, once there is one."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -128,7 +125,7 @@ class Runs:
         pytest.fail(f"no {pattern} within {timeout} s")
 
 
-def environment() -> dict[str, str]:
+def environment():
     """This process's environment, without a job's, with mpirun allowed for root."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "HPCDL_JOB"))}
     kept["HPCDL_TRUSTED_NETWORK"] = "1"  # --strategy multiworker opens TensorFlow's server here
@@ -139,17 +136,17 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def train_python(request) -> Path:
+def train_python(request):
     return Path(os.environ.get("HPCDL_TEST_PYTHON") or request.getfixturevalue("release").python)
 
 
 @pytest.fixture
-def runs(train_python, digits, tmp_path) -> Runs:
+def runs(train_python, digits, tmp_path):
     return Runs(train_python, tmp_path, digits)
 
 
 @pytest.fixture(scope="session")
-def digits(train_python, tmp_path_factory) -> Path:
+def digits(train_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "digits"
     Runs(train_python, folder.parent).data("make", "digits", folder)
     return folder

@@ -5,7 +5,6 @@ A release whose root cannot be had is a counted skip with the reason.
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from hpcdl.cluster import cluster_plan, rootfs, up
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
 from tests.homes import short_home
-from tests.matrix.machines import Job, Machine, script
+from tests.matrix.machines import Machine, script
 
 _HERE = Path(__file__).parent
 # No test here loses a node. A shared machine may stand still for longer than a message may take:
@@ -24,14 +23,14 @@ _HERE = Path(__file__).parent
 PATIENT = {"node": 300, "message": 60, "credential": 20}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.matrix)
 
 
 @pytest.fixture(scope="session")
-def machines() -> Iterator[dict[str, Machine | str]]:
+def machines():
     """A cluster per release; the reason in its place where there is none."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(_build, rootfs.releases()))
@@ -40,12 +39,12 @@ def machines() -> Iterator[dict[str, Machine | str]]:
         yield {release: _start(release, home / release) for release in rootfs.releases()}
 
 
-def _build(release: str) -> None:
+def _build(release):
     with suppress(HpcdlError):  # `up` will say it
         rootfs.get(release, print)
 
 
-def _start(release: str, home: Path) -> Machine | str:
+def _start(release, home):
     jobs = home / "files"
     jobs.mkdir(parents=True)
     try:
@@ -56,7 +55,7 @@ def _start(release: str, home: Path) -> Machine | str:
 
 
 @pytest.fixture(params=rootfs.releases())
-def machine(request, machines) -> Machine:
+def machine(request, machines):
     found = machines[request.param]
     if isinstance(found, str):
         pytest.skip(found)
@@ -73,7 +72,7 @@ i=0; while [ $i -lt 3000 ]; do sleep 0.1; i=$((i + 1)); done
 
 
 @pytest.fixture(scope="session")
-def slow_jobs(machines) -> dict[tuple[str, str], Job]:
+def slow_jobs(machines):
     """Jobs that take minutes: begun on all releases before any other is waited for."""
     found = {}
     for machine in machines.values():
@@ -89,7 +88,7 @@ def slow_jobs(machines) -> dict[tuple[str, str], Job]:
 
 
 @pytest.fixture(autouse=True)
-def _begin_slow_jobs(slow_jobs) -> None:
+def _begin_slow_jobs(slow_jobs):
     """Begun by whichever test comes first."""
 
 
@@ -111,10 +110,10 @@ __attribute__((constructor)) static void probe(void) {
 
 
 @pytest.fixture(scope="session")
-def mpi_program(tmp_path_factory) -> Callable[[], list[str]]:
+def mpi_program(tmp_path_factory):
     """The words that run the MPI probe in any release."""
 
-    def words() -> list[str]:
+    def words():
         if shutil.which("mpicc") is None:
             pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")
         folder = tmp_path_factory.getbasetemp() / "mpi"

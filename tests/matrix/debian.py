@@ -39,7 +39,7 @@ class Debian:
     root: Path
     home: Path
 
-    def __call__(self, script: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    def __call__(self, script, seconds):
         """Run a script of bash in it; every process that it leaves is ended."""
         variables = {
             "HOME": "/root", "HPCDL_HOME": str(self.home),
@@ -56,14 +56,14 @@ class Debian:
             text=True, timeout=seconds, check=False,
         )  # fmt: skip
 
-    def clear(self) -> None:
+    def clear(self):
         """Remove what its last run left: the cluster's bridge, the release, the jobs."""
         network.remove_bridge(self.home / "cluster/embedded")
         for directory in self.root.glob("home/hpcdl-*"):
             shutil.rmtree(directory)
 
 
-def debian(suite: int, checkout: str = "root/hpcdl") -> Debian:
+def debian(suite, checkout="root/hpcdl"):
     """The machine, with the checkout as it is now below its root directory, and `make`.
 
     Raises:

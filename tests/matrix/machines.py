@@ -1,13 +1,10 @@
 """A cluster of one Slurm release, and what a job on it came to."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,23 +30,23 @@ class Ended:
     log: str
 
     @property
-    def state(self) -> str:
+    def state(self):
         """COMPLETED, FAILED and so on; REFUSED where sbatch did not take it."""
         return "REFUSED" if self.refusal else self.field("JobState")
 
     @property
-    def exit_code(self) -> int:
+    def exit_code(self):
         return int(self.field("ExitCode").split(":")[0])
 
     @property
-    def restarts(self) -> int:
+    def restarts(self):
         return int(self.field("Restarts"))
 
     @property
-    def said(self) -> str:
+    def said(self):
         return f"{self.refusal}\n{self.log}"
 
-    def field(self, name: str) -> str:
+    def field(self, name):
         found = re.search(rf"\b{name}=(\S*)", self.record)
         return found.group(1) if found else ""
 
@@ -61,11 +58,11 @@ class Machine:
     folder: Path
 
     @property
-    def release(self) -> Release:
+    def release(self):
         return Release.parse(self.state.slurm_version)
 
     @cached_property
-    def env(self) -> dict[str, str]:
+    def env(self):
         """What a person's shell has: nothing of ours but Slurm's commands is on PATH."""
         base = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                 "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8",
@@ -74,9 +71,7 @@ class Machine:
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
         return environment(self.state, base)
 
-    def __call__(
-        self, *argv: str | Path, timeout: float = 60, **changes: str
-    ) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *argv, timeout=60, **changes):
         """Run a command as a person would after `eval "$(hpcdl cluster env)"`."""
         return subprocess.run(
             [str(word) for word in argv],
@@ -84,18 +79,18 @@ class Machine:
             capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
 
-    def hpcdl(self, *words: str | Path) -> str:
+    def hpcdl(self, *words):
         """What one of our commands prints; it must succeed."""
         done = self(HPCDL, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     @cached_property
-    def mpi(self) -> tuple[str, ...]:
+    def mpi(self):
         done = self("srun", "--mpi=list")
         return tuple(re.findall(r"\b(?:none|pmi2|pmix\w*)\b", done.stdout + done.stderr))
 
-    def submit(self, script: str | bytes, *options: str, **changes: str) -> Job:
+    def submit(self, script, *options, **changes):
         data = script if isinstance(script, bytes) else script.encode()
         path = self.folder / f"{time.monotonic_ns()}.sh"
         path.write_bytes(data)
@@ -113,13 +108,13 @@ class Job:
     log: Path
     refusal: str
 
-    def record(self) -> str:
+    def record(self):
         return self.machine("scontrol", "show", "job", "-o", str(self.number)).stdout
 
-    def text(self) -> str:
+    def text(self):
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def end(self, seconds: float = 90) -> Ended:
+    def end(self, seconds=90):
         if self.refusal:
             return Ended(self.refusal, "", "")
         record = self.record()
@@ -131,10 +126,10 @@ class Job:
         return Ended("", record, self.text())
 
 
-def script(machine: Machine, program: Sequence[str], **spec) -> str:
+def script(machine, program, **spec):
     """The script of a job, as render writes it for this release."""
     site = load_site(machine.state.site_file)
     # Jobs of all releases run at once, and have the same numbers.
     site = replace(site, paths=replace(site.paths, work=machine.folder / "work"))
-    asked: dict = {"partition": "cpu", "preflight": False, **spec}
+    asked = {"partition": "cpu", "preflight": False, **spec}
     return render_script(site, JobSpec(program=tuple(program), **asked), Module(())).text

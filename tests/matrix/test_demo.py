@@ -5,13 +5,12 @@ it: here other clusters run beside it.
 """
 
 import re
-from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
 
 from hpcdl.system.errors import HpcdlError
-from tests.matrix.debian import Debian, debian
+from tests.matrix.debian import debian
 
 MAKE = """
 command -v make >/dev/null || { apt-get update -q; apt-get install -qy make; } >/dev/null 2>&1
@@ -61,11 +60,11 @@ machine = cache(debian)
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[..., str]]:
+def run():
     """Runs a script on a Debian and gives what it said; it has to end well, and with that line."""
-    used: list[Debian] = []
+    used = []
 
-    def on(suite: int, script: str, last: str = "stopped") -> str:
+    def on(suite, script, last="stopped"):
         try:
             used.append(machine(suite))
         except HpcdlError as fault:

@@ -46,14 +46,14 @@ class Case:
     span: Span | None = None
     but: str = ""
 
-    def holds(self, release: Release) -> bool:
+    def holds(self, release):
         """Whether the consequence must show on a release."""
         if self.span is not None:
             return self.span.holds(release)
         return any(rule(one).holds(release) for one in self.rules.split())
 
     @property
-    def script(self) -> str:
+    def script(self):
         partition = "p100" if self.gpus else "cpu"
         lines = "".join(f"#SBATCH {one}\n" for one in self.directives.split("\n") if one)
         return f"#!/bin/bash\n#SBATCH --partition={partition} --time=5\n{lines}{self.body}\n"

@@ -42,7 +42,7 @@ class Submission:
     why: str = ""
 
     @property
-    def script(self) -> str:
+    def script(self):
         lines = "".join(f"#SBATCH {line}\n" for line in self.job.split("\n"))
         program = f"sh -c '{RANK}'"
         return (
@@ -128,7 +128,7 @@ class Told:
     held: int | None
 
 
-def told(refusal: str, log: str) -> Told:
+def told(refusal, log):
     """The same summary of the real thing's words and of the stand-in's."""
     where = "by sbatch" if refusal else "by srun" if "srun gives 1" in log else ""
     about = frozenset(ABOUT.findall(refusal + log)) if where else frozenset()
@@ -138,9 +138,9 @@ def told(refusal: str, log: str) -> Told:
     return Told(where, about, _numbered(ranks), int(held.group(1)) if held else None)
 
 
-def _numbered(ranks: list[dict[str, str]]) -> tuple[tuple[str, ...], ...]:
+def _numbered(ranks):
     """Ranks in order; GPUs counted from 0 among those that the job has on a node."""
-    seen: dict[str, set[int]] = {}
+    seen = {}
     for rank in ranks:
         if rank["gpus"] != "none":
             seen.setdefault(rank["node"], set()).update(map(int, rank["gpus"].split(",")))
@@ -165,13 +165,13 @@ def real(machines):
     }
 
 
-def standin(release: str, one: Submission, folder: Path) -> Told:
+def standin(release, one, folder):
     script, log = folder / "job.sh", folder / "job.log"
     script.write_text(one.script)
     environment = {
         "PATH": f"{STANDINS}:{Path(sys.executable).parent}:{os.defpath}", "HOME": "/",
-        "SLURM_STANDIN_VERSION": release, "SLURM_STANDIN_NODE": "cpus=16,gpus=4",
-        "SLURM_STANDIN_RECORD": str(folder / "records"), **one.around,
+        "SLURM_STANDIN_VERSION": release, "SLURM_STANDIN_RECORD": str(folder / "records"),
+        **one.around,
     }  # fmt: skip
     done = subprocess.run(
         ["sbatch", f"--output={log}", script], env=environment, cwd=folder, check=False,

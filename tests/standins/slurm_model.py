@@ -5,18 +5,14 @@ options, variables, plug-ins and pairs a release takes is read from the toolkit'
 (hpcdl/facts/slurm_rules.yaml, slurm_options.yaml), so they show what those rules say, and the
 real releases at both ends of the range show whether that is true.
 
-Settings: SLURM_STANDIN_VERSION (a release), SLURM_STANDIN_RECORD (a folder for JSON records),
-SLURM_STANDIN_NODE ("cpus=16,gpus=4": one node of the modelled cluster), SLURM_STANDIN_RUN=0 (record
-only). Nothing here imports hpcdl; PyYAML is all it needs.
+Settings: SLURM_STANDIN_VERSION (a release) and SLURM_STANDIN_RECORD (a folder for JSON records).
+Nothing here imports hpcdl; PyYAML is all it needs.
 """
-
-from __future__ import annotations
 
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -30,7 +26,7 @@ NEWEST_POINT = 999
 class Fatal(Exception):
     """What the real command prints before it exits; `code` is its exit code."""
 
-    def __init__(self, message: str, code: int = 1) -> None:
+    def __init__(self, message, code=1):
         super().__init__(message)
         self.code = code
 
@@ -39,12 +35,12 @@ class Fatal(Exception):
 
 
 @cache
-def facts(name: str) -> dict:
+def facts(name):
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return yaml.load((FACTS / f"{name}.yaml").read_text(), Loader=loader)
 
 
-def order(text: str, point: int) -> tuple[int, ...]:
+def order(text, point):
     """A release as numbers; `point` where it names no point release."""
     return (*[int(part) for part in text.split(".")[:3]], point)[:3]
 
@@ -55,40 +51,36 @@ class Slurm:
 
     version: str
 
-    @classmethod
-    def of(cls, environment: dict[str, str]) -> Slurm:
-        return cls(environment.get("SLURM_STANDIN_VERSION", facts("slurm_rules")["releases"][-1]))
-
-    def within(self, row: dict) -> bool:
+    def within(self, row):
         since, until = row.get("since") or "0.0.0", row.get("until") or "99.0.0"
         return order(since, 0) <= order(self.version, NEWEST_POINT) < order(until, 0)
 
-    def holds(self, rule: str) -> bool:
+    def holds(self, rule):
         (row,) = [one for one in facts("slurm_rules")["rules"] if one["id"] == rule]
         return self.within(row)
 
-    def fact(self, name: str) -> str | None:
+    def fact(self, name):
         rows = [one for one in facts("slurm_rules")["facts"] if one["name"] == name]
         return next((one["value"] for one in rows if self.within(one)), None)
 
-    def plugins(self) -> list[str]:
+    def plugins(self):
         return [one["name"] for one in facts("slurm_rules")["mpi"] if self.within(one)]
 
-    def options(self, command: str) -> dict[str, dict]:
+    def options(self, command):
         return _options(self, command)
 
-    def variables(self, command: str) -> dict[str, str]:
+    def variables(self, command):
         return _variables(self, command)
 
 
 @cache
-def _options(slurm: Slurm, command: str) -> dict[str, dict]:
+def _options(slurm, command):
     rows = facts("slurm_options")["options"]
     return {one["name"]: one for one in rows if command in one["commands"] and slurm.within(one)}
 
 
 @cache
-def _variables(slurm: Slurm, command: str) -> dict[str, str]:
+def _variables(slurm, command):
     rows = facts("slurm_options")["environment"]
     own = [one for one in rows if one["command"] == command and slurm.within(one)]
     return {one["variable"]: one["option"] for one in own}
@@ -104,38 +96,36 @@ class Given:
     values: dict[str, str] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
-    def put(self, name: str, value: str, source: str) -> None:
+    def put(self, name, value, source):
         self.values[name] = value
         self.sources[name] = source
 
-    def has(self, *names: str) -> bool:
+    def has(self, *names):
         return any(name in self.values for name in names)
 
-    def by_cli(self, *names: str) -> bool:
+    def by_cli(self, *names):
         """Given in the script or on the command line: Slurm treats these two alike."""
         return any(self.sources.get(name) in {"script", "cli"} for name in names)
 
-    def by_env(self, *names: str) -> bool:
+    def by_env(self, *names):
         return any(self.sources.get(name) == "env" for name in names)
 
-    def number(self, name: str, default: int | None = None) -> int | None:
+    def number(self, name, default=None):
         text = self.values.get(name, "")
         return int(text) if text.isdigit() else default
 
-    def drop(self, *names: str) -> None:
+    def drop(self, *names):
         for name in names:
             self.values.pop(name, None)
             self.sources.pop(name, None)
 
 
-def parse(slurm: Slurm, command: str, words: list[str], source: str, given: Given) -> list[str]:
+def parse(slurm, command, words, source, given):
     """Read options as getopt does; returns the words behind them."""
     known = slurm.options(command)
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
-        if word == "--":
-            break
         read = _long if word.startswith("--") else _letter
         name, value = read(command, known, word, rest)
         check_value(slurm, command, name, value)
@@ -143,18 +133,18 @@ def parse(slurm: Slurm, command: str, words: list[str], source: str, given: Give
     return rest
 
 
-def _long(command: str, known: dict, word: str, rest: list[str]) -> tuple[str, str]:
+def _long(command, known, word, rest):
     name, equals, value = word[2:].partition("=")
     close = [name] if name in known else [one for one in known if one.startswith(name)]
     if len(close) != 1:
         kind = "ambiguous" if close else "unrecognized"
         raise Fatal(f"{command}: {kind} option '{word}'\n{_try(command)}", 255)
     if known[close[0]].get("argument") == "required" and not equals:
-        value = _argument(command, close[0], rest)
+        value = rest.pop(0)
     return close[0], value
 
 
-def _letter(command: str, known: dict, word: str, rest: list[str]) -> tuple[str, str]:
+def _letter(command, known, word, rest):
     letter, after = word[1], word[2:]
     name = next((one for one, row in known.items() if row.get("short") == letter), None)
     if name is None:
@@ -164,20 +154,14 @@ def _letter(command: str, known: dict, word: str, rest: list[str]) -> tuple[str,
         rest.insert(0, f"-{after}")
     if argument == "none":
         return name, ""
-    return name, after or (_argument(command, name, rest) if argument == "required" else "")
+    return name, after or (rest.pop(0) if argument == "required" else "")
 
 
-def _argument(command: str, name: str, rest: list[str]) -> str:
-    if not rest:
-        raise Fatal(f"{command}: option '--{name}' requires an argument\n{_try(command)}", 255)
-    return rest.pop(0)
-
-
-def _try(command: str) -> str:
+def _try(command):
     return f'Try "{command} --help" for more information'
 
 
-def check_value(slurm: Slurm, command: str, name: str, value: str) -> None:
+def check_value(slurm, command, name, value):
     """Refuse values that the release does not know."""
     given = {part.partition(":")[0].lower() for part in value.split(",")}
     for row in facts("slurm_rules")["values"]:
@@ -189,7 +173,7 @@ def check_value(slurm: Slurm, command: str, name: str, value: str) -> None:
         raise Fatal("sbatch: error: --gres-flags=allow-task-sharing is only used with srun.", 255)
 
 
-def from_environment(slurm: Slurm, command: str, environment: dict, given: Given) -> None:
+def from_environment(slurm, command, environment, given):
     """Options that variables stand for: above the script, below the command line."""
     for variable, option in slurm.variables(command).items():
         if variable in environment:
@@ -199,7 +183,7 @@ def from_environment(slurm: Slurm, command: str, environment: dict, given: Given
 # --- pairs that exclude each other ----------------------------------------------------------------
 
 
-def validate(slurm: Slurm, command: str, given: Given) -> None:
+def validate(slurm, command, given):
     for message in _conflicts(slurm, command, given):
         raise Fatal(f"{command}: {message}")
     if slurm.holds("cpus-per-gpu-excludes"):
@@ -209,7 +193,7 @@ def validate(slurm: Slurm, command: str, given: Given) -> None:
             given.drop("cpus-per-task")
 
 
-def _conflicts(slurm: Slurm, command: str, given: Given) -> Iterator[str]:
+def _conflicts(slurm, command, given):
     pair = "gpu" in given.values.get("gres", "") and given.has("gpus-per-node")
     if pair and slurm.holds("gpu-flag-pair"):
         yield "fatal: --gpus-per-node and --gres=gpu are mutually exclusive."
@@ -238,10 +222,8 @@ def _conflicts(slurm: Slurm, command: str, given: Given) -> Iterator[str]:
         yield f"fatal: {names} are mutually exclusive"
 
 
-def _beside_ntasks_per_gpu(slurm: Slurm, given: Given) -> Iterator[str]:
+def _beside_ntasks_per_gpu(slurm, given):
     tres = given.values.get("tres-per-task", "")
-    if given.by_cli("tres-per-task"):
-        yield "--tres-per-task"
     if given.by_env("tres-per-task") and (slurm.holds("ntasks-per-gpu-with-cpus") or "gpu" in tres):
         yield "SLURM_TRES_PER_TASK"
     for name in ("gpus-per-task", "gpus-per-socket", "ntasks-per-node"):
@@ -254,24 +236,20 @@ def _beside_ntasks_per_gpu(slurm: Slurm, given: Given) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Node:
-    cpus: int
-    gpus: int
+    """Any node of the modelled cluster, as of the embedded one."""
 
-    @classmethod
-    def of(cls, environment: dict[str, str]) -> Node:
-        text = environment.get("SLURM_STANDIN_NODE", "cpus=16,gpus=4")
-        values = dict(part.split("=") for part in text.split(","))
-        return cls(int(values.get("cpus", 1)), int(values.get("gpus", 0)))
+    cpus: int = 16
+    gpus: int = 4
 
 
-def gpu_count(text: str) -> int:
+def gpu_count(text):
     """GPUs in `4`, `v100:4`, `gpu:v100:4`, `gres/gpu:4,gres/nic:1`."""
     parts = [part for part in text.split(",") if "gpu" in part or part[:1].isdigit() or ":" in part]
     numbers = [re.search(r"(\d+)$", part) for part in parts if "nic" not in part]
     return sum(int(number.group(1)) for number in numbers if number)
 
 
-def allocation(slurm: Slurm, given: Given, node: Node) -> dict:
+def allocation(slurm, given, node):
     nodes = given.number("nodes", 1) or 1
     per_task = given.number("cpus-per-task", 1) or 1
     per_node = given.number("ntasks-per-node")
@@ -298,7 +276,7 @@ def allocation(slurm: Slurm, given: Given, node: Node) -> dict:
     }  # fmt: skip
 
 
-def gpus_per_node(given: Given, nodes: int, tasks_per_node: int) -> int:
+def gpus_per_node(given, nodes, tasks_per_node):
     if given.has("gpus-per-node"):
         return gpu_count(given.values["gpus-per-node"])
     if "gpu" in given.values.get("gres", ""):
@@ -309,13 +287,13 @@ def gpus_per_node(given: Given, nodes: int, tasks_per_node: int) -> int:
     return gpu_count(each) * tasks_per_node if "gpu" in each or given.has("gpus-per-task") else 0
 
 
-def cpus_of_tres(given: Given) -> dict[str, str]:
+def cpus_of_tres(given):
     """The variable that --tres-per-task=cpu:N sets in a job and in its ranks."""
     cpus = re.search(r"cpu[=:](\d+)", given.values.get("tres-per-task", ""))
     return {"SLURM_CPUS_PER_TASK": cpus.group(1)} if cpus else {}
 
 
-def binding(slurm: Slurm, given: Given) -> str:
+def binding(slurm, given):
     """How GPUs are bound to tasks: explicit, implied by the release, or none."""
     explicit = given.values.get("gpu-bind") or given.values.get("tres-bind", "")
     explicit = explicit.removeprefix("gres/gpu:").removeprefix("verbose,")
@@ -333,7 +311,7 @@ def binding(slurm: Slurm, given: Given) -> str:
     return "none"
 
 
-def visible(bind: str, gpus: int, local_rank: int) -> list[int]:
+def visible(bind, gpus, local_rank):
     """The GPUs of its node that a task sees."""
     kind, _, rest = bind.partition(":")
     everything = list(range(gpus))
@@ -351,7 +329,7 @@ def visible(bind: str, gpus: int, local_rank: int) -> list[int]:
     return everything
 
 
-def step(slurm: Slurm, given: Given, job: dict) -> dict:
+def step(slurm, given, job):
     nodes = min(given.number("nodes", job["nodes"]) or 1, job["nodes"])
     per_node = given.number("ntasks-per-node", job["tasks_per_node"]) or 1
     total = given.number("ntasks", nodes * per_node) or 1
@@ -374,7 +352,7 @@ def step(slurm: Slurm, given: Given, job: dict) -> dict:
     }  # fmt: skip
 
 
-def cpu_bind(slurm: Slurm, given: Given) -> str:
+def cpu_bind(slurm, given):
     """How CPUs are bound: as asked, unless the release ignores that."""
     asked = given.values.get("cpu-bind", "")
     if asked == "rank" and slurm.holds("cpu-bind-rank"):
@@ -383,7 +361,7 @@ def cpu_bind(slurm: Slurm, given: Given) -> str:
     return asked
 
 
-def _step_cpus(slurm: Slurm, given: Given, gpus: int, per_node: int) -> tuple[int, bool]:
+def _step_cpus(slurm, given, gpus, per_node):
     """CPUs per task, and whether the step holds these only."""
     exact = given.has("exact", "exclusive") or (
         slurm.fact("step-default") == "exact" and not given.has("whole")
@@ -400,28 +378,18 @@ def _step_cpus(slurm: Slurm, given: Given, gpus: int, per_node: int) -> tuple[in
 # --- records --------------------------------------------------------------------------------------
 
 
-def record(kind: str, data: dict) -> Path | None:
-    """Write one JSON record; its name counts the records of the folder."""
-    folder = os.environ.get("SLURM_STANDIN_RECORD")
-    if not folder:
-        return None
-    place = Path(folder)
+def record(kind, data):
+    """Write one JSON record; its name counts the records of the folder, made one by one."""
+    place = Path(os.environ["SLURM_STANDIN_RECORD"])
     place.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 100_000):
-        path = place / f"{kind}-{number:03d}.json"
-        try:
-            with path.open("x") as file:
-                json.dump(data, file, indent=1, sort_keys=True)
-        except FileExistsError:
-            continue
-        return path
-    raise AssertionError("too many records")
+    number = len([*place.glob(f"{kind}-*.json")]) + 1
+    (place / f"{kind}-{number:03d}.json").write_text(json.dumps(data, indent=1, sort_keys=True))
 
 
-def run_main(main: Callable[[list[str], dict[str, str]], int]) -> None:
+def run_main(main):
     """Run a stand-in: what it refuses is printed as Slurm prints it."""
     try:
-        code = main(sys.argv[1:], dict(os.environ))
+        code = main(Slurm(os.environ["SLURM_STANDIN_VERSION"]), sys.argv[1:], dict(os.environ))
     except Fatal as fault:
         print(fault, file=sys.stderr)
         code = fault.code

@@ -4,30 +4,25 @@ The script runs at once, on this machine, as the batch step on the first node; t
 is printed. See slurm_model.py for its settings.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import slurm_model as model
 
+JOB_ID = "1"
 
-def main(words: list[str], environment: dict) -> int:
-    slurm = model.Slurm.of(environment)
-    if set(words) & {"--version", "-V"}:
-        print(f"slurm {slurm.version}")
-        return 0
-    rest = model.parse(slurm, "sbatch", words, "cli", model.Given())
-    data = Path(rest[0]).read_bytes() if rest else sys.stdin.buffer.read()
+
+def main(slurm, words, environment):
+    (script,) = model.parse(slurm, "sbatch", words, "cli", model.Given())
+    data = Path(script).read_bytes()
     given = plan(slurm, words, data, environment)
-    job = model.allocation(slurm, given, model.Node.of(environment))
-    return submit(slurm, given, job, data, rest, environment)
+    job = model.allocation(slurm, given, model.Node())
+    return submit(slurm, given, job, data, environment)
 
 
-def plan(slurm: model.Slurm, words: list[str], data: bytes, environment: dict) -> model.Given:
+def plan(slurm, words, data, environment):
     """The options in force: the script's, below the environment's, below the command line's."""
     check_text(data)
     given = model.Given()
@@ -42,10 +37,8 @@ def plan(slurm: model.Slurm, words: list[str], data: bytes, environment: dict) -
     return given
 
 
-def check_text(data: bytes) -> None:
+def check_text(data):
     """What sbatch refuses before it reads a directive."""
-    if not data.strip():
-        raise model.Fatal("sbatch: error: Batch script is empty!")
     if not data.startswith(b"#!"):
         first = "sbatch: error: This does not look like a batch script.  The first"
         second = "sbatch: error: line must start with #! followed by the path to an interpreter."
@@ -58,7 +51,7 @@ def check_text(data: bytes) -> None:
         raise model.Fatal(f"{first}\nsbatch: error: instead of expected UNIX line breaks (\\n).")
 
 
-def directives(text: str) -> list[list[str]]:
+def directives(text):
     """The words of each #SBATCH line, up to the first command."""
     found = []
     for line in text.split("\n"):
@@ -69,39 +62,25 @@ def directives(text: str) -> list[list[str]]:
     return found
 
 
-def words_of(text: str) -> list[str]:
+def words_of(text):
     """A directive's words; a backslash at the end continues nothing."""
-    try:
-        return shlex.split(text.rstrip().removesuffix("\\"), comments=True)
-    except ValueError as fault:
-        raise model.Fatal(f"sbatch: fatal: Unmatched quote in [{text}]") from fault
+    return shlex.split(text.rstrip().removesuffix("\\"), comments=True)
 
 
-def submit(
-    slurm: model.Slurm, given: model.Given, job: dict, data: bytes, rest: list[str], around: dict
-) -> int:
-    job_id = around.get("SLURM_STANDIN_JOB_ID", "1")
-    if given.has("test-only"):
-        nodes, tasks = job["nodes"], job["tasks"]
-        text = f"sbatch: Job {job_id} to start at 2030-01-01T00:00:00 using {tasks} processors on "
-        print(text + f"nodes node[01-{nodes:02d}] in partition main", file=sys.stderr)
-        return 0
-    environment = job_environment(slurm, given, job, job_id, around)
+def submit(slurm, given, job, data, around):
+    environment = job_environment(slurm, given, job, around)
     entry = {
-        "release": slurm.version, "job_id": job_id, "options": given.values,
+        "release": slurm.version, "job_id": JOB_ID, "options": given.values,
         "sources": given.sources, "allocation": job, "script": data.decode("utf-8", "replace"),
         "environment": {k: v for k, v in environment.items() if k.startswith(("SLURM_", "CUDA_"))},
     }  # fmt: skip
-    if around.get("SLURM_STANDIN_RUN", "1") != "0":
-        entry["exit_code"] = run(given, data, rest[1:], environment, job_id)
+    entry["exit_code"] = run(given, data, environment)
     model.record("job", entry)
-    print(job_id if given.has("parsable") else f"Submitted batch job {job_id}")
+    print(f"Submitted batch job {JOB_ID}")
     return 0
 
 
-def job_environment(
-    slurm: model.Slurm, given: model.Given, job: dict, job_id: str, around: dict
-) -> dict:
+def job_environment(slurm, given, job, around):
     """The batch step's environment: the submitter's by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = exported(export, around)
@@ -123,7 +102,7 @@ def job_environment(
         environment["SLURM_TRES_PER_TASK"] = f"cpu={given.values['cpus-per-task']}"
     environment |= model.cpus_of_tres(given)
     environment |= {
-        "SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id, "SLURM_JOB_NUM_NODES": str(job["nodes"]),
+        "SLURM_JOB_ID": JOB_ID, "SLURM_JOBID": JOB_ID, "SLURM_JOB_NUM_NODES": str(job["nodes"]),
         "SLURM_NNODES": str(job["nodes"]), "SLURM_RESTART_COUNT": "0", "SLURM_NODEID": "0",
         "SLURM_JOB_NODELIST": f"node[01-{job['nodes']:02d}]", "SLURM_PROCID": "0",
         "SLURM_JOB_PARTITION": given.values.get("partition", "main"), "SLURM_LOCALID": "0",
@@ -134,7 +113,7 @@ def job_environment(
     return environment
 
 
-def exported(export: str, around: dict) -> dict:
+def exported(export, around):
     """The part of the submitter's environment that --export lets through."""
     kept = {k: v for k, v in around.items() if k.startswith(("SLURM_", "PATH"))}
     parts = [part for part in export.split(",") if part]
@@ -147,20 +126,12 @@ def exported(export: str, around: dict) -> dict:
     return kept
 
 
-def run(
-    given: model.Given, data: bytes, arguments: list[str], environment: dict, job_id: str
-) -> int:
+def run(given, data, environment):
     """Run the script; its output goes where --output says."""
-    folder = Path(given.values.get("chdir", "."))
-    pattern = given.values.get("output", "slurm-%j.out")
-    log = folder / pattern.replace("%j", job_id).replace("%x", given.values.get("job-name", "job"))
+    log = Path(given.values["output"])
     script = log.with_suffix(".batch")
     script.write_bytes(data)
     script.chmod(0o700)
-    mode = "ab" if given.values.get("open-mode", "").startswith("a") else "wb"
-    with log.open(mode) as out:
-        done = subprocess.run(
-            [script.resolve(), *arguments], env=environment, cwd=folder, stdout=out,
-            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    return done.returncode
+    with log.open("wb") as out:
+        return subprocess.call([script.resolve()], env=environment, stdout=out,
+                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip

@@ -3,39 +3,25 @@
 It works inside of a job of the stand-in sbatch. See slurm_model.py for its settings.
 """
 
-from __future__ import annotations
-
 import json
-import signal
 import subprocess
-import sys
 import time
 
 import slurm_model as model
 
 
-def main(words: list[str], environment: dict) -> int:
-    slurm = model.Slurm.of(environment)
-    if "--mpi=list" in words:
-        print("MPI plugin types are...", *slurm.plugins(), sep="\n\t", file=sys.stderr)
-        return 0
-    if set(words) & {"--version", "-V"}:
-        print(f"slurm {slurm.version}")
-        return 0
+def main(slurm, words, environment):
     given, got, command = plan(slurm, words, environment)
     entry = {
         "release": slurm.version, "options": given.values, "sources": given.sources, "step": got,
         "command": command,
     }  # fmt: skip
-    if environment.get("SLURM_STANDIN_RUN", "1") != "0" and command:
-        entry["exit_codes"] = run_ranks(given, got, command, environment)
+    entry["exit_codes"] = run_ranks(given, got, command, environment)
     model.record("step", entry)
-    return max(entry.get("exit_codes", [0]))
+    return max(entry["exit_codes"])
 
 
-def plan(
-    slurm: model.Slurm, words: list[str], environment: dict
-) -> tuple[model.Given, dict, list[str]]:
+def plan(slurm, words, environment):
     """The options in force, what the step gets, and the program."""
     given = model.Given()
     model.from_environment(slurm, "srun", environment, given)
@@ -43,11 +29,11 @@ def plan(
     model.validate(slurm, "srun", given)
     check_mpi(slurm, given)
     text = environment.get("SLURM_STANDIN_ALLOCATION")
-    job = json.loads(text) if text else model.allocation(slurm, given, model.Node.of(environment))
+    job = json.loads(text) if text else model.allocation(slurm, given, model.Node())
     return given, model.step(slurm, given, job), command
 
 
-def check_mpi(slurm: model.Slurm, given: model.Given) -> None:
+def check_mpi(slurm, given):
     name = given.values.get("mpi", "none").partition(",")[0]
     if name not in slurm.plugins():
         first = f"srun: error: Couldn't find the specified plugin name for mpi/{name} looking at "
@@ -55,30 +41,22 @@ def check_mpi(slurm: model.Slurm, given: model.Given) -> None:
         raise model.Fatal(f"{first}all files\n{last}")
 
 
-def run_ranks(given: model.Given, got: dict, command: list[str], around: dict) -> list[int]:
-    """Start all ranks, pass signals on, and end the others when one fails, if asked to."""
+def run_ranks(given, got, command, around):
+    """Start all ranks, and end the others when one fails, if asked to."""
     ranks = [
         subprocess.Popen(command, env=rank_environment(given, got, rank, around))
         for rank in range(got["tasks"])
     ]
-
-    def forward(number: int, frame: object) -> None:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, forward)
-    kill = got["kill_on_bad_exit"] != "0"
-    while any(rank.poll() is None for rank in ranks):
-        if kill and any(rank.poll() for rank in ranks):
-            forward(signal.SIGTERM, None)
-            kill = False
+    while got["kill_on_bad_exit"] != "0" and any(rank.poll() is None for rank in ranks):
+        if any(rank.poll() for rank in ranks):
+            for rank in ranks:
+                rank.terminate()
+            break
         time.sleep(0.01)
     return [code if code >= 0 else 128 - code for code in (rank.wait() for rank in ranks)]
 
 
-def rank_environment(given: model.Given, got: dict, rank: int, around: dict) -> dict:
+def rank_environment(given, got, rank, around):
     """What a rank finds: the step's environment by --export, and model.Slurm's own."""
     export = given.values.get("export", "ALL")
     environment = dict(around)

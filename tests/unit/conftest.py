@@ -2,18 +2,17 @@
 
 import os
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from itertools import count
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.wheelhouse import tools
 from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, folder
+from tests.small_release import small_site
 
 settings.register_profile(
     "fast",
@@ -27,31 +26,47 @@ settings.register_profile("thorough", parent=settings.get_profile("fast"), max_e
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory):
+    """Directories that are made in no time, which thousands of tests need."""
+    place = tmp_path_factory.mktemp("homes")
+    return (place / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_home(homes, monkeypatch):
     """No test reads or writes what a person keeps."""
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir()
     monkeypatch.setenv("HPCDL_HOME", str(home / "hpcdl"))
     monkeypatch.setenv("HPCDL_CACHE", str(home / "cache"))
     monkeypatch.delenv("HPCDL_SITE", raising=False)
 
 
 @pytest.fixture(scope="session")
-def made_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environment with pip that fetches wheels, made once by all workers of pytest-xdist."""
+def made_tools(tmp_path_factory):
+    """The environment with pip that fetches wheels, made once by all workers of pytest-xdist.
+
+    It is made in the place of one whose Python is gone.
+    """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent
     with pytest.MonkeyPatch.context() as patch, locked(shared / "tools.lock", wait_seconds=300):
         patch.setenv("HPCDL_CACHE", str(shared / "with-pip"))
+        programs = cache("tools", running_interpreter().tag) / "bin"
+        if not programs.exists():
+            programs.mkdir(parents=True)
+            (programs / "pip").touch()
+            (programs / "python").symlink_to("/nonexistent/python")
         return tools(running_interpreter(), lambda _: None)
 
 
 @pytest.fixture
-def with_pip(made_tools: Path) -> Callable[[], None]:
+def with_pip(made_tools):
     """Puts it into the cache of the test, for the machine that the test plays."""
 
-    def put() -> None:
+    def put():
         target = cache("tools", running_interpreter().tag)
         target.mkdir(parents=True)
         shutil.copy(made_tools / "pyvenv.cfg", target)
@@ -61,24 +76,30 @@ def with_pip(made_tools: Path) -> Callable[[], None]:
     return put
 
 
-def shipped(name: str) -> Site:
+@pytest.fixture
+def site(tmp_path):
+    """The embedded site with its software in the test's directory; many files have their own."""
+    return small_site(tmp_path)
+
+
+def shipped(name):
     return load_site(folder("templates") / "sites" / f"{name}.yaml")
 
 
 @pytest.fixture(scope="session")
-def three_generations() -> Site:
+def three_generations():
     """K80 (4 nodes x 8), P100 (8 x 4), V100 (6 x 8); Slurm 22.05."""
     return shipped("p100-v100-k80")
 
 
 @pytest.fixture(scope="session")
-def modern() -> Site:
+def modern():
     """A100 (16 nodes x 8), H100 (8 x 8) and CPU nodes; Slurm 24.11."""
     return shipped("a100-h100")
 
 
 @pytest.fixture(scope="session")
-def pi() -> Site:
+def pi():
     """CPU nodes, K20, K80, two P100; Slurm 20.11 that wants --gres."""
     return shipped("pi")
 
@@ -95,10 +116,10 @@ def commands():
 
 
 @pytest.fixture
-def hpcdl(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def hpcdl(capsys):
     """Runs a command in this process, which ends with `code`; gives what it prints."""
 
-    def run(*words: str, code: int = 0) -> Any:
+    def run(*words, code=0):
         from hpcdl.cli import main
 
         capsys.readouterr()

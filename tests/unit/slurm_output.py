@@ -1,7 +1,5 @@
 """What `scontrol` and `srun` of several releases print on one small cluster."""
 
-from typing import Any
-
 from hpcdl.slurm.parse import JobRecord
 
 RELEASES = ("20.11", "22.05", "24.11")
@@ -73,12 +71,12 @@ _JOB = {
 }  # fmt: skip
 
 
-def job(**values: Any) -> JobRecord:
+def job(**values):
     """A job as Slurm knows it, waiting and of no partition but for `values`."""
     return JobRecord(**{**_JOB, **values})
 
 
-def nodes(release: str, *, gres: str = "gpu:p100:4(S:0-1)") -> str:
+def nodes(release, *, gres="gpu:p100:4(S:0-1)"):
     """`scontrol show node -o`: two P100 nodes, one of them drained, and a CPU node."""
     form = _NODE[release]
     gpu = {"features": "p100,nvlink", "gres": gres, "partitions": "p100,all"}
@@ -90,7 +88,7 @@ def nodes(release: str, *, gres: str = "gpu:p100:4(S:0-1)") -> str:
                      for name, state, reason, more in rows)  # fmt: skip
 
 
-def partitions(release: str) -> str:
+def partitions(release):
     """`scontrol show partition -o`: p100, the default, and cpu."""
     form = _PARTITION[release]
     gpu = {"default": "YES", "limit": "2-00:00:00", "nodes": "p100-[01-02]", "count": 2}
@@ -98,7 +96,7 @@ def partitions(release: str) -> str:
     return "\n".join([form.format(name="p100", **gpu), form.format(name="cpu", **cpu)])
 
 
-def config(release: str) -> str:
+def config(release):
     """A part of `scontrol show config`."""
     return (
         "Configuration data as of 2024-11-01T10:00:00\n"

@@ -90,9 +90,7 @@ def test_hostile_names_are_passed_on_and_run_nothing(kind, three_generations, re
 
 @pytest.mark.parametrize("kind", ["scrontab", "systemd"])
 @pytest.mark.parametrize("fails", ["run", "gate"])
-def test_a_night_fails_with_its_checks_or_its_gate_and_is_reported_all_the_same(
-    kind, fails, three_generations, recorder, tmp_path
-):
+def test_a_night_that_fails_is_reported_too(kind, fails, three_generations, recorder, tmp_path):
     (recorder.parent / f"fails-{fails}").touch()
     site = hostile(three_generations, tmp_path)
     night = next(line for line in lines_of(kind, render(kind, site, Request("/s", str(recorder))))

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import main
 from hpcdl.site import load_site
 from hpcdl.slurm import client
 from hpcdl.stack.wheelhouse import wheels_cache
@@ -162,10 +161,9 @@ def test_no_link_of_a_stranger_stops_it(site, shared):
     assert gone(clean(replace(site, paths=paths))) == {old}
 
 
-def test_the_command_names_what_would_go(site, capsys):
+def test_the_command_names_what_would_go(site, hpcdl):
     made(home("logs") / "old.log", 31, 2_000_000)
-    assert main(["clean", "--dry-run", "--site", "embedded", "logs"]) == 0
-    said = capsys.readouterr().out
+    said = hpcdl("clean", "--dry-run", "--site", "embedded", "logs").out
     assert "old.log" in said
     assert "1 would go, 2.0 MB" in said
 

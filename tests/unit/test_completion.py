@@ -93,11 +93,10 @@ def test_zsh_takes_its_script(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [*LINES.items(), ("site check ", set()), ("cluster up --mode lo", {"loopback"}),
-     ("site show --site site-of", {"site-of-mine.yaml"})],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "expected"), [
+    *LINES.items(), ("site check ", set()), ("cluster up --mode lo", {"loopback"}),
+    ("site show --site site-of", {"site-of-mine.yaml"}),
+])  # fmt: skip
 def test_fish_offers_them_too(line, expected, tmp_path):
     (tmp_path / "hpcdl.fish").write_text(completion.script("fish"))
     (tmp_path / "site-of-mine.yaml").write_text("")

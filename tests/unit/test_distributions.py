@@ -17,9 +17,7 @@ each = pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
 
 
 @each
-def test_its_python_has_a_tensorflow_its_mpi_builds_horovod_and_its_slurm_is_known(
-    row, monkeypatch
-):
+def test_its_python_mpi_and_slurm_are_among_those_of_the_facts(row, monkeypatch):
     minor = row["python"].rpartition(".")[0]
     monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: (minor,))
     site = small_site(Path("/nowhere"))

@@ -1,10 +1,12 @@
-"""The table of the drills is what ran; what the drills rely on holds."""
+"""The table of the drills is what ran; what drills and tests rely on holds."""
 
 import errno
+import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.drill.__main__ import BEGIN, END, PAGE, table
 from tests.drill.drills import DRILLS
 from tests.drill.harness import Bench
 from tests.drill.shim import Fault
+from tests.homes import short_home
 
 WRITE = (
     "import os, sys; from pathlib import Path; from hpcdl.system.files import write_atomic;"
@@ -74,3 +77,31 @@ def test_a_write_that_fails_leaves_the_old_file_and_says_why(tmp_path, error):
 def _write(file, fault, home):
     words, env = [sys.executable, "-c", WRITE, str(file)], {**os.environ, **fault.env(home)}
     return subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.homes import short_home
+with short_home(Path(sys.argv[1])) as home:
+    print(home, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_home_of_a_killed_run_is_cleared_by_the_next(tmp_path):
+    words = [sys.executable, "-c", KILLED, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    left = Path(done.stdout.strip())
+    assert left.parent == tmp_path, done.stderr
+    assert left.is_dir()
+    with short_home(tmp_path):
+        assert not left.exists()
+
+
+def test_the_home_of_a_run_that_lives_and_one_of_no_owner_are_left_alone(tmp_path):
+    (tmp_path / "hpcdl-t-other").mkdir()
+    with short_home(tmp_path) as one, short_home(tmp_path):
+        assert json.loads((one / "owner.json").read_text())["pid"]
+        assert (tmp_path / "hpcdl-t-other").is_dir()
+    assert not one.exists(), "at the end"

@@ -45,15 +45,12 @@ def test_the_layout_of_the_job_counts_not_the_number_of_gpus_alone(modern):
     assert far.images_per_second < near.images_per_second
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        ("python", "my_train.py"), ("hpcdl",), TRAIN, (*TRAIN, "mlp"),
-        (*TRAIN, "my.package:network"), (*TRAIN, "resnet50", "--batch-per-rank", "many"),
-        (*TRAIN, "resnet50", "--data", "/no/such/data"), (*TRAIN, "resnet50", "--delay-ms", "20"),
-        (*TRAIN, "resnet50", "--global-batch", "0"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("program", [
+    ("python", "my_train.py"), ("hpcdl",), TRAIN, (*TRAIN, "mlp"),
+    (*TRAIN, "my.package:network"), (*TRAIN, "resnet50", "--batch-per-rank", "many"),
+    (*TRAIN, "resnet50", "--data", "/no/such/data"), (*TRAIN, "resnet50", "--delay-ms", "20"),
+    (*TRAIN, "resnet50", "--global-batch", "0"),
+])  # fmt: skip
 def test_where_nothing_is_known_nothing_is_said(three_generations, program):
     assert expect(three_generations, JobSpec("p100", gpus=4, program=program)) is None
 
@@ -132,23 +129,18 @@ def test_earlier_runs_of_the_site_are_what_the_next_starts_from_and_narrow_it(bu
     assert last.source.startswith("3 runs, the last one job 14, ")
 
 
-def test_published_gpus_say_nothing_of_nodes_that_one_machine_emulates(
-    three_generations, monkeypatch
-):
+def test_published_gpus_say_nothing_of_emulated_nodes(three_generations, monkeypatch):
     spec = JobSpec("p100", gpus=4, program=RESNET)
     assert expect(three_generations, spec) is not None
     monkeypatch.setattr("hpcdl.workflows.expectation.current_or_cluster", lambda: SINGLE_NODE)
     assert expect(three_generations, spec) is None
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"partition": "h100"}, {"program": 7}, {"program": [*TINY.program, "--delay-ms", "50"]},
-        {"program": [*TRAIN, "alexnet"]}, {"layout": None},
-        {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"partition": "h100"}, {"program": 7}, {"program": [*TINY.program, "--delay-ms", "50"]},
+    {"program": [*TRAIN, "alexnet"]}, {"layout": None},
+    {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
+])  # fmt: skip
 def test_a_run_of_another_kind_says_nothing(busy, changes):
     earlier_job(busy, 12, **changes)
     assert expect(busy, TINY) is None
@@ -193,9 +185,7 @@ def big(gpus):
     return JobSpec("p100", gpus=gpus, program=(*TRAIN, "vgg16", "--batch-per-rank", "32"))
 
 
-def test_a_job_of_several_nodes_is_priced_by_what_the_site_measured_between_them(
-    checked, three_generations
-):
+def test_several_nodes_are_priced_by_the_site_s_own_links(checked, three_generations):
     published, measured = expected(three_generations, big(16)), expected(checked, big(16))
     assert measured.images_per_second < 0.7 * published.images_per_second
     assert measured.source == f"{published.source}, links by the site's all-reduce check"

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import main
 from hpcdl.cli.site import as_data, as_text
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.preflight import Expectation, Probe, notes
+from hpcdl.jobs.preflight import Expectation, Link, Probe, judge_links, notes
 from hpcdl.jobs.sweep import plan
-from hpcdl.jobs.transport import Link, judge_links
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
@@ -149,38 +147,32 @@ def selected(site, partition, model, **asked):
     return [one for one in script.directives if one.startswith(words)]
 
 
-@pytest.mark.parametrize(
-    ("partition", "model", "gpus", "expected"),
-    [
-        ("typed", "l40s", 8, ["--nodes=1", "--gpus-per-node=l40s:8"]),
-        ("typed", "A100", 8, ["--nodes=2", "--gpus-per-node=a100:4"]),
-        ("typed", "a100-pcie", 1, ["--nodes=1", "--gpus-per-node=a100:1"]),
-        ("typed", None, 4, ["--nodes=1", "--gpus-per-node=4"]),
-        ("untyped", "T4", 4, ["--nodes=1", "--gpus-per-node=4", "--constraint=t4"]),
-        ("untyped", None, 8, ["--nodes=2", "--gpus-per-node=4", '--constraint="[a40|t4]"']),
-        ("named", "P4", 2, ["--nodes=1", "--gpus-per-node=2", "--exclude=n3"]),
-        ("named", "x1", 2, ["--nodes=1", "--gpus-per-node=2", '--exclude="n[1-2]"']),
-        ("sizes", "v100", 4, ["--nodes=2", "--gpus-per-node=v100:2", "--exclude=s3"]),
-        ("sizes", None, 8, ["--nodes=1", "--gpus-per-node=v100:8", '--exclude="s[1-2]"']),
-    ],
-)
+@pytest.mark.parametrize(("partition", "model", "gpus", "expected"), [
+    ("typed", "l40s", 8, ["--nodes=1", "--gpus-per-node=l40s:8"]),
+    ("typed", "A100", 8, ["--nodes=2", "--gpus-per-node=a100:4"]),
+    ("typed", "a100-pcie", 1, ["--nodes=1", "--gpus-per-node=a100:1"]),
+    ("typed", None, 4, ["--nodes=1", "--gpus-per-node=4"]),
+    ("untyped", "T4", 4, ["--nodes=1", "--gpus-per-node=4", "--constraint=t4"]),
+    ("untyped", None, 8, ["--nodes=2", "--gpus-per-node=4", '--constraint="[a40|t4]"']),
+    ("named", "P4", 2, ["--nodes=1", "--gpus-per-node=2", "--exclude=n3"]),
+    ("named", "x1", 2, ["--nodes=1", "--gpus-per-node=2", '--exclude="n[1-2]"']),
+    ("sizes", "v100", 4, ["--nodes=2", "--gpus-per-node=v100:2", "--exclude=s3"]),
+    ("sizes", None, 8, ["--nodes=1", "--gpus-per-node=v100:8", '--exclude="s[1-2]"']),
+])  # fmt: skip
 def test_slurm_is_told_by_type_by_feature_or_by_name(mixed, partition, model, gpus, expected):
     assert selected(mixed, partition, model, gpus=gpus) == expected
 
 
-@pytest.mark.parametrize(
-    ("partition", "asked", "said"),
-    [
-        ("typed", {"gpus": 8}, "would train together"),
-        ("typed", {"gpus": 999}, "no GPU model of 'typed' can hold this job"),
-        ("typed", {"gpus": 5}, "not every GPU model of 'typed' can hold this job"),
-        ("typed", {"gpus": 9, "gpu_model": "l40s"}, "do not fill whole nodes"),
-        ("typed", {"gpus": 8, "gpu_model": "h100"}, "no node of 'typed' has the GPU model 'h100'"),
-        ("typed", {"gpus": 8, "gpu_model": ""}, "no node of 'typed' has the GPU model ''"),
-        ("typed", {"gpus": 8, "gpu_model": "l40"}, "no node of 'typed' has the GPU model 'l40'"),
-        ("named", {"gpus": 4, "nodes": 2}, "not every GPU model"),
-    ],
-)
+@pytest.mark.parametrize(("partition", "asked", "said"), [
+    ("typed", {"gpus": 8}, "would train together"),
+    ("typed", {"gpus": 999}, "no GPU model of 'typed' can hold this job"),
+    ("typed", {"gpus": 5}, "not every GPU model of 'typed' can hold this job"),
+    ("typed", {"gpus": 9, "gpu_model": "l40s"}, "do not fill whole nodes"),
+    ("typed", {"gpus": 8, "gpu_model": "h100"}, "no node of 'typed' has the GPU model 'h100'"),
+    ("typed", {"gpus": 8, "gpu_model": ""}, "no node of 'typed' has the GPU model ''"),
+    ("typed", {"gpus": 8, "gpu_model": "l40"}, "no node of 'typed' has the GPU model 'l40'"),
+    ("named", {"gpus": 4, "nodes": 2}, "not every GPU model"),
+])  # fmt: skip
 def test_what_no_node_can_hold_is_refused_with_what_would(mixed, partition, asked, said):
     with pytest.raises(BadInput) as caught:
         plan_on(mixed, JobSpec(partition, **asked))
@@ -216,31 +208,26 @@ def test_a_users_constraint_does_not_undo_the_choice(mixed):
     assert "--constraint=ib" in render_script(mixed, typed, Module(())).directives
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("nodes: 6\n", "nodes: 7\n", "the groups have 6 nodes, but 'nodes' of 'typed' is 7"),
-        ('hostlist: "g[05-06]"', 'hostlist: "h[05-06]"', "does not name h05, h06"),
-        ('hostlist: "g[05-06]"', 'hostlist: "g[05-07]"', "names 3 nodes, but 'nodes' is 2"),
-        ('hostlist: "g[05-06]"', 'hostlist: "g[06-05]"', "runs backwards"),
-        ("    groups:\n", "    gpu: {model: T4, per_node: 1}\n    groups:\n", "each group says"),
-        ('nodes: 2, hostlist: "g[05-06]", ', "", "lacks the key 'nodes'"),
-        ("gres_type: l40s, per_node: 8}, memory_gb: 500", "max_time: '1'}", "key 'max_time'"),
-        ('hostlist: "n[1-2]", ', "", "Slurm cannot tell these nodes from the partition's others"),
-        ("X1: {compute: 8.9,", "X1: {compute: 8.4,", "there is no compute capability 8.4"),
-        ("X1: {compute: 8.9, memory_gb: 16}", "X1: {compute: 8.9}", "'X1' lacks 'memory_gb'"),
-        ("X1: {compute: 8.9,", "X1: {", "'X1' lacks 'compute'"),
-        ("X1: {compute: 8.9, memory_gb: 16}", "X1:", "'X1' has no value"),
-        ("compute: 8.9", "compute: eight", "'compute' is 'eight'"),
-        ("memory_gb: 16}", "memory_gb: 16, driver_name: 'a\"b'}", "driver_name"),
-        ("memory_gb: 16}", "memory_gb: 16, vendor: amd}", "is a GPU of AMD"),
-        ("X1: {compute: 8.9,", "MI250X: {compute: 9.0,", "is a GPU of AMD"),
-        (OWN, "gpus: []\n", "'gpus' must be a mapping"),
-    ],
-)
-def test_groups_and_models_that_nothing_can_be_done_with_are_shown_with_a_caret(
-    tmp_path, old, new, said
-):
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("nodes: 6\n", "nodes: 7\n", "the groups have 6 nodes, but 'nodes' of 'typed' is 7"),
+    ('hostlist: "g[05-06]"', 'hostlist: "h[05-06]"', "does not name h05, h06"),
+    ('hostlist: "g[05-06]"', 'hostlist: "g[05-07]"', "names 3 nodes, but 'nodes' is 2"),
+    ('hostlist: "g[05-06]"', 'hostlist: "g[06-05]"', "runs backwards"),
+    ("    groups:\n", "    gpu: {model: T4, per_node: 1}\n    groups:\n", "each group says"),
+    ('nodes: 2, hostlist: "g[05-06]", ', "", "lacks the key 'nodes'"),
+    ("gres_type: l40s, per_node: 8}, memory_gb: 500", "max_time: '1'}", "key 'max_time'"),
+    ('hostlist: "n[1-2]", ', "", "Slurm cannot tell these nodes from the partition's others"),
+    ("X1: {compute: 8.9,", "X1: {compute: 8.4,", "there is no compute capability 8.4"),
+    ("X1: {compute: 8.9, memory_gb: 16}", "X1: {compute: 8.9}", "'X1' lacks 'memory_gb'"),
+    ("X1: {compute: 8.9,", "X1: {", "'X1' lacks 'compute'"),
+    ("X1: {compute: 8.9, memory_gb: 16}", "X1:", "'X1' has no value"),
+    ("compute: 8.9", "compute: eight", "'compute' is 'eight'"),
+    ("memory_gb: 16}", "memory_gb: 16, driver_name: 'a\"b'}", "driver_name"),
+    ("memory_gb: 16}", "memory_gb: 16, vendor: amd}", "is a GPU of AMD"),
+    ("X1: {compute: 8.9,", "MI250X: {compute: 9.0,", "is a GPU of AMD"),
+    (OWN, "gpus: []\n", "'gpus' must be a mapping"),
+])  # fmt: skip
+def test_groups_and_models_that_cannot_be_are_shown_with_a_caret(tmp_path, old, new, said):
     shown = refused(tmp_path, old, new)
     assert said in shown
     assert "^" in shown
@@ -291,12 +278,11 @@ def test_a_name_means_a_model_and_no_part_of_it(mixed):
     assert [name for name in names if matches(l40s.gpu, name)] == ["l40s", "L40S"]
 
 
-def test_the_command_line_predicts_one_model_of_several(capsys):
+def test_the_command_line_predicts_one_model_of_several(hpcdl):
     words = ["predict", "--site", str(MIXED), "--partition", "typed", "--model", "resnet50"]
-    assert main([*words, "--gpus", "1"]) == ExitCode.USAGE
-    assert "--gpu-model L40S (2 nodes x 8)" in capsys.readouterr().err
-    assert main([*words, "--gpus", "1", "--gpu-model", "l40s"]) == ExitCode.OK
-    assert "L40S, 8 per node, network unknown" in capsys.readouterr().out
+    assert "--gpu-model L40S (2 nodes x 8)" in hpcdl(*words, "--gpus", "1", code=2).err
+    said = hpcdl(*words, "--gpus", "1", "--gpu-model", "l40s").out
+    assert "L40S, 8 per node, network unknown" in said
 
 
 def test_checks_are_of_one_model_each(mixed):
@@ -366,13 +352,10 @@ TO_PYTHON_3_12 = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    ("model", "tensorflow", "cuda"),
-    [
-        pytest.param("M60", "2.16.2", "12.", marks=TO_PYTHON_3_12), ("B200", "2.21.0", "12.9"),
-        *((model, "2.21.0", "12.") for model in ("P4", "T4", "A10", "L4", "L40S", "RTX-4090")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("model", "tensorflow", "cuda"), [
+    pytest.param("M60", "2.16.2", "12.", marks=TO_PYTHON_3_12), ("B200", "2.21.0", "12.9"),
+    *((model, "2.21.0", "12.") for model in ("P4", "T4", "A10", "L4", "L40S", "RTX-4090")),
+])  # fmt: skip
 def test_each_newer_model_has_a_set_from_wheels(mixed, model, tensorflow, cuda):
     (found,) = resolve(alone(mixed, model), "x", "venv")
     assert found.fits

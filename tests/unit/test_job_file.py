@@ -3,7 +3,6 @@
 import jsonschema
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs.spec import LAUNCHERS, job_schema, load_request
 from hpcdl.system.errors import BadInput
 
@@ -27,10 +26,9 @@ def job_file(tmp_path):
     return file
 
 
-def render(capsys, file, *words):
+def render(hpcdl, file, *words):
     line = ["job", "render", "--site", "p100-v100-k80", "--file", str(file), *words]
-    assert main(line) == 0
-    return capsys.readouterr().out.splitlines()
+    return hpcdl(*line).out.splitlines()
 
 
 def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
@@ -38,42 +36,36 @@ def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
     assert job_schema()["properties"]["launcher"]["enum"] == list(LAUNCHERS)
 
 
-def test_a_file_says_what_options_would(job_file, capsys):
-    from_file = render(capsys, job_file)
+def test_a_file_says_what_options_would(job_file, hpcdl):
+    from_file = render(hpcdl, job_file)
     line = "--partition v100 --gpus 16 --time 2:00:00 --name mine --no-module --no-preflight"
     line += " --env LR=0.1 --env KEEP=it -- python -c pass --lr 0.1"
-    assert main(["job", "render", "--site", "p100-v100-k80", *line.split(), "a b"]) == 0
-    assert capsys.readouterr().out.splitlines() == from_file
+    words = ["job", "render", "--site", "p100-v100-k80", *line.split(), "a b"]
+    assert hpcdl(*words).out.splitlines() == from_file
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--gpus", "8"], "#SBATCH --nodes=1"),
-        (["--nodes", "3", "--gpus-per-node", "2"], "#SBATCH --gpus-per-node=v100:2"),
-        (["--partition", "p100"], "#SBATCH --nodes=4"),
-        (["--time", "5"], "#SBATCH --time=00:05:00"),
-        (["--name", "other"], "#SBATCH --job-name=other"),
-        (["--env", "MORE=9"], "values '' LR KEEP MORE"),
-        (["--module", "cuda/12"], "module load cuda/12 || leave 20"),
-        (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
-    ],
-)
-def test_options_go_before_the_file(job_file, capsys, words, line):
-    assert line in render(capsys, job_file, *words)
+@pytest.mark.parametrize(("words", "line"), [
+    (["--gpus", "8"], "#SBATCH --nodes=1"),
+    (["--nodes", "3", "--gpus-per-node", "2"], "#SBATCH --gpus-per-node=v100:2"),
+    (["--partition", "p100"], "#SBATCH --nodes=4"),
+    (["--time", "5"], "#SBATCH --time=00:05:00"),
+    (["--name", "other"], "#SBATCH --job-name=other"),
+    (["--env", "MORE=9"], "values '' LR KEEP MORE"),
+    (["--module", "cuda/12"], "module load cuda/12 || leave 20"),
+    (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
+])  # fmt: skip
+def test_options_go_before_the_file(job_file, hpcdl, words, line):
+    assert line in render(hpcdl, job_file, *words)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("schema: 1\n", "", "the file lacks the key 'schema'"),
-        ("name: mine", "name: a b", "'name' is 'a b'"),
-        ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
-        ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
-        ("[python, -c", "[[python], -c", "must be text, not a list"),
-        ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("schema: 1\n", "", "the file lacks the key 'schema'"),
+    ("name: mine", "name: a b", "'name' is 'a b'"),
+    ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
+    ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
+    ("[python, -c", "[[python], -c", "must be text, not a list"),
+    ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
+])  # fmt: skip
 def test_faults_are_shown_with_their_place(job_file, old, new, said):
     assert old in JOB_FILE
     job_file.write_text(JOB_FILE.replace(old, new))
@@ -82,11 +74,11 @@ def test_faults_are_shown_with_their_place(job_file, old, new, said):
     assert said in caught.value.render()
 
 
-def test_a_path_may_begin_with_the_home(tmp_path, capsys, monkeypatch):
+def test_a_path_may_begin_with_the_home(tmp_path, hpcdl, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     file = tmp_path / "job.yaml"
     file.write_text("schema: 1\ndata: ~/set\njob_dir: ~/runs/a\nmodules: []\n")
-    lines = render(capsys, file)
+    lines = render(hpcdl, file)
     assert "export HPCDL_DATA=/home/me/set" in lines
     assert 'begin /home/me/runs/a "$@"' in lines
-    assert "export HPCDL_DATA=/home/me/other" in render(capsys, file, "--data=~/other")
+    assert "export HPCDL_DATA=/home/me/other" in render(hpcdl, file, "--data=~/other")

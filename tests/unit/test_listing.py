@@ -133,9 +133,7 @@ def embedded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["watch", "report", "log -f", "cancel"])
-def test_a_job_of_another_cluster_is_not_asked_about_by_its_number(
-    site, tmp_path, monkeypatch, capsys, command
-):  # fmt: skip
+def test_a_job_of_another_cluster_is_not_asked_about(site, tmp_path, monkeypatch, capsys, command):
     """Here another job has that number."""
     other = submit(site, JobSpec("p100"), Module(()))
     monkeypatch.setattr(client, "job", lambda id_: said.job(id=id_, state="RUNNING"))
@@ -161,12 +159,11 @@ def test_a_submission_on_its_way_to_another_cluster_stays_its(site, tmp_path, mo
 
 
 @pytest.mark.parametrize("which", ["7", "7_1"])
-def test_an_array_is_no_job_of_its_own_and_says_what_it_is(site, monkeypatch, capsys, which):
+def test_an_array_is_no_job_of_its_own_and_says_what_it_is(site, monkeypatch, hpcdl, which):
     folder = swept(site, "rates")
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
     for command in ("watch", "log", "report"):
-        assert main(["job", command, which]) == 2
-        said = capsys.readouterr().err
+        said = hpcdl("job", command, which, code=2).err
         assert f"job {which} is of the array of a sweep or study in {folder}" in said
         assert "`hpcdl job cancel 7` ends all of it" in said
 

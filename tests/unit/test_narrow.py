@@ -96,12 +96,10 @@ def test_a_status_line_that_stays_is_whole(monkeypatch):
     assert [part.strip() for part in seen if part] == [text[:39], text, "job 1: it runs", ""]
 
 
-@pytest.mark.parametrize(
-    ("env", "coloured"),
-    [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False),
-     ({"TERM": "dumb"}, False)],
-    ids=["terminal", "NO_COLOR", "dumb"],
-)  # fmt: skip
+@pytest.mark.parametrize(("env", "coloured"), [
+    ({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+    ({"TERM": "dumb"}, False),
+], ids=["terminal", "NO_COLOR", "dumb"])  # fmt: skip
 def test_colours_are_for_terminals_that_may_have_them(env, coloured, seen):
     _, said = seen("job lint --site embedded job.sh", **env)
     assert (COLOUR in said) == coloured

@@ -17,7 +17,7 @@ def test_every_package_is_listed_and_the_folders_beside_them():
     inits = (ROOT / "hpcdl").rglob("__init__.py")
     found = {".".join(path.parent.relative_to(ROOT).parts) for path in inits}
     assert found <= listed, f"add to setup.cfg: {sorted(found - listed)}"
-    for folder in ("templates", "modulefiles", "spack", "reframe_checks"):
+    for folder in ("examples", "templates", "modulefiles", "spack", "reframe_checks"):
         assert f"hpcdl.{folder}" in listed
         assert f"hpcdl.{folder} = {folder}" in SETUP["options"]["package_dir"]
 
@@ -27,12 +27,6 @@ def test_c_sources_travel_in_the_wheel():
     for source in (ROOT / "hpcdl").rglob("*.c"):
         package = ".".join(source.parent.relative_to(ROOT).parts)
         assert "*.c" in data.get(package, ""), f"add {source.name} to setup.cfg"
-
-
-def test_the_folders_beside_the_package_travel_in_it():
-    for folder in ("examples", "templates", "modulefiles", "spack", "reframe_checks"):
-        assert f"hpcdl.{folder}" in SETUP["options"]["packages"].split()
-        assert f"hpcdl.{folder} = {folder}" in SETUP["options"]["package_dir"]
 
 
 def test_a_login_node_needs_three_small_packages():

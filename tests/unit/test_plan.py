@@ -7,7 +7,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.regress.references import Reference, update_references
 from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.publish import publish, rollback
@@ -18,7 +17,7 @@ from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
 from hpcdl.workflows.site_plan import Target, targets
 from hpcdl.workflows.site_plan_show import as_data, as_text
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
 
@@ -32,9 +31,8 @@ def _space(monkeypatch):
 def site(tmp_path):
     """`old` is published, `new` is built."""
     site = small_site(tmp_path)
-    make_release(site, "old", version="2.19.1")
+    make_current(site, "old", version="2.19.1")
     make_release(site, "new", version="2.21.0")
-    publish(site, "old", passing, say=silent)
     return site
 
 
@@ -215,20 +213,19 @@ stacks:
 
 
 @pytest.mark.skipif(shutil.which("mpicxx") is None, reason="no MPI to build Horovod with")
-def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_path, capsys):
+def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_path, hpcdl):
     """No nvcc for the P100, no wheels for aarch64: the CPUs get theirs."""
     file = tmp_path / "site.yaml"
     file.write_text(SEVERAL.format(prefix=tmp_path / "p", more=""))
-    assert main(["stack", "plan", "--site", str(file)]) == 10
-    text = capsys.readouterr().out
+    plan, build = ("stack", "plan", f"--site={file}"), ("stack", "build", f"--site={file}")
+    text = hpcdl(*plan, code=10).out
     assert f"cannot be built here: stack 'own' has the cuda_home {tmp_path}/p/no-cuda" in text
     assert "release nothing -> own-2.21.0-cuda12.9-sm60-..." in text, "as it would be with nvcc"
     assert "a plain load on cpu: nothing -> tensorflow/2.21.0-cpu" in text
     assert "new: tensorflow/2.21.0-cpu\n  a plain" in text, "of no other build"
     assert text.endswith("stack build --name own --partition cpu\n  hpcdl stack publish ID\n")
 
-    assert main(["stack", "build", "--dry-run", "--json", "--site", str(file)]) == 6
-    cpu, p100, gh = json.loads(capsys.readouterr().out)["builds"]
+    cpu, p100, gh = json.loads(hpcdl(*build, "--dry-run", "--json", code=6).out)["builds"]
     assert (cpu["partitions"], cpu["blocked"]) == (["cpu"], None)
     assert p100["partitions"] == ["p100"]
     assert "no-cuda/bin/nvcc" in p100["blocked"]
@@ -237,9 +234,8 @@ def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_pat
     assert not (tmp_path / "p").exists(), "looking makes nothing"
 
     file.write_text(SEVERAL.format(prefix=tmp_path / "p", more=", partitions: [p100]"))
-    assert main(["stack", "plan", "--partition", "p100", "--site", str(file)]) == 1
-    assert "something is in the way" in capsys.readouterr().out
-    assert main(["stack", "build", "--dry-run", "--site", str(file)]) == 2, "as the build itself"
+    assert "something is in the way" in hpcdl(*plan, "--partition", "p100", code=1).out
+    hpcdl(*build, "--dry-run", code=2)  # as the build itself
 
 
 def test_a_driver_is_no_version_that_a_stack_brings():

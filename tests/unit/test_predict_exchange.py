@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.predict.hardware import Link, of_partition
 from hpcdl.predict.overlap import lines
 from hpcdl.predict.request import Request, answer, prepare
@@ -86,26 +85,22 @@ def test_a_check_of_another_partition_is_refused(three_generations, p100, tmp_pa
         answer(Request(three_generations.partition("v100"), "vgg16", exchanges=(check,)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"summary": {}}, {"summary": {"bus_gbs": []}}, {"summary": {"bus_gbs": {}}},
-        {"summary": {"bus_gbs": {"65536": 0}}}, {"summary": {"bus_gbs": {"x": 1}}},
-        {"summary": {"bus_gbs": {"65536": float("nan")}}}, {"schema": 3}, {"versions": None},
-        {"summary": {"bus_gbs": {"65536": 10**400}}}, {"layout": {"hosts": ["a"]}},
-        {"layout": {"hosts": 5}}, {"layout": {"hosts": ["a", "a", "b"]}},
-        {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("changes", [
+    {"summary": {}}, {"summary": {"bus_gbs": []}}, {"summary": {"bus_gbs": {}}},
+    {"summary": {"bus_gbs": {"65536": 0}}}, {"summary": {"bus_gbs": {"x": 1}}},
+    {"summary": {"bus_gbs": {"65536": float("nan")}}}, {"schema": 3}, {"versions": None},
+    {"summary": {"bus_gbs": {"65536": 10**400}}}, {"layout": {"hosts": ["a"]}},
+    {"layout": {"hosts": 5}}, {"layout": {"hosts": ["a", "a", "b"]}},
+    {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},
+])  # fmt: skip
 def test_a_check_that_measured_nothing_is_refused(p100, tmp_path, changes):
     with pytest.raises(BadInput, match=r"allreduce-4-2\.json"):
         read_exchange(a_check(tmp_path, p100, 4, 2, **changes))
 
 
-def test_the_command_tells_a_check_from_a_run(capsys, p100, tmp_path):
+def test_the_command_tells_a_check_from_a_run(hpcdl, p100, tmp_path):
     check = str(a_check(tmp_path, p100, 4, 2))
     words = ["predict", "--site", "p100-v100-k80", "--model", "resnet50", "--calibrate", check]
-    assert main(words) == 0
-    shown = capsys.readouterr().out
+    shown = hpcdl(*words).out
     assert "on p100" in shown  # the partition of the check
     assert f"links: {check}" in shown

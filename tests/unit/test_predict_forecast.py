@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.predict.calibrate import from_images_per_second
 from hpcdl.predict.forecast import choose, expand, forecast, memory_bytes
 from hpcdl.predict.hardware import of_host, of_partition
@@ -107,12 +106,11 @@ def test_the_old_pipeline_adds_all_of_reading_and_decoding_to_every_step(k80, st
 TINY = {"model": "mlp", "images_per_second": 1e5, "gpus": "64"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "limit"),
-    [({"data": IMAGENET, "storage_gbs": 0.02, "gpus": "64"}, "input"),
-     ({"network_gbs": 0.05, "gpus": "64"}, "communication"), ({"gpus": "4096"}, "stragglers"),
-     (TINY, "latency")],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "limit"), [
+    ({"data": IMAGENET, "storage_gbs": 0.02, "gpus": "64"}, "input"),
+    ({"network_gbs": 0.05, "gpus": "64"}, "communication"), ({"gpus": "4096"}, "stragglers"),
+    (TINY, "latency"),
+])  # fmt: skip
 def test_what_limits_a_step_is_named(k80, asked, limit):
     assert ask(k80, **asked).points[0].step.limit == limit
 
@@ -168,21 +166,19 @@ def test_the_largest_of_many_deviates_grows_slowly():
     assert [largest_of(n) for n in (1, 2, 8, 100)] == pytest.approx([0, 0.56, 1.42, 2.51], abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("text", "per_node", "counts"),
-    [("8", 4, (8,)), ("1-20", 4, (1, 2, 4, 8, 16, 20)), ("1-24", 6, (1, 2, 4, 6, 12, 24)),
-     ("3-10", 8, (3, 4, 8)), ("5-15", 4, (8, 12)), (" 1, 2 ,4 - 8 ", 4, (1, 2, 4, 8))],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "per_node", "counts"), [
+    ("8", 4, (8,)), ("1-20", 4, (1, 2, 4, 8, 16, 20)), ("1-24", 6, (1, 2, 4, 6, 12, 24)),
+    ("3-10", 8, (3, 4, 8)), ("5-15", 4, (8, 12)), (" 1, 2 ,4 - 8 ", 4, (1, 2, 4, 8)),
+])  # fmt: skip
 def test_counts_fill_nodes(text, per_node, counts):
     assert expand(text, per_node) == counts
 
 
-@pytest.mark.parametrize(
-    ("said", "texts"),
-    [("is not a count of GPUs", ["", "x", "-4", "1-", "1e3", "1;2", "\u0661", "1 2", "1-6 4"]),
-     ("is not between 1 and 65536 GPUs", ["0", "3-1", "70000"]),
-     ("fill whole nodes of 4: take 4 or 8", ["6"]), ("fills whole nodes of 4", ["5-7"])],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "texts"), [
+    ("is not a count of GPUs", ["", "x", "-4", "1-", "1e3", "1;2", "\u0661", "1 2", "1-6 4"]),
+    ("is not between 1 and 65536 GPUs", ["0", "3-1", "70000"]),
+    ("fill whole nodes of 4: take 4 or 8", ["6"]), ("fills whole nodes of 4", ["5-7"]),
+])  # fmt: skip
 def test_a_count_that_is_none_is_refused(said, texts):
     for text in texts:
         with pytest.raises(BadInput) as caught:
@@ -226,11 +222,10 @@ def test_a_run_of_images_of_another_size_is_refused(p100, tmp_path):
         answer(Request(p100, result=a_run(tmp_path), size=448))
 
 
-@pytest.mark.parametrize(
-    ("precision", "options", "meant"),
-    [("fp32", {}, "fp32"), ("fp16", {}, "amp"), ("bf16", {}, "amp"),
-     ("fp16", {"compress": True}, "fp16")],
-)  # fmt: skip
+@pytest.mark.parametrize(("precision", "options", "meant"), [
+    ("fp32", {}, "fp32"), ("fp16", {}, "amp"), ("bf16", {}, "amp"),
+    ("fp16", {"compress": True}, "fp16"),
+])  # fmt: skip
 def test_only_compressed_gradients_of_a_run_are_halves(p100, tmp_path, precision, options, meant):
     run = a_run(tmp_path, precision=precision, options=options)
     assert answer(Request(p100, result=run)).training.precision == meant
@@ -275,32 +270,26 @@ def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80):
     assert (base.proof, base.low < 0.8 < 1.2 < base.high) == ("doubtful", True)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("model", None), ("batch", 10**9), ("batch", 10**400), ("images", -(10**400)),
-        ("images", 0), ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0),
-        ("pipeline", "old"), ("pipeline", "newest"), ("images_per_second", float("inf")),
-        ("images_per_second", float("nan")), ("network_gbs", 0.0), ("link_gbs", -1.0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("field", "value"), [
+    ("model", None), ("batch", 10**9), ("batch", 10**400), ("images", -(10**400)),
+    ("images", 0), ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0),
+    ("pipeline", "old"), ("pipeline", "newest"), ("images_per_second", float("inf")),
+    ("images_per_second", float("nan")), ("network_gbs", 0.0), ("link_gbs", -1.0),
+])  # fmt: skip
 def test_an_absurd_question_is_one_clear_error(k80, field, value):
     with pytest.raises(BadInput) as caught:
         ask(k80, **{field: value})
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"schema": None}, {"summary": {}}, {"layout": None}, {"batch_per_rank": None},
-        {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"batch_per_rank": -1},
-        {"precision": ["fp32"]}, {"batch_per_rank": 10**400}, {"batch_per_rank": 1e308},
-        {"layout": {"ranks": float("inf")}}, {"layout": {"ranks": float("nan")}},
-        {"summary": {"images_per_second": 10**400}}, {"summary": {"images_per_second": 5e-324}},
-        "", "[1]", '{"schema": ' + "9" * 5000,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"schema": None}, {"summary": {}}, {"layout": None}, {"batch_per_rank": None},
+    {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"batch_per_rank": -1},
+    {"precision": ["fp32"]}, {"batch_per_rank": 10**400}, {"batch_per_rank": 1e308},
+    {"layout": {"ranks": float("inf")}}, {"layout": {"ranks": float("nan")}},
+    {"summary": {"images_per_second": 10**400}}, {"summary": {"images_per_second": 5e-324}},
+    "", "[1]", '{"schema": ' + "9" * 5000,
+])  # fmt: skip
 def test_a_result_that_measured_nothing_is_refused(tmp_path, change):
     path = tmp_path / "result.json"
     path.write_text(change if isinstance(change, str) else json.dumps({**RESULT, **change}))
@@ -313,37 +302,26 @@ def test_a_result_is_a_file_that_ends(k80):
         ask(k80, result=Path("/dev/zero"))
 
 
-def run(capsys, *words):
-    code = main(["predict", *words])
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
-
-
-def test_the_command_prints_a_table_and_what_to_take(capsys):
-    code, out, _ = run(capsys, "--site", "pi", "--partition", "k80", "--model", "resnet50")
-    assert code == 0
+def test_the_command_prints_a_table_and_what_to_take(hpcdl):
+    out = hpcdl("predict", "--site", "pi", "--partition", "k80", "--model", "resnet50").out
     assert "best below 10% loss" in out
     assert "tf2017-gce-resnet50-b64-synthetic-1" in out
 
 
-def test_the_command_starts_from_the_partition_of_the_run(capsys, tmp_path):
-    run_file = str(a_run(tmp_path))
-    words = ("--calibrate", run_file, "--calibrate", run_file, "--gpus", "1-8", "--json")
-    code, out, _ = run(capsys, "--site", "pi", *words)
-    found = json.loads(out)
-    assert (code, found["partition"], found["precision"]) == (0, "p100", "fp32")
+def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):
+    run = ("--calibrate", str(a_run(tmp_path)))
+    found = json.loads(hpcdl("predict", "--site", "pi", *run, *run, "--gpus=1-8", "--json").out)
+    assert (found["partition"], found["precision"]) == ("p100", "fp32")
     assert [point["gpus"] for point in found["points"]] == [1, 2, 4, 8]
     assert set(found["choices"]) >= {"fastest", "cheapest", "best_below_loss"}
-    code, _, err = run(capsys, "--site", "p100-v100-k80", "--partition", "v100",
-                       "--calibrate", run_file)  # fmt: skip
-    assert (code, "leave --partition out" in err) == (2, True)
+    other = ("predict", "--site", "p100-v100-k80", "--partition", "v100", *run)
+    assert "leave --partition out" in hpcdl(*other, code=2).err
 
 
-def test_a_figure_is_written_whole(capsys, tmp_path):
+def test_a_figure_is_written_whole(hpcdl, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "figure.png"
-    words = ("--site", "pi", "--partition", "k80", "--model", "resnet50", "--plot", str(path))
-    assert run(capsys, *words)[0] == 0
+    hpcdl("predict", "--site=pi", "--partition=k80", "--model=resnet50", f"--plot={path}")
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -402,14 +380,14 @@ def test_time_energy_and_money_of_an_epoch_follow_from_the_rate(p100):
     assert replace(found, price=None).cost(point) is None
 
 
-def test_partitions_are_compared_in_one_table(capsys):
-    words = ["--site", "pi", "--compare", "k80,p100", "--model", "resnet50", "--gpus", "2",
-             "--price", "1"]  # fmt: skip
-    code, shown, _ = run(capsys, *words)
-    assert (code, [line.split()[0] for line in shown.splitlines()[1:3]]) == (0, ["k80", "p100"])
-    both = json.loads(run(capsys, *words, "--json")[1])["partitions"]
+def test_partitions_are_compared_in_one_table(hpcdl):
+    words = ["predict", "--site", "pi", "--compare", "k80,p100", "--model", "resnet50",
+             "--gpus", "2", "--price", "1"]  # fmt: skip
+    lines = hpcdl(*words).out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["k80", "p100"]
+    both = json.loads(hpcdl(*words, "--json").out)["partitions"]
     assert all(one["points"][0]["cost_per_epoch"] > 0 for one in both)
-    assert run(capsys, *words, "--one", "9")[0] == 2
+    hpcdl(*words, "--one", "9", code=2)
 
 
 def test_the_state_of_the_weights_needs_memory_that_fsdp_shards():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.predict.calibrate import from_images_per_second
-from hpcdl.predict.hardware import Link, Machine, of_gpu
+from hpcdl.predict.hardware import Link, of_gpu
 from hpcdl.predict.network import network
 from hpcdl.predict.overlap import (
     Gradient,
@@ -22,13 +22,13 @@ from hpcdl.predict.overlap import (
     tree,
     wait_free,
 )
-from hpcdl.predict.step import Profile, Training, constants, feed, pace, profile
+from hpcdl.predict.step import Training, constants, feed, pace, profile
 from tests.exchange_oracle import Cluster, both, simulate
 
 LINK = Link("link", 1e-6, 1e10)
 NET = Link("net", 1e-5, 1e9)
 TRACES = yaml.safe_load(Path(__file__).with_name("wfbp_traces.yaml").read_text())
-SECONDS: tuple[tuple[float, float], ...] = ((0.0, 1.0),)
+SECONDS = ((0.0, 1.0),)
 RATES = {"resnet50": 220, "vgg16": 154, "alexnet": 2900, "inception_v3": 142, "mlp": 1e5}
 LAYERS = st.lists(
     st.tuples(st.floats(1e-6, 1.0), st.floats(1.0, 1e9)), min_size=1, max_size=40
@@ -47,14 +47,14 @@ def test_a_message_starts_when_it_is_ready_and_the_one_before_is_done():
     assert [wait_free(ready[:n], SECONDS, 0).exposed for n in (1, 2, 3)] == [6, 7, 10]
 
 
-def traced(nodes: int) -> float:
+def traced(nodes):
     """Seconds of communication that the authors' trace of a step on so many nodes exposes."""
     rows = [line.split() for line in TRACES["traces"][nodes].splitlines()]
     backward, allreduce = ([float(row[at]) * 1e-6 for row in rows] for at in (1, 2))
     return wait_free(gradients(backward, allreduce), SECONDS, sum(backward)).exposed
 
 
-def measured(nodes: int) -> float:
+def measured(nodes):
     """Seconds of the measured GoogLeNet step with wait-free back-propagation."""
     asked = {"model": "googlenet", "algorithm": "wfbp", "nodes": nodes}
     row = next(row for row in TRACES["steps"] if asked.items() <= row.items())
@@ -98,7 +98,7 @@ def test_the_thread_looks_on_its_cycle():
 
 
 @pytest.fixture
-def machine() -> Machine:
+def machine():
     return replace(of_gpu("P100-PCIe", "pcie3", 28, 2, NET), inside=LINK, per_node=4)
 
 
@@ -144,7 +144,7 @@ def test_storage_limits_all_nodes_together_and_cores_each_node_by_size_and_augme
     assert resnet > small > large
 
 
-def setting(model: str, per_node: int = 4) -> tuple[Machine, Training, Profile]:
+def setting(model, per_node=4):
     machine = replace(of_gpu("P100-PCIe", "pcie3", 28, 2, NET), per_node=per_node)
     training = Training(network(model), 64)
     base = from_images_per_second(RATES[model], training)

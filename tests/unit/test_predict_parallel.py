@@ -7,16 +7,15 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.predict.forecast import memory_bytes
-from hpcdl.predict.hardware import Link, Machine, of_partition
+from hpcdl.predict.hardware import Link, of_partition
 from hpcdl.predict.network import HALF_BYTES, network
 from hpcdl.predict.parallel import Plan, activation_bytes, kept, split, state_bytes
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.show import forecast_text
 from hpcdl.predict.step import Training, work_of
 from hpcdl.predict.validate import errors
-from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
-from tools.parallel import Row, fit, grouped, left_out, likely, memory_errors, rows
+from tools.parallel import fit, grouped, left_out, likely, memory_errors, rows
 
 GPT3 = network("gpt3_175b", 2048)
 S, H, HEADS = 2048, 12288, 96
@@ -26,17 +25,17 @@ SHIPPED = [(name, kind) for kind, known in facts.load("parallel")["families"].it
 
 
 @pytest.fixture(scope="module")
-def a100(modern: Site) -> Partition:
+def a100(modern):
     """Nodes of eight A100 with NVLink, a network port per GPU."""
     return modern.partition("a100")
 
 
 @pytest.fixture(scope="module")
-def known() -> list[Row]:
+def known():
     return rows()
 
 
-def step(machine: Machine, plan: Plan, gpus: int) -> dict[str, float]:
+def step(machine, plan, gpus):
     """Seconds of the parts of a step of GPT-3, by name."""
     work = work_of(machine, Training(GPT3, 1, "amp", plan=plan))
     compute, exchange, losses = split(work, plan, gpus)
@@ -192,7 +191,7 @@ def test_what_cannot_be_split_is_refused(a100, changes, said):
     assert raised.value.hint
 
 
-def of_kind(known: list[Row], family: str, kind: str) -> list[Row]:
+def of_kind(known, family, kind):
     return [row for row in known if row.kind == (family, kind == "fused")]
 
 

@@ -17,18 +17,18 @@ from hpcdl.system.errors import BadInput
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path):
     for name in ("train.py", "run.sh", "bash", "my tool", "sub/train.py", "sub/tool"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     return tmp_path
 
 
-def seen(here: Path, line: str, **asked: object) -> JobSpec:
+def seen(here, line, **asked):
     return seen_from(here, JobSpec("cpu", program=tuple(line.split()), **asked))
 
 
-def check(here: Path, line: str, **asked: object) -> None:
+def check(here, line, **asked):
     check_program(here, seen(here, line, **asked), Module(()))
 
 

@@ -5,8 +5,6 @@ import random
 import subprocess
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +15,7 @@ from hpcdl.regress.answer import Acceptance
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.references import Reference, load_references, update_references
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
 
 NAME = "throughput/resnet50 on p100, rate [images/s]"
@@ -25,17 +23,17 @@ WHO = ("--because", "new driver", "--by", "Ada")
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path, monkeypatch):
     monkeypatch.setenv("HPCDL_SITE", "embedded")
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     return load_site(find_site_file("embedded"))
 
 
-def ago(**span: float) -> str:
+def ago(**span):
     return (datetime.now(timezone.utc) - timedelta(**span)).isoformat(timespec="seconds")
 
 
-def fill(site: Site, tmp_path: Path, *, last: float = 0.95) -> None:
+def fill(site, tmp_path, *, last=0.95):
     """Nights of 1000 images/s, of 95 % of it since 95 nights, and of `last` of it since 3."""
     rng = random.Random(3)
     row = Result("", "", "throughput", "resnet50", "p100", "rate", 0.0, "images/s", "PASS",
@@ -48,19 +46,19 @@ def fill(site: Site, tmp_path: Path, *, last: float = 0.95) -> None:
 
 
 @pytest.fixture
-def filled(site: Site, tmp_path: Path) -> Site:
+def filled(site, tmp_path):
     """A site with such nights and a reference of before."""
     fill(site, tmp_path)
     update_references(site, "embedded", [reference()])
     return site
 
 
-def rate_of(site: Site) -> Reference:
+def rate_of(site):
     (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
     return row
 
 
-def reference(day: str = "2026-01-01", **changes: Any) -> Reference:
+def reference(day="2026-01-01", **changes):
     row = Reference(
         check="throughput", case="resnet50", partition="p100", metric="rate", value=1000.0,
         unit="images/s", lower=-0.2, upper=None, runs=5, spread=0.01, source="this test",
@@ -69,7 +67,7 @@ def reference(day: str = "2026-01-01", **changes: Any) -> Reference:
     return replace(row, **changes)
 
 
-def gate(site: Site, tmp_path: Path) -> Any:
+def gate(site, tmp_path):
     with open_history(tmp_path / "h", site.name) as history:
         return ask(history, now=datetime.now(timezone.utc), rulings=rulings_of(site))
 

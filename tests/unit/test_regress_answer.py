@@ -6,7 +6,6 @@ import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.unit.test_regress_formats import METRIC, verdict
 DROP, NIGHTS = 200, 330
 
 
-def rows() -> list[Result]:
+def rows():
     """A series that lost 5 % of late and one that did so 130 nights ago; both pass tonight."""
     now, rng = datetime.now(timezone.utc), random.Random(3)
     found = []
@@ -34,7 +33,7 @@ def rows() -> list[Result]:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def told(tmp_path, monkeypatch):
     """What each output says of one history and one run."""
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     monkeypatch.setenv("HPCDL_SITE", "embedded")

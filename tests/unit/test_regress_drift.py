@@ -6,7 +6,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from hpcdl.regress.changes import Found, Kind
+from hpcdl.regress.changes import Kind
 from hpcdl.regress.changes import detect as detect_nights
 from hpcdl.regress.drift import Night, analyse, without_weekends
 from hpcdl.regress.estimate import Nightly, nightly
@@ -15,28 +15,27 @@ from hpcdl.regress.series import read_series
 START = date(2026, 1, 5)
 
 
-def noisy(count: int, seed: int = 1, spread: float = 0.01, level: float = 1000.0) -> list[float]:
+def noisy(count, seed=1, spread=0.01, level=1000.0):
     rng = random.Random(seed)
     return [level * (1 + spread * rng.gauss(0, 1)) for _ in range(count)]
 
 
-def stepped(count: int, factor: float, since: int = 60, until: int = 1000, seed: int = 1,
-            spread: float = 0.01) -> list[float]:  # fmt: skip
+def stepped(count, factor, since=60, until=1000, seed=1, spread=0.01):
     """Such nights, times a factor from one of them until another."""
     values = noisy(count, seed, spread)
     return [v * (factor if since <= n < until else 1) for n, v in enumerate(values)]
 
 
-def nights(values: list[float], **columns: object) -> list[Night]:
+def nights(values, **columns):
     return [Night(START + timedelta(days=n), v, **columns) for n, v in enumerate(values)]
 
 
-def detect(values: list[float], weekdays: list[int] | None = None) -> list[Found]:
+def detect(values, weekdays=None):
     nights = Nightly(values, 0.0, 0.0)
     return detect_nights(without_weekends(nights, weekdays) if weekdays else nights)
 
 
-def drops(values: list[float]) -> list[Found]:
+def drops(values):
     return [change for change in detect(values) if change[0] is not Kind.RISE]
 
 

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import pytest
 
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
-from hpcdl.regress.drift import BUDGET, Night, analyse, may_be_worse, runs_of
+from hpcdl.regress.drift import BUDGET, analyse, may_be_worse, runs_of
 from hpcdl.regress.estimate import Edge, edge_of
 from tests.bench.bench_drift import sure_nights, told
 from tests.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
@@ -138,7 +138,7 @@ def test_the_gates_quick_look_passes_over_no_change_for_the_worse(kind):
     assert seen
 
 
-def with_release(nights: list[Night], later: int) -> list[Night]:
+def with_release(nights, later):
     """The same nights, with a release so many nights after their change."""
     at = START + timedelta(days=CHANGE_AT + later)
     return [night._replace(release="r2" if night.date >= at else "r1") for night in nights]

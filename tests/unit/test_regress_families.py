@@ -5,7 +5,6 @@ import runpy
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -34,7 +33,7 @@ from hpcdl.regress.training import (
     resumed_program,
 )
 from hpcdl.results.faults import Fault, FaultKind
-from hpcdl.site import Partition, Site, load_site
+from hpcdl.site import load_site
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -47,11 +46,11 @@ RESUMED = {"samples": {"first_step": 200, "loss": [0.2] * 20},
 
 
 @pytest.fixture(scope="module")
-def p100(three_generations: Site) -> Partition:
+def p100(three_generations):
     return three_generations.partition("p100")
 
 
-def changed(**changes: Any) -> Measured:
+def changed(**changes):
     return Measured({**GOOD, **changes})
 
 
@@ -70,7 +69,7 @@ def test_a_number_of_a_job_that_ran_otherwise_is_no_number(change, word):
     assert [word in one.text for one in found] == [True] * bool(word)
 
 
-def probes(count: int = 4, **changes: Any) -> list[Probe]:
+def probes(count=4, **changes):
     row = Probe(0, 0, "a", count, 4, 4, ("0", "1"), 0, "r1", None, None)
     return [replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
             for rank in range(count)]  # fmt: skip
@@ -106,7 +105,7 @@ def test_sizes_have_names():
     assert found == ["bus_gbs_64KiB", "bus_gbs_4MiB", "bus_gbs_64MiB", "bus_gbs_12B"]
 
 
-def check_of(file: str, name: str) -> Any:
+def check_of(file, name):
     """A check's class, without a ReFrame that runs."""
     pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
     return runpy.run_path(str(folder("reframe_checks") / f"{file}.py"))[name]
@@ -167,7 +166,7 @@ def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three_generations, p10
         request(check, three_generations, replace(p100, scratch=None))
 
 
-def healthy() -> list[float]:
+def healthy():
     rows = facts.load("loss_curves")["curves"][str(DIGITS)]["windows"]
     return [row["median"] for row in rows for _ in range(row["first"], row["last"])]
 
@@ -291,7 +290,7 @@ def test_only_a_night_on_one_machine_tries_again_by_itself(tmp_path, request_, s
 
 def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet():
     """TensorFlow keeps a tensor's copies on other devices, and copies none twice."""
-    made: list[object] = []
+    made = []
     tf = SimpleNamespace(
         device=nullcontext, zeros=lambda _: object(), identity=lambda x: made.append(x) or [x],
         test=SimpleNamespace(experimental=SimpleNamespace(sync_devices=lambda: None)),

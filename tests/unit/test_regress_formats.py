@@ -3,8 +3,6 @@
 import json
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,18 +17,18 @@ METRIC = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "refer
           "low": 80.0, "high": None, "wanted": True}  # fmt: skip
 
 
-def verdict(status: str, reason: str = "", **changes: Any) -> dict[str, Any]:
+def verdict(status, reason="", **changes):
     return {"check": "throughput", "case": "mlp", "partition": "p100", "status": status,
             "reason": reason, "waived": False, "ok": status == "PASS", "metrics": [METRIC],
             "seconds": 1.5, **changes}  # fmt: skip
 
 
-def keep(folder: Path, *verdicts: dict[str, Any]) -> None:
+def keep(folder, *verdicts):
     """A run's verdicts where a command looks for them."""
     (folder / "verdicts.json").write_text(json.dumps({**RUN, "verdicts": verdicts}))
 
 
-RUN: dict[str, Any] = {"schema": 2, "seconds": 12.0, "verdicts": [
+RUN = {"schema": 2, "seconds": 12.0, "verdicts": [
     verdict("PASS"), verdict("FAIL", ODD), verdict("ERROR", ODD, metrics=[]),
     verdict("STALE", waived=True, ok=True), verdict("NO-REFERENCE", job={"nodes": ODD}),
 ]}  # fmt: skip
@@ -58,7 +56,7 @@ def test_prometheus_lines_have_the_form_of_its_text_format():
     assert sum(line.startswith("hpcdl_check_status") for line in lines) == 5
 
 
-def series(run: dict[str, Any]) -> dict[str, str]:
+def series(run):
     """What Prometheus's file says of each series; none may be there twice."""
     lines = [line for line in as_prometheus(run).split("\n") if line and not line.startswith("#")]
     found = dict(line.rsplit(" ", 1) for line in lines)

@@ -8,21 +8,17 @@ import re
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
 from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
-from hpcdl.regress.answer import GateAnswer
 from hpcdl.regress.exchange import FORMATS, Incoming, of_outcome, refuse_cut
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history, refuse_without_locks
@@ -32,16 +28,16 @@ from hpcdl.regress.show import gate_text
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import SINGLE_NODE
-from hpcdl.system import locking
+from hpcdl.system import files
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.locking import file_system, locks_hold
+from hpcdl.system.files import file_system, locks_hold
 from hpcdl.system.resources import home
 from tests.unit.test_regress_formats import METRIC, verdict
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
 
-def result(night: int = 0, value: float = 1000.0, **changes: object) -> Result:
+def result(night=0, value=1000.0, **changes):
     time = (NOW - timedelta(days=100 - night)).isoformat(timespec="seconds")
     return Result(**{"run": f"run-{night}", "time": time, "check_name": "throughput",
                      "case_name": "mlp", "partition": "p100", "metric": "images_per_second",
@@ -49,7 +45,7 @@ def result(night: int = 0, value: float = 1000.0, **changes: object) -> Result:
                      "job": night + 1, **changes})  # fmt: skip
 
 
-def nights(factor: float = 1.0, start: int = 200) -> list[Result]:
+def nights(factor=1.0, start=200):
     rng = random.Random(5)
     return [
         result(n, 1000 * (1 + 0.01 * rng.gauss(0, 1)) * (factor if n >= start else 1),
@@ -59,27 +55,27 @@ def nights(factor: float = 1.0, start: int = 200) -> list[Result]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "history.sqlite"
 
 
-def held(file: Path) -> list[Result]:
+def held(file):
     with open_history(file) as history:
         return list(history.results())
 
 
-def add(file: Path, results: Iterable[Result], site: str = "") -> int:
+def add(file, results, site=""):
     with open_history(file, site) as history:
         return history.add(results)
 
 
-def importing(text: str, folder: Path) -> list[Result]:
+def importing(text, folder):
     """The results of a file with this text."""
     (folder / "incoming").write_text(text)
     return list(Incoming(folder / "incoming"))
 
 
-def command(file: Path, *words: str) -> int:
+def command(file, *words):
     where = ("--site", "embedded", "--history", str(file))
     return main(["check", "history", *words[:1], *where, *words[1:]])
 
@@ -160,7 +156,7 @@ def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path, file):
     assert one.time == "2026-06-01T03:10:00+00:00"
 
 
-def line(**changes: object) -> str:
+def line(**changes):
     """A result as a line of JSON; what a result cannot hold is put into the line."""
     return json.dumps(asdict(result()) | changes)
 
@@ -205,7 +201,7 @@ def test_a_first_line_too_long_for_csv_is_not_passed_over(tmp_path, end):
         refuse_cut([one for one in [Incoming(file)] if not list(one)])
 
 
-def run_folder(tmp_path: Path, name: str = "99999999-999999-ab12", **changes: object) -> Path:
+def run_folder(tmp_path, name="99999999-999999-ab12", **changes):
     """A folder of a run with one verdict; by default named after no date."""
     one = verdict("ERROR", **{"case": "", "partition": None, "metrics": [], **changes})
     folder = tmp_path / name
@@ -241,12 +237,12 @@ def test_half_a_character_in_a_reason_stops_no_import_and_keeps_no_run_out(tmp_p
     assert {(one.reason, one.job) for one in held(file)} == {("half ? of it", j) for j in (None, 7)}
 
 
-def add_until_killed(file: Path, ready: Connection) -> None:
+def add_until_killed(file, ready):
     """Add whole runs, then one that is never finished."""
     for number in range(3):
         add(file, (result(n, run=f"whole-{number}") for n in range(100)))
 
-    def half() -> Iterator[Result]:
+    def half():
         for night in range(50_000):  # more than SQLite keeps in memory: some of it is on the disk
             yield result(night % 100, run=f"half-{night}", reason="x" * 200)
         ready.send("in the middle")
@@ -269,7 +265,7 @@ def test_a_process_killed_in_the_middle_leaves_whole_runs_and_a_sound_file(file)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
-def add_many(file: Path, part: int) -> None:
+def add_many(file, part):
     for night in range(5):
         add(file, [result(night, run=f"{part}-{night}")])
 
@@ -297,11 +293,11 @@ def test_a_file_system_without_dependable_locks_is_refused(tmp_path, kind):
 def test_locks_that_do_not_hold_are_found_out(tmp_path, monkeypatch, answer):
     assert locks_hold(tmp_path)
 
-    def careless(*_: object) -> None:
+    def careless(*_):
         if answer:
             raise OSError(answer, "as such a file system says")
 
-    monkeypatch.setattr(locking.fcntl, "fcntl", careless)
+    monkeypatch.setattr(files.fcntl, "fcntl", careless)
     with pytest.raises(MissingPrerequisite, match="locks do not hold"):
         refuse_without_locks(tmp_path / "h.sqlite")
 
@@ -346,15 +342,15 @@ def test_a_site_s_own_history_that_no_run_has_begun_is_empty_and_not_made(hpcdl)
     assert not (home() / "history").exists()
 
 
-def gate(file: Path, results: Iterable[Result], **asked: Any) -> GateAnswer:
+def gate(file, results, **asked):
     with open_history(file) as history:
         history.add(results)
         return ask(history, now=NOW, **asked)
 
 
 LAST = nights()[:-1]
-WRONG: dict[str, Any] = {"check_name": WHOLE_RUN, "case_name": "", "metric": "", "value": None,
-                         "status": "ERROR", "run": "wrong"}  # fmt: skip
+WRONG = {"check_name": WHOLE_RUN, "case_name": "", "metric": "", "value": None,
+         "status": "ERROR", "run": "wrong"}  # fmt: skip
 WEEKLY = [replace(one, check_name="weekly") for one in nights()]
 
 

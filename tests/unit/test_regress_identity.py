@@ -4,7 +4,6 @@ import json
 import random
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 
@@ -26,14 +25,14 @@ KNOWN = Plain(
 )  # fmt: skip
 
 
-def result(night: int = 0, **changes: Any) -> Result:
+def result(night=0, **changes):
     time = (NOW - timedelta(days=99 - night)).isoformat(timespec="seconds")
     row = Result(f"run-{night}", time, "bw", "size=1", "p100", "rate", 1000.0, "GB/s", "PASS",
                  job=night)  # fmt: skip
     return replace(row, **changes)
 
 
-def judged(job: int = 7, **changes: Any) -> Verdict:
+def judged(job=7, **changes):
     """The verdict of a check that knows nothing of hpcdl."""
     return judge(with_evidence({
         "name": "bw_0", "display_name": "bw %size=1 %mode=read", "partition": "p100",
@@ -88,7 +87,7 @@ def test_which_values_are_better(unit, low, high, said, expected):
     assert better_of(unit, low, high, said) == expected
 
 
-def latency(night: int, factor: float = 1.0) -> Result:
+def latency(night, factor=1.0):
     value = 10.0 * factor * (1 + 0.01 * random.Random(night).gauss(0, 1))
     return result(night, check_name="latency", unit="us", value=value, high=20.0)
 

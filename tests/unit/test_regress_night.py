@@ -1,10 +1,9 @@
-"""The night itself: lost and vanished nodes are named, mistyped names are no night."""
+"""The night itself: lost nodes and mistyped names are named, what a killed run left goes."""
 
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,17 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
+from hpcdl.regress.references import site_file, update_references
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
-from hpcdl.regress.run_directory import RunDirectory
+from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
 from hpcdl.regress.runner import _nodes_without, _partitions_without, _refuse_mistyped, _verdicts
 from hpcdl.regress.show import proposals_text
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import find_site_file, load_site
+from hpcdl.slurm import once
 from hpcdl.system.errors import BadInput
+from tests.small_release import small_site
 from tests.unit.test_regress_verdict import record
 
 NOW = datetime.now(timezone.utc)
@@ -61,7 +63,7 @@ def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night():
     assert _nodes_without(site, CheckRequest(), whole[:-1]) == []
 
 
-def rows(nodes: tuple[str, ...], days: int) -> list[Result]:
+def rows(nodes, days):
     at = (NOW - timedelta(days=days)).isoformat(timespec="seconds")
     return [
         Result(f"r{days}", at, "storage", "read", "p100", metric, 100.0, "MB/s", "PASS",
@@ -83,7 +85,7 @@ def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path
     assert all("n3 gave no result" in one.description for one in found)
 
 
-def run_of(ran: tuple[str, ...], tmp_path: Path, **request: Any) -> list[Verdict]:
+def run_of(ran, tmp_path, **request):
     """What a run of these checks gives, when ReFrame selected nothing by the names asked for."""
     cases = tuple([{"name": name, "display_name": name, "result": "success"}] for name in ran)
     session = Session(0, cases, (), len(cases))
@@ -150,7 +152,7 @@ def test_a_report_that_reframe_did_not_finish_holds_no_case(tmp_path, text):
     assert read_session(run, 1).cases == ()
 
 
-def failed(reason: str, **changes: Any) -> dict[str, Any]:
+def failed(reason, **changes):
     return {"check": "(run)", "case": "", "partition": "", "status": "ERROR", "waived": False,
             "reason": reason, "metrics": [], "faults": [], **changes}  # fmt: skip
 
@@ -184,3 +186,33 @@ def test_a_value_that_no_measurement_has_is_refused_and_ends_no_gate(value):
     with pytest.raises(BadInput, match="larger or smaller than any measurement"):
         list(of_run({"run": "r", "verdicts": [failed("", metrics=[metric])]}, NOW.isoformat()))
     assert noise_of([value] * 30, [], 0.0, 0.0) is None
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.setattr(once, "by_token", lambda _: {})
+    site = small_site(tmp_path / "prefix")
+    return replace(site, paths=replace(site.paths, work=tmp_path / "work"))
+
+
+def test_halves_of_files_of_killed_runs_go_and_those_of_a_living_run_stay(site):
+    with new_run(site) as killed:
+        (killed.path / ".settings.py.abcd1234").touch()
+        (killed.path / ".verdicts.json.abcd1234").touch()
+        (killed.path / "rfm.log").touch()
+    with new_run(site) as living:
+        (living.path / ".settings.py.abcd1234").touch()
+        sweep(site)
+        assert sorted(one.name for one in killed.path.iterdir()) == ["rfm.log"]
+        assert (living.path / ".settings.py.abcd1234").exists()
+    assert len(list(runs_directory(site).iterdir())) == 2
+
+
+def test_half_a_file_of_references_goes_with_the_next_measurement(site):
+    path = site_file(site, "embedded")
+    path.parent.mkdir(parents=True)
+    left = path.with_name(f".{path.name}.abcd1234")
+    left.touch()
+    update_references(site, "embedded", [])
+    assert path.exists()
+    assert not left.exists()

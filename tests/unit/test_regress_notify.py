@@ -7,7 +7,6 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -36,12 +35,12 @@ HOSTILE = "<!channel> @all ``` *x* [y](http://evil) \x1b[2J\nBcc: all"
 class Server:
     """A real web server that keeps what it is sent, and answers as it is told."""
 
-    def __init__(self, code: int = 200, **headers: str) -> None:
+    def __init__(self, code=200, **headers):
         self.got: list[tuple[str, dict[str, str], Any]] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:  # the library's name for it
+            def do_POST(self):  # the library's name for it
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 server.got.append((self.path, dict(self.headers), json.loads(body or "null")))
                 self.send_response(code)
@@ -51,7 +50,7 @@ class Server:
 
             do_GET = do_POST  # noqa: N815 - what follows a redirection asks so
 
-            def log_message(self, *_: Any) -> None:
+            def log_message(self, *_):
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -60,17 +59,17 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     one = Server()
     yield one
     one.http.shutdown()
 
 
-def hook(url: str, **more: Any) -> dict[str, Any]:
+def hook(url, **more):
     return {"kind": "webhook", "url": url, **more}
 
 
-def to(*targets: dict[str, Any], when: str = "change") -> Addressees:
+def to(*targets, when="change"):
     found = tuple(Target(one["kind"], one) for one in targets)
     return Addressees(found, when, "https://x/night.html")
 
@@ -139,17 +138,17 @@ def test_what_others_chose_is_neither_formatted_nor_a_mention(kind):
 class Smtp:
     """As much of an SMTP server as one mail needs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.mail = b""
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def _serve(self) -> None:
+    def _serve(self):
         connection, _ = self.socket.accept()
         with connection, connection.makefile("rwb") as file:
 
-            def say(text: bytes) -> None:
+            def say(text):
                 file.write(text + b"\r\n")
                 file.flush()
 
@@ -170,7 +169,7 @@ def test_a_mail_has_what_changed_and_the_page(tmp_path):
     target = {"kind": "mail", "to": ["ada@example.org"], "smtp": f"127.0.0.1:{smtp.port}"}
     odd = replace(DROP, description=HOSTILE)
     assert tell("here\nBcc: all", GateAnswer(9, (odd,), 9), to(target), page) == []
-    mail: Any = message_from_bytes(smtp.mail, policy=policy.default)
+    mail = message_from_bytes(smtp.mail, policy=policy.default)
     assert mail["Subject"].startswith("[hpcdl] here")
     assert mail["Bcc"] is None
     body = mail.get_body().get_content()
@@ -189,7 +188,7 @@ def test_no_password_goes_to_a_server_that_nobody_vouches_for(tmp_path):
     own.load_cert_chain(key)
     door = socket.create_server(("127.0.0.2", 0))
 
-    def serve() -> None:
+    def serve():
         line, _ = door.accept()
         line.sendall(b"220 here\r\n")
         while (got := line.recv(1000)) and b"STARTTLS" not in got:
@@ -228,7 +227,7 @@ def test_a_missing_mailer_is_one_line(tmp_path, monkeypatch):
     assert line.startswith("mail to ada@example.org: there is no sendmail")
 
 
-def addressees(path: Path, mode: int = 0o600, **target: Any) -> Path:
+def addressees(path, mode=0o600, **target):
     path.write_text(yaml.safe_dump({"schema": 1, "targets": [target]}))
     path.chmod(mode)
     return path

@@ -1,11 +1,9 @@
 """Whose processes go first on a machine that plays a cluster."""
 
-from pathlib import Path
-
 from hpcdl.regress.priority import go_first, processes_of
 
 
-def process(proc: Path, number: int, **variables: str) -> None:
+def process(proc, number, **variables):
     folder = proc / str(number)
     folder.mkdir()
     text = "\0".join(f"{key}={value}" for key, value in variables.items())

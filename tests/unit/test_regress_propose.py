@@ -4,8 +4,6 @@ import dataclasses
 import json
 import shutil
 import subprocess
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +24,7 @@ from hpcdl.regress.run_directory import RunDirectory, runs_directory
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
-from hpcdl.site import Site, find_site_file, load_site
+from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import CheckFailed
 from tests.unit.conftest import shipped
 
@@ -39,13 +37,13 @@ OLD = Reference(
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     site = load_site(find_site_file("embedded"))
     paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", work=tmp_path / "work")
     return dataclasses.replace(site, paths=paths)
 
 
-def night(site: Site, day: int, value: float | None, **changes: Any) -> None:
+def night(site, day, value, **changes):
     metric = {"name": KEY[3], "value": value, "unit": "images/s", "wanted": True}
     run = {"settings": changes.pop("settings", []), "machine": changes.pop("machine", None)}
     verdict = {"check": KEY[0], "case": KEY[1], "partition": KEY[2], "status": "NO-REFERENCE",
@@ -57,12 +55,12 @@ def night(site: Site, day: int, value: float | None, **changes: Any) -> None:
     (folder / "verdicts.json").write_text(json.dumps(run))
 
 
-def nights(site: Site, *values: float | None, **changes: Any) -> None:
+def nights(site, *values, **changes):
     for day, value in enumerate(values, 1):
         night(site, day, value, **changes)
 
 
-def drafts(site: Site) -> Drafts:
+def drafts(site):
     return propose(site, Module((), None, "r1"), ("p100",))
 
 
@@ -198,7 +196,7 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     (True, ["--dry-run"], 0),
 ])  # fmt: skip
 def test_what_is_there_is_measured_again_only_when_asked(monkeypatch, capsys, there, words, code):
-    def measure(*_: object, **__: object) -> None:
+    def measure(*_, **__):
         raise CheckFailed("measuring is left out here")
 
     monkeypatch.setattr(check, "modules", lambda *_: {"p100": Module((), None, "tf-1")})

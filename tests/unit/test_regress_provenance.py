@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ TOKEN = "hpcdl-" + "a" * 32
 STARTED, ENDED = (time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in (NOW - 60, NOW))
 RECORD = JobRecord(17, "job", "COMPLETED", "", 0, 0, "p100", "p100-[01-02]", 0, STARTED, STARTED,
                    ENDED, "10:00", "")  # fmt: skip
-GOOD: dict[str, Any] = {
+GOOD = {
     "job": {"id": "17", "token": TOKEN}, "ended": NOW - 1,
     "layout": {"nodes": ["p100-02"], "gpu": "Tesla P100-PCIE-16GB"},
     "summary": {"images_per_second": 900.0},
@@ -63,8 +62,7 @@ def test_a_result_in_other_units_is_none(tmp_path):
     assert [fault.kind for fault in read_result(file).faults] == [FaultKind.UNIT]
 
 
-def case(value: float, unit: str = "images/s", most: float | None = None, wanted: str = "",
-         **row: Any) -> dict[str, Any]:  # fmt: skip
+def case(value, unit="images/s", most=None, wanted="", **row):
     reference = {"value": 1000.0, "unit": wanted or unit, "lower": -0.1, "upper": None, "runs": 5,
                  "proof": "run", "source": "this test", **row}  # fmt: skip
     metric = {"value": value, "unit": unit, "judged": True, "reference": reference, "most": most}
@@ -92,7 +90,7 @@ def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(given, k
     assert (verdict.status is Status.ERROR) == (kind is not None)
 
 
-def nights(count: int, *, last: float = 1000.0) -> list[Result]:
+def nights(count, *, last=1000.0):
     now = datetime.now(timezone.utc)
     return [
         Result(f"r{night}", stamp(now - timedelta(days=count - 1 - night)), "throughput",
@@ -102,7 +100,7 @@ def nights(count: int, *, last: float = 1000.0) -> list[Result]:
     ]  # fmt: skip
 
 
-def stamp(at: datetime) -> str:
+def stamp(at):
     return at.isoformat(timespec="seconds")
 
 

@@ -6,7 +6,6 @@ import re
 import shutil
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{1
 RUN = "20261121-031000Z-ab12"
 
 
-def point(night: int, value: float | None = 1000.0, **changes: Any) -> Point:
+def point(night, value=1000.0, **changes):
     time = (nights.END + timedelta(days=night)).isoformat(timespec="seconds")
     values = {"reference": 1000.0, "low": 900.0, "high": None, "release": "r1", "driver": "580",
               "nodes": "p100-[01-02]", "status": "PASS", **changes}  # fmt: skip
@@ -74,7 +73,7 @@ def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_ref
         monkeypatch.setattr(figures.os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
         found.append(views(work))
 
-    def refused(*_: object) -> None:
+    def refused(*_):
         tried.append("processes")
         raise OSError("no more processes")
 
@@ -111,7 +110,7 @@ def test_a_case_that_names_its_layout_belongs_to_a_family(case, expected):
     assert layout_of(case) == expected
 
 
-def family(*measured: tuple[str, str, float]) -> Any:
+def family(*measured):
     """The one family of views of check, case and images/s."""
     (found,) = scaling([view(Series(check, case, "p100", SERIES[3], unit="images/s"),
                              [point(0, value)]) for check, case, value in measured])  # fmt: skip
@@ -208,19 +207,19 @@ def test_verdicts_that_were_sent_choose_no_directory(tmp_path):
     assert directory_of({"run": "/etc"}, own, runs) == own
 
 
-def run_directory(folder: Path) -> Path:
+def run_directory(folder):
     (folder / RUN).mkdir(parents=True, exist_ok=True)
     return folder / RUN
 
 
-def embedded(folder: Path, log: Path) -> tuple[str, str]:
+def embedded(folder, log):
     """Text and note of a log, as a report of the run carries it."""
     run = {"run": str(folder / RUN), "verdicts": [{"log": str(log)}]}
     ((one,),) = (found.values() for found in read_files(run, folder / RUN))
     return one.text, one.note
 
 
-def hostile_page(tmp_path: Path) -> str:
+def hostile_page(tmp_path):
     log = run_directory(tmp_path) / "log"
     log.write_text(HOSTILE)
     verdict = {"check": HOSTILE, "case": HOSTILE, "partition": HOSTILE, "status": "FAIL",

@@ -3,40 +3,37 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Gpu, Site, SpackSettings, StackRequest, load_site
+from hpcdl.site import Gpu, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve import newest, resolve, resolve_build, why_not
 from hpcdl.stack.resolve_facts import known, serves
 from hpcdl.stack.resolve_show import answers_text, as_data, as_text
-from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 SITES = folder("templates") / "sites"
-GPUS: Mapping[str, Mapping[str, str]] = facts.load("gpus")["gpus"]
+GPUS = facts.load("gpus")["gpus"]
 
 
-def resolve_one(site: Site, partition: str, backend: str | None = None) -> Resolution:
+def resolve_one(site, partition, backend=None):
     """The resolution of the stack that a partition gets, or of one backend there."""
     return resolve(site, partition, backend)[0]
 
 
 @pytest.fixture(autouse=True)
-def every_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_python(monkeypatch):
     """A machine with every Python, whichever runs the tests."""
     found = ("3.13", "3.12", "3.11", "3.10")
     monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: found)
 
 
-def one_gpu(model: str | None, driver: str | None = None, *, pins: Mapping[str, str] | None = None,
-            pmix: str | None = None, gcc: tuple[str, ...] = ()) -> Site:  # fmt: skip
+def one_gpu(model, driver=None, *, pins=None, pmix=None, gcc=()):
     """A site with one partition `x`."""
     site = load_site(SITES / "p100-v100-k80.yaml")
     gpu = Gpu(model, "x", 4, GPUS[model]["compute"], 16.0) if model else None
@@ -50,7 +47,7 @@ def one_gpu(model: str | None, driver: str | None = None, *, pins: Mapping[str, 
     )  # fmt: skip
 
 
-def versions(model: str | None, backend: str, **more: object) -> dict[str, str]:
+def versions(model, backend, **more):
     return resolve_one(one_gpu(model, **more), "x", backend).versions
 
 
@@ -149,11 +146,11 @@ def test_an_older_driver_of_the_same_major_release_brings_the_note_on_ptx():
     assert any("PTX of CUDA 12.9.1 is not translated" in note for note in notes)
 
 
-def by_spack(pins: dict[str, str]) -> object:
+def by_spack(pins):
     return resolve(one_gpu("K80", pins=pins), backend="spack")
 
 
-def from_wheels(pins: dict[str, str]) -> Resolution:
+def from_wheels(pins):
     return resolve_build(one_gpu(None), StackRequest("x", "venv", (), pins), ("x",))
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Gpu, Site, StackRequest, load_site
+from hpcdl.site import Gpu, StackRequest, load_site
 from hpcdl.stack.recipe import recipe_of
 from hpcdl.stack.resolve import (
     computes_of,
@@ -28,13 +28,13 @@ TRIED, ONLY = "tried as a whole: Compiled with NCCL, loaded", "resolved only: no
 
 
 @pytest.fixture(autouse=True)
-def two_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_pythons(monkeypatch):
     """hpcdl runs with 3.11; 3.13 is on PATH."""
     monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: HERE)
     monkeypatch.setattr("hpcdl.stack.resolve.that_start", tuple)
 
 
-def site_of(stack: StackRequest, **models: str | None) -> Site:
+def site_of(stack, **models):
     """A site whose partitions have these GPUs, None meaning none, and one stack."""
     plain = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
     parts = {
@@ -50,7 +50,7 @@ def site_of(stack: StackRequest, **models: str | None) -> Site:
     )  # fmt: skip
 
 
-def wheels(**more: object) -> StackRequest:
+def wheels(**more):
     return dataclasses.replace(StackRequest("tensorflow", "venv", (), {}), **more)
 
 

@@ -14,11 +14,11 @@ NAMES = ("a", "b", "c", "d")
 PINNED = st.sampled_from(["tensorflow", "cuda", "cudnn", "python", "gcc"])
 
 
-def rule(when: dict[str, str], name: str, wanted: str) -> Rule:
+def rule(when, name, wanted):
     return Rule(conditions(when), Condition(name, Range(wanted)), "why", "source", "published")
 
 
-def satisfies(values: dict[str, str], rules: tuple[Rule, ...]) -> bool:
+def satisfies(values, rules):
     return all(
         one.need.holds(values)
         for one in rules
@@ -26,7 +26,7 @@ def satisfies(values: dict[str, str], rules: tuple[Rule, ...]) -> bool:
     )
 
 
-def brute_force(problem: Problem) -> dict[str, str] | None:
+def brute_force(problem):
     for values in product(*problem.domains.values()):
         candidate = dict(zip(problem.domains, values, strict=True))
         if satisfies(candidate, problem.rules):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
@@ -37,7 +36,7 @@ KEY = st.sampled_from(KEYS)
 RESULTS = st.dictionaries(KEY, st.dictionaries(KEY, JSON) | JSON)
 
 
-def parts(schema: dict[str, Any], place: str = "") -> dict[str, dict[str, Any]]:
+def parts(schema, place=""):
     """Every value that a schema describes, by its place."""
     inner = [(f"{place}.{name}", part) for name, part in schema.get("properties", {}).items()]
     inner += [(f"{place}[]", schema[key]) for key in ("items",) if key in schema]
@@ -134,9 +133,9 @@ def test_a_result_nested_without_end_counts_as_none(modern, tmp_path):
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (b"", "f.json is empty"),
+    (b"", "progress.json is empty"),
     (b'{"schema": 2, "classes": 7, "features": {}}', "other keys, such as 'classes'"),
-    (b'{"a": 1', "f.json:1:8: not JSON"),
+    (b'{"a": 1', "progress.json:1:8: not JSON"),
     (b"\xff", "is not UTF-8 text"),
     (b'{"a": "\xed\xa0\x80"}', "is not UTF-8 text"),
     (b"[]", "it holds no mapping"),
@@ -145,11 +144,11 @@ def test_a_result_nested_without_end_counts_as_none(modern, tmp_path):
     (b" " * 1_000_001, "larger than 1 MB"),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
 def test_what_is_no_such_file_says_why(tmp_path, content, said):
-    path = tmp_path / "f.json"
+    path = tmp_path / PROGRESS.name
     path.write_bytes(content)
     with pytest.raises(BadInput, match=said):
         PROGRESS.read(path)
-    assert PROGRESS.find(path) is None
+    assert PROGRESS.find(tmp_path) is None
 
 
 def test_what_is_no_regular_file_is_refused_and_nothing_waits(tmp_path):

@@ -49,7 +49,7 @@ def test_a_failure_shows_command_place_and_last_lines(tmp_path):
     assert said.endswith("help: try again")
 
 
-def reopen_script(error: CommandFailed) -> Path:
+def reopen_script(error):
     (line,) = (one for one in error.details if one.startswith("reopen:"))
     return Path(line.split()[-1])
 

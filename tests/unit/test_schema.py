@@ -174,7 +174,7 @@ def test_defaults_are_filled_in_and_scalars_typed_by_the_schema():
 
 
 def test_many_thousand_unknown_keys_take_no_time():
-    document = parse_document("".join(f"key{n}: 1\n" for n in range(20_000)), "f.yaml")
+    document = parse_document("".join(f"key{n}: 1\n" for n in range(10_000)), "f.yaml")
     with pytest.raises(InvalidDocument):
         check(document, SITE)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs import JobSpec, Module, Script, functions, render_script
+from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import lint
-from hpcdl.site import Site
+from hpcdl.jobs.script import FILE, INSTALLED, installed
 from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.stack.install import add_startup
@@ -22,8 +22,8 @@ from hpcdl.system.run import run
 from tests.unit.conftest import shipped
 
 MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
-FUNCTIONS = folder("templates") / "sbatch" / functions.FILE
-SOURCED = MODULE._replace(functions=Path("/apps/r1") / functions.INSTALLED)
+FUNCTIONS = folder("templates") / "sbatch" / FILE
+SOURCED = MODULE._replace(functions=Path("/apps/r1") / INSTALLED)
 LAYOUTS = [
     {"gpus": 1}, {"gpus": 2}, {"nodes": 1}, {"nodes": 2}, {"nodes": 2, "gpus_per_node": 1},
     {"gpus": 1, "launcher": "single"}, {"cpus_per_task": 1}, {"minutes": 1},
@@ -34,11 +34,11 @@ PLACES = [(shipped(name), partition) for name, partition in (
 )]  # fmt: skip
 
 
-def render(site: Site, partition: str = "p100", module: Module = MODULE, **asked: object) -> Script:
+def render(site, partition="p100", module=MODULE, **asked):
     return render_script(site, JobSpec(partition, **asked), module)
 
 
-def every_script() -> list[tuple[str, Script]]:
+def every_script():
     """Scripts of all kinds, by a name for people."""
     odd = {"environment": {"A": "x'y\n$(id)"}, "program": ("python", "a b", ":", "$x", "\n")}
     return [
@@ -120,7 +120,7 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user():
                 render(PLACES[2][0], environment={name: "x"})
 
 
-def body(script: Script) -> list[str]:
+def body(script):
     lines = script.text.splitlines()
     return lines[lines.index("") + 1 :]
 
@@ -146,19 +146,19 @@ def test_both_forms_are_one_script(modern):
 
 
 def test_functions_of_a_release_count_where_they_are_these(tmp_path):
-    assert functions.installed(tmp_path) is None
+    assert installed(tmp_path) is None
     add_startup(tmp_path)
-    file = tmp_path / "share" / "hpcdl" / functions.FILE
-    assert functions.installed(tmp_path) == file
+    file = tmp_path / "share" / "hpcdl" / FILE
+    assert installed(tmp_path) == file
     file.chmod(0o664)
-    assert functions.installed(tmp_path) is None, "others may write it"
+    assert installed(tmp_path) is None, "others may write it"
     file.chmod(0o644)
     file.write_text(file.read_text() + "true\n")
-    assert functions.installed(tmp_path) is None, "another hpcdl's"
+    assert installed(tmp_path) is None, "another hpcdl's"
     for put in (lambda: file.symlink_to(FUNCTIONS), lambda: os.mkfifo(file)):
         file.unlink()
         put()
-        assert functions.installed(tmp_path) is None, "and nobody waits for a pipe's text"
+        assert installed(tmp_path) is None, "and nobody waits for a pipe's text"
 
 
 @pytest.mark.parametrize(("before", "after", "rule_id"), [
@@ -183,7 +183,7 @@ def test_the_linter_sees_what_a_script_sources(modern, before, after, rule_id):
 
 def test_a_users_own_file_of_that_name_is_not_taken_for_it():
     text = "#!/bin/bash\n#SBATCH --time=9:00 --signal=B:USR2@60\nsource ./{}\nsrun true &\nwait\n"
-    for name in (functions.FILE, "my.sh"):
+    for name in (FILE, "my.sh"):
         found = lint(text.format(name), name="x", version="22.05")
         assert "signal-not-trapped" in [one.rule.id for one in found]
 
@@ -236,7 +236,7 @@ def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations):
     assert "IFNAME" not in render(three_generations, nodes=1).text
 
 
-def variables_unset(site: Site, version: str, **asked: object) -> set[str]:
+def variables_unset(site, version, **asked):
     text = render(with_version(site, version), **asked).text
     lists = re.findall(r"^  unset (SLURM_.*)$", text, re.M)
     (kept,) = re.findall(r"^clean\b(?!\()(.*)$", text, re.M)

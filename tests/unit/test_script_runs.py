@@ -5,17 +5,14 @@ import signal
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.jobs import JobSpec, Module, environment, render_script
-from hpcdl.jobs.functions import FILE
-from hpcdl.jobs.script import ArrayOf
+from hpcdl.jobs.script import FILE, ArrayOf
 from hpcdl.jobs.spec import check_spec
-from hpcdl.site import Site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
@@ -41,8 +38,7 @@ BOTH = pytest.mark.parametrize("module", [PLAIN, SOURCED], ids=["standalone", "s
 class Job:
     """A rendered script and the directory in which it runs."""
 
-    def __init__(self, folder: Path, *program: str, site: Site = SITE, array: ArrayOf | None = None,
-                 module: Module = PLAIN, **asked: object) -> None:  # fmt: skip
+    def __init__(self, folder, *program, site=SITE, array=None, module=PLAIN, **asked):
         self.folder = folder
         self.put(srun=SRUN, scontrol=SCONTROL, sleep=SLEEP)
         asked = {"program": program, "job_dir": folder / "job", "preflight": False, **asked}
@@ -51,39 +47,39 @@ class Job:
         (folder / "job.sh").write_bytes(script.text.encode(errors="surrogateescape"))
         environment.keep(folder / "job" / environment.NAME, spec.environment)
 
-    def put(self, **commands: str) -> None:
+    def put(self, **commands):
         """Put commands first on the job's PATH."""
         for name, text in commands.items():
             (self.folder / name).write_text(text)
             (self.folder / name).chmod(0o755)
 
-    def start(self, **env: str) -> "subprocess.Popen[bytes]":
+    def start(self, **env):
         own = {"PATH": f"{self.folder}:{os.environ['PATH']}", "STANDIN": str(self.folder),
                "SLURM_JOB_ID": "4711", "HOME": str(self.folder)}  # fmt: skip
         # A batch script's standard input is nobody's terminal.
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(["/bin/bash", self.folder / "job.sh"], env={**own, **env}, **pipes)
 
-    def run(self, **env: str) -> tuple[int, bytes, bytes]:
+    def run(self, **env):
         process = self.start(**env)
         out, err = process.communicate(timeout=20)
         return process.returncode, out, err
 
     @property
-    def calls(self) -> list[str]:
+    def calls(self):
         file = self.folder / "calls"
         return file.read_text().splitlines() if file.exists() else []
 
     @property
-    def requeues(self) -> int:
+    def requeues(self):
         return sum(call == "scontrol requeue 4711" for call in self.calls)
 
     @property
-    def kept_code(self) -> str:
+    def kept_code(self):
         return (self.folder / "job" / "exit_code").read_text().strip()
 
 
-def signalled(job: Job, sent: str, up: Path, **env: str) -> int:
+def signalled(job, sent, up, **env):
     """The exit code of a job that gets a signal once a file exists."""
     process = job.start(**env)
     wait_for(up.exists)
@@ -91,7 +87,7 @@ def signalled(job: Job, sent: str, up: Path, **env: str) -> int:
     return process.wait(30)
 
 
-def program(up: Path, on_usr2: str = "exit 75") -> list[str]:
+def program(up, on_usr2="exit 75"):
     """Says that it is up, and on a signal does what is asked of it.
 
     Without one it lasts longer than any machine takes to send it.
@@ -302,7 +298,7 @@ os.execvp(words[0], words)
 SHOW = "import os, sys; print('\\0'.join(os.environ.get(name, '?') for name in sys.argv[1:]))"
 
 
-def special_variables() -> list[str]:
+def special_variables():
     """Every variable that this bash sets or treats by itself, and those of the script."""
     own = run(["bash", "-c", "compgen -v"], base_env={}).stdout.split()
     known = (
@@ -314,7 +310,7 @@ def special_variables() -> list[str]:
     return sorted({*own, *known.split()} - {"PATH"})
 
 
-def taken(name: str, value: str) -> bool:
+def taken(name, value):
     """Whether a variable may have a value; else the refusal names it."""
     try:
         check_spec(JobSpec("p100", environment={name: value}))

@@ -1,7 +1,6 @@
 """site.yaml: a valid file becomes one frozen value, any other one error with all its faults."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,14 +32,13 @@ partitions:
 stacks:
   tf: {backend: venv, partitions: [p100]}
 """
-Change = Callable[[str], str]
 PUT = st.text(alphabet="a1 \n-:{}[]'\"#~&*", max_size=6)
 ODD = ["~", "''", "x", "5", "[]", "[~]", "[[a]]", "{}", "{a: b}", "{a: {b: ~}}", "{a: ~}",
        "[1, {a: b}]"]  # fmt: skip
 
 
-def replace(old: str, new: str) -> Change:
-    def change(text: str) -> str:
+def replace(old, new):
+    def change(text):
         assert old in text
         return text.replace(old, new, 1)
 
@@ -48,13 +46,13 @@ def replace(old: str, new: str) -> Change:
 
 
 @pytest.fixture
-def site_file(tmp_path: Path) -> Path:
+def site_file(tmp_path):
     file = tmp_path / "site.yaml"
     file.write_text(SITE)
     return file
 
 
-def refused(file: Path, *changes: Change) -> str:
+def refused(file, *changes):
     """What a person reads about the changed file."""
     text = SITE
     for change in changes:

@@ -1,22 +1,21 @@
 """`site init` and `site check` on what Slurm 20.11, 22.05 and 24.11 print."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, load_site
+from hpcdl.site import load_site
 from hpcdl.site.gpu_models import model_of_type
 from hpcdl.site.live import LiveCluster, compare, describe, draft, plugins_of
 from hpcdl.slurm import parse
 from tests.unit import slurm_output as said
 
 
-def nodes(release: str = "22.05", **changes: str) -> list[parse.NodeRecord]:
+def nodes(release="22.05", **changes):
     return [parse.node(line) for line in said.nodes(release, **changes).splitlines()]
 
 
-def cluster(release: str = "22.05", **changes: str) -> LiveCluster:
+def cluster(release="22.05", **changes):
     """The cluster of `slurm_output`, as the live one would be read."""
     config = parse.config(said.config(release))
     partitions = [parse.partition(line) for line in said.partitions(release).splitlines()]
@@ -31,7 +30,7 @@ def cluster(release: str = "22.05", **changes: str) -> LiveCluster:
 
 
 @pytest.fixture
-def drafted(tmp_path: Path) -> Site:
+def drafted(tmp_path):
     return loaded(cluster(), tmp_path)[0]
 
 
@@ -125,7 +124,7 @@ def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted, chang
     assert compare(drafted, replace(cluster(), partitions=(replace(p100, **change), cpu))) == ()
 
 
-def mixed(*gres: str) -> LiveCluster:
+def mixed(*gres):
     """A cluster whose partition p100 has nodes with these Gres, one after the other."""
     each = [nodes()[0]._replace(name=f"p100-{n:02d}", gres=one) for n, one in enumerate(gres, 1)]
     partition = parse.partition(said.partitions("22.05").splitlines()[0])
@@ -133,7 +132,7 @@ def mixed(*gres: str) -> LiveCluster:
     return replace(cluster(), partitions=(describe(p100, each),))
 
 
-def loaded(live: LiveCluster, tmp_path: Path) -> tuple[Site, tuple[str, ...]]:
+def loaded(live, tmp_path):
     """The site of a cluster's draft, and what the draft asks."""
     found = draft(live)
     (tmp_path / "site.yaml").write_text(found.text.replace("FILL-IN", "T4"))

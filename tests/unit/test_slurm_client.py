@@ -1,28 +1,28 @@
-"""Slurm's commands are called alike whoever calls, and their answers are told apart."""
+"""Slurm's commands are called alike whoever calls; their answers, and machines, are told apart."""
 
 import os
+import re
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from hpcdl.regress.references import WIDEST
 from hpcdl.slurm import client, once, parse
 from hpcdl.slurm.consumed import consumed
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.slurm.execution import CLUSTER, PROFILES, SINGLE_NODE, current, current_or_cluster
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.unit import slurm_output as said
 
-Command = Callable[[str, str], None]
-
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def command(monkeypatch, tmp_path):
     """Puts a command of this body first on PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def write(name: str, body: str) -> None:
+    def write(name, body):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
 
@@ -69,7 +69,7 @@ _MARK = 'm=$(echo "$*" | grep -o "[|][0-9a-f]*[|]"); for ids; do :; done'
 """What sacct is asked to put between fields, and the last argument."""
 
 
-def squeue(command: Command, ends: str) -> None:
+def squeue(command, ends):
     """Of two jobs, one that has ended and one that runs; their ends are told by `ends`."""
     command("squeue", _SQUEUE.format(ends=ends))
     command("sacct", "exit 1")
@@ -227,3 +227,30 @@ def test_no_name_of_a_job_forges_what_others_used(command):
     command("sacct", f'echo "{forged}"')
     with pytest.raises(MissingPrerequisite, match="no Slurm release answers"):
         consumed("2026-01-01", "now", everybody=True)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = [*(ROOT / "hpcdl").rglob("*.py"), *(ROOT / "reframe_checks").glob("*.py")]
+
+
+def test_nothing_else_asks_which_kind_of_machine_it_is():
+    asks = re.compile(r"one_machine|shares_cores|is_emulated|config_overrides\" in")
+    found = [str(path.relative_to(ROOT)) for path in FILES if asks.search(path.read_text())]
+    assert found == ["hpcdl/slurm/execution.py"]
+
+
+def test_a_slurm_says_itself_which_profile_it_has(command, monkeypatch):
+    command("scontrol", 'echo "ClusterName = x"; echo "SlurmdParameters = $SAID"')
+    for answer, profile in (("config_overrides", SINGLE_NODE), ("(null)", CLUSTER)):
+        monkeypatch.setenv("SAID", answer)
+        assert current() is profile
+    command("scontrol", "exit 1")
+    with pytest.raises(HpcdlError):
+        current()
+    assert current_or_cluster() is CLUSTER
+
+
+def test_chance_is_as_wide_as_the_widest_bound_of_a_reference():
+    assert (CLUSTER.margin, CLUSTER.serial) == (0.0, False)
+    assert (SINGLE_NODE.margin, SINGLE_NODE.serial) == (WIDEST, True)
+    assert list(PROFILES) == ["cluster", "single-node"]

@@ -1,7 +1,9 @@
-"""What Slurm's commands print, as releases from 20.11 to 24.11 print it."""
+"""What Slurm's commands print, as releases from 20.11 to 24.11 print it; its lists of nodes."""
 
+import os
 import re
-from collections.abc import Sequence
+import shutil
+import subprocess
 from contextlib import suppress
 
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.slurm import parse
+from hpcdl.slurm.hostlist import MOST_NODES, expand_hostlist
+from hpcdl.system.errors import BadInput
 from tests.unit import slurm_output as said
 
 
@@ -60,7 +64,7 @@ JOB = ("4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:
        "a b=c")  # fmt: skip
 
 
-def answer(*jobs: Sequence[str]) -> str:
+def answer(*jobs):
     """What squeue prints to the format of a call with this mark."""
     heading = ["JOBID"] + ["X"] * (len(parse.JOB_FORMAT) - 1)
     return "".join(parse.marked_format(job, MARK) + "\n" for job in (heading, *jobs))
@@ -165,3 +169,44 @@ def test_only_a_number_from_1_is_a_job_s_id():
     for text in ("", "0", "-5", "7\nx", "Submitted batch job 7"):
         with pytest.raises(ValueError):
             parse.job_id(text)
+
+
+@pytest.mark.parametrize(("hostlist", "names"), [
+    ("", ""), ("a,b", "a b"), ("p100-[01-02,04],login", "p100-01 p100-02 p100-04 login"),
+    ("n[9-11]", "n9 n10 n11"), ("n[08-10]", "n08 n09 n10"),
+    ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"), ("n[7]", "n7"),
+    ("n[1-2].cluster.org", "n1.cluster.org n2.cluster.org"),
+])  # fmt: skip
+def test_ranges_are_written_out_with_their_zeros(hostlist, names):
+    assert list(expand_hostlist(hostlist)) == names.split()
+
+
+@pytest.mark.parametrize(("why", "hostlists"), [
+    ("no list of nodes",
+     ["n[1-", "n1-3]", "n[a-b]", "n[]", "a,,b", "a b", "a],b", ",a"]),
+    ("runs backwards", ["n[5-1]"]),
+    ("names more than 100,000 nodes",
+     ["n[1-999999999999]", "r[1-1000]n[1-1000]", "n[1-60000],m[1-60000]",
+      "a[1-" + "9" * 5000 + "]"]),
+])  # fmt: skip
+def test_what_names_no_nodes_is_refused_and_takes_no_memory(why, hostlists):
+    for hostlist in hostlists:
+        with pytest.raises(BadInput, match=why):
+            expand_hostlist(hostlist)
+
+
+@given(st.text(alphabet="ab[]-,01 9.", max_size=30))
+def test_any_text_is_expanded_within_bounds_or_refused(text):
+    with suppress(BadInput):
+        assert len(expand_hostlist(text)) <= MOST_NODES
+
+
+@pytest.mark.skipif(not shutil.which("scontrol"), reason="scontrol is not installed")
+@pytest.mark.parametrize("hostlist", ["p100-[01-02,04],login", "n[9-11]", "r[1-2]n[08-10]"])
+def test_scontrol_gives_the_same_names(hostlist, tmp_path):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost\n")
+    words = ["scontrol", "show", "hostnames", hostlist]
+    env = {**os.environ, "SLURM_CONF": str(conf)}
+    asked = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
+    assert asked.stdout.split() == list(expand_hostlist(hostlist))

@@ -3,13 +3,12 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from hpcdl import facts
-from hpcdl.site import Site, SpackSettings
+from hpcdl.site import SpackSettings
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend.concretize import differences, plan, probable_cause, render_work
@@ -20,7 +19,7 @@ from hpcdl.stack.spack_backend.environment import (
     render,
     render_site,
 )
-from hpcdl.stack.spack_backend.locked import Lock, read_lock
+from hpcdl.stack.spack_backend.tool import Lock, read_lock
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped
@@ -30,11 +29,11 @@ ENVIRONMENTS = environments()
 NAMES = [one.name for one in ENVIRONMENTS]
 
 
-def site(name: str = "p100-v100-k80", **changes: Any) -> Site:
+def site(name="p100-v100-k80", **changes):
     return replace(shipped(name), **changes)
 
 
-def scope(one: Site, partition: str = "p100") -> Any:
+def scope(one, partition="p100"):
     """What Spack is told of a site."""
     return yaml.safe_load(render_site(one, one.partitions[partition]))
 
@@ -187,17 +186,14 @@ def test_the_environment_from_wheels_is_the_list_of_wheels_and_so_is_its_lock():
     assert {"cuda", "gcc", "openmpi", "python", "cmake"} <= outside
 
 
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
-        ("error_messages.lp: has_provider", "external"),
-        ("error: Cannot satisfy 'cuda@12'", "contradict"),
-        ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
-        ("==> Error: No version exists that satisfies these input specs:", "externals"),
-        ("", "no message"),
-    ],
-)
+@pytest.mark.parametrize(("text", "word"), [
+    ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
+    ("error_messages.lp: has_provider", "external"),
+    ("error: Cannot satisfy 'cuda@12'", "contradict"),
+    ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
+    ("==> Error: No version exists that satisfies these input specs:", "externals"),
+    ("", "no message"),
+])  # fmt: skip
 def test_the_probable_cause_of_a_failed_solve_is_named(text, word):
     assert word in probable_cause(text)
 

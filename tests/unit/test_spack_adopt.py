@@ -3,16 +3,13 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import StackRequest
 from hpcdl.stack.spack_backend import adopt
 from hpcdl.stack.spack_backend.adopt import plan_adoption
-from hpcdl.stack.spack_backend.locked import read_lock
-from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.stack.spack_backend.tool import Spack, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.small_release import small_site
@@ -21,7 +18,7 @@ from tests.unit.conftest import shipped
 ENVIRONMENTS = folder("spack") / "environments"
 
 
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path):
     """The committed environment p100 with its lock file, in a directory of the test's own."""
     where = tmp_path / "p100"
     where.mkdir()
@@ -104,7 +101,7 @@ def test_where_spack_may_lack_its_packages_the_hint_names_the_variable(tmp_path,
         assert ("in HPCDL_SPACK_PACKAGES" in caught.value.hint) is named
 
 
-def three_generations(tmp_path: Path, **changes: object) -> Site:
+def three_generations(tmp_path, **changes):
     """A site with K80, P100 and V100 and one stack for all of them."""
     site = shipped("p100-v100-k80")
     bare = {name: replace(one, stack=None) for name, one in site.partitions.items()}
@@ -139,14 +136,13 @@ def test_code_for_cpus_is_for_partitions_without_gpus_unless_the_site_says_other
     assert plan_adoption(three_generations(tmp_path, variant="cpu"), str(where)).left_out == ()
 
 
-def test_a_plan_is_told_and_writes_nothing(tmp_path, capsys, monkeypatch):
+def test_a_plan_is_told_and_writes_nothing(tmp_path, hpcdl, monkeypatch):
     where = str(copied(tmp_path))
     command = ["stack", "adopt", where, "--dry-run", "--json", "--site", "p100-v100-k80"]
     for name in ("HPCDL_SPACK_ROOT", "SPACK_ROOT", "HPCDL_SPACK_PACKAGES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert main(command) == 3, "as the adoption itself would end"
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(hpcdl(*command, code=3).out)  # as the adoption itself would end
     assert told["module"] == "tensorflow/2.20.0-cuda12.6-sm60"
     assert told["blocked"].startswith("Spack is not here; set HPCDL_SPACK_ROOT")
     assert not told["exists"]
@@ -155,5 +151,4 @@ def test_a_plan_is_told_and_writes_nothing(tmp_path, capsys, monkeypatch):
     program.parent.mkdir(parents=True)
     program.touch()
     monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path / "spack"))
-    assert main(command) == 0
-    assert json.loads(capsys.readouterr().out)["blocked"] is None
+    assert json.loads(hpcdl(*command).out)["blocked"] is None

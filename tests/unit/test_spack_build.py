@@ -11,17 +11,15 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from hpcdl.site import Site, StackRequest
-from hpcdl.stack.resolve_facts import driver_needs, models, needs_of
+from hpcdl.site import StackRequest
+from hpcdl.stack.resolve_facts import choose_wheels, driver_needs, models, needs_of, wheel_sets
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.environment import environment_for_stack, render
-from hpcdl.stack.spack_backend.from_wheels import choose, wheel_sets
-from hpcdl.stack.spack_backend.locked import Lock
 from hpcdl.stack.spack_backend.make import BuildCache, PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source
 from hpcdl.stack.spack_backend.spack_build import plan_spack
-from hpcdl.stack.spack_backend.tool import lock_holder, open_spack
+from hpcdl.stack.spack_backend.tool import Lock, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
     Built,
     Inventory,
@@ -37,13 +35,13 @@ from tests.unit.conftest import shipped
 KEPLER = "tensorflow-kepler"
 
 
-def pi(prefix: Path, **stacks: StackRequest) -> Site:
+def pi(prefix, **stacks):
     site = shipped("pi")
     paths = replace(site.paths, prefix=prefix)
     return replace(site, paths=paths, stacks={**site.stacks, **stacks})
 
 
-def wheels_stack(**pins: str) -> StackRequest:
+def wheels_stack(**pins):
     return StackRequest("cpus", "spack", ("cpu",), pins)
 
 
@@ -84,21 +82,18 @@ def test_every_pin_is_required_of_spack_or_refused(tmp_path):
 GPUS = shipped("p100-v100-k80")
 
 
-def own(*partitions: str, variant: str | None = None, **pins: str) -> StackRequest:
+def own(*partitions, variant=None, **pins):
     """A stack of that name whose wheels or compiled TensorFlow Spack installs."""
     return StackRequest("own", "spack", partitions, pins, variant=variant)
 
 
-@pytest.mark.parametrize(
-    ("partitions", "pins", "archs", "why"),
-    [
-        (("p100",), {}, ("60",), "they load and have code"),
-        (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
-        (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
-        (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
-        (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
-    ],
-)
+@pytest.mark.parametrize(("partitions", "pins", "archs", "why"), [
+    (("p100",), {}, ("60",), "they load and have code"),
+    (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
+    (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
+    (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
+    (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
+])  # fmt: skip
 def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, pins, archs, why):
     wanted = environment_for_stack(GPUS, own(*partitions, **pins))
     assert wanted.wheels == bool(archs)
@@ -112,7 +107,7 @@ def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, p
 
 def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda():
     old = replace(GPUS.partitions["p100"], driver="470.256.02")
-    found = choose(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
+    found = choose_wheels(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
     assert found.archs == ()
     assert "needs driver 525.60.13, and the site has 470.256.02" in found.why
     assert environment_for_stack(GPUS, own("p100", variant="cpu")).archs == ()
@@ -160,7 +155,7 @@ def test_a_plan_names_its_module_before_anything_is_solved(tmp_path):
     assert not list(tmp_path.iterdir()), "a plan writes nothing"
 
 
-def stub(letter: str) -> str:
+def stub(letter):
     """A lock file with TensorFlow and its CUDA."""
     one, code = letter * 32, {"cuda_arch": ["35", "37"]}
     specs = {one: {"name": "py-tensorflow", "version": "2.14.1", "parameters": code},
@@ -194,28 +189,25 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
     plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
                            environment=SimpleNamespace(wheels=True),
                            adoption=lambda: None)  # fmt: skip
-    for name in ("open_build", "require_unlocked", "helpers"):
-        monkeypatch.setattr(spack_build, name, lambda *_: None)
+    for name in ("open_build", "tool.require_unlocked", "helpers"):
+        monkeypatch.setattr(f"{spack_build.__name__}.{name}", lambda *_: None)
     failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
     monkeypatch.setattr(spack_build, "make_all", Mock(side_effect=failed))
     monkeypatch.setattr(spack_build, "_fill_cache", Mock(side_effect=full))
-    told: list[str] = []
+    told = []
     with pytest.raises(PackageFailed, match="bazel"):
         spack_build._build(plan, Mock(), told.append, None, 1, None)
     assert told[-1] == "note: the build cache was not filled: full"
 
 
-@pytest.mark.parametrize(
-    ("cuda", "compute", "ends"),
-    [
-        ("11.8.0", ["3.7"], {"from": "450.80.02", "branch": 470}),
-        ("12.9.1", ["6.0", "7.0"], {"from": "525.60.13", "branch": 580}),
-        ("12.9.1", ["9.0"], {"from": "525.60.13"}),
-        # What the newest of several GPUs still has no end for, the oldest does not end.
-        ("12.9.1", ["6.0", "8.0"], {"from": "525.60.13"}),
-        ("11.8.0", ["3.7", "6.0"], {"from": "450.80.02", "branch": 580}),
-    ],
-)
+@pytest.mark.parametrize(("cuda", "compute", "ends"), [
+    ("11.8.0", ["3.7"], {"from": "450.80.02", "branch": 470}),
+    ("12.9.1", ["6.0", "7.0"], {"from": "525.60.13", "branch": 580}),
+    ("12.9.1", ["9.0"], {"from": "525.60.13"}),
+    # What the newest of several GPUs still has no end for, the oldest does not end.
+    ("12.9.1", ["6.0", "8.0"], {"from": "525.60.13"}),
+    ("11.8.0", ["3.7", "6.0"], {"from": "450.80.02", "branch": 580}),
+])  # fmt: skip
 def test_the_guard_knows_both_ends_of_the_driver(cuda, compute, ends):
     assert driver_needs(cuda, compute) == ends
 
@@ -234,7 +226,7 @@ def test_wheels_need_what_wheels_need_and_compiled_code_its_target():
 def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path):
     log, done = tmp_path / "make.log", tmp_path / "install"
     done.mkdir()
-    seen: list[Tally] = []
+    seen = []
     watch = Watch(log, done, 3, seen.append)
     log.write_text("[ ] aaaaaaa zlib@1.3 staging (0s)\n[ ] aaaaaaa zlib@1.3 build (2s)\n[ ] bbb")
     watch()
@@ -337,9 +329,9 @@ def test_what_spack_starts_is_looked_for_before_anything_is_made(tmp_path, monke
 
 def test_space_is_asked_for_before_the_first_build_from_wheels(tmp_path, monkeypatch):
     """A later one finds most of its packages in the store."""
-    asked: list[dict[Path, float]] = []
+    asked = []
     monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
-    monkeypatch.setattr(spack_build, "find_spack", lambda: None)
+    monkeypatch.setattr(spack_build.tool, "find_spack", lambda: None)
     plan = plan_spack(pi(tmp_path, cpus=wheels_stack()), "cpus")
     plan.require_ready()
     assert asked == [{tmp_path / "spack" / "store": 4.0}]

@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,23 +19,23 @@ SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
 
-def tree(recipe: Path) -> ast.Module:
+def tree(recipe):
     return ast.parse(recipe.read_text(), filename=str(recipe))
 
 
-def package_class(recipe: Path) -> ast.ClassDef:
+def package_class(recipe):
     classes = [node for node in tree(recipe).body if isinstance(node, ast.ClassDef)]
     assert len(classes) == 1, "one package class per recipe"
     return classes[0]
 
 
-def directives(recipe: Path, name: str) -> Iterator[ast.Call]:
+def directives(recipe, name):
     for node in ast.walk(package_class(recipe)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
             yield node
 
 
-def keywords(call: ast.Call) -> dict[str, str]:
+def keywords(call):
     """Keyword arguments that are written out, f-strings as their pieces."""
     found = {}
     for keyword in call.keywords:
@@ -51,11 +49,11 @@ def keywords(call: ast.Call) -> dict[str, str]:
     return found
 
 
-def first(call: ast.Call) -> str:
+def first(call):
     return str(call.args[0].value) if isinstance(call.args[0], ast.Constant) else "*"
 
 
-def named(package: str) -> Path:
+def named(package):
     return REPOSITORY / "packages" / package.replace("-", "_") / "package.py"
 
 
@@ -78,7 +76,7 @@ def test_a_recipe_is_one_class_named_for_its_folder_with_known_directives(recipe
         assert ast.unparse(call.func) in DIRECTIVES
 
 
-def class_calls(node: ast.AST) -> Iterator[ast.Call]:
+def class_calls(node):
     """Calls that stand as statements in the class, loops and `with` included, methods not."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
@@ -168,7 +166,7 @@ def test_horovod_is_patched_exactly_as_the_wheels_backend_edits_it(package):
         assert set(changed(lines, "+")) >= set(after) - set(before)
 
 
-def changed(lines: list[str], sign: str) -> list[str]:
+def changed(lines, sign):
     """The lines of a patch that go or come."""
     return [*(line[1:].strip() for line in lines[3:] if line.startswith(sign)), ""]
 

@@ -1,56 +1,57 @@
-"""What a user may ask: checked at the door, refused by name."""
+"""What a user may ask: checked and refused by name; what is taken arrives byte for byte."""
 
+import re
+import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdl.cli.framework import build_parser
+from hpcdl.jobs import quote
+from hpcdl.jobs.lint.options import known_options
+from hpcdl.jobs.sbatch_options import answers, as_ours, directives
 from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
 from hpcdl.system.errors import BadInput
+from tests.unit.conftest import commands
 
 
-def refusal(**asked: Any) -> str:
+def refusal(**asked):
     with pytest.raises(BadInput) as caught:
         check_spec(JobSpec("p100", **asked))
     return caught.value.render()
 
 
+COUNTS = ("gpus", "nodes", "gpus_per_node", "cpus_per_task", "minutes")
+NO_WORDS = {"a\0b": "has a NUL byte", "x" * 100_001: "longer than 100 kB",
+            "\ud800": "half a character"}  # fmt: skip
+
+
+FORMS = [
+    ("name", "the job name",
+     ["", " ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"]),
+    *((count, "{} is not possible", [0, -1, 10**7]) for count in COUNTS),
+    ("environment", "is no name of a variable",
+     [{name: "x"} for name in ("", "1A", "A-B", "A B", "A=B", "a\nb", "É", "$(id)")]),
+    # Bash uses these, or the script.
+    *(("environment", f"the variable {name} cannot be set", [{name: "x"}])
+      for name in ("UID", "RANDOM", "launcher", "SLURM_RESTART_COUNT", "_")),
+    *(("program", said, [("python", word)]) for word, said in NO_WORDS.items()),
+    *(("environment", said, [{"A": word}]) for word, said in NO_WORDS.items()),
+    *((name, f"--{name}", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
+      for name in ("account", "qos")),
+    ("job_dir", "Slurm cannot write a log below",
+     [Path(name) for name in ("/a\nb", "/a\\b", "/a\x1b", "/a\x7fb")]),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "name", ["", " ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"]
+    ("field", "said", "value"),
+    [(field, said, value) for field, said, values in FORMS for value in values],
 )
-def test_a_job_name_is_a_plain_name(name):
-    assert "the job name" in refusal(name=name)
-
-
-@pytest.mark.parametrize("option", ["gpus", "nodes", "gpus_per_node", "cpus_per_task", "minutes"])
-@pytest.mark.parametrize("value", [0, -1, 10**7])
-def test_counts_begin_at_one_and_end_somewhere(option, value):
-    assert f"{value} is not possible" in refusal(**{option: value})
-
-
-@pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "A=B", "a\nb", "É", "$(id)"])
-def test_a_variable_has_the_name_of_a_variable(name):
-    assert "is no name of a variable" in refusal(environment={name: "x"})
-
-
-@pytest.mark.parametrize("name", ["UID", "RANDOM", "launcher", "SLURM_RESTART_COUNT", "_"])
-def test_a_variable_that_bash_or_the_script_uses_is_refused_by_name(name):
-    assert f"the variable {name} cannot be set" in refusal(environment={name: "x"})
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("a\0b", "has a NUL byte"),
-        ("x" * 100_001, "longer than 100 kB"),
-        ("\ud800", "half a character"),
-    ],
-)
-def test_what_no_program_can_be_given_is_refused(word, said):
-    assert said in refusal(program=("python", word))
-    assert said in refusal(environment={"A": word})
+def test_each_part_of_a_request_has_its_form(field, said, value):
+    assert said.format(value) in refusal(**{field: value})
 
 
 def test_arguments_have_a_bound_together_as_execve_has():
@@ -58,29 +59,16 @@ def test_arguments_have_a_bound_together_as_execve_has():
     check_spec(JobSpec("p100", program=("echo", *["x" * 100_000] * 9)))
 
 
-@pytest.mark.parametrize("account", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
-def test_account_and_qos_are_plain_names(account):
-    assert "--account" in refusal(account=account)
-    assert "--qos" in refusal(qos=account)
-
-
-@pytest.mark.parametrize("folder", ["/a\nb", "/a\\b", "/a\x1b", "/a\x7fb"])
-def test_a_directory_that_no_directive_can_name_is_refused(folder):
-    assert "Slurm cannot write a log below" in refusal(job_dir=Path(folder))
-
-
-@pytest.mark.parametrize(
-    ("text", "minutes"),
-    [("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160)],
-)
+@pytest.mark.parametrize(("text", "minutes"), [
+    ("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160),
+])  # fmt: skip
 def test_times_are_taken_as_sbatch_takes_them(text, minutes):
     assert minutes_of(text) == minutes
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00"],
-)
+@pytest.mark.parametrize("text", [
+    "", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00",
+])  # fmt: skip
 def test_what_is_no_time_limit_is_refused(text):
     with pytest.raises(BadInput, match="is not a time limit"):
         minutes_of(text)
@@ -94,15 +82,12 @@ def test_no_text_for_a_time_gives_anything_but_minutes_or_bad_input(text):
         return
 
 
-@pytest.mark.parametrize(
-    ("rest", "program"),
-    [
-        ([], ("hpcdl", "train")),
-        (["--steps", "5"], ("hpcdl", "train", "--steps", "5")),
-        (["python", "x.py", "--lr", "0.1"], ("python", "x.py", "--lr", "0.1")),
-        (["", "x"], ("", "x")),
-    ],
-)
+@pytest.mark.parametrize(("rest", "program"), [
+    ([], ("hpcdl", "train")),
+    (["--steps", "5"], ("hpcdl", "train", "--steps", "5")),
+    (["python", "x.py", "--lr", "0.1"], ("python", "x.py", "--lr", "0.1")),
+    (["", "x"], ("", "x")),
+])  # fmt: skip
 def test_arguments_after_the_dashes_are_the_program_or_options_of_train(rest, program):
     assert command_of(rest) == program
 
@@ -118,3 +103,104 @@ def test_a_chain_that_would_start_over_in_every_job_is_refused():
     assert "start over in every job" in refusal(chain=2, program=program)
     check_spec(JobSpec("p100", program=program))
     check_spec(JobSpec("p100", chain=2, program=("mine", "--fresh")))
+
+
+# Everything that Linux can hand to a program: any byte but NUL, as Python shows bytes.
+BYTES = st.binary(max_size=60).map(
+    lambda data: data.replace(b"\0", b"").decode(errors="surrogateescape")
+)
+TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+SHELLISH = st.text(alphabet="$`\"'\\!*?[]{}()<>|&;#~= \n\t\r\x1b-a")
+
+
+def through_bash(*words):
+    """The words as a program sees them that bash was told to run."""
+    script = f"printf '%s\\0' {quote.quote_argv(words)}\n".encode(errors="surrogateescape")
+    done = subprocess.run(["bash", "-s"], input=script, capture_output=True, check=True)
+    assert done.stderr == b""
+    return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
+
+
+@settings(max_examples=30)
+@given(st.lists(BYTES | TEXT | SHELLISH, min_size=1, max_size=8))
+def test_any_text_arrives_as_it_is(words):
+    assert through_bash(*words) == words
+
+
+@pytest.mark.parametrize("text", [
+    "", " ", "-n", "--help", "-", "a b", "a'b", 'a"b', "$HOME", "$(id)", "`id`", "!!", "~",
+    "*", "a\nb", "a\n", "\n", "a\\nb", "\x01\x02", "\x1b[31m", "\x1f", "\x7f", "\r\n", "é",
+    "\u2028", "\x85", "\u202e", "😀", "\udcff", "a=b", "a;b", "a&b", "#a", "{a,b}", "%s",
+    "\\", "\\'", "'\n'", "\x01a", "x" * 100_000, "'" * 10_000, "\n" * 10_000,
+])  # fmt: skip
+def test_awkward_text_arrives_as_it_is(text):
+    assert through_bash(text, "next") == [text, "next"]
+
+
+@given(BYTES | TEXT | SHELLISH)
+def test_a_value_never_spans_lines(text):
+    assert "\n" not in quote.word(text)
+    assert "\x1f" not in quote.word(text)
+
+
+@pytest.mark.parametrize("text", ["python", "train.py", "--lr=0.1", "/data/a-b_c.d", "a:b,c@d%e+f"])
+def test_plain_words_stay_readable(text):
+    assert quote.word(text) == text
+
+
+@pytest.mark.parametrize(("asked", "directive"), [
+    ("mail-type=END,FAIL", "--mail-type=END,FAIL"), ("--mail-user=me@site", "--mail-user=me@site"),
+    ("constraint=a&b|c", '--constraint="a&b|c"'), ("hold", "--hold"),
+    ("get-user-env=60L", "--get-user-env=60L"),
+    ('comment=a "b" #', '--comment="a \\"b\\" #"'),
+])  # fmt: skip
+def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, directive):
+    assert directives("22.05", [asked]) == (directive,)
+
+
+@pytest.mark.parametrize(("asked", "said", "hint"), [
+    (["nodes=2"], "decides that itself", "use --nodes"),
+    (["mincpus=2"], "decides that itself", "use --gpus, --nodes"),
+    (["--time=5"], "decides that itself", "use --time"),
+    (["hetjob"], "decides that itself", "written by hand"),
+    (["container-image=x"], "decides that itself", "use --container"),
+    (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
+    (["-w n1"], "no option '-w n1'", ""),
+    (["prefer=x"], "no option 'prefer'", ""),
+    (["hold=yes"], "takes no value", "write --sbatch hold"),
+    (["comment=a\nb"], "no directive can hold", ""),
+])  # fmt: skip
+def test_what_cannot_be_passed_on_is_refused(asked, said, hint):
+    with pytest.raises(BadInput) as caught:
+        directives("21.08", asked)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_every_option_of_sbatch_leads_to_ours_by_its_name_and_by_its_letter():
+    ours = set(build_parser("x", commands()["job submit"])._option_string_actions)
+    for name, fact in known_options("sbatch").items():
+        said = as_ours(f"--{name}")
+        assert said or f"--{name}" in ours, name
+        assert set(re.findall(r"--[a-z][a-z-]+", said)) <= ours, name
+        if fact.letter:
+            assert as_ours(f"-{fact.letter}") == as_ours(f"-{fact.letter}1") == said, name
+    assert as_ours("--bogus") == as_ours("-j") == ""
+
+
+def test_no_directive_of_the_script_can_be_given_again(hpcdl):
+    assert answers("own").keys() <= known_options("sbatch").keys()
+    line = "job render --site p100-v100-k80 --gpus 2 --no-module --account a --qos b"
+    lines = hpcdl(*line.split()).out.splitlines()
+    own = {one[10:].partition("=")[0] for one in lines if one.startswith("#SBATCH --")}
+    assert len(own) > 10
+    assert own <= answers("own").keys()
+
+
+def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl):
+    (tmp_path / "job.yaml").write_text("schema: 1\nsbatch: [mail-type=END, nice]\n")
+    line = ["job", "explain", "--site", "p100-v100-k80", "--no-module"]
+    text = hpcdl(*line, "--file", str(tmp_path / "job.yaml")).out
+    assert "#  as requested\n#SBATCH --mail-type=END\n#  as requested\n#SBATCH --nice\n" in text
+    text = hpcdl(*line, "--sbatch", "exclude=n1", "--sbatch=--hold").out
+    assert {"#SBATCH --exclude=n1", "#SBATCH --hold"} <= set(text.splitlines())

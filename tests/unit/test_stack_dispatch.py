@@ -1,23 +1,22 @@
 """Which partition gets which release, and what stays visible."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import StackRequest
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import DISPATCH_FILE, release_for
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.modules import module_for
-from tests.small_release import make_release, mixed_site, passing, published, silent, small_site
+from tests.small_release import make_current, make_release, mixed_site, passing, silent, small_site
 
 KEPLER = {"version": "2.14.1", "stack": "kepler", "partitions": ("k80",)}
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     """p100 and v100 want the stack `tensorflow`, k80 wants `kepler`."""
     site = small_site(tmp_path)
     partitions = dict(site.partitions)
@@ -27,7 +26,7 @@ def site(tmp_path: Path) -> Site:
     return replace(site, partitions=partitions, stacks={**site.stacks, "kepler": kepler})
 
 
-def served(site: Site) -> dict[str, str]:
+def served(site):
     found = {name: release_for(site, name) for name in site.partitions}
     return {name: release.id for name, release in found.items() if release}
 
@@ -46,13 +45,13 @@ def test_a_partition_gets_the_newest_of_its_stack(site, order):
 def test_of_one_stack_with_a_release_per_gpu_each_partition_gets_its_own(site):
     """Spack compiles a stack once for each kind of GPU."""
     for name in ("p100", "v100"):
-        published(site, f"for-{name}", partitions=(name,))
+        make_current(site, f"for-{name}", partitions=(name,))
     assert (served(site)["p100"], served(site)["v100"]) == ("for-p100", "for-v100")
 
 
 def test_earlier_versions_stay_visible_and_a_rollback_only_changes_the_default(site):
     for name, version in (("a", "2.20.0"), ("b", "2.21.0")):
-        published(site, name, version=version)
+        make_current(site, name, version=version)
     rollback(site)
     modules = site.paths.prefix / "current/modules/tensorflow"
     assert {path.name for path in modules.glob("*.lua")} >= {"2.20.0-cpu.lua", "2.21.0-cpu.lua"}
@@ -61,7 +60,7 @@ def test_earlier_versions_stay_visible_and_a_rollback_only_changes_the_default(s
 
 def test_of_two_builds_of_a_version_its_name_means_the_current_one_and_in_a_job_its_own(site):
     """A job that was submitted under an old release keeps it by that release's own modulepath."""
-    first, second = (published(site, name) for name in ("a", "b"))
+    first, second = (make_current(site, name) for name in ("a", "b"))
     file = site.paths.prefix / "current/modules/tensorflow/2.21.0-cpu.lua"
     assert '["id"] = "b"' in file.read_text()
     for release in (first, second):
@@ -72,11 +71,11 @@ def test_of_two_builds_of_a_version_its_name_means_the_current_one_and_in_a_job_
 
 
 @pytest.fixture
-def three(site: Site) -> Site:
+def three(site):
     """Two releases of the stack `tensorflow` were published, then one of `kepler`."""
-    published(site, "a", version="2.20.0")
-    published(site, "b", version="2.21.0")
-    published(site, "k", **KEPLER)
+    make_current(site, "a", version="2.20.0")
+    make_current(site, "b", version="2.21.0")
+    make_current(site, "k", **KEPLER)
     return site
 
 
@@ -109,7 +108,7 @@ def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
     site = replace(site, stacks=cpu)
     typed = {"stack": "tf", "partitions": ("typed",)}
     for name, gpus in (("ampere", ["A100", "A40"]), ("ada", ["L40S", "L4"])):
-        published(site, name, **typed, needs={"gpus": gpus}, module=f"tensorflow/{name}")
+        make_current(site, name, **typed, needs={"gpus": gpus}, module=f"tensorflow/{name}")
     for model, name in (("A100-PCIe-40GB", "ampere"), ("L40S", "ada")):
         assert release_for(site, "typed", model).id == name
         assert module_for(site, "typed", gpu_model=model.lower()).release == name
@@ -117,14 +116,14 @@ def test_in_a_partition_of_several_models_each_gets_the_newest_with_code_for_it(
     with pytest.raises(BadInput, match="no one release serves all GPU models of 'typed'") as told:
         module_for(site, "typed")
     assert "--gpu-model L40S" in told.value.hint
-    published(site, "both", **typed, needs={"gpus": ["A100", "L40S"]})
+    make_current(site, "both", **typed, needs={"gpus": ["A100", "L40S"]})
     assert module_for(site, "typed").release == "both"
 
 
 @pytest.mark.parametrize("models", ["[]", "{}", '{"typed": 3}', '{"typed": {"L40S": "gone"}}'])
 def test_a_damaged_dispatch_file_still_serves_a_mixed_partition(tmp_path, models):
     site = mixed_site(tmp_path)
-    published(site, "one")
+    make_current(site, "one")
     (tmp_path / "current" / "modules" / DISPATCH_FILE).write_text(
         '{"default": "one", "partitions": {"typed": "one"}, "models": ' + models + "}"
     )

@@ -1,25 +1,23 @@
 """gc removes what nothing needs, and only that."""
 
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import release_ids
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import locked
-from tests.small_release import make_release, passing, published, silent, small_site
+from tests.small_release import make_current, make_release, passing, silent, small_site
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     """a to e are published, `loose` was only built."""
     site = small_site(tmp_path)
     for name in "abcde":
-        published(site, name, version=f"2.{ord(name)}.0")
+        make_current(site, name, version=f"2.{ord(name)}.0")
     make_release(site, "loose")
     return site
 
@@ -40,7 +38,7 @@ def test_what_was_rolled_back_and_what_was_published_twice_count_once(site):
 
 
 def test_each_that_stays_has_its_reason(site):
-    published(site, "kepler", version="2.14.1", stack="other", partitions=("k80",))
+    make_current(site, "kepler", version="2.14.1", stack="other", partitions=("k80",))
     (site.paths.prefix / "releases/b/release.json").write_text("{}")
     kept = collect(site, lambda: {"a": "job 7 names it"}, keep=1).kept
     assert (kept["a"], kept["kepler"]) == ("job 7 names it", "is current")
@@ -56,7 +54,7 @@ def test_unpublished_ones_go_only_when_asked(site):
 
 
 def test_a_dry_run_changes_nothing(site):
-    def files() -> set[Path]:
+    def files():
         return {path for path in site.paths.prefix.rglob("*") if ".lock" not in path.name}
 
     before = files()

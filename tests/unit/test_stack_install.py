@@ -21,8 +21,7 @@ from hpcdl.stack.install import (
     unpacked_gb,
 )
 from hpcdl.stack.recipe import running_interpreter
-from hpcdl.stack.sources import SourcesChanged, own_digest, own_files, own_wheel, pack
-from hpcdl.stack.wheelhouse import fetch
+from hpcdl.stack.wheelhouse import SourcesChanged, fetch, own_digest, own_files, own_wheel, pack
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
@@ -73,11 +72,10 @@ def test_no_python_writes_bytecode_beside_the_start_file(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("argv", "told"),
-    [(["-m", "pip", "install", "--user", "tabulate"], True), (["-m", "pip", "list"], False),
-     (["-c", "'pip'", "install"], False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "told"), [
+    (["-m", "pip", "install", "--user", "tabulate"], True), (["-m", "pip", "list"], False),
+    (["-c", "'pip'", "install"], False),
+])  # fmt: skip
 def test_pip_in_a_release_meets_a_clear_word_first(tmp_path, argv, told):
     stack, mine = tmp_path / "stack", tmp_path / "mine"
     for where in (stack, mine):
@@ -157,7 +155,7 @@ def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(tmp_path, mo
     (environment / "spack.yaml").touch()
     (environment.parent / ".gitignore").touch()  # no wheel has it
     (environment / "view" / "lib").symlink_to("/usr/lib")
-    monkeypatch.setattr("hpcdl.stack.sources._PACKAGE", tmp_path / "hpcdl")
+    monkeypatch.setattr("hpcdl.stack.wheelhouse._PACKAGE", tmp_path / "hpcdl")
     names = [name for name, _ in own_files()]
     assert names == ["hpcdl/file", "hpcdl/spack/environments/own/spack.yaml"]
 
@@ -172,7 +170,7 @@ def test_a_killed_build_leaves_no_program_and_the_next_one_clears(tmp_path, monk
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid.new\n"
                     f"mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 60\n")  # fmt: skip
     slow.chmod(0o755)
-    program = "import sys; from pathlib import Path; from hpcdl.stack.sources import *\n"
+    program = "import sys; from pathlib import Path; from hpcdl.stack.wheelhouse import *\n"
     program += "own_wheel(Path(sys.argv[1]), own_digest())"
     with subprocess.Popen([sys.executable, "-c", program, slow]) as build:
         wait_for((tmp_path / "pid").exists)
@@ -189,7 +187,7 @@ def test_a_killed_build_leaves_no_program_and_the_next_one_clears(tmp_path, monk
 def test_a_wheel_of_hpcdl_is_never_named_for_other_sources(tmp_path, monkeypatch):
     """Somebody edits a file while the wheel is made."""
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
-    monkeypatch.setattr("hpcdl.stack.sources._built", lambda python, name: b"a wheel")
+    monkeypatch.setattr("hpcdl.stack.wheelhouse._from_checkout", lambda python, name: b"a wheel")
     with pytest.raises(SourcesChanged):
         own_wheel(Path("/usr/bin/python3"), "00000000")
     assert not list(tmp_path.rglob("*.whl"))

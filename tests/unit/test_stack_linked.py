@@ -5,16 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.fatbin import read_dynamic
-from hpcdl.stack.linked import claims_not_held, library_faults, nccl_release
+from hpcdl.stack.linked import claims_not_held, library_faults, nccl_release, read_dynamic
 from hpcdl.stack.release import Release
-from hpcdl.system.run import CommandResult, run
+from hpcdl.system.run import run
 from tests.small_release import make_release, small_site
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -24,7 +22,7 @@ HOROVOD = Path("horovod", "tensorflow", "mpi_lib.so")
 NCCL = Path("nvidia", "nccl", "lib", "libnccl.so.2")
 
 
-def library(path: Path, *options: str | Path, named: bool = True) -> Path:
+def library(path, *options, named=True):
     """A shared object without content, whose SONAME is the name of its file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     source, words = path.with_suffix(".c"), [f"-Wl,-soname,{path.name}"] if named else []
@@ -35,7 +33,7 @@ def library(path: Path, *options: str | Path, named: bool = True) -> Path:
     return path
 
 
-def loader(argv: Sequence[str | Path]) -> CommandResult:
+def loader(argv):
     """The module's environment is this one."""
     return run(argv, check=False)
 
@@ -44,7 +42,7 @@ NAMES = ("cudart", "cupti", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(tmp_path_factory):
     """TensorFlow that looks into all of NVIDIA's folders, and those folders."""
     place = tmp_path_factory.mktemp("packages")
     for name in NAMES:
@@ -56,21 +54,21 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def packages(tmp_path: Path, compiled: Path) -> Path:
+def packages(tmp_path, compiled):
     """Such packages in a release."""
     place = tmp_path / "prefix" / "releases" / "gpu" / "stack" / PACKAGES
     return Path(shutil.copytree(compiled, place))
 
 
 @pytest.fixture
-def release(tmp_path: Path, packages: Path) -> Release:
+def release(tmp_path, packages):
     """A release for GPUs whose record says what is in these packages."""
     module = "tensorflow/2.21.0-cuda12.9-sm60"
     plain = make_release(small_site(tmp_path / "prefix"), "gpu", module=module)
     return replace(plain, versions={**plain.versions, "cuda": "12.9.1", "nccl": "2.32.3"})
 
 
-def horovod(packages: Path, nccl: Path, runpath: str = "$ORIGIN/../../nvidia/nccl/lib") -> Path:
+def horovod(packages, nccl, runpath="$ORIGIN/../../nvidia/nccl/lib"):
     return library(packages / HOROVOD, nccl, f"-Wl,-rpath,{runpath}", named=False)
 
 
@@ -102,7 +100,7 @@ def test_a_library_that_is_not_found_is_named(packages, release):
 def test_an_object_of_which_the_loader_says_nothing_is_named(packages, release):
     left_out = horovod(packages, packages / NCCL)
 
-    def others(argv: Sequence[str | Path]) -> CommandResult:
+    def others(argv):
         return loader([one for one in argv if one != left_out])
 
     assert "the loader said nothing of mpi_lib.so" in library_faults(release, others)[0]
@@ -139,7 +137,7 @@ class View:
     release: Release
     store: Path
 
-    def link(self) -> None:
+    def link(self):
         """Link all that is in the store now, as Spack's views do: directories are merged."""
         for path in self.store.glob("*/lib/**/*.so*"):
             link = self.release.prefix.joinpath(*path.relative_to(self.store).parts[1:])
@@ -149,7 +147,7 @@ class View:
 
 
 @pytest.fixture
-def view(tmp_path: Path) -> View:
+def view(tmp_path):
     """TensorFlow with CUDA, NCCL and Horovod, a package each; `build` is there to compile only."""
     store, specs = tmp_path / "store", {}
     for name in ("py-tensorflow", "cuda", "nccl", "py-horovod", "build"):

@@ -2,14 +2,11 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
-from hpcdl.stack import modes
-from hpcdl.stack.install import build_slot, open_to_readers
-from hpcdl.stack.modes import mode_faults
+from hpcdl.stack import install
+from hpcdl.stack.install import build_slot, mode_faults, open_to_readers
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
 from hpcdl.stack.seal import record_release
@@ -19,25 +16,23 @@ from tests.small_release import make_release, passing, silent, small_site
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     site = small_site(tmp_path)
     make_release(site, "a")
     return site
 
 
-def refused(site: Site, name: str) -> CheckFailed:
+def refused(site, name):
     """How a publish of that release is refused."""
     with pytest.raises(CheckFailed) as caught:
         publish(site, name, passing, say=silent)
     return caught.value
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "complaint"),
-    [("data", 0o666, "others than its owner may write"), ("data", 0o620, "may write"),
-     ("data", 0o600, "cannot read"), ("data", 0o4755, "set-user-ID"),
-     ("bin", 0o744, "cannot read")],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "mode", "complaint"), [
+    ("data", 0o666, "others than its owner may write"), ("data", 0o620, "may write"),
+    ("data", 0o600, "cannot read"), ("data", 0o4755, "set-user-ID"), ("bin", 0o744, "cannot read"),
+])  # fmt: skip
 def test_wrong_permissions_stop_the_publish(site, name, mode, complaint):
     path = site.paths.prefix / "releases/a/stack" / name
     if name == "data":
@@ -63,8 +58,8 @@ def test_what_root_wrote_is_no_fault_and_what_a_stranger_wrote_is(site, monkeypa
     (root / "release.json").unlink()
     real, owner = os.lstat, 4711
 
-    def owned_by(user: int) -> None:
-        def lstat(path: str | Path) -> os.stat_result:
+    def owned_by(user):
+        def lstat(path):
             status = real(path)
             uid = user if str(path) == str(root / "stack") else owner
             return os.stat_result([*status[:4], uid, *status[5:]])
@@ -80,7 +75,7 @@ def test_what_root_wrote_is_no_fault_and_what_a_stranger_wrote_is(site, monkeypa
 def test_a_directory_that_cannot_be_looked_into_is_a_fault(site, monkeypatch):
     root, real = site.paths.prefix / "releases/a", os.scandir
 
-    def scandir(path: str) -> object:
+    def scandir(path):
         if path == str(root / "stack/bin"):
             raise PermissionError(13, "Permission denied", path)
         return real(path)
@@ -90,16 +85,16 @@ def test_a_directory_that_cannot_be_looked_into_is_a_fault(site, monkeypatch):
 
 
 @pytest.fixture
-def public(site: Site) -> Site:
+def public(site):
     """A site for everybody, all of whose directories can be entered but one."""
     return replace(site, private=False)
 
 
 @pytest.fixture
-def reachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def reachable(monkeypatch, tmp_path):
     """Let only what lies below the test's own directory count as closed."""
-    real = modes.closed_above
-    monkeypatch.setattr(modes, "closed_above", lambda path: [
+    real = install.closed_above
+    monkeypatch.setattr(install, "closed_above", lambda path: [
         one for one in real(path) if one.is_relative_to(tmp_path) and one != tmp_path])  # fmt: skip
 
 
@@ -131,7 +126,7 @@ def test_a_release_whose_python_users_cannot_run_is_refused(public, tmp_path, cl
     record_release(made)
     (tmp_path / closed).chmod(0o700)
     assert "its Python" in refused(public, "b").details[0]
-    said: list[str] = []
+    said = []
     publish(replace(public, private=True), "b", passing, say=said.append)
     assert any("its Python" in line for line in said)
     (tmp_path / closed).chmod(0o755)

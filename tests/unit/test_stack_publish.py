@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
-from hpcdl.site import Site
 from hpcdl.stack import publish as publish_module
 from hpcdl.stack.dispatch import Event, previous, read_history
 from hpcdl.stack.publish import (
@@ -27,26 +25,25 @@ from hpcdl.stack.publish import (
 )
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
-from hpcdl.stack.verify import Proof
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
-from tests.small_release import failing, make_release, passing, silent, small_site
+from tests.small_release import failing, make_current, make_release, passing, silent, small_site
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     site = small_site(tmp_path)
     for number, name in enumerate(("a", "b", "c")):
         make_release(site, name, created=f"2026-01-0{number + 1}T00:00:00Z")
     return site
 
 
-def go(site: Site, *names: str) -> None:
+def go(site, *names):
     for name in names:
         publish(site, name, passing, say=silent)
 
 
-def test_a_published_release_is_current_with_proof_and_modules(site):
+def test_a_make_current_is_current_with_proof_and_modules(site):
     before = sorted(site.paths.prefix.rglob("*"))
     assert plan_publish(site, "a").after == "a"
     assert sorted(site.paths.prefix.rglob("*")) == before, "planning changes nothing"
@@ -75,7 +72,7 @@ def test_a_publish_sees_a_rollback_that_came_in_between(site, monkeypatch, momen
     """Nothing is locked while a job of the gate waits for its nodes."""
     go(site, "a", "b")
 
-    def gate(*args: Any) -> Proof:
+    def gate(*args):
         if moment == "gate":
             assert rollback(site).after == current_id(site) == "a"
         return passing(*args)
@@ -110,12 +107,10 @@ def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site, backend):
         publish(strict, "a", passing, say=silent)
     assert "`variant: cpu`" in caught.value.hint
     assert current_id(site) is None
-    make_release(strict, "for-cpus", partitions=("cpu",))
-    publish(strict, "for-cpus", passing, say=silent)
+    make_current(strict, "for-cpus", partitions=("cpu",))
     accept(strict, "cuda", "the tests")
     gpus = {"tensorflow": "2.21.0", "cuda": "12.9.1", "mpi": "Open MPI 4.1.4"}
-    make_release(strict, "for-gpus", versions=gpus, partitions=("p100", "v100"))
-    publish(strict, "for-gpus", passing, say=silent)
+    make_current(strict, "for-gpus", versions=gpus, partitions=("p100", "v100"))
     assert current_id(site) == "for-gpus"
 
 

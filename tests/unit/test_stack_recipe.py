@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Site, StackRequest, find_site_file, load_site
+from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.site.model import GpuFigures
 from hpcdl.stack.build import plan_stack
 from hpcdl.stack.horovod import apply_edit, first_complaint
-from hpcdl.stack.recipe import Edit, Interpreter, Recipe, digest, find_request, recipe_of
+from hpcdl.stack.recipe import Edit, Interpreter, digest, find_request, recipe_of
 from hpcdl.stack.resolve_facts import conditions, known
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.wheelhouse import wheelhouse_folder
@@ -23,33 +23,33 @@ LINE = 'list(APPEND TF_SOURCES "xla_mpi_ops.cc")\n'
 
 
 @pytest.fixture(autouse=True)
-def python_3_11(monkeypatch: pytest.MonkeyPatch) -> None:
+def python_3_11(monkeypatch):
     """Whichever Python runs the tests."""
     monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.11",))
 
 
-def recipe(wanted: StackRequest, *names: str) -> Recipe:
+def recipe(wanted, *names):
     """The recipe of that stack for partitions of the embedded site."""
     return recipe_of(with_stack(small_site(Path("/nowhere")), wanted), wanted, names)
 
 
-def cpu(*packages: str, **pins: str) -> Recipe:
+def cpu(*packages, **pins):
     """The recipe of the embedded site, whose stack is for CPUs."""
     stack = small_site(Path("/nowhere")).stacks["tensorflow"]
     wanted = replace(stack, pins=pins, packages=packages)
     return recipe(wanted, "p100", "v100", "k80", "cpu")
 
 
-def gpu(*names: str) -> Recipe:
+def gpu(*names):
     """The recipe for GPUs of the embedded site's partitions."""
     return recipe(StackRequest("tensorflow", "venv", names, {}), *names)
 
 
-def with_stack(site: Site, wanted: StackRequest) -> Site:
+def with_stack(site, wanted):
     return replace(site, stacks={"tensorflow": wanted})
 
 
-def for_gpu(**changes: object) -> Recipe:
+def for_gpu(**changes):
     """The recipe for one partition whose GPU differs from a P100 in some facts."""
     site, wanted = small_site(Path("/nowhere")), StackRequest("tensorflow", "venv", (), {})
     p100 = site.partitions["p100"]
@@ -97,13 +97,12 @@ def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path):
     assert "backend: venv" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("package", "fine"),
-    [("pandas", True), ("jupyterlab>=4,<5", True), ("dask[array]==2026.1", True),
-     ("tensorflow-datasets", True), ("tensorflow", False), ("tensorflow-cpu==2.1", False),
-     ("horovod", False), ("keras", False), ("--index-url=http://x", False),
-     ("x @ http://evil/x.whl", False), ("a; import os", False), ("-r file", False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("package", "fine"), [
+    ("pandas", True), ("jupyterlab>=4,<5", True), ("dask[array]==2026.1", True),
+    ("tensorflow-datasets", True), ("tensorflow", False), ("tensorflow-cpu==2.1", False),
+    ("horovod", False), ("keras", False), ("--index-url=http://x", False),
+    ("x @ http://evil/x.whl", False), ("a; import os", False), ("-r file", False),
+])  # fmt: skip
 def test_only_names_and_versions_are_packages(tmp_path, package, fine):
     text = find_site_file("embedded").read_text()
     file = tmp_path / "site.yaml"
@@ -173,12 +172,12 @@ TO_PYTHON_3_11 = pytest.mark.skipif(
 @TO_PYTHON_3_11
 def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_path):
     site = small_site(tmp_path)
-    ((alone,), _) = plan_stack(site, horovod=False)
+    ((alone,), _) = plan_stack(site, without_horovod=True)
     assert alone.partitions == ()
     stacks = site.stacks | {"legacy": replace(site.stacks["tensorflow"], name="legacy")}
     partitions = site.partitions | {"k80": replace(site.partitions["k80"], stack="legacy")}
     both = replace(site, stacks=stacks, partitions=partitions)
-    ((beside,), _) = plan_stack(both, "tensorflow", horovod=False)
+    ((beside,), _) = plan_stack(both, "tensorflow", without_horovod=True)
     assert set(beside.partitions) == set(site.partitions) - {"k80"}
 
 
@@ -187,7 +186,7 @@ def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions
     site = small_site(tmp_path)
     stack = replace(site.stacks["tensorflow"], variant=None)
     found, wanted = (
-        [(one.partitions, one.release_id) for one in plan_stack(each, horovod=False)[0]]
+        [(one.partitions, one.release_id) for one in plan_stack(each, without_horovod=True)[0]]
         for each in (with_stack(site, replace(stack, backend="spack")), with_stack(site, stack))
     )
     assert found == wanted
@@ -226,20 +225,17 @@ def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
     assert (tmp_path / "CMakeLists.txt").read_text() == "before\nother\nafter\n"
 
 
-@pytest.mark.parametrize(
-    ("said", "first"),
-    [
-        ("  [ 3%] Building\n    /s/a.h:343:18: error: 'logic_error' is not a member of 'std'\n"
-         "  error: subprocess-exited-with-error\n",
-         "/s/a.h:343:18: error: 'logic_error' is not a member of 'std'"),
-        ("k.cu(12): error: `x` is undefined\n", "k.cu(12): error: `x` is undefined"),
-        ("x.cc:1:10: fatal error: mpi.h: No such\n", "x.cc:1:10: fatal error: mpi.h: No such"),
-        ("-- ok\nCMake Error at CMakeLists.txt:3:\n", "CMake Error at CMakeLists.txt:3:"),
-        ("nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
-         "nvcc fatal   : Unsupported gpu architecture 'compute_37'"),
-        ("warning: -Werror=x is odd\nall well\n", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "first"), [
+    ("  [ 3%] Building\n    /s/a.h:343:18: error: 'logic_error' is not a member of 'std'\n"
+     "  error: subprocess-exited-with-error\n",
+     "/s/a.h:343:18: error: 'logic_error' is not a member of 'std'"),
+    ("k.cu(12): error: `x` is undefined\n", "k.cu(12): error: `x` is undefined"),
+    ("x.cc:1:10: fatal error: mpi.h: No such\n", "x.cc:1:10: fatal error: mpi.h: No such"),
+    ("-- ok\nCMake Error at CMakeLists.txt:3:\n", "CMake Error at CMakeLists.txt:3:"),
+    ("nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
+     "nvcc fatal   : Unsupported gpu architecture 'compute_37'"),
+    ("warning: -Werror=x is odd\nall well\n", ""),
+])  # fmt: skip
 def test_a_compiler_s_first_complaint_is_found_in_its_log(tmp_path, said, first):
     (tmp_path / "log").write_text(said)
     assert first_complaint(tmp_path / "log") == first

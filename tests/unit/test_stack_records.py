@@ -2,12 +2,10 @@
 
 import datetime
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import (
     Records,
@@ -28,16 +26,16 @@ GOOD = Waiver(CVE, "elastic jobs are not run at this site", "Ada", "2027-01-31")
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(tmp_path, monkeypatch):
     monkeypatch.setattr("hpcdl.stack.records.today", lambda: TODAY)
     return small_site(tmp_path)
 
 
-def lock(*names: str) -> tuple[dict[str, str], ...]:
+def lock(*names):
     return tuple({"name": name, "version": "0.28.1"} for name in names)
 
 
-def questions(site: Site, *names: str, today: datetime.date = TODAY) -> list[str]:
+def questions(site, *names, today=TODAY):
     release = make_release(site, "-".join(("r", *names)), lock=lock(*names))
     return list(open_questions(release, read_records(site), today))
 
@@ -47,10 +45,9 @@ def test_cpu_wheels_need_no_agreement_and_spack_s_horovod_is_as_vulnerable(site)
     assert questions(site, "py-horovod", today=datetime.date(2030, 1, 1)) != []
 
 
-@pytest.mark.parametrize(
-    ("package", "agreement"),
-    [("cuda", "cuda"), ("nvidia-cudnn-cu12", "cudnn"), ("nvidia-cublas-cu12", "cuda")],
-)
+@pytest.mark.parametrize(("package", "agreement"), [
+    ("cuda", "cuda"), ("nvidia-cudnn-cu12", "cudnn"), ("nvidia-cublas-cu12", "cuda"),
+])  # fmt: skip
 def test_nvidia_s_libraries_need_an_accepted_agreement(site, package, agreement):
     (question,) = questions(site, package)
     assert f"hpcdl stack accept-eula {agreement}" in question
@@ -85,19 +82,16 @@ def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site):
     assert waiver_of(CVE, read_records(site)).owner == "Ada", "the site's own counts instead"
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"weakness": "CVE-2024-1019"}, "no vulnerability"),
-        ({"because": "no"}, "--because"),
-        ({"because": "line one\nline two of the reason"}, "--because"),
-        ({"owner": " "}, "--owner"),
-        ({"until": "soon"}, "not a day"),
-        ({"until": "2026-02-31"}, "2026-02-31"),
-        ({"until": "2026-11-20"}, "already past"),
-        ({"until": "2036-01-01"}, "too far"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"weakness": "CVE-2024-1019"}, "no vulnerability"),
+    ({"because": "no"}, "--because"),
+    ({"because": "line one\nline two of the reason"}, "--because"),
+    ({"owner": " "}, "--owner"),
+    ({"until": "soon"}, "not a day"),
+    ({"until": "2026-02-31"}, "2026-02-31"),
+    ({"until": "2026-11-20"}, "already past"),
+    ({"until": "2036-01-01"}, "too far"),
+])  # fmt: skip
 def test_a_poor_waiver_is_refused(site, changes, complaint):
     with pytest.raises(BadInput, match=complaint):
         waive(site, replace(GOOD, **changes))

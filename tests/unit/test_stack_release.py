@@ -2,32 +2,18 @@
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.stack.install import build_lock, build_slot
-from hpcdl.stack.release import (
-    BrokenRelease,
-    Release,
-    current_release,
-    planned_module,
-    read_release,
-    seal,
-)
+from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release, seal
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return small_site(tmp_path)
-
-
-@pytest.fixture
-def made(site: Site) -> Release:
+def made(site):
     return make_release(site, "tensorflow-2.21.0-cpu-00000001")
 
 
@@ -50,24 +36,21 @@ def test_a_hostile_id_is_only_unknown(site, name):
         read_release(site, name)
 
 
-def sealed(record: dict[str, object]) -> str:
+def sealed(record):
     return json.dumps({**record, "seal": seal(record)})
 
 
-@pytest.mark.parametrize(
-    ("damage", "complaint"),
-    [
-        (lambda text: text.replace("2.21.0", "2.99.0"), "seal"),
-        (lambda text: text[:100], "is damaged"),
-        (lambda text: "[]", "not a release record"),
-        (lambda text: text.replace('"schema": 1', '"schema": 2'), "not a release record"),
-        (lambda text: "\udcff", "is damaged"),
-        (lambda text: "[" * 100_000, "is damaged: nested too deep"),
-        (lambda text: sealed({"schema": 1, "id": "tensorflow-2.21.0-cpu-00000001"}), "describe"),
-        (lambda text: sealed({**json.loads(text), "id": "other"}), "does not describe"),
-        (lambda text: sealed({**json.loads(text), "versions": 1}), "does not match the format"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "complaint"), [
+    (lambda text: text.replace("2.21.0", "2.99.0"), "seal"),
+    (lambda text: text[:100], "is damaged"),
+    (lambda text: "[]", "not a release record"),
+    (lambda text: text.replace('"schema": 1', '"schema": 2'), "not a release record"),
+    (lambda text: "\udcff", "is damaged"),
+    (lambda text: "[" * 100_000, "is damaged: nested too deep"),
+    (lambda text: sealed({"schema": 1, "id": "tensorflow-2.21.0-cpu-00000001"}), "describe"),
+    (lambda text: sealed({**json.loads(text), "id": "other"}), "does not describe"),
+    (lambda text: sealed({**json.loads(text), "versions": 1}), "does not match the format"),
+])  # fmt: skip
 def test_a_hand_edited_record_is_refused(site, made, tmp_path, damage, complaint):
     path = made.root / "release.json"
     path.write_text(damage(path.read_text()), errors="surrogateescape")
@@ -109,11 +92,11 @@ def test_a_build_waits_for_another_one_s_and_says_so(site):
     """A build from wheels holds the folder for minutes; one of Spack's comes after hours."""
     told, waiting = [], threading.Event()
 
-    def say(words: str) -> None:
+    def say(words):
         told.append(words)
         waiting.set()
 
-    def build() -> None:
+    def build():
         with build_slot(site, say):
             told.append("built")
 

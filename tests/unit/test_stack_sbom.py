@@ -4,19 +4,21 @@ import datetime
 import io
 import json
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("cyclonedx", reason="the extra 'records' is not installed")
 pytest.importorskip("spdx_tools", reason="the extra 'records' is not installed")
 
-from hpcdl.site import Site
-from hpcdl.stack.components import components, purl_of, spdx_of
-from hpcdl.stack.findings import findings, known_names, vulnerabilities
+from hpcdl.stack.findings import (
+    components,
+    findings,
+    known_names,
+    purl_of,
+    spdx_of,
+    vulnerabilities,
+)
 from hpcdl.stack.records import Waiver, waive
-from hpcdl.stack.release import Release
 from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms, write_sboms
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import make_release, small_site
@@ -30,13 +32,13 @@ LOCK = (
 )
 
 
-def write(site: Site, release: Release) -> list[dict[str, Any]]:
+def write(site, release):
     """Write both bills; what the one of CycloneDX says of vulnerabilities."""
     write_sboms(release, findings(site, release, components(release)))
     return list(json.loads((release.root / CYCLONEDX_FILE).read_text())["vulnerabilities"])
 
 
-def spdx(release: Release) -> Any:
+def spdx(release):
     """The bill in SPDX's form, which is valid."""
     from spdx_tools.spdx.parser.parse_anything import parse_file
     from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
@@ -47,12 +49,7 @@ def spdx(release: Release) -> Any:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return small_site(tmp_path)
-
-
-@pytest.fixture
-def release(site: Site) -> Release:
+def release(site):
     """A release with Horovod's metadata installed."""
     release = make_release(site, "tensorflow-2.21.0-cpu-00000001", lock=LOCK)
     info = release.prefix / "lib/python3.11/site-packages/horovod-0.28.1.dist-info"
@@ -62,13 +59,12 @@ def release(site: Site) -> Release:
     return release
 
 
-@pytest.mark.parametrize(
-    ("words", "spdx"),
-    [("Apache 2.0", "Apache-2.0"), ("MIT", "MIT"), ("MIT OR Apache-2.0", "MIT OR Apache-2.0"),
-     ("GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-3.0-or-later WITH GCC-exception-3.1"),
-     ("BSD-3-Clause AND PCRE2-exception", None), ("BSD", None),
-     ("Copyright (c) 2001, others.", None), ("MIT AND", None)],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "spdx"), [
+    ("Apache 2.0", "Apache-2.0"), ("MIT", "MIT"), ("MIT OR Apache-2.0", "MIT OR Apache-2.0"),
+    ("GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-3.0-or-later WITH GCC-exception-3.1"),
+    ("BSD-3-Clause AND PCRE2-exception", None), ("BSD", None),
+    ("Copyright (c) 2001, others.", None), ("MIT AND", None),
+])  # fmt: skip
 def test_words_become_spdx_only_where_that_is_certain(words, spdx):
     assert spdx_of(words) == spdx
 
@@ -87,15 +83,12 @@ def test_the_spdx_file_is_valid_and_whole(release):
     assert names["odd"].license_comment == "do what you like (c) 2001"
 
 
-@pytest.mark.parametrize(
-    ("name", "more", "purl"),
-    [
-        ("horovod", {"file": "h.whl"}, "pkg:pypi/horovod@0.28.1"),
-        ("horovod", {"hash": "abc"}, "pkg:generic/horovod@0.28.1"),
-        ("py-horovod", {"hash": "abc"}, "pkg:generic/py-horovod@0.28.1"),
-        ("py-horovod-wheels", {"hash": "abc"}, "pkg:generic/py-horovod-wheels@0.28.1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "more", "purl"), [
+    ("horovod", {"file": "h.whl"}, "pkg:pypi/horovod@0.28.1"),
+    ("horovod", {"hash": "abc"}, "pkg:generic/horovod@0.28.1"),
+    ("py-horovod", {"hash": "abc"}, "pkg:generic/py-horovod@0.28.1"),
+    ("py-horovod-wheels", {"hash": "abc"}, "pkg:generic/py-horovod-wheels@0.28.1"),
+])  # fmt: skip
 def test_a_waiver_is_the_analysis_of_a_vulnerability_however_it_was_built(site, name, more, purl):
     lock = ({"name": name, "version": "0.28.1", **more},)
     vulnerability, server = write(site, make_release(site, "r", lock=lock))
@@ -146,32 +139,29 @@ GITHUB = "https://github.com"
 GNU = "https://ftpmirror.gnu.org/bash/bash-5.3.tar.gz"
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "more", "purl"),
-    [
-        ("py-pyyaml", "6.0.3", {"url": "https://pypi.io/packages/source/p/pyyaml/PyYAML-6.0.3.tgz"},
-         "pkg:pypi/pyyaml@6.0.3"),
-        ("py-meson-python", "0.19.0",
-         {"url": f"{PYPI}/source/m/meson_python/meson_python-0.19.0.tar.gz"},
-         "pkg:pypi/meson-python@0.19.0"),
-        ("py-tf-keras", "2.20.1", {"url": f"{PYPI}/85/6b/d9/tf_keras-2.20.1-py3-none-any.whl"},
-         "pkg:pypi/tf-keras@2.20.1"),
-        ("py-tensorflow", "2.20.0", {"url": f"{GITHUB}/tensorflow/tf/archive/v2.20.0.tar.gz"},
-         "pkg:github/tensorflow/tf@v2.20.0"),
-        ("py-pybind11", "3.0.2", {"url": f"{GITHUB}/pybind/pybind11/archive/refs/tags/v3.0.2.zip"},
-         "pkg:github/pybind/pybind11@v3.0.2"),
-        ("openjdk", "21.0.10_7", {"url": f"{GITHUB}/Adoptium/temurin21/releases/download/"
-                                         "jdk-21.0.10%2B7/OpenJDK21U_21.0.10_7.tar.gz"},
-         "pkg:github/adoptium/temurin21@jdk-21.0.10%2B7"),
-        ("py-ml-dtypes", "0.5.1", {"url": f"{GITHUB}/jax-ml/ml_dtypes.git", "commit": "560866c"},
-         "pkg:github/jax-ml/ml_dtypes@560866c"),
-        ("bash", "5.3", {"url": GNU, "sha256": "0d"},
-         f"pkg:generic/bash@5.3?checksum=sha256:0d&download_url={GNU}"),
-        ("gcc", "12.2.0", {"external": "/usr"}, "pkg:generic/gcc@12.2.0"),
-        ("odd", "1", {"url": f"{GITHUB}/only-an-owner"},
-         f"pkg:generic/odd@1?download_url={GITHUB}/only-an-owner"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "version", "more", "purl"), [
+    ("py-pyyaml", "6.0.3", {"url": "https://pypi.io/packages/source/p/pyyaml/PyYAML-6.0.3.tgz"},
+     "pkg:pypi/pyyaml@6.0.3"),
+    ("py-meson-python", "0.19.0",
+     {"url": f"{PYPI}/source/m/meson_python/meson_python-0.19.0.tar.gz"},
+     "pkg:pypi/meson-python@0.19.0"),
+    ("py-tf-keras", "2.20.1", {"url": f"{PYPI}/85/6b/d9/tf_keras-2.20.1-py3-none-any.whl"},
+     "pkg:pypi/tf-keras@2.20.1"),
+    ("py-tensorflow", "2.20.0", {"url": f"{GITHUB}/tensorflow/tf/archive/v2.20.0.tar.gz"},
+     "pkg:github/tensorflow/tf@v2.20.0"),
+    ("py-pybind11", "3.0.2", {"url": f"{GITHUB}/pybind/pybind11/archive/refs/tags/v3.0.2.zip"},
+     "pkg:github/pybind/pybind11@v3.0.2"),
+    ("openjdk", "21.0.10_7", {"url": f"{GITHUB}/Adoptium/temurin21/releases/download/"
+                                     "jdk-21.0.10%2B7/OpenJDK21U_21.0.10_7.tar.gz"},
+     "pkg:github/adoptium/temurin21@jdk-21.0.10%2B7"),
+    ("py-ml-dtypes", "0.5.1", {"url": f"{GITHUB}/jax-ml/ml_dtypes.git", "commit": "560866c"},
+     "pkg:github/jax-ml/ml_dtypes@560866c"),
+    ("bash", "5.3", {"url": GNU, "sha256": "0d"},
+     f"pkg:generic/bash@5.3?checksum=sha256:0d&download_url={GNU}"),
+    ("gcc", "12.2.0", {"external": "/usr"}, "pkg:generic/gcc@12.2.0"),
+    ("odd", "1", {"url": f"{GITHUB}/only-an-owner"},
+     f"pkg:generic/odd@1?download_url={GITHUB}/only-an-owner"),
+])  # fmt: skip
 def test_a_package_url_says_where_a_package_comes_from(name, version, more, purl):
     from packageurl import PackageURL
 
@@ -234,7 +224,7 @@ def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(site, tmp_path
         waive(site, other, known_here=known_names(site))
 
 
-def as_published(name: str, events: list[dict[str, str]], versions: list[str]) -> dict[str, object]:
+def as_published(name, events, versions):
     """One package of an entry as OSV publishes it: it lists the versions of each range."""
     return {"package": {"ecosystem": "PyPI", "name": name, "purl": f"pkg:pypi/{name}"},
             "ranges": [{"type": "ECOSYSTEM", "events": events}], "versions": versions,
@@ -290,19 +280,16 @@ def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(tmp
     assert one.what.startswith("numpy is the array package. A made-up function reads too far.")
 
 
-@pytest.mark.parametrize(
-    ("events", "versions", "inside"),
-    [
-        ([{"introduced": "0"}, {"fixed": "2.4.6"}], [], False),
-        ([{"introduced": "0"}, {"fixed": "2.4.7"}], [], True),
-        ([{"introduced": "0"}, {"last_affected": "2.4.6"}], [], True),
-        ([{"introduced": "0"}, {"last_affected": "2.4.5"}], [], False),
-        ([{"introduced": "0"}, {"fixed": "1.0"}, {"introduced": "2.4"}], [], True),
-        ([{"introduced": "3"}], [], False),
-        ([], ["2.4.6"], True),
-        ([], ["2.4.60"], False),
-    ],
-)
+@pytest.mark.parametrize(("events", "versions", "inside"), [
+    ([{"introduced": "0"}, {"fixed": "2.4.6"}], [], False),
+    ([{"introduced": "0"}, {"fixed": "2.4.7"}], [], True),
+    ([{"introduced": "0"}, {"last_affected": "2.4.6"}], [], True),
+    ([{"introduced": "0"}, {"last_affected": "2.4.5"}], [], False),
+    ([{"introduced": "0"}, {"fixed": "1.0"}, {"introduced": "2.4"}], [], True),
+    ([{"introduced": "3"}], [], False),
+    ([], ["2.4.6"], True),
+    ([], ["2.4.60"], False),
+])  # fmt: skip
 def test_a_version_lies_in_a_range_as_osv_says(site, tmp_path, events, versions, inside):
     package = as_published("numpy", events, versions)
     if not events:
@@ -312,7 +299,7 @@ def test_a_version_lies_in_a_range_as_osv_says(site, tmp_path, events, versions,
     assert bool(vulnerabilities(tmp_path / "osv.json", components(release))) is inside
 
 
-def damaged_member() -> bytes:
+def damaged_member():
     """An archive one of whose members cannot be unpacked."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -321,11 +308,9 @@ def damaged_member() -> bytes:
     return packed.getvalue()[:start] + b"\xff\xff" + packed.getvalue()[start + 2 :]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b"", b"{", b"[1]", b"[" * 100_000, b'{"affected": 1}', b"\xff", damaged_member()],
-    ids=range(7),
-)
+@pytest.mark.parametrize("text", [
+    b"", b"{", b"[1]", b"[" * 100_000, b'{"affected": 1}', b"\xff", damaged_member(),
+], ids=range(7))  # fmt: skip
 @pytest.mark.parametrize("name", ["osv.json", "osv.zip"])
 def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(site, tmp_path, name, text):
     release = make_release(site, "r", lock=LOCK)
@@ -333,7 +318,7 @@ def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(site, tmp_
     with pytest.raises(CheckFailed, match="not a file of OSV") as caught:
         findings(site, release, components(release))
     assert "osv-vulnerabilities" in caught.value.hint
-    said: list[str] = []
+    said = []
     refresh_sboms(site, release, said.append)
     assert name in said[0]
     assert len(said) == 1

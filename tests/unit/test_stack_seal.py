@@ -1,27 +1,20 @@
 """The content seal: whatever is changed in a release is found, and nothing else is."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site
 from hpcdl.stack.publish import publish
-from hpcdl.stack.release import Release, current_id, read_release
+from hpcdl.stack.release import current_id, read_release
 from hpcdl.stack.seal import CHECKED_FILE, CONTENT_FILE, check_integrity, look, record_release
 from hpcdl.stack.verify import check_content
 from hpcdl.system.errors import CheckFailed
-from tests.small_release import make_release, passing, silent, small_site
+from tests.small_release import make_release, passing, silent
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return small_site(tmp_path)
-
-
-@pytest.fixture
-def release(site: Site) -> Release:
+def release(site):
     """A release with a module, a library, a link and an empty directory in it."""
     made = make_release(site, "a")
     packages = made.prefix / "lib" / "package"
@@ -36,7 +29,7 @@ def release(site: Site) -> Release:
     return record_release(made)
 
 
-def rewrite(root: Path) -> str:
+def rewrite(root):
     """The same size and the same time of change, as a careful program would leave them."""
     path = root / "stack/lib/package/code.py"
     before = path.stat()
@@ -45,43 +38,43 @@ def rewrite(root: Path) -> str:
     return "changed: stack/lib/package/code.py"
 
 
-def flip(root: Path) -> str:
+def flip(root):
     with (root / "stack/lib/package/big.so").open("r+b") as file:
         file.seek(2_000_000)
         file.write(b"y")
     return "changed: stack/lib/package/big.so"
 
 
-def mode(root: Path) -> str:
+def mode(root):
     (root / "stack/lib/package/code.py").chmod(0o755)
     return "changed: stack/lib/package/code.py"
 
 
-def relink(root: Path) -> str:
+def relink(root):
     link = root / "stack/lib/package/link.so"
     link.unlink()
     link.symlink_to("code.py")
     return "changed: stack/lib/package/link.so"
 
 
-def replace_by_file(root: Path) -> str:
+def replace_by_file(root):
     link = root / "stack/lib/package/link.so"
     link.unlink()
     link.write_bytes(b"x" * 3_000_000)
     return "changed: stack/lib/package/link.so"
 
 
-def add(root: Path) -> str:
+def add(root):
     (root / "stack/lib/tabulate.py").write_text("")
     return "added: stack/lib/tabulate.py"
 
 
-def remove(root: Path) -> str:
+def remove(root):
     (root / "stack/empty").rmdir()
     return "missing: stack/empty"
 
 
-def as_nobody(act: Callable[[], str]) -> str:
+def as_nobody(act):
     """What a function says in a process of another user; its interpreter is open already."""
     reader, writer = os.pipe()
     if os.fork() == 0:

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import StackRequest
 from hpcdl.stack.horovod import find_toolchain
-from hpcdl.stack.recipe import Recipe, recipe_of
+from hpcdl.stack.recipe import recipe_of
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
 
 
 @pytest.fixture(autouse=True)
-def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_machine(tmp_path, monkeypatch):
     """A PATH with cmake, make and mpicxx, and no compiler of its own."""
     monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.11",))
     for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "CUDAHOSTCXX"):
@@ -22,7 +22,7 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs = tmp_path / "bin"
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 
-    def which(name: str, **_: object) -> str | None:
+    def which(name, **_):
         path = programs / name
         return str(path) if path.exists() else None
 
@@ -32,18 +32,18 @@ def empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return programs
 
 
-def program(path: Path, said: str) -> None:
+def program(path, said):
     """A program that says something."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\necho '{said}'\n")
     path.chmod(0o755)
 
 
-def nvcc(folder: Path, version: str) -> None:
+def nvcc(folder, version):
     program(folder / "nvcc", f"Cuda compilation tools, release {version[:4]}, V{version}")
 
 
-def wanted(*names: str, **more: object) -> tuple[Site, StackRequest, Recipe]:
+def wanted(*names, **more):
     """A stack for GPUs of the embedded site; for CPUs without names."""
     stack = StackRequest("tensorflow", "venv", names, {}, variant=None if names else "cpu")
     stack = replace(stack, **more)
@@ -67,14 +67,11 @@ def test_a_build_for_cpus_takes_the_default_gcc_up_to_14(empty_machine):
     assert (tools.cxx.version, tools.nvcc) == ("14.2.0", None)
 
 
-@pytest.mark.parametrize(
-    ("version", "partition", "words"),
-    [
-        ("12.4.131", "k80", "sm_35 and sm_37 were removed in CUDA 12.0"),
-        ("13.0.88", "p100", "CUDA 13.0 removed Maxwell, Pascal and Volta"),
-        ("11.8.89", "v100", "NCCL and the libraries of the wheels are of CUDA 12"),
-    ],
-)
+@pytest.mark.parametrize(("version", "partition", "words"), [
+    ("12.4.131", "k80", "sm_35 and sm_37 were removed in CUDA 12.0"),
+    ("13.0.88", "p100", "CUDA 13.0 removed Maxwell, Pascal and Volta"),
+    ("11.8.89", "v100", "NCCL and the libraries of the wheels are of CUDA 12"),
+])  # fmt: skip
 def test_an_nvcc_that_does_not_fit_is_refused_by_its_rule(empty_machine, version, partition, words):
     nvcc(empty_machine, version)
     program(empty_machine / "g++", "11.4.0")
@@ -114,13 +111,10 @@ def test_a_gcc_that_nobody_tried_is_refused(empty_machine):
     assert "gcc <= 14" in "\n".join(caught.value.details)
 
 
-@pytest.mark.parametrize(
-    ("partition", "message", "package", "other"),
-    [
-        ("k80", "sm_37 is compiled by nvcc of CUDA 11.8", "Debian 12 (11.8.89)", "Debian 13"),
-        ("p100", "sm_60 is compiled by nvcc of CUDA 12.", "Debian 13 (12.4.131)", "Debian 12"),
-    ],
-)
+@pytest.mark.parametrize(("partition", "message", "package", "other"), [
+    ("k80", "sm_37 is compiled by nvcc of CUDA 11.8", "Debian 12 (11.8.89)", "Debian 13"),
+    ("p100", "sm_60 is compiled by nvcc of CUDA 12.", "Debian 13 (12.4.131)", "Debian 12"),
+])  # fmt: skip
 def test_without_nvcc_a_line_says_how_to_get_it(empty_machine, partition, message, package, other):
     program(empty_machine / "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite, match="and there is none here") as caught:

@@ -1,21 +1,23 @@
-"""What the gate's program saw, judged; and which proof spares a gate."""
+"""The gate: what its program and its jobs saw, judged; and which proof spares it."""
 
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpcdl.cli import main
-from hpcdl.site import Site
-from hpcdl.stack.fatbin import survey
+from hpcdl.jobs.submission import Submission
+from hpcdl.jobs.watch import Snapshot
+from hpcdl.site import load_site
+from hpcdl.stack.linked import DeviceCode, read_device_code, runs_on, survey
 from hpcdl.stack.publish import overview, publish, serves, verify
-from hpcdl.stack.release import Release
 from hpcdl.stack.verify import (
     Check,
     GateRun,
-    Proof,
     check_device_code,
     judge,
     new_proof,
@@ -24,29 +26,25 @@ from hpcdl.stack.verify import (
     store_proof,
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.workflows import gate
 from hpcdl.workflows.gate import choose_gate
 from tests.small_release import failing, make_release, mixed_site, passing, silent, small_site
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return small_site(tmp_path)
-
-
-@pytest.fixture
-def release(site: Site) -> Release:
+def release(site):
     return make_release(site, "a")
 
 
 @pytest.fixture
-def for_gpus(release: Release) -> Release:
+def for_gpus(release):
     """As its record would be if it were for GPUs."""
     return replace(release, versions={**release.versions, "cuda": "12.9.1"}, partitions=("p100",))
 
 
-def seen(release: Release, **changes: Any) -> dict[str, Any]:
+def seen(release, **changes):
     """What two ranks of a CPU build see; `import_gpus=2` changes the step `import`'s `gpus`."""
-    found: dict[str, dict[str, Any]] = {
+    found = {
         "import": {
             "tensorflow": "2.21.0", "horovod": "0.28.1", "mpi": True, "cuda": False, "gpus": 0,
             "place": str(release.prefix / "lib/python3.11/site-packages/tensorflow"),
@@ -62,7 +60,7 @@ def seen(release: Release, **changes: Any) -> dict[str, Any]:
     return found
 
 
-def elf_with_code(path: Path, sm: int) -> Path:
+def elf_with_code(path, sm):
     """The least shared object with machine code for one SM, as nvcc lays it out."""
     size = 2048  # less is a placeholder without any kernel
     entry = struct.pack("<HHIQIIHHI", 2, 0, 64, size, 0, 0, 0, 0, sm).ljust(64 + size, b"\0")
@@ -79,7 +77,7 @@ def elf_with_code(path: Path, sm: int) -> Path:
     return path
 
 
-def faults(checks: list[Check]) -> list[str]:
+def faults(checks):
     return [check.name for check in checks if not check.ok]
 
 
@@ -90,21 +88,18 @@ def test_what_is_as_it_should_be_passes(site, release):
     assert samples_of(seen(release))["losses"] == [8.0, 0.1]
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        ({"import_tensorflow": "2.20.0"}, "import"),
-        ({"import_place": "/root/.local/lib/tensorflow"}, "import"),
-        ({"import_release": "another"}, "import"),
-        ({"import_horovod": None}, "import"),
-        ({"import_mpi": False}, "import"),
-        ({"kernel_wrong": 0.5}, "device kernel"),
-        ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
-        ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
-        ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
-        ({"ranks_differ": 0.1}, "training of 2 ranks"),
-    ],
-)
+@pytest.mark.parametrize(("change", "name"), [
+    ({"import_tensorflow": "2.20.0"}, "import"),
+    ({"import_place": "/root/.local/lib/tensorflow"}, "import"),
+    ({"import_release": "another"}, "import"),
+    ({"import_horovod": None}, "import"),
+    ({"import_mpi": False}, "import"),
+    ({"kernel_wrong": 0.5}, "device kernel"),
+    ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
+    ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
+    ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
+    ({"ranks_differ": 0.1}, "training of 2 ranks"),
+])  # fmt: skip
 def test_each_thing_that_is_wrong_fails_its_own_check(site, release, change, name):
     assert faults(judge(release, seen(release, **change), site.partition("p100"))) == [name]
 
@@ -171,7 +166,7 @@ def test_the_models_of_a_mixed_partition_that_a_release_is_for_are_looked_at(tmp
     made = make_release(mixed, "gpu", partitions=("untyped",))
     library = elf_with_code(made.prefix / "lib" / "libk.so", sm=75)
 
-    def check(*models: str) -> tuple[bool, str]:
+    def check(*models):
         found = check_device_code(mixed, replace(made, needs={"gpus": list(models)}))
         return found.ok, found.detail
 
@@ -196,7 +191,7 @@ def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_compiled(relea
     assert new_proof(release, "login", "here", checks).level == "run"
 
 
-def proof_by_jobs(release: Release, *partitions: str) -> Proof:
+def proof_by_jobs(release, *partitions):
     runs = [GateRun(name, 7, f"{name}-01", "2026-01-01T00:00:00Z", "/log", {"losses": [8.0, 0.1]})
             for name in partitions]  # fmt: skip
     return new_proof(release, "job", ", ".join(partitions), [Check("x", True, "", 1.0)], runs)
@@ -268,3 +263,88 @@ def test_a_wait_is_a_length_of_time(minutes, capsys):
         main(["stack", "publish", "--site", "embedded", f"--wait={minutes}"])
     assert caught.value.code == 2
     assert "must be a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("names", "compute", "verdict"), [
+    (["sm_60"], "6.0", "machine"),
+    (["sm_60"], "6.1", "machine"),
+    (["sm_61"], "6.0", "no"),
+    (["sm_60"], "7.0", "no"),
+    (["compute_60"], "7.0", "ptx"),
+    (["compute_70"], "6.0", "no"),
+    (["sm_37", "compute_60"], "3.7", "machine"),
+    (["sm_90"], "8.0", "no"),
+    ([], "8.0", "no"),
+])  # fmt: skip
+def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(names, compute, verdict):
+    codes = [DeviceCode(int(name.split("_")[1]), name.startswith("sm")) for name in names]
+    assert runs_on(codes, compute) == verdict
+
+
+def test_host_code_has_none():
+    import _ctypes
+
+    assert read_device_code(Path(_ctypes.__file__)) == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=400))
+def test_any_bytes_after_an_elf_header_are_no_crash(tmp_path_factory, noise):
+    path = tmp_path_factory.mktemp("noise") / "x.so"
+    header = b"\x7fELF\x02\x01" + struct.pack("<10xHHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64, 0, 64, 0,
+                                              0, 64, 3, 1)  # fmt: skip
+    path.write_bytes(header + noise)
+    read_device_code(path)
+
+
+JOB = Submission(7, Path("/nonexistent"))
+AWAY = MissingPrerequisite("Slurm does not answer")
+
+
+def ended(state="COMPLETED"):
+    return Snapshot(7, state, state.lower(), 0, "p100-01", 0, None)
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def look(monkeypatch):
+    """What a look at a job gives: an outcome, or one after the other."""
+    monkeypatch.setattr(gate, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(gate, "look", asked := Mock())
+    return asked
+
+
+def test_a_short_outage_is_reported_once_and_waited_for(told, look):
+    look.side_effect = [AWAY, AWAY, ended("RUNNING"), AWAY, ended()]
+    assert gate._wait([JOB], 0, told.append)[7].ok
+    assert told == ["Slurm does not answer: waiting for it"] * 2
+
+
+def test_a_long_outage_ends_the_gate(told, look, monkeypatch):
+    monkeypatch.setattr(gate, "_SILENT_SECONDS", 0.05)
+    look.side_effect = AWAY
+    with pytest.raises(MissingPrerequisite, match="does not answer"):
+        gate._wait([JOB], 0, told.append)
+
+
+def test_jobs_that_cannot_be_cancelled_are_named(told, look):
+    look.side_effect = AWAY
+    gate._cancel([JOB], told.append)
+    assert told == ["note: the gate's jobs may still be queued (Slurm does not answer): scancel 7"]
+
+
+def test_a_mixed_partition_that_no_job_can_try_is_said_in_the_result(told, tmp_path, monkeypatch):
+    mixed = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
+    site = replace(mixed, paths=small_site(tmp_path).paths)
+    made = make_release(site, "r", needs={"gpus": ["P100"]}, partitions=("untyped",))
+    monkeypatch.setattr(gate, "_require_slurm", lambda: None)
+    monkeypatch.setattr(gate, "check_files", lambda *_: [])
+    proof = gate.JobGate(told.append, ("untyped",))(site, made)
+    assert not proof.passed
+    (said,) = (one.describe() for one in proof.checks if not one.ok)
+    lack = "no job was started: the release has device code for none of its GPUs, A40, T4"
+    assert said == f"untyped: job: {lack}"

@@ -2,9 +2,7 @@
 
 import os
 import subprocess
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +17,7 @@ OLD, NEW = "0" * 16, "f" * 16
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path):
     source = tmp_path / "data set"
     (source / "train").mkdir(parents=True)
     for number in range(5):
@@ -115,7 +113,7 @@ def test_a_directory_that_cannot_be_listed_is_no_empty_one(data, monkeypatch):
     (data / "more").mkdir()
     scan = os.scandir
 
-    def refuse(path: Any) -> Any:
+    def refuse(path):
         if str(path).endswith("more"):
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)

@@ -22,7 +22,6 @@ from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
-from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.stack.install import compile_bytecode
 from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
@@ -45,22 +44,22 @@ from tests.strangers import as_root, stranger
 from tests.unit import slurm_output as said
 
 
-def result(number: int) -> Result:
+def result(number):
     return Result(run=f"r{number}", time="2026-06-01T00:00:00+00:00", check_name="c", unit="s",
                   case_name="", partition="p", metric="m", value=1.0, status="PASS")  # fmt: skip
 
 
 @pytest.fixture
-def site(shared: Path) -> Site:
+def site(shared):
     """A site whose work directory is a group's."""
     found = small_site(shared / "prefix")
     return replace(found, paths=replace(found.paths, work=shared / "work"))
 
 
 @pytest.fixture
-def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def cancelled(monkeypatch):
     """Jobs that are cancelled; what is submitted gets the number 7."""
-    found: list[int] = []
+    found = []
     monkeypatch.setattr(client, "cancel", found.extend)
     monkeypatch.setattr(client, "would_run", lambda _: None)
     monkeypatch.setattr(once, "submit", lambda *_, token: 7)
@@ -68,7 +67,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def open_cache(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def open_cache(shared, monkeypatch):
     monkeypatch.setenv("HPCDL_CACHE", str(shared / "cache"))
     return shared / "cache"
 
@@ -150,11 +149,10 @@ def test_without_a_cache_of_ones_own_all_is_made_anew(open_cache):
 
 
 @as_root
-def test_a_planted_home_names_no_site(shared, monkeypatch, capsys):
+def test_a_planted_home_names_no_site(shared, monkeypatch, hpcdl):
     stranger("mkdir home; touch home/site.yaml", shared)
     monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
-    assert main(["site", "show"]) == 3
-    assert "belongs to nobody" in capsys.readouterr().err
+    assert "belongs to nobody" in hpcdl("site", "show", code=3).err
 
 
 def test_whatever_the_umask_others_cannot_write_to_what_is_made(shared, monkeypatch):

@@ -4,43 +4,38 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import jsonschema
 import pytest
 import yaml
 
-from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import RunStatus
-from hpcdl.predict.forecast import Point
 from hpcdl.predict.request import Request, answer
 from hpcdl.predict.step import IMAGENET, SYNTHETIC
-from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.system.document import InvalidDocument
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import ARGUMENTS
 from hpcdl.workflows.study import run as running
-from hpcdl.workflows.study.collect import Findings, collect
+from hpcdl.workflows.study.collect import collect
 from hpcdl.workflows.study.forecast import median_error, predict
 from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped, study_schema
-from hpcdl.workflows.study.model import Panel, Values, matches
+from hpcdl.workflows.study.model import Panel, matches
 from hpcdl.workflows.study.panels import caption, draw
 from hpcdl.workflows.study.show import show_text
-from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder, make_plan
+from hpcdl.workflows.study.study_plan import data_folder, make_plan
 from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
 from tests.unit.conftest import shipped as shipped_site
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-RUN: dict[str, Any] = {
+RUN = {
     "name": "training",
     "over": {"gpus": ["1", "2", "4"], "model": ["resnet50"]},
     "options": {"batch-per-rank": "4", "steps": "20"},
@@ -52,7 +47,7 @@ SMALL = {
     "runs": [RUN],
     "acceptance": [{"rule": "complete", "says": "all ran"}],
 }
-VALUES: dict[str, Any] = {
+VALUES = {
     "schema": 1,
     "name": "try-out",
     "title": "A try",
@@ -66,16 +61,16 @@ VALUES: dict[str, Any] = {
 
 
 RATES = {1: 8.0, 2: 15.0, 4: 16.0}
-ALL: Values = {}
+ALL = {}
 
 
-def site_in(folder: Path) -> Site:
+def site_in(folder):
     """The embedded site, its work in a directory."""
     found = shipped_site("embedded")
     return replace(found, paths=replace(found.paths, work=folder, datasets=folder / "data"))
 
 
-def planned(folder: Path, values: dict[str, Any], small: dict[str, Any], **how: Any) -> Plan:
+def planned(folder, values, small, **how):
     """The plan of a study made of VALUES, others and a changed small scale."""
     path, scales = folder / "study.yaml", {"small": {**SMALL, **small}, "full": SMALL}
     path.write_text(json.dumps({**VALUES, **values, "scales": scales}))
@@ -83,36 +78,33 @@ def planned(folder: Path, values: dict[str, Any], small: dict[str, Any], **how: 
     return make_plan(site_in(folder), found, found.scales["small"], **how)
 
 
-def plan_in(folder: Path, **changes: Any) -> Plan:
+def plan_in(folder, **changes):
     """The plan of a study made of VALUES with a changed small scale."""
     return planned(folder, {}, changes)
 
 
-Planned = Callable[..., Plan]
-
-
 @pytest.fixture
-def study(tmp_path: Path) -> Planned:
+def study(tmp_path):
     """Plans a study made of VALUES with a changed small scale."""
     return partial(plan_in, tmp_path)
 
 
-def modules_for(plan: Plan) -> dict[str, Module]:
+def modules_for(plan):
     return dict.fromkeys(plan.site.partitions, Module(("tensorflow",)))
 
 
-def full(site: Site, name: str, *partitions: str) -> Plan:
+def full(site, name, *partitions):
     """The plan of a shipped study at scale full."""
     study = load_study(name)
     return make_plan(site, study, study.scales["full"], partitions)
 
 
-def on_two_cores(plan: Plan, load: float = 0) -> None:
+def on_two_cores(plan, load=0):
     """Note the machine that the jobs ran on."""
     (plan.folder / "machine.json").write_text(json.dumps({"schema": 1, "cores": 2, "load": load}))
 
 
-def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
+def a_result(ranks, rate, **changes):
     """A result.json of `ranks` ranks with 20 equal steps."""
     seconds, batch = 4 * ranks / rate, 4 * ranks
     samples = {name: [0.0] * 20 for name in ("input", "communication", "update", "checkpoint",
@@ -132,16 +124,14 @@ def a_result(ranks: int, rate: float, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def folder_of(plan: Plan, cell: Cell) -> Path:
+def folder_of(plan, cell):
     """Where a cell's job leaves its result; it is made."""
     folder = point_folder(plan.round_folder(cell.run, cell.attempt), cell.point)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def finish(
-    plan: Plan, rates: dict[int, float], turn: int | None = None, of: Values = ALL, **changes: Any
-) -> Plan:
+def finish(plan, rates, turn=None, of=ALL, **changes):
     """Leave a result for every cell whose ranks have a rate: in one round, of some values alone."""
     for cell in plan.cells:
         if cell.gpus in rates and matches(cell.values, of) and turn in (None, cell.attempt):
@@ -152,15 +142,15 @@ def finish(
     return plan
 
 
-def drawn_by(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def drawn_by(name, monkeypatch):
     """What the axes are told to draw by a function: its arguments, by number and by name."""
     pytest.importorskip("matplotlib")
     from matplotlib.axes import Axes
 
-    found: list[dict[str, Any]] = []
+    found = []
     draws = getattr(Axes, name)
 
-    def note(axes: Axes, *args: Any, **more: Any) -> Any:
+    def note(axes, *args, **more):
         found.append({**{str(at): one for at, one in enumerate(args)}, **more})
         return draws(axes, *args, **more)
 
@@ -168,7 +158,7 @@ def drawn_by(name: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]
     return found
 
 
-def described(plan: Plan, name: str, images: int, size: int) -> None:
+def described(plan, name, images, size):
     """Leave the description of a data set of two shards where the study looks for it."""
     folder = data_folder(plan.site, plan.scale.data[name])
     folder.mkdir(parents=True)
@@ -177,7 +167,7 @@ def described(plan: Plan, name: str, images: int, size: int) -> None:
     (folder / "dataset.json").write_text(json.dumps(described))
 
 
-def findings_of(plan: Plan) -> Findings:
+def findings_of(plan):
     return collect(plan, running.run_statuses(plan))
 
 
@@ -216,7 +206,7 @@ def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(nam
             assert what in known[kind], f"{one.item}: {kind} {what}"
 
 
-def expected(plan: Plan, cell: Cell) -> Point:
+def expected(plan, cell):
     """What `hpcdl predict` says of a cell, from published rows alone."""
     options = {**cell.run.options, **cell.values}
     batch = options.get("batch-per-rank") or int(options["global-batch"]) // cell.gpus
@@ -257,7 +247,7 @@ def test_all_faults_of_a_file_are_shown_at_once_with_their_lines(tmp_path):
     assert re.search(r"s\.yaml:\d+:\d+: unknown key 'titel'", said)
 
 
-REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+REFUSED = {
     "run": [
         ({"over": {"gpus": ["1", "1"]}}, "names a value twice"),
         ({"over": {"model": ["mlp"]}}, "has no 'gpus'"),
@@ -300,20 +290,16 @@ def test_what_a_study_cannot_mean_is_refused_at_its_line(study, kind, change, sa
     assert said in caught.value.render()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        # By a key that no run has it would draw all lines as one, or none.
-        (json.dumps({**VALUES, "series": ["modle"]}), "no matrix has 'modle'"),
-        (json.dumps({**VALUES, "figure": [{"panel": "rate", "where": {"modle": "resnet50"}}]}),
-         "did you mean 'model'?"),
-        (json.dumps({**VALUES, "figure": [{"panel": "rate"}] * 9}),
-         "the figure has 9 panels, more than 8"),
-        ("schema: 2\nwhatever: new\n", "schema 2 is newer"),
-        (json.dumps({**VALUES, "schema": "\u00b2"}), "'schema' must be a whole number"),
-    ],
-    ids=["series", "panel", "panels", "later", "no version"],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), [
+    # By a key that no run has it would draw all lines as one, or none.
+    (json.dumps({**VALUES, "series": ["modle"]}), "no matrix has 'modle'"),
+    (json.dumps({**VALUES, "figure": [{"panel": "rate", "where": {"modle": "resnet50"}}]}),
+     "did you mean 'model'?"),
+    (json.dumps({**VALUES, "figure": [{"panel": "rate"}] * 9}),
+     "the figure has 9 panels, more than 8"),
+    ("schema: 2\nwhatever: new\n", "schema 2 is newer"),
+    (json.dumps({**VALUES, "schema": "\u00b2"}), "'schema' must be a whole number"),
+], ids=["series", "panel", "panels", "later", "no version"])  # fmt: skip
 def test_a_file_has_one_fault_where_it_is_wrong_once(tmp_path, text, said):
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(InvalidDocument, match="1 fault") as caught:
@@ -340,15 +326,11 @@ def test_partitions_can_be_replaced_place_for_place(modern):
     assert not plan.impossible
 
 
-@pytest.mark.parametrize(
-    ("site", "name", "partitions", "said"),
-    [
-        ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
-        ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "leave out 'h100'"),
-        ("a100-h100", "sjtu-inception", ["a100", "a100"], "names a partition twice"),
-    ],
-    ids=["no cell can run", "more than it compares", "twice"],
-)
+@pytest.mark.parametrize(("site", "name", "partitions", "said"), [
+    ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
+    ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "leave out 'h100'"),
+    ("a100-h100", "sjtu-inception", ["a100", "a100"], "names a partition twice"),
+], ids=["no cell can run", "more than it compares", "twice"])  # fmt: skip
 def test_partitions_on_which_a_study_cannot_run_are_refused(site, name, partitions, said):
     with pytest.raises(BadInput) as caught:
         full(shipped_site(site), name, *partitions)
@@ -368,7 +350,7 @@ AROUND = {
 }
 
 
-def surrounded(folder: Path, **how: Any) -> Plan:
+def surrounded(folder, **how):
     over = {"gpus": ["2"], "environment": [*AROUND]}
     values = {"series": ["environment"], "environments": AROUND}
     return planned(folder, values, {"runs": [{**RUN, "over": over}]}, **how)
@@ -525,28 +507,24 @@ def test_an_invalid_result_is_a_missing_result(study, text):
 LAYOUT = a_result(1, 8.0)["layout"]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"schema": 7}, "version 7; this hpcdl reads version 2"),
-        ({"layout": None}, "layout has no value"),
-        ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
-        ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}},
-         "layout.ranks_per_node[0] must be a whole number, not 'x'"),
-        ({"layout": {**LAYOUT, "nodes": 3}}, "layout.nodes must be a list, not '3'"),
-        ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
-        ({"global_batch": 10**400}, "global_batch must be a whole number"),
-        ({"parameters": "many"}, "parameters must be a whole number, not 'many'"),
-        ({"model": None}, "model has no value"),
-        ({"summary": {}}, "lacks summary.metrics"),
-        ({"job": {}}, "'id'"),
-        ({"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
-         "samples.seconds[0] must be a number, not 'nan'"),
-        ({"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
-         "says of no step where its time went"),
-    ],
-    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "said"), [
+    ({"schema": 7}, "version 7; this hpcdl reads version 2"),
+    ({"layout": None}, "layout has no value"),
+    ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
+    ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}},
+     "layout.ranks_per_node[0] must be a whole number, not 'x'"),
+    ({"layout": {**LAYOUT, "nodes": 3}}, "layout.nodes must be a list, not '3'"),
+    ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
+    ({"global_batch": 10**400}, "global_batch must be a whole number"),
+    ({"parameters": "many"}, "parameters must be a whole number, not 'many'"),
+    ({"model": None}, "model has no value"),
+    ({"summary": {}}, "lacks summary.metrics"),
+    ({"job": {}}, "'id'"),
+    ({"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
+     "samples.seconds[0] must be a number, not 'nan'"),
+    ({"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
+     "says of no step where its time went"),
+], ids=lambda value: str(value)[:40] if isinstance(value, str) else "")  # fmt: skip
 def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(study, change, said):
     plan = finish(study(), {1: 8.0, 4: 16.0})
     finish(plan, {2: 15.0}, **change)
@@ -649,7 +627,7 @@ def test_the_caption_names_the_cells_that_predictions_are_taught_by(study):
     assert "what exchanging gradients costs on shared cores (model=resnet50)" in said
 
 
-def verdict(plan: Plan) -> tuple[bool | None, str]:
+def verdict(plan):
     found = findings_of(plan)
     (one,) = judge(found, predict(found)[0])
     return one.ok, one.evidence
@@ -777,28 +755,23 @@ def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path):
     assert fast < slow
 
 
-def test_the_list_and_a_study_can_be_read_by_machines(capsys):
-    assert main(["study", "list", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["studies"]) == len(shipped())
+def test_the_list_and_a_study_can_be_read_by_machines(hpcdl):
+    assert len(json.loads(hpcdl("study", "list", "--json").out)["studies"]) == len(shipped())
     words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
-    assert main([*words, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert len(shown["cells"]) == 33
+    assert len(json.loads(hpcdl(*words, "--json").out)["cells"]) == 33
 
 
-def test_what_the_report_needs_is_asked_for_before_the_jobs_run(capsys, monkeypatch):
+def test_what_the_report_needs_is_asked_for_before_the_jobs_run(hpcdl, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["study", "run", "sjtu-inception", "--scale", "full", "--site", "p100-v100-k80"]
-    assert main(words) == 3
-    assert "pip install 'hpcdl[plots]'" in capsys.readouterr().err
-    assert main([*words, "--dry-run"]) == 0
+    assert "pip install 'hpcdl[plots]'" in hpcdl(*words, code=3).err
+    hpcdl(*words, "--dry-run")
 
 
-def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(capsys):
+def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(hpcdl):
     words = ["study", "run", "sjtu-inception", "--scale", "full", "--dry-run", "--json"]
-    assert main([*words, "--site", "p100-v100-k80"]) == 0
-    checked = json.loads(capsys.readouterr().out)
+    checked = json.loads(hpcdl(*words, "--site", "p100-v100-k80").out)
     assert checked["cells"] == 6
     assert all(not one["errors"] for one in checked["scripts"])
-    assert main([*words, "--site", "pi"]) == 6
-    assert "no partition 'v100'" in json.loads(capsys.readouterr().out)["left_out"][0]["problem"]
+    (left_out, *_) = json.loads(hpcdl(*words, "--site", "pi", code=6).out)["left_out"]
+    assert "no partition 'v100'" in left_out["problem"]

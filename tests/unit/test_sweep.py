@@ -4,13 +4,10 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.sweep import (
     Point,
@@ -24,9 +21,9 @@ from hpcdl.jobs.sweep import (
     samples,
     shares,
 )
-from hpcdl.jobs.sweep_run import RunStatus, run_statuses, submit, sweep_directory
-from hpcdl.site import Site, load_site
-from hpcdl.slurm import client, once, parse
+from hpcdl.jobs.sweep_run import run_statuses, submit, sweep_directory
+from hpcdl.site import load_site
+from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
 from tests.unit import slurm_output as said
 
@@ -34,7 +31,7 @@ BASE = JobSpec("v100", name="scaling")
 
 
 @pytest.fixture(scope="module")
-def site(three_generations: Site) -> Site:
+def site(three_generations):
     return three_generations
 
 
@@ -76,10 +73,11 @@ def test_arguments_arrive_byte_for_byte_in_their_task(site, tmp_path):
     nasty = ["plain", "a b", "$(touch x)", "`id`", "new\nline", "quo'te\"s", "-e", "ünïcode"]
     base = JobSpec("v100", program=("printf", "%s\\0"))
     (group,) = groups(plan(site, base, {"word": nasty, "gpus": ["1"]}))
-    script, arguments = render(site, group, Module(()), tmp_path / "s w", 0, 3)
+    file = tmp_path / "s w" / "array-000.args"
+    script, arguments = render(site, group, Module(()), file, 3)
     assert "--array=0-7%3" in script.directives
-    (tmp_path / "s w").mkdir()
-    (tmp_path / "s w" / "array-000.args").write_text(arguments)
+    file.parent.mkdir()
+    file.write_text(arguments)
     lines = [line.text for line in script.lines]
     read = "\n".join(one for one in lines if one.startswith(("point=", 'eval "point')))
     for task, word in enumerate(nasty):
@@ -95,7 +93,7 @@ def test_a_script_of_an_array_is_sound_bash(site, tmp_path):
     for launcher in ("horovod", "multiworker", "horovod-mpirun"):
         spec = JobSpec("v100", gpus=8, launcher=launcher, trusted_network=True)
         again = type(group)(spec, tuple(Point(p.id, p.values, spec) for p in group.points))
-        text = render(site, again, Module(()), tmp_path, 0, None)[0].text
+        text = render(site, again, Module(()), tmp_path / "array-000.args", None)[0].text
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
@@ -137,17 +135,14 @@ def test_values_are_listed_with_blanks_or_without_and_excluded_ones_exist(site):
         plan(site, BASE, matrix, [{"lr": "0.3"}])
 
 
-@pytest.mark.parametrize(
-    ("program", "matrix", "expected"),
-    [
-        (("x.py", "--depth={depth}"), {"depth": ["50"], "gpus": ["1"]}, ("x.py", "--depth=50")),
-        # In double braces it is no mark; a value that looks like one arrives as it is.
-        (("{n}", "{{n}}", "{m}", '{{"a": {{"b": 1}}'), {"n": ["7"]},
-         ("7", "{n}", "{m}", '{{"a": {{"b": 1}}')),
-        (("{a} {b}", "{c}", "{}", "{a"), {"a": ["{b}"], "b": ["{a}"]},
-         ("{b} {a}", "{c}", "{}", "{a")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("program", "matrix", "expected"), [
+    (("x.py", "--depth={depth}"), {"depth": ["50"], "gpus": ["1"]}, ("x.py", "--depth=50")),
+    # In double braces it is no mark; a value that looks like one arrives as it is.
+    (("{n}", "{{n}}", "{m}", '{{"a": {{"b": 1}}'), {"n": ["7"]},
+     ("7", "{n}", "{m}", '{{"a": {{"b": 1}}')),
+    (("{a} {b}", "{c}", "{}", "{a"), {"a": ["{b}"], "b": ["{a}"]},
+     ("{b} {a}", "{c}", "{}", "{a")),
+])  # fmt: skip
 def test_marks_of_a_program_take_the_values(site, program, matrix, expected):
     (point,) = plan(site, replace(BASE, program=program), matrix)
     assert point.spec.program == expected
@@ -156,45 +151,39 @@ def test_marks_of_a_program_take_the_values(site, program, matrix, expected):
 class Queue:
     """What was submitted: all of it waits for ever."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.scripts: list[str] = []
         self.options: list[tuple[str, ...]] = []
         monkeypatch.setattr(client, "would_run", lambda _: None)
         monkeypatch.setattr(once, "submit", self.submit)
         monkeypatch.setattr(client, "queue", self.records)
 
-    def submit(self, script: Path, options: Sequence[str], *, token: str) -> int:
+    def submit(self, script, options, *, token):
         self.scripts.append(script.read_text())
         self.options.append(tuple(options))
         return 100 + len(self.scripts)
 
-    def records(self) -> tuple[parse.JobRecord, ...]:
+    def records(self):
         numbers = range(101, 101 + len(self.scripts))
         return tuple(said.job(id=n, array_job=n, array_tasks="0-999") for n in numbers)
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+def queue(monkeypatch):
     return Queue(monkeypatch)
 
 
-def run(
-    site: Site, folder: Path, matrix: dict[str, list[str]], base: JobSpec = BASE,
-    running: int | None = None,
-) -> tuple[RunStatus, ...]:  # fmt: skip
+def run(site, folder, matrix, base=BASE, running=None):
     modules = {name: Module((f"for-{name}",)) for name in site.partitions}
     points = plan(site, base, matrix)
     return submit(site, folder, points, modules, running, request=request_of(base))
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
-        ({"partition": "p100"}, "partition: v100, now p100"),
-        ({"environment": {"SEED": "1"}}, "environment: none, now"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
+    ({"partition": "p100"}, "partition: v100, now p100"),
+    ({"environment": {"SEED": "1"}}, "environment: none, now"),
+])  # fmt: skip
 def test_results_of_other_jobs_are_not_taken_for_its_own(site, tmp_path, queue, changes, named):
     base, matrix = JobSpec("v100", program=("python", "/a.py")), {"lr": ["1"]}
     run(site, tmp_path, matrix, base)
@@ -233,7 +222,7 @@ def test_the_jobs_of_each_partition_load_its_own_module(site, tmp_path, queue):
 
 @pytest.mark.parametrize(("arrays", "running"), [(1, 4), (3, 4), (4, 4), (7, 3), (5, 1)])
 def test_all_arrays_together_keep_to_the_most_jobs_at_a_time(arrays, running):
-    most: Counter[int] = Counter()
+    most = Counter()
     for number, share in enumerate(shares(arrays, running)):
         assert share
         most[number % running] = max(most[number % running], share)
@@ -257,17 +246,16 @@ def test_a_manifest_that_cannot_be_one_is_reported(site, tmp_path, text):
         run_statuses(tmp_path, plan(site, BASE, {"lr": ["1"]}))
 
 
-@pytest.mark.parametrize(
-    ("tasks", "there"),
-    [("3-5,8%2", [3, 4, 5, 8]), ("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]),
-     ("", []), ("0x1F", range(10))],
-)  # fmt: skip
+@pytest.mark.parametrize(("tasks", "there"), [
+    ("3-5,8%2", [3, 4, 5, 8]), ("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]), ("", []),
+    ("0x1F", range(10)),
+])  # fmt: skip
 def test_tasks_in_any_form_are_read(tasks, there):
     record = said.job(id=7, array_job=5, array_tasks=tasks)
     assert [task for task in range(10) if record.has_task(task)] == list(there)
 
 
-def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(site, tmp_path, capsys):
+def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(site, tmp_path, hpcdl):
     text = site.source.read_text().replace("/scratch/$USER/hpcdl", str(tmp_path / "work"))
     (tmp_path / "site.yaml").write_text(text)
     words = ["job", "sweep", "--site", str(tmp_path / "site.yaml"), "--no-module", "--dry-run",
@@ -276,12 +264,10 @@ def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(site, tmp_pat
     done /= point_id({"gpus": "1"})
     done.mkdir(parents=True)
     (done / "exit_code").write_text("0\n")
-    assert main(words) == 6
-    shown = capsys.readouterr()
+    shown = hpcdl(*words, code=6)
     assert shown.out.count("# would submit an array of 1:") == 1
     assert "gpus=100000" in shown.err
-    assert main([*words, "--json"]) == 6
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(hpcdl(*words, "--json", code=6).out)
     assert [one["state"] for one in said["points"]] == ["done", "missing", "impossible"]
     assert [len(one["points"]) for one in said["arrays"]] == [1]
     assert not (done.parents[1] / "sweep.json").exists()

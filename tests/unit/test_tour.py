@@ -7,7 +7,6 @@ import select
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ def test_hpcdl_takes_a_command_of_the_tour(line):
     build_parser("hpcdl", command).parse_args(words[2:])
 
 
-def toured(typed: bytes, *words: str, home: Path) -> tuple[int, str]:
+def toured(typed, *words, home):
     """Exit status and output of a tour on a terminal where a person types."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "HPCDL_HOME": str(home), "NO_COLOR": "1", "PATH": "/usr/bin:/bin"}
@@ -53,7 +52,7 @@ def toured(typed: bytes, *words: str, home: Path) -> tuple[int, str]:
     return run.returncode, said
 
 
-def read(terminal: int) -> str:
+def read(terminal):
     try:
         return os.read(terminal, 4096).decode()
     except OSError:  # the last program has closed it
@@ -77,16 +76,13 @@ def test_enter_runs_the_command_and_a_failure_ends_the_tour(tmp_path):
     assert status == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "said"),
-    [
-        ("--dry-run --to 2", 0, r"\$ hpcdl cluster up\n(?s:.*)\$ hpcdl stack publish"),
-        ("--json --from 7", 0, '"status": 1'),
-        ("", 2, "help: hpcdl tour --yes"),
-        ("--from 8", 2, "'8' is not a whole number from 1 to 7"),
-        ("--from 3 --to 2", 2, "no step from 3 to 2"),
-    ],
-)
+@pytest.mark.parametrize(("words", "status", "said"), [
+    ("--dry-run --to 2", 0, r"\$ hpcdl cluster up\n(?s:.*)\$ hpcdl stack publish"),
+    ("--json --from 7", 0, '"status": 1'),
+    ("", 2, "help: hpcdl tour --yes"),
+    ("--from 8", 2, "'8' is not a whole number from 1 to 7"),
+    ("--from 3 --to 2", 2, "no step from 3 to 2"),
+])  # fmt: skip
 def test_a_tour_that_nobody_takes(words, status, said):
     done = subprocess.run([*TOUR, *words.split()], stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, check=False)  # fmt: skip

@@ -1,10 +1,8 @@
 """What `data make` keeps, and what it takes for its own; what a finding looks like."""
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +21,7 @@ ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3
          "--classes=10")  # fmt: skip
 
 
-def photos(folder: Path) -> None:
+def photos(folder):
     """A finished data set as `data make photos` with ASKED leaves it; its records are zeros."""
     splits = {}
     for split, count in (("train", 8), ("test", 4)):
@@ -39,7 +37,7 @@ OTHERS = ("--count=9", "--test-count=0", "--classes=11", "--shards=2", "--seed=2
           "--bytes=5000", "--task=findings")  # fmt: skip
 
 
-def would(folder: Path, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def would(folder, capsys, *argv):
     assert main(["make", "photos", str(folder), "--dry-run", *ASKED, *argv]) == 0
     return capsys.readouterr().out.split()[1]
 
@@ -80,12 +78,12 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
     (tmp_path / min(shards)).write_bytes(b"of another")
 
-    def make(seed: int, record: Callable[[int], bytes]) -> Dataset:
+    def make(seed, record):
         made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {})
         plans = making.share_out("train", range(4), 2, record)
         return making.make_dataset(made, plans, {"seed": seed}, threads=1)
 
-    def meanwhile(number: int) -> bytes:
+    def meanwhile(number):
         if number == 2:
             with pytest.raises(LockBusy, match="another hpcdl is at work here"):
                 make(2, lambda _: b"2")
@@ -115,7 +113,7 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, ca
     request = request_of(images, table, read_table(images, table), shards=16, test=0.1, seed=1)
     write_dataset(Dataset(made, "folder", "jpeg", (4, 4, 3), 1, 255.0, 1, "", {"train": ()}))
 
-    def answer() -> str:
+    def answer():
         argv = ("make", "folder", str(made), f"--images={images}", f"--labels={table}")
         assert main([*argv, "--dry-run"]) == 0
         return capsys.readouterr().out.split()[1]

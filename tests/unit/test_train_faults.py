@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,12 +14,7 @@ from hpcdl.measure.find_batch import Bounds, search  # noqa: E402
 from hpcdl.train import communicate, diagnostics, parameter_server, program  # noqa: E402
 from hpcdl.train.communicate import Horovod  # noqa: E402
 from hpcdl.train.data.tfrecord import Repairs  # noqa: E402
-from hpcdl.train.diagnostics import (  # noqa: E402
-    Watchdog,
-    explain,
-    is_out_of_memory,
-    out_of_memory,
-)
+from hpcdl.train.diagnostics import Watchdog, explain, is_out_of_memory, out_of_memory  # noqa: E402
 from hpcdl.train.options import TrainOptions  # noqa: E402
 from hpcdl.train.startup import RankPlace, StartupClock  # noqa: E402
 
@@ -29,9 +23,9 @@ from hpcdl.train.startup import RankPlace, StartupClock  # noqa: E402
 @pytest.mark.parametrize("limit", [*range(40), 100, 701, 2999])
 def test_the_largest_batch_that_fits_is_found_within_an_eighth(limit, unit):
     bounds = Bounds(0, 3000, unit, time.monotonic() + 60)
-    tried: list[int] = []
+    tried = []
 
-    def fits(batch: int) -> bool:
+    def fits(batch):
         tried.append(batch)
         return batch <= limit
 
@@ -99,7 +93,7 @@ def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path):
 def test_every_shard_that_is_looked_through_counts_as_work(tmp_path):
     shards = [tmp_path / f"{number}.tfrecord" for number in range(5)]
     shards[3].touch()
-    seen: list[str] = []
+    seen = []
     repairs = Repairs(1, lambda path: path != shards[3], print, lambda: seen.append("read"))
     repairs.repair(shards, "why")
     repairs.close()
@@ -109,7 +103,7 @@ def test_every_shard_that_is_looked_through_counts_as_work(tmp_path):
 def test_a_watchdog_that_cannot_write_ends_the_run_all_the_same(tmp_path, monkeypatch):
     (tmp_path / "stacks").write_text("a file")
     monkeypatch.setattr(diagnostics, "_GRACE", 0.0)
-    ended: list[int] = []
+    ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     Watchdog(tmp_path, 0, 1, 1.0)._end()
     assert ended == [5]
@@ -120,11 +114,11 @@ def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(monkeypatch):
     monkeypatch.setattr(communicate, "tf", tf)
     meeting, happened = threading.Barrier(2), []
 
-    def allreduce(values: Any, **_: Any) -> Any:
+    def allreduce(values, **_):
         meeting.wait(10)
         return values
 
-    def leave(rank: int, writing: float) -> None:
+    def leave(rank, writing):
         time.sleep(writing)
         happened.append(f"rank {rank} is done")
         Horovod(SimpleNamespace(
@@ -144,7 +138,7 @@ def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(monkeypatch):
     ("code", "size", "at_once"), [(75, 2, True), (5, 2, True), (0, 2, False), (75, 1, False)]
 )
 def test_ranks_that_are_to_be_requeued_exit_at_once(code, size, at_once, monkeypatch):
-    happened: list[object] = []
+    happened = []
     ranks = SimpleNamespace(close=lambda: happened.append("all have come"))
     run = SimpleNamespace(go=lambda: code, ranks=ranks)
     monkeypatch.setattr(program, "prepare", lambda *_: run)
@@ -153,7 +147,7 @@ def test_ranks_that_are_to_be_requeued_exit_at_once(code, size, at_once, monkeyp
     assert happened == (["all have come", code] if at_once else ["all have come"])
 
 
-def member(code: int | None) -> Any:
+def member(code):
     return SimpleNamespace(poll=lambda: code, returncode=code)
 
 
@@ -162,9 +156,9 @@ def member(code: int | None) -> Any:
     ids=["the chief's own end is no loss", "nor its requeue", "killed, it does not start over"],
 )  # fmt: skip
 def test_members_that_were_killed_start_again(chief, told, started, monkeypatch):
-    fresh: list[bool] = []
+    fresh = []
 
-    def start(options: TrainOptions, *_: Any) -> Any:
+    def start(options, *_):
         fresh.append(options.fresh)
         return member(None)
 
@@ -182,7 +176,7 @@ def test_ranks_whose_rank_0_is_gone_end_without_a_traceback(monkeypatch):
     door = socket.create_server(("127.0.0.1", 0))
     place = door.getsockname()[:2]
 
-    def gone(*_: Any) -> Any:
+    def gone(*_):
         door.close()  # it never accepted: the connection is reset
         return 1
 

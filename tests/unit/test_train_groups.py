@@ -3,11 +3,8 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,16 +21,15 @@ from hpcdl.train.scalars import Scalars  # noqa: E402
 from hpcdl.train.tasks import Validation  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("seconds", "steps"),
-    [(float("inf"), 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64), (0.0, 1),
-     (float("nan"), 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("seconds", "steps"), [
+    (float("inf"), 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64), (0.0, 1),
+    (float("nan"), 1),
+])  # fmt: skip
 def test_a_group_takes_about_25_ms_and_a_long_step_is_alone(seconds, steps):
     assert 2 ** loop.level_for(seconds) == steps
 
 
-def training(done: int, *, every: int = 0, delay: float = 0.0, grouped: bool = True) -> Any:
+def training(done, *, every=0, delay=0.0, grouped=True):
     plan = RunPlan(64, 100, 0, 0.1, every)
     return SimpleNamespace(
         options=SimpleNamespace(delay_ms=delay), parts=SimpleNamespace(grouped=grouped),
@@ -41,11 +37,10 @@ def training(done: int, *, every: int = 0, delay: float = 0.0, grouped: bool = T
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("done", "given", "steps"),
-    [(0, {}, 16), (90, {}, 10), (0, {"every": 7}, 7), (5, {"every": 7}, 2), (98, {"every": 7}, 2),
-     (0, {"delay": 1.0}, 1), (0, {"grouped": False}, 1)],
-)  # fmt: skip
+@pytest.mark.parametrize(("done", "given", "steps"), [
+    (0, {}, 16), (90, {}, 10), (0, {"every": 7}, 7), (5, {"every": 7}, 2), (98, {"every": 7}, 2),
+    (0, {"delay": 1.0}, 1), (0, {"grouped": False}, 1),
+])  # fmt: skip
 def test_a_group_ends_at_a_checkpoint_and_long_steps_are_alone(done, given, steps):
     assert loop._wanted(training(done, **given)) == steps
 
@@ -66,7 +61,7 @@ def test_groups_give_every_step_once_and_end_with_the_epoch():
 
 
 def test_waiting_for_an_epoch_that_is_still_being_opened_is_input(monkeypatch):
-    def slow_storage() -> Iterator[Any]:
+    def slow_storage():
         time.sleep(0.2)
         return iter([SimpleNamespace(steps=1)])
 
@@ -96,7 +91,7 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     disk = threading.Event()
     save = checkpoint.save
 
-    def slow(*arguments: Any) -> Path:
+    def slow(*arguments):
         assert disk.wait(60)
         return save(*arguments)
 
@@ -123,10 +118,10 @@ def test_a_fresh_run_starts_over_once_and_resumes_when_it_is_requeued(tmp_path, 
     assert len(said) == kept
 
 
-def resumed(tmp_path: Path, step: int = 3, streams: int = 0, ranks: int = 1, **changes: Any) -> Any:
+def resumed(tmp_path, step=3, streams=0, ranks=1, **changes):
     """Resume from a checkpoint of the default options a run of `ranks` ranks and other options."""
 
-    def run(lr: float = 0.1, **options: Any) -> Any:
+    def run(lr=0.1, **options):
         return SimpleNamespace(
             options=TrainOptions(**options), plan=RunPlan(24, 100, 10, lr, 0), variables=(),
             checkpoint_directory=tmp_path, loss=0.0, history=None, validation=None,
@@ -152,12 +147,11 @@ def test_a_run_resumes_with_the_shard_streams_of_its_epoch(tmp_path, step, ranks
         resumed(tmp_path, 7, 6, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"lr": 0.2}, "lr: 0.1 there, 0.2 now"), ({"data": "e"}, "data: d there, e now"),
-     ({"momentum": 0.5}, "momentum"), ({"optimizer": "lars"}, "optimizer"),
-     ({"precision": "fp16"}, "precision"), ({"label_smoothing": 0.1}, "label_smoothing")],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "named"), [
+    ({"lr": 0.2}, "lr: 0.1 there, 0.2 now"), ({"data": "e"}, "data: d there, e now"),
+    ({"momentum": 0.5}, "momentum"), ({"optimizer": "lars"}, "optimizer"),
+    ({"precision": "fp16"}, "precision"), ({"label_smoothing": 0.1}, "label_smoothing"),
+])  # fmt: skip
 def test_other_settings_are_refused_on_resume_and_allowed_by_name(tmp_path, changes, named):
     with pytest.raises(BadInput) as refused:
         resumed(tmp_path, **changes)
@@ -169,7 +163,7 @@ def test_other_settings_are_refused_on_resume_and_allowed_by_name(tmp_path, chan
         resumed(tmp_path, seed=2, allow_change="seed")  # the place in the data depends on it
 
 
-def measured(first: int, losses: list[float]) -> Samples:
+def measured(first, losses):
     samples = Samples(first)
     for loss in losses:
         samples.add(8, loss, seconds=0.5)
@@ -215,10 +209,10 @@ def test_a_full_disk_is_pruned_before_it_is_written_to(tmp_path, monkeypatch):
 
 
 def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no_good():
-    opened: list[int] = []
-    given: list[int] = []
+    opened = []
+    given = []
 
-    def opens() -> Any:
+    def opens():
         opened.append(len(opened))
         if not opened[-1] and broken:
             raise BadInput("a shard is gone")
@@ -239,20 +233,19 @@ def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no
     assert list(Ahead(opens, lambda: 0).take()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("done", "steps", "opened"),
-    [(6, 30, True), (5, 30, False), (7, 30, False), (16, 30, True), (26, 30, False)],
-)
+@pytest.mark.parametrize(("done", "steps", "opened"), [
+    (6, 30, True), (5, 30, False), (7, 30, False), (16, 30, True), (26, 30, False),
+])  # fmt: skip
 def test_the_next_epoch_is_opened_four_batches_before_this_one_ends(done, steps, opened):
     source = Records.__new__(Records)
-    source._repairs = SimpleNamespace(places=set())  # type: ignore[assignment]
-    run: Any = SimpleNamespace(plan=RunPlan(8, steps, 10, 0.1, 0), source=source, ahead=None,
-                               step_number=done)  # fmt: skip
+    source._repairs = SimpleNamespace(places=set())
+    run = SimpleNamespace(plan=RunPlan(8, steps, 10, 0.1, 0), source=source, ahead=None,
+                          step_number=done)  # fmt: skip
     loop._look_ahead(run, done // 10)
     assert (run.ahead is not None) is opened
 
 
-def validation(*scores: dict[str, float], required: bool = True, patience: int = 0) -> Validation:
+def validation(*scores, required=True, patience=0):
     found = Validation(1, "accuracy", patience, dict, required)
     for step, one in enumerate(scores, 1):
         found.add(step, one)

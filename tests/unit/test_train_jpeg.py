@@ -1,14 +1,12 @@
 """Crops of JPEG images by jpeg.c: what full decoding and plain resizing give."""
 
 import io
-from typing import Any
 
 import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
 pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from hpcdl.train.data import images
@@ -17,7 +15,7 @@ HEIGHT, WIDTH = 150, 200
 
 
 @pytest.fixture(scope="module")
-def cropper(tmp_path_factory: pytest.TempPathFactory) -> images.Cropper:
+def cropper(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HPCDL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv(images.SWITCH, raising=False)
@@ -27,7 +25,7 @@ def cropper(tmp_path_factory: pytest.TempPathFactory) -> images.Cropper:
     return made
 
 
-def picture(height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
+def picture(height=HEIGHT, width=WIDTH):
     """Waves of light and colour, finer to the right, with a little noise."""
     y, x = np.mgrid[:height, :width] / np.array([height, width]).reshape(2, 1, 1)
     waves = [np.sin(20 * x * x + 9 * y + phase) for phase in (0.0, 1.0, 2.0)]
@@ -36,21 +34,19 @@ def picture(height: int = HEIGHT, width: int = WIDTH) -> Image.Image:
     return Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
 
 
-def encoded(image: Image.Image, **options: object) -> bytes:
+def encoded(image, **options):
     file = io.BytesIO()
     image.save(file, "JPEG", **{"quality": 92, **options})
     return file.getvalue()
 
 
-def crop(
-    cropper: images.Cropper, data: bytes, area: tuple[int, ...], size: tuple[int, int]
-) -> NDArray[Any]:
+def crop(cropper, data, area, size):
     out = np.zeros((*size, 3), np.uint8)
     assert cropper.crop(data, np.array(area, np.int32), out)
     return out
 
 
-def resized(image: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+def resized(image, size):
     """Bilinear, between the centres of pixels, in floating point."""
     for axis, wanted in enumerate(size):
         have = image.shape[axis]

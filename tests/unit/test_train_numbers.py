@@ -17,7 +17,7 @@ from hpcdl.train.startup import RankPlace, StartupClock, cluster_config  # noqa:
 from hpcdl.train.tasks import area  # noqa: E402
 
 
-def plan(schedule: str, warmup: int = 0) -> RunPlan:
+def plan(schedule, warmup=0):
     return RunPlan(64, 110, 0, 0.4, 0, lr_schedule=schedule, lr_warmup_steps=warmup)
 
 
@@ -50,23 +50,22 @@ class Variable(SimpleNamespace):
 
     dtype = property(lambda self: self.value.dtype)
 
-    def read_value(self) -> object:
+    def read_value(self):
         return self.value
 
-    def assign(self, value: object) -> None:
+    def assign(self, value):
         self.value = value
 
 
 def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
-    def reduce(_: object, operation: object, sent: list[object]) -> list[object]:
+    def add(_, sent):
         kinds.append({value.dtype for value in map(np.asarray, sent)})
         return [np.asarray(value) + 1 for value in sent]
 
-    kinds: list[set[object]] = []
-    monkeypatch.setattr(MultiWorker, "_reduce", reduce)
+    kinds = []
+    monkeypatch.setattr(MultiWorker, "_sum", add)
     monkeypatch.setattr(MultiWorker, "function", lambda _, body: body)
-    sums = SimpleNamespace(ReduceOp=SimpleNamespace(SUM="sum"))
-    monkeypatch.setattr(communicate, "tf", SimpleNamespace(cast=np.asarray, distribute=sums))
+    monkeypatch.setattr(communicate, "tf", SimpleNamespace(cast=np.asarray))
     weights = [Variable(value=value) for value in (np.float32(1), np.int64(2), np.float32(3))]
     MultiWorker(None, RankPlace(0, 2, 0, 2, 1, "a")).broadcast(weights)
     assert kinds == [{np.dtype(np.float32)}, {np.dtype(np.int64)}]
@@ -85,11 +84,10 @@ def test_tf_config_names_every_rank_of_every_node():
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"PMIX_NAMESPACE": "77"}, {"SLURM_JOB_ID": "9"}, {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "1"},
-     {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"}],
-)  # fmt: skip
+@pytest.mark.parametrize("other", [
+    {"PMIX_NAMESPACE": "77"}, {"SLURM_JOB_ID": "9"}, {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "1"},
+    {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"},
+])  # fmt: skip
 def test_runs_at_the_same_time_get_ports_of_their_own(other):
     here, there = RankPlace(0, 2, 0, 2, 1, "n1"), RankPlace(1, 2, 1, 2, 1, "n1")
     first = cluster_config({"PMIX_NAMESPACE": "78"}, here, lambda _: [])["cluster"]["worker"]
@@ -110,26 +108,24 @@ def test_the_area_is_the_chance_that_a_positive_scores_higher():
     assert np.isnan(area(np.array([1.0, 2.0]), np.array([1.0, 1.0]))), "one answer only"
 
 
-@pytest.mark.parametrize(
-    ("size", "environ", "strategy"),
-    [(1, {}, "single"), (1, {"TF_CONFIG": "{}"}, "single"), (4, {}, "horovod"),
-     (4, {"TF_CONFIG": "{}"}, "multiworker")],
-)  # fmt: skip
+@pytest.mark.parametrize(("size", "environ", "strategy"), [
+    (1, {}, "single"), (1, {"TF_CONFIG": "{}"}, "single"), (4, {}, "horovod"),
+    (4, {"TF_CONFIG": "{}"}, "multiworker"),
+])  # fmt: skip
 def test_ranks_work_together_as_they_were_started(monkeypatch, size, environ, strategy):
     assert set(STRATEGIES) == {"auto", *strategies.STRATEGIES}
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda *_: strategy)  # type: ignore[arg-type,return-value]
+    monkeypatch.setitem(strategies.STRATEGIES, strategy, lambda *_: strategy)
     place = RankPlace(0, size, 0, size, size, "n1")
     assert strategies.join_ranks("auto", place, StartupClock(), keras=False) == strategy
 
 
-@pytest.mark.parametrize(
-    ("sizes", "devices", "stages"),
-    [([10, 10, 10, 10], 2, [0, 0, 1, 1]), ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
-     ([30, 10, 20, 30], 3, [0, 1, 1, 2]), ([], 1, [])],
-)  # fmt: skip
+@pytest.mark.parametrize(("sizes", "devices", "stages"), [
+    ([10, 10, 10, 10], 2, [0, 0, 1, 1]), ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
+    ([30, 10, 20, 30], 3, [0, 1, 1, 2]), ([], 1, []),
+])  # fmt: skip
 def test_stages_follow_each_other_with_about_as_many_parameters(sizes, devices, stages):
     assert _stages(sizes, devices) == stages
     with pytest.raises(BadInput, match="cannot be divided among 3 devices"):
@@ -145,11 +141,10 @@ class BatchNormalization:
     input_spec = SimpleNamespace(ndim=4)
 
 
-@pytest.mark.parametrize(
-    ("own", "same"),
-    [({}, True), ({"renorm": False}, True), ({"renorm": True}, False),
-     ({"synchronized": True}, False), ({"fused": True}, False), ({"axis": 2}, False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("own", "same"), [
+    ({}, True), ({"renorm": False}, True), ({"renorm": True}, False),
+    ({"synchronized": True}, False), ({"fused": True}, False), ({"axis": 2}, False),
+])  # fmt: skip
 def test_a_plain_layer_of_every_keras_3_is_fused(own, same, monkeypatch):
     layers = SimpleNamespace(BatchNormalization=BatchNormalization)
     monkeypatch.setattr(fused, "tf", SimpleNamespace(keras=SimpleNamespace(layers=layers)))

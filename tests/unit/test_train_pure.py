@@ -1,6 +1,10 @@
-"""The parts of the training program that need no TensorFlow."""
+"""The parts of the training program that need no TensorFlow, and progress as people see it."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 
 import pytest
 
@@ -30,27 +34,24 @@ SLURM = {
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}
 
 
-def mpirun(size: int) -> dict[str, str]:
+def mpirun(size):
     return {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": f"{size}",
             "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": f"{size}"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("environ", "found"),
-    [(SLURM, (3, 6, 1, 2)), (BATCH, (0, 1, 0, 1)), ({**SLURM, **mpirun(2)}, (0, 2, 0, 2))],
-    ids=["step", "batch script", "mpirun in an allocation"],
-)
+@pytest.mark.parametrize(("environ", "found"), [
+    (SLURM, (3, 6, 1, 2)), (BATCH, (0, 1, 0, 1)), ({**SLURM, **mpirun(2)}, (0, 2, 0, 2)),
+], ids=["step", "batch script", "mpirun in an allocation"])  # fmt: skip
 def test_a_place_is_read_from_its_launcher(environ, found):
     here = place(environ, affinity=4, host="n3")
     assert (here.rank, here.size, here.local_rank, here.local_size) == found
 
 
-@pytest.mark.parametrize(
-    ("environ", "affinity", "threads"),
-    [({"SLURM_CPUS_PER_TASK": "8"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "2"}, 4, 2),
-     ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
-     (mpirun(4), 8, 2), (mpirun(4), 2, 2)],
-)  # fmt: skip
+@pytest.mark.parametrize(("environ", "affinity", "threads"), [
+    ({"SLURM_CPUS_PER_TASK": "8"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "2"}, 4, 2),
+    ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
+    (mpirun(4), 8, 2), (mpirun(4), 2, 2),
+])  # fmt: skip
 def test_threads_are_what_slurm_gives_or_part_of_the_mask(environ, affinity, threads, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert place(environ, affinity, "n").cpus == threads
@@ -76,13 +77,12 @@ def test_options_that_exclude_each_other_are_refused(argv):
         parse(argv)
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [("--seed=-5", "must be 0 or more"), ("--seed=2147483648", "must be 2147483647 or less"),
-     ("--steps=0", "must be 1 or more"), ("--steps=many", "must be a whole number"),
-     ("--lr=nan", "must be a number of 0 or more"), ("--lr=fast", "must be a number, not 'fast'"),
-     ("--momentum=1.5", "must lie between 0 and 1"), ("--strategy=ps", "invalid choice: 'ps'")],
-)  # fmt: skip
+@pytest.mark.parametrize(("argument", "said"), [
+    ("--seed=-5", "must be 0 or more"), ("--seed=2147483648", "must be 2147483647 or less"),
+    ("--steps=0", "must be 1 or more"), ("--steps=many", "must be a whole number"),
+    ("--lr=nan", "must be a number of 0 or more"), ("--lr=fast", "must be a number, not 'fast'"),
+    ("--momentum=1.5", "must lie between 0 and 1"), ("--strategy=ps", "invalid choice: 'ps'"),
+])  # fmt: skip
 def test_a_value_that_cannot_be_is_refused_with_its_range(argument, said, capsys):
     with pytest.raises(SystemExit) as stop:
         parse([argument])
@@ -111,11 +111,10 @@ def test_a_batch_that_ranks_cannot_share_names_the_nearest_that_can():
         global_batch(TrainOptions(global_batch=64, accumulate=3), MODEL, 4)
 
 
-@pytest.mark.parametrize(
-    ("given", "ranks", "named"),
-    [({"xla": True}, 1, "--xla"), ({}, 2, "2 ranks"),
-     ({"strategy": "parameter-server"}, 1, "--strategy parameter-server")],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "ranks", "named"), [
+    ({"xla": True}, 1, "--xla"), ({}, 2, "2 ranks"),
+    ({"strategy": "parameter-server"}, 1, "--strategy parameter-server"),
+])  # fmt: skip
 def test_a_model_on_several_devices_is_one_process(given, ranks, named):
     check_parallel(TrainOptions(**given), ranks)
     check_parallel(TrainOptions(model_parallel=2), 1)
@@ -133,12 +132,11 @@ def test_steps_come_from_epochs_and_positions_from_steps():
         make_plan(TrainOptions(epochs=3), MODEL, 64, steps_per_epoch=0)
 
 
-@pytest.mark.parametrize(
-    ("given", "task", "tested", "said"),
-    [({"data": "photos"}, "classes", 0, "no images to test with in photos"),
-     ({}, "classes", 0, "no images to test with in synthetic data"),
-     ({"data": "chest"}, "findings", 32, "findings are scored by areas")],
-)  # fmt: skip
+@pytest.mark.parametrize(("given", "task", "tested", "said"), [
+    ({"data": "photos"}, "classes", 0, "no images to test with in photos"),
+    ({}, "classes", 0, "no images to test with in synthetic data"),
+    ({"data": "chest"}, "findings", 32, "findings are scored by areas"),
+])  # fmt: skip
 def test_a_target_that_nothing_is_measured_for_is_refused(given, task, tested, said):
     check_target(TrainOptions(**given), task, 0)
     check_target(TrainOptions(data="photos", target_accuracy=0.8), "classes", 32)
@@ -146,16 +144,15 @@ def test_a_target_that_nothing_is_measured_for_is_refused(given, task, tested, s
         check_target(TrainOptions(**given, target_accuracy=0.8), task, tested)
 
 
-@pytest.mark.parametrize(
-    ("signals", "outcome"),
-    [(0.0, None), (USR2, "requeue"), (4 * USR2, "requeue"), (TERM, "stopped"),
-     (TERM + 3 * USR2, "stopped")],
-)  # fmt: skip
+@pytest.mark.parametrize(("signals", "outcome"), [
+    (0.0, None), (USR2, "requeue"), (4 * USR2, "requeue"), (TERM, "stopped"),
+    (TERM + 3 * USR2, "stopped"),
+])  # fmt: skip
 def test_the_signal_of_one_rank_stops_all_and_term_outranks(signals, outcome):
     assert meaning(signals) == outcome
 
 
-def samples(count: int) -> Samples:
+def samples(count):
     kept = Samples()
     for step in range(count):
         slow = 1.0 if step == 0 else 0.1
@@ -238,3 +235,64 @@ def test_a_broken_trace_is_noticed():
     assert faults({"traceEvents": [block, {**block, "ts": 3.0}]}) == []
     assert faults({"traceEvents": [block, {**block, "ts": 1.0}]})
     assert faults({"traceEvents": [{**block, "ts": -1.0}]})
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.modules.update({name: None for name in sys.argv[2:]})
+from hpcdl.train.train_report import Reporter
+reporter = Reporter(Path(sys.argv[1]), 50, 0.0, silent=False)
+reporter.say("[start-up] 1.0 s")
+for step in range(1, 51):
+    reporter.step(step, 0, 1.0 / step, 64)
+reporter.end(50, 0, 0.02, "completed")
+print("afterwards")
+"""
+
+
+def on_terminal(folder, *absent):
+    """What a terminal gets from a run whose both outputs are one."""
+    above, below = pty.openpty()
+    argv = [sys.executable, "-c", PROGRAM, str(folder), *absent]
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    process = subprocess.Popen(argv, stdin=below, stdout=below, stderr=below, env=env)
+    os.close(below)
+    text = b""
+    try:
+        while data := os.read(above, 4096):
+            text += data
+    except OSError:
+        pass  # the other end is closed
+    finally:
+        os.close(above)
+    assert process.wait() == 0, text
+    return text.decode()
+
+
+def test_a_terminal_with_rich_shows_a_bar(tmp_path):
+    pytest.importorskip("rich", reason="the extra 'progress' is not installed")
+    text = on_terminal(tmp_path)
+    for shown in ("━", "50/50", "0.0200", "[start-up] 1.0 s"):
+        assert shown in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l"), "the cursor can be seen"
+    assert text.rstrip().endswith("afterwards")
+
+
+def test_a_terminal_without_rich_shows_lines_as_a_log_does(tmp_path):
+    text = on_terminal(tmp_path, "rich", "rich.console")
+    assert "epoch 1  step 50/50  loss 0.0200" in text
+    assert "━" not in text
+    assert "\x1b" not in text
+
+
+def test_a_log_gets_plain_lines_and_imports_no_rich(tmp_path):
+    argv = [sys.executable, "-c", PROGRAM + "assert 'rich' not in sys.modules", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[start-up] 1.0 s"
+    assert lines[1].startswith("epoch 1  step 1/50  loss 1.0000")
+    assert lines[-2].startswith("epoch 1  step 50/50  loss 0.0200")
+    assert "\x1b" not in done.stdout
+    kept = json.loads((tmp_path / "progress.json").read_text())
+    assert (kept["step"], kept["outcome"]["status"]) == (50, "completed")

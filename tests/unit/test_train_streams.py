@@ -3,7 +3,6 @@
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,10 +10,8 @@ pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
 from hpcdl.train.data.pipeline import Records, interleave_shards, piece_of, stream_count
 from hpcdl.train.data.source import Share
 
-Lanes = list[list[tuple[str, int]]]
 
-
-def streams_of(counts: list[int], batch: int, ranks: int = 1, epoch: int = 0) -> Lanes:
+def streams_of(counts, batch, ranks=1, epoch=0):
     """The records of every stream, as (shard, number)."""
     shards = [(Path(f"s{number}"), count) for number, count in enumerate(counts)]
     streams = stream_count(batch, ranks, len(shards))
@@ -25,11 +22,10 @@ def streams_of(counts: list[int], batch: int, ranks: int = 1, epoch: int = 0) ->
     ]
 
 
-@pytest.mark.parametrize(
-    ("counts", "batch"),
-    [([20] * 4, 16), ([19, 20, 19, 19, 19], 16), ([5, 90, 1], 32), ([100], 7), ([3] * 100, 64),
-     ([1, 1, 1, 29], 8), ([64], 64)],
-)  # fmt: skip
+@pytest.mark.parametrize(("counts", "batch"), [
+    ([20] * 4, 16), ([19, 20, 19, 19, 19], 16), ([5, 90, 1], 32), ([100], 7), ([3] * 100, 64),
+    ([1, 1, 1, 29], 8), ([64], 64),
+])  # fmt: skip
 def test_an_epoch_gives_every_record_once_but_what_fills_no_batch(counts, batch):
     for epoch in range(5):
         streams = streams_of(counts, batch, epoch=epoch)
@@ -61,16 +57,15 @@ def test_streams_are_the_same_for_all_numbers_of_ranks_that_divide_them():
     assert streams_of([10] * 8, 8, epoch=0) != streams_of([10] * 8, 8, epoch=1)
 
 
-@pytest.mark.parametrize(
-    ("batch", "piece"),
-    [(64, 16), (256, 16), (8, 8), (1, 1), (24, 12), (31, 31), (34, 34), (127, 1)],
-)
+@pytest.mark.parametrize(("batch", "piece"), [
+    (64, 16), (256, 16), (8, 8), (1, 1), (24, 12), (31, 31), (34, 34), (127, 1),
+])  # fmt: skip
 def test_a_batch_is_decoded_in_pieces_that_divide_it(batch, piece):
     assert piece_of(batch) == piece
 
 
 def test_images_are_scored_in_the_parts_that_they_are_trained_in(monkeypatch):
-    def decoded(_: Records, records: Any, describe: Any, piece: int) -> Any:
+    def decoded(_, records, describe, piece):
         return SimpleNamespace(with_options=lambda _: SimpleNamespace(prefetch=lambda _: piece))
 
     source = Records.__new__(Records)

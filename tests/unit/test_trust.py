@@ -4,11 +4,9 @@ import os
 import pwd
 import shutil
 import struct
-from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs.stage import stage
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import make_directory
@@ -16,7 +14,7 @@ from hpcdl.system.trust import require_private
 from tests.strangers import STRANGER, as_root, stranger
 
 
-def refused(path: Path, reason: str) -> MissingPrerequisite:
+def refused(path, reason):
     with pytest.raises(MissingPrerequisite, match=reason) as caught:
         require_private(path)
     return caught.value
@@ -85,14 +83,11 @@ def test_links_on_the_way_lead_where_the_kernel_goes(shared):
 
 
 @as_root
-@pytest.mark.parametrize(
-    ("command", "reason"),
-    [
-        ("mkdir target; chmod 777 target", "belongs to nobody"),
-        ("mkdir -m 700 target", "belongs to nobody"),
-        ("ln -s /root target", "it is a link"),
-    ],
-)
+@pytest.mark.parametrize(("command", "reason"), [
+    ("mkdir target; chmod 777 target", "belongs to nobody"),
+    ("mkdir -m 700 target", "belongs to nobody"),
+    ("ln -s /root target", "it is a link"),
+])  # fmt: skip
 def test_what_another_user_prepared_is_refused(shared, command, reason):
     stranger(command, shared)
     refused(shared / "target", reason)
@@ -116,14 +111,13 @@ def test_an_access_list_that_lets_a_stranger_write_is_seen(shared):
 
 
 @as_root
-def test_no_link_of_a_stranger_leads_to_another_cluster(shared, monkeypatch, capsys):
+def test_no_link_of_a_stranger_leads_to_another_cluster(shared, monkeypatch, hpcdl):
     """`down --purge` removed the cluster that it led to."""
     (shared / "mine").mkdir(mode=0o700)
     (shared / "mine/.hpcdl-cluster").touch()
     stranger("ln -s mine cluster", shared)
     monkeypatch.setenv("HPCDL_CLUSTER_DIR", str(shared / "cluster"))
-    assert main(["cluster", "down", "--purge"]) == 3
-    assert "belongs to nobody" in capsys.readouterr().err
+    assert "belongs to nobody" in hpcdl("cluster", "down", "--purge", code=3).err
     assert (shared / "mine/.hpcdl-cluster").exists()
 
 
@@ -147,22 +141,20 @@ echo '{"schema": 1}' > cluster/cluster.json"""
 
 @as_root
 @pytest.mark.parametrize("action", ["up", "down", "status", "env"])
-def test_root_reads_no_cluster_where_others_may_write(shared, action, monkeypatch, capsys):
+def test_root_reads_no_cluster_where_others_may_write(shared, action, monkeypatch, hpcdl):
     (shared / "home").mkdir(mode=0o755)
     make_directory(shared / "home/cluster/embedded")
     (shared / "home/cluster/embedded").chmod(0o777)
     stranger(_PLANTED.replace("cluster/", "home/cluster/embedded/"), shared)
     monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
-    assert main(["cluster", action, "--site", "embedded"]) == 3
-    assert "others may write to it" in capsys.readouterr().err
+    assert "others may write to it" in hpcdl("cluster", action, "--site", "embedded", code=3).err
 
 
 @as_root
 @pytest.mark.parametrize("action", ["up", "down", "status", "env"])
 @pytest.mark.parametrize("command", ["mkdir -m 777 cluster", _PLANTED])
-def test_root_runs_nothing_in_a_stranger_s_directory(shared, command, action, monkeypatch, capsys):
+def test_root_runs_nothing_in_a_stranger_s_directory(shared, command, action, monkeypatch, hpcdl):
     """Owning the directory of a cluster was enough to become root."""
     stranger(command, shared)
     monkeypatch.setenv("HPCDL_CLUSTER_DIR", str(shared / "cluster"))
-    assert main(["cluster", action]) == 3
-    assert "belongs to nobody" in capsys.readouterr().err
+    assert "belongs to nobody" in hpcdl("cluster", action, code=3).err

@@ -161,12 +161,11 @@ def test_pages_templates_and_tools_use_the_terms(path):
     assert old_terms(plain(path)) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["It leaves with 1 where a script has an error", "a node is held against the others",
-     "the same command goes on where it stopped", "publishes it at one stroke",
-     "there is no room in /tmp", "The job works in a folder of its own",
-     "one machine that plays a cluster", "prove it\nat   the door"],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "It leaves with 1 where a script has an error", "a node is held against the others",
+    "the same command goes on where it stopped", "publishes it at one stroke",
+    "there is no room in /tmp", "The job works in a folder of its own",
+    "one machine that plays a cluster", "prove it\nat   the door",
+])  # fmt: skip
 def test_the_table_finds_an_old_word(text):
     assert len(old_terms(text)) == 1

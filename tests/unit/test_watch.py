@@ -1,64 +1,58 @@
-"""What is said of a job: also of a chain, of a forgotten one, and while Slurm is away."""
+"""What is said of a job while it runs and after it ended: also of a chain or a forgotten one."""
 
 import json
 import signal
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from hpcdl.jobs import watch
+from hpcdl.jobs.job_report import advise, as_text, summarize
 from hpcdl.jobs.submission import Submission
+from hpcdl.jobs.watch import Snapshot, describe
 from hpcdl.slurm import client
-from hpcdl.slurm.parse import JobRecord
+from hpcdl.slurm.parse import Usage
 from hpcdl.system.errors import Stopped
 from tests.unit import slurm_output as said
 
-Known = Callable[[Mapping[int, str]], None]
 
-
-def record(job_id: int, state: str) -> JobRecord:
+def record(job_id, state):
     nodes = "" if state in {"PENDING", "CANCELLED"} else "n1"
     return said.job(id=job_id, state=state, exit_code=int(state == "FAILED"), nodes=nodes)
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> Known:
+def known(monkeypatch):
     """Slurm knows jobs in these states, and no others."""
 
-    def know(states: Mapping[int, str]) -> None:
+    def know(states):
         jobs = {job_id: record(job_id, state) for job_id, state in states.items()}
         monkeypatch.setattr(client, "job", jobs.get)
 
     return know
 
 
-@pytest.mark.parametrize(
-    ("states", "told"),
-    [
-        (("FAILED", "RUNNING", "PENDING"), 2),
-        (("TIMEOUT", "COMPLETED", "CANCELLED"), 2),
-        (("PENDING", "PENDING", "PENDING"), 1),
-        (("FAILED", "PENDING", "PENDING"), 2),
-        (("FAILED", "FAILED", "CANCELLED"), 2),
-        (("CANCELLED", "CANCELLED", "CANCELLED"), 1),
-    ],
-)
+@pytest.mark.parametrize(("states", "told"), [
+    (("FAILED", "RUNNING", "PENDING"), 2),
+    (("TIMEOUT", "COMPLETED", "CANCELLED"), 2),
+    (("PENDING", "PENDING", "PENDING"), 1),
+    (("FAILED", "PENDING", "PENDING"), 2),
+    (("FAILED", "FAILED", "CANCELLED"), 2),
+    (("CANCELLED", "CANCELLED", "CANCELLED"), 1),
+])  # fmt: skip
 def test_of_a_chain_the_job_with_the_status_of_the_run_is_reported(tmp_path, known, states, told):
     known(dict(enumerate(states, 1)))
     assert watch.look(Submission(1, tmp_path, (1, 2, 3))).job_id == told
 
 
-@pytest.mark.parametrize(
-    ("code", "state", "description", "status"),
-    [
-        ("0\n", "COMPLETED", "it ended well", 0),
-        ("23\n", "FAILED", "it ended with exit code 23", 23),
-        ("nonsense\n", "UNKNOWN", "Slurm does not know it; without accounting", 1),
-        (None, "UNKNOWN", "Slurm does not know it; without accounting", 1),
-    ],
-)
+@pytest.mark.parametrize(("code", "state", "description", "status"), [
+    ("0\n", "COMPLETED", "it ended well", 0),
+    ("23\n", "FAILED", "it ended with exit code 23", 23),
+    ("nonsense\n", "UNKNOWN", "Slurm does not know it; without accounting", 1),
+    (None, "UNKNOWN", "Slurm does not know it; without accounting", 1),
+])  # fmt: skip
 def test_a_forgotten_job_ends_as_it_wrote(tmp_path, known, code, state, description, status):
     known({})
     if code is not None:
@@ -103,7 +97,7 @@ def test_a_controller_that_stays_away_does(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number: int) -> None:
+def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number):
     one = Submission(7, Path("/nowhere"))
     with pytest.raises(Stopped, match="stopped watching; job 7 continues"), watch.watched(one):
         signal.raise_signal(number)
@@ -117,5 +111,89 @@ def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number: int)
     ("launch failed requeued held", "its last start failed and it is held"),
     ("Sunspots", "Sunspots"),
 ])  # fmt: skip
-def test_reasons_are_told_in_words_as_squeue_writes_them(reason: str, told: str) -> None:
+def test_reasons_are_told_in_words_as_squeue_writes_them(reason, told):
     assert watch.describe("PENDING", reason) == f"it waits: {told}"
+
+
+DONE = Snapshot(7, "COMPLETED", "it is done", 0, "p100-[01-02]", 1, None)
+RESULT = {
+    "layout": {"ranks": 4},
+    "samples": {"seconds": [0.5, 0.5, 0.5]},
+    "summary": {
+        "images_per_second": 1234.5, "images_per_second_p05": 1200.0,
+        "images_per_second_p95": 1250.0,
+        "phases": {"input": 0.41, "compute": 0.5, "communication": 0.05, "other": 0.04},
+    },
+}  # fmt: skip
+
+
+def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus():
+    report = summarize(DONE, RESULT, {"layout": {"cpus_per_task": 4}})
+    said = "input-bound: 41% of each step waits for data; raise --cpus-per-task from 4 to 8"
+    assert report.advice == said
+    text = as_text(report)
+    assert "1,234.5 images/s (1,200 to 1,250), 4 ranks" in text
+    assert ", requeued once" in text
+
+
+@pytest.mark.parametrize(("tasks", "now", "said"), [
+    (2, 14, "its ranks have all CPUs of their nodes"),
+    (1, 14, "raise --cpus-per-task from 14 to 28"), (2, 10, "raise --cpus-per-task from 10 to 14"),
+])  # fmt: skip
+def test_no_more_cpus_are_advised_than_a_node_has(tasks, now, said):
+    layout = {"cpus_per_task": now, "tasks_per_node": tasks}
+    assert said in summarize(DONE, RESULT, {"layout": layout}, node_cpus=28).advice
+
+
+def test_the_loss_of_the_whole_run_is_drawn_with_what_earlier_starts_reached():
+    curve = {"step": list(range(1, 41)), "loss": [None, *[4.0] * 19, *[1.0] * 20]}
+    assert summarize(DONE, {**RESULT, "curve": curve}, {}).curve == (*[4.0] * 19, *[1.0] * 20)
+
+
+def test_communication_is_named_when_it_is_the_worst_and_a_job_that_computes_gets_no_advice():
+    assert advise({"input": 0.1, "communication": 0.3}, {}).startswith("communication-bound: 30%")
+    assert advise({"input": 0.02, "compute": 0.9, "communication": 0.08}, {}) == ""
+
+
+@pytest.mark.parametrize("usage", [None, Usage({}, 0, 0.0, None, "")])
+def test_a_job_without_a_result_is_reported_by_its_state(usage):
+    report = summarize(DONE, None, {}, usage)
+    assert report.images_per_second is None
+    assert as_text(report) == "job 7: it is done, requeued once"
+
+
+def test_of_a_job_that_failed_its_log_is_named():
+    failed = replace(DONE, state="FAILED", exit_code=1)
+    assert "`hpcdl job log 7`" in as_text(summarize(failed, RESULT, {}))
+    assert "job log" not in as_text(summarize(replace(failed, state="RUNNING"), None, {}))
+
+
+def test_loss_scores_and_the_learning_curve_are_said():
+    losses = [8.0 - step / 100 for step in range(800)]
+    result = {**RESULT, "samples": {"seconds": [1.0] * 800, "loss": losses},
+              "summary": {"loss": 0.01, "metrics": {"accuracy": 0.9512}}}  # fmt: skip
+    text = as_text(summarize(DONE, result, {}))
+    assert "  loss 0.01, accuracy 0.9512\n" in text
+    (curve,) = [line.split() for line in text.splitlines() if "▁" in line]
+    assert (curve[0], curve[1], curve[3]) == ("loss", "7.905", "0.105")
+    assert len(curve[2]) == 40
+    assert sorted(curve[2], reverse=True) == list(curve[2])
+
+
+@pytest.mark.parametrize("losses", [[], [None], [1.0], [float("2"), None]])
+def test_a_curve_of_less_than_two_points_is_none(losses):
+    result = {**RESULT, "samples": {"seconds": [1.0], "loss": losses}}
+    assert "▁" not in as_text(summarize(DONE, result, {}))
+
+
+@pytest.mark.parametrize("said", ["139: its program crashed (SIGSEGV)", "3", "7"])
+def test_a_failure_is_named(said):
+    code = int(said.partition(":")[0])
+    assert describe("FAILED", code=code) == f"it failed with exit code {said}"
+
+
+def test_what_accounting_knows_is_said_as_text():
+    had = {"cpu": "8", "gres/gpu:p100": "2", "gres/gpu": "2", "mem": "60000M"}
+    text = as_text(summarize(DONE, None, {}, Usage(had, 100, 400.0, 1536.0, "p100-02")))
+    assert "had cpu 8, gpu:p100 2, mem 60000M for 1 min 40 s\n" in text
+    assert "used 50% of its CPUs' time, at most 1,536 MB in one task (p100-02)" in text

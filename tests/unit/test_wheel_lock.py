@@ -5,7 +5,6 @@ import json
 import re
 import tarfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.stack.horovod import fetch_sdist, find_horovod, horovod_folder
-from hpcdl.stack.recipe import Interpreter, Recipe, find_request, recipe_of, running_interpreter
+from hpcdl.stack.recipe import Interpreter, find_request, recipe_of, running_interpreter
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.wheelhouse import (
     Wheel,
@@ -36,20 +35,20 @@ LOCK = facts.load("wheel_lock")
 MPI = "Open MPI 4.1.4"
 
 
-def recipe(*requirements: str) -> Recipe:
+def recipe(*requirements):
     """The embedded site's recipe, with these requirements only where there are any."""
     site = small_site(Path("/nowhere"))
     found = recipe_of(site, find_request(site), ("cpu",))
     return replace(found, requirements=requirements or found.requirements)
 
 
-def pinned(name: str) -> str:
+def pinned(name):
     """The version of a package that goes with the recipe under the running Python, if any does."""
     found = dict(one.split("==") for one in pins(recipe().tensorflow, running_interpreter().minor))
     return found.get(name) or pytest.skip("TensorFlow has no wheels for this Python")
 
 
-def wheel(folder: Path, name: str, version: str) -> Path:
+def wheel(folder, name, version):
     """A wheel of that name whose content is an attacker's."""
     folder.mkdir(parents=True, exist_ok=True)
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
@@ -65,7 +64,7 @@ def wheel(folder: Path, name: str, version: str) -> Path:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_pip: Callable[[], None]) -> Path:
+def index(tmp_path, monkeypatch, with_pip):
     """A directory that is the only index of pip."""
     with_pip()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -86,13 +85,9 @@ def test_an_index_that_serves_another_wheel_is_refused(index):
     assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial*")) == []
 
 
-def test_an_environment_whose_python_is_gone_is_made_again(index):
-    python = tools(running_interpreter(), silent) / "bin" / "python"
-    python.unlink()
-    python.symlink_to("/nonexistent/python")
-    (python.parents[1] / "lib").unlink()  # of the one that tests share
-    tools(running_interpreter(), silent)
-    assert python.resolve().is_file()
+def test_an_environment_whose_python_is_gone_is_made_again(made_tools):
+    assert (made_tools / "bin/python").resolve().is_file()
+    assert (made_tools / "bin/pip").stat().st_size
 
 
 def test_nothing_of_another_sdist_runs(index, tmp_path):
@@ -114,7 +109,7 @@ def test_on_another_machine_the_build_says_that_no_digests_are_known(index, with
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with_pip()
     wheel(index, "shtab", "9.9.9")
-    said: list[str] = []
+    said = []
     found = fetch(recipe("shtab"), running_interpreter(), said.append)
     assert [one.version for one in found.wheels] == ["9.9.9"]
     (note,) = [line for line in said if line.startswith("note: ")]
@@ -150,7 +145,7 @@ def test_a_cached_wheel_that_was_changed_is_refused():
         Wheelhouse(folder, (lock,)).paths()
 
 
-def _lock(folder: Path, *wheels: Path) -> None:
+def _lock(folder, *wheels):
     entries = [{"name": one.name.split("-")[0], "version": one.name.split("-")[1],
                 "file": one.name, "sha256": sha256(one)} for one in wheels]  # fmt: skip
     (folder / "lock.json").write_text(json.dumps({"wheels": entries}))
@@ -181,7 +176,7 @@ def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes():
                 assert any(tag.startswith(f"cp{python.replace('.', '')}-") for tag in tags)
 
 
-def _wheels_exist(tensorflow: str, python: str) -> bool:
+def _wheels_exist(tensorflow, python):
     values = {"tensorflow": tensorflow, "python": python}
     return all(
         rule.need.holds(values)

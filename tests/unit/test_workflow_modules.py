@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import Module
-from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.modules import check_available, module_for, modules_of_job
 from tests.unit.conftest import shipped
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     found = shipped("embedded")
     return replace(found, paths=replace(found.paths, prefix=tmp_path / "prefix"))
 

@@ -10,8 +10,6 @@ import pytest
 
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.site import Site
-from hpcdl.slurm import parse
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import switch_link, write_json
 from hpcdl.workflows import releases
@@ -21,14 +19,14 @@ from tests.unit import slurm_output as said
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
+def site(tmp_path):
     site = small_site(tmp_path / "prefix")
     make_release(site, "a")
     make_release(site, "b")
     return site
 
 
-def current_at(site: Site, *events: tuple[str, str, int]) -> None:
+def current_at(site, *events):
     """Leave a history of actions on releases, each on the first of a month."""
     rows = [{"action": action, "release": name, "at": f"2026-0{month}-01T00:00:00Z",
              "off": ["b"] if action == "rollback" else []}
@@ -37,13 +35,13 @@ def current_at(site: Site, *events: tuple[str, str, int]) -> None:
     switch_link(site.paths.prefix / "current", f"releases/{events[-1][1]}")
 
 
-def pinned(site: Site, monkeypatch: pytest.MonkeyPatch, *found: Use) -> dict[str, str]:
+def pinned(site, monkeypatch, *found):
     """Why releases are kept where jobs use these."""
     monkeypatch.setattr(releases, "uses", lambda _: found)
     return pinned_by_jobs(site)
 
 
-def queued(monkeypatch: pytest.MonkeyPatch, *jobs: parse.JobRecord, script: object) -> None:
+def queued(monkeypatch, *jobs, script):
     """Let Slurm's queue have these jobs, with that script of each."""
     monkeypatch.setattr(releases.client, "sees_all_jobs", lambda: True)
     monkeypatch.setattr(releases.client, "queue", lambda: jobs)
@@ -59,19 +57,16 @@ def test_a_rendered_script_names_its_release(site, name):
     assert read_script(site, text) == (("a",), ("tensorflow/2.21.0-cpu",))
 
 
-@pytest.mark.parametrize(
-    ("line", "loads"),
-    [
-        ("module load tensorflow", ("tensorflow",)),
-        ("  module -q load gcc tensorflow/2.21.0-cpu  # mine", ("tensorflow/2.21.0-cpu",)),
-        ("module purge; ml tensorflow && python x.py", ("tensorflow",)),
-        ("ml load 'tensorflow'", ("tensorflow",)),
-        ("module swap gcc tensorflow", ("tensorflow",)),
-        ("# module load tensorflow", ()),
-        ("echo module unload tensorflow", ()),
-        ("module load tensorflow-gpu", ()),
-    ],
-)
+@pytest.mark.parametrize(("line", "loads"), [
+    ("module load tensorflow", ("tensorflow",)),
+    ("  module -q load gcc tensorflow/2.21.0-cpu  # mine", ("tensorflow/2.21.0-cpu",)),
+    ("module purge; ml tensorflow && python x.py", ("tensorflow",)),
+    ("ml load 'tensorflow'", ("tensorflow",)),
+    ("module swap gcc tensorflow", ("tensorflow",)),
+    ("# module load tensorflow", ()),
+    ("echo module unload tensorflow", ()),
+    ("module load tensorflow-gpu", ()),
+])  # fmt: skip
 def test_modules_loaded_by_name_are_found(site, line, loads):
     assert read_script(site, f"#!/bin/bash\n{line}\n") == ((), loads)
 
@@ -95,7 +90,7 @@ def test_a_job_that_nobody_can_read_keeps_everything(site, monkeypatch):
     assert "job 7 may use it" in kept["a"]
 
 
-def running(number: int, started: str) -> parse.JobRecord:
+def running(number, started):
     return said.job(id=number, state="RUNNING", partition="p100", started=started)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "all_checks", "explain", "lint"]
 
-_CHECKS = ("directives", "values", "gpus", "steps", "signals", "habits")
+_CHECKS = ("directives", "steps", "signals", "habits")
 _MOST_LINES = 12
 """So many further lines are named."""
 
@@ -92,7 +92,7 @@ def lint(
 
 def _hits(job: Job, active: frozenset[str]) -> Iterator[Hit]:
     """What all checks find of the active rules; in a template, what no filling mends."""
-    from hpcdl.jobs.lint.gaps import FILLED
+    from hpcdl.jobs.lint.parse import FILLED
 
     wanted = active - FILLED if job.script.is_template else active
     for rules, check in all_checks():

@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from hpcdl.jobs.lint.check_signals import main_work
-from hpcdl.jobs.lint.gaps import GAP
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
-from hpcdl.jobs.lint.parse import Step
+from hpcdl.jobs.lint.parse import GAP, Step
 from hpcdl.jobs.lint.shell import Word
 
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
@@ -27,15 +26,9 @@ _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 _COUNT_OPTIONS = ("-n", "-np", "--np", "-c", "--n")
 _PAIRED = ("-mca", "--mca", "-gmca", "--gmca", "-genv", "-env")
 """Options of mpirun that take a name and a value."""
-_SET_BY = {
-    "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
-    "SLURM_CPUS_PER_TASK": "cpus-per-task",
-    "SLURM_CPUS_PER_GPU": "cpus-per-gpu",
-    "SLURM_GPUS": "gpus",
-    "SLURM_GPUS_PER_TASK": "gpus-per-task",
-    "SLURM_GPUS_PER_NODE": "gpus-per-node",
-    "SLURM_MEM_PER_CPU": "mem-per-cpu",
-}
+_SETTING = ("ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "gpus", "gpus-per-task",
+            "gpus-per-node", "mem-per-cpu")  # fmt: skip
+_SET_BY = {f"SLURM_{option.upper().replace('-', '_')}": option for option in _SETTING}
 """Variables of a job, and the option without which each is not set (sbatch(1)).
 
 Not those of arrays, which are mostly asked for at the command line.

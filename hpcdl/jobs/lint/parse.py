@@ -4,6 +4,9 @@ A script is its directives (read as sbatch reads them, one set per component of 
 job), its commands (hpcdl.jobs.lint.shell) and among these its steps: what srun, mpirun and their
 like launch. Variables that hold literal text are filled in, so that `srun $OPTIONS` is seen as
 it runs; others make a step opaque, and checks of missing options leave it alone.
+
+In templates and forms a program or a reader has yet to fill something in: one gap in the directives
+says that others are filled in as well. Of such a script only that is said which no filling mends.
 """
 
 from __future__ import annotations
@@ -15,10 +18,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from hpcdl.jobs.functions import INSTALLED, called
-from hpcdl.jobs.lint.gaps import GAP_BLOCK, GAP_LINE, is_template
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Command, Reading, Word, unquote
+from hpcdl.jobs.script import INSTALLED, called
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
 CONTINUED = "continued on the next line"
@@ -45,6 +47,33 @@ _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
+
+GAP = re.compile(
+    r"#SBATCH +\$|(?<!\$)\{(?:[\w{%#]| \w+ \})|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b"
+    r"|\b_[A-Z][A-Z_]+_\b|<[^<>]*>|%(?:[A-Z][A-Z_]{2,}|[A-Za-z]{3,})%|%%[A-Za-z][\w-]*%%|%\(\w+\)"
+    r"|XXX|(?<![a-z])xxx(?![a-z])|__[A-Z]\w*?__|\[[A-Za-z][A-Za-z_ ]{3,}\]|\.\.\."
+    r"|(?<![A-Za-z])(?:[Yy]our|YOUR)(?![a-z])|PLACEHOLDER|CHANGE_?ME|REPLACE|TODO|FIXME|\bself\.\w",
+    re.A,
+)
+GAP_LINE = re.compile(r"[ \t]*(?:\{[\w{%#]|@@?\w|<[%\w]|%\w+%|__\w+\{|\$\{\w+\}\s*\Z)", re.A)
+"""A line that begins with a gap."""
+GAP_BLOCK = re.compile(r"^[ \t]*\{([%#]).{0,2000}?\1\}", re.M | re.S)
+"""A template's own comment or statement, of one line or several."""
+FILLED = frozenset(("option-value", "directive-argument", "directive-variable", "shebang",
+                    "assignment-spaced"))  # fmt: skip
+"""Rules that say nothing of a template: what they find is filled in."""
+_TEMPLATE = re.compile(
+    r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z|(?:^|/)templates?/[^/]*\Z", re.I
+)
+_COMMENT = re.compile(r"\s#.*")
+_NUMBERS = {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "mem",
+            "mem-per-cpu", "mem-per-gpu", "time", "array"}  # fmt: skip
+"""Options whose value has a number in it: a word in its place is a form's, as in `-n num_cores`."""
+_COUNTED = {*_NUMBERS, "gpus", "gpus-per-node", "gpus-per-task", "gres"}
+_NO_NUMBER = re.compile(r"(?!infinite|unlimited)[^\d$`]*[A-Za-z][^\d$`]*\Z", re.I)
+_BOUNDS = re.compile(r"(?:\d+|[A-Za-z])-[A-Za-z](?:%\w+)?\Z", re.A)
+"""Of an array: `n-m`, `1-N`."""
+_NAMED = re.compile(r"\$\{?([A-Za-z]\w*)", re.A)
 
 
 class Line(NamedTuple):
@@ -132,14 +161,10 @@ class Script:
             start += len(text) + 1
         return tuple(found)
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [line.start for line in self.lines]
-
     def place(self, offset: int) -> tuple[int, int]:
         """Line and column, both from 1, of an offset."""
-        index = max(0, bisect_right(self._starts, offset) - 1)
-        return index + 1, offset - self._starts[index] + 1
+        index = max(0, bisect_right(self.lines, offset, key=lambda line: line.start) - 1)
+        return index + 1, offset - self.lines[index].start + 1
 
     @cached_property
     def shebang(self) -> str:
@@ -149,10 +174,23 @@ class Script:
 
     @cached_property
     def is_template(self) -> bool:
-        """Whether something is to be filled in: hpcdl.jobs.lint.gaps."""
+        """Whether its name, directives or values of options say that something is missing.
+
+        A directive that names a variable which the script sets itself is a mistake.
+        """
         directives = (line.text for line in self.header if line.text.startswith("#SBATCH"))
+        gaps = (GAP.search(_COMMENT.sub("", text)) for text in directives)
+        if _TEMPLATE.search(self.name) or any(gaps):
+            return True
         given = [option for part in self.components for option in part.given]
-        return is_template(self.name, directives, given, {one.name for one in self.assignments})
+        assigned = {one.name for one in self.assignments}
+        return sum(one.value == "" for one in given) > 1 or any(
+            (one.name in _NUMBERS and _NO_NUMBER.match(one.text))
+            or (one.name == "array" and _BOUNDS.match(one.text))
+            or not set(_NAMED.findall(one.text)) <= assigned
+            for one in given
+            if one.name in _COUNTED
+        )
 
     @cached_property
     def first(self) -> Script:

@@ -253,7 +253,7 @@ def _cannot_start(job: HpcdlJob, record: JobRecord) -> Fault | None:
     if now - job.asked_nodes >= _NODES_SECONDS:
         job.asked_nodes = now
         with suppress(HpcdlError):
-            states = client.node_states(nodelist_abbrev(job.pin_nodes))
+            states = client.of_nodes("State", nodelist_abbrev(job.pin_nodes))
             job.cannot_start = unavailable(record, states)
     return job.cannot_start
 
@@ -263,7 +263,8 @@ def _which(job: HpcdlJob, record: JobRecord) -> str:
     if not job.was_on or (record.active and not record.restarts):
         return job.was_on
     with suppress(HpcdlError):
-        out = [one for one, state in client.node_states(job.was_on).items() if takes_no_jobs(state)]
+        states = client.of_nodes("State", job.was_on)
+        out = [one for one, state in states.items() if takes_no_jobs(state)]
         if out:
             return f"{job.was_on}, of which {nodelist_abbrev(out)} takes no jobs"
     return job.was_on
@@ -289,7 +290,7 @@ def _signs(directory: Path) -> object:
 
 def _node_restarted(record: JobRecord) -> bool:
     with suppress(HpcdlError):
-        starts = client.daemon_starts(record.nodes).values()
+        starts = client.of_nodes("SlurmdStartTime", record.nodes).values()
         return any(one and record.started and one > record.started for one in starts)
     return False
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
+from hpcdl.stack import wheelhouse
 from hpcdl.stack.install import build_slot, new_tree
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import find_request, running_interpreter
@@ -23,16 +24,14 @@ from hpcdl.stack.resolve import serving
 from hpcdl.stack.resolve_facts import gpus_of, serves
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.sources import own_digest, own_wheel, with_own
 from hpcdl.stack.spack_backend import tool, view
-from hpcdl.stack.spack_backend.locked import Lock, read_lock
-from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.stack.spack_backend.tool import Lock, Spack, read_lock
 from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
-from hpcdl.stack.wheelhouse import Say, new_log, setuptools_for, tools
+from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandFailed, module_argv, run
-from hpcdl.system.scratch import scratch_directory
 from hpcdl.system.text import utc_now
 
 _SHOWN = 8
@@ -153,7 +152,7 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
         )
     if left_out:
         request = replace(request, partitions=tuple(one for one in names if one not in left_out))
-    return Adoption(site, request, lock, own_digest(), left_out)
+    return Adoption(site, request, lock, wheelhouse.own_digest(), left_out)
 
 
 def _runs_on(partition: Partition, lock: Lock, request: StackRequest) -> bool:
@@ -224,7 +223,7 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
                 say(f"linking {len(to_run)} packages into {root}/stack")
                 view.make_view(spack, root, plan.lock, found)
                 (pip,) = tools_in.glob("lib/python3*/site-packages")
-                packages = view.add_hpcdl(root, wheel, pip, new_log(root.name))
+                packages = view.add_hpcdl(root, wheel, pip, wheelhouse.new_log(root.name))
                 # The module's hpcdl knows its site without being told: a publish writes the file.
                 site_file = plan.site.paths.prefix / "etc" / SITE_FILE
                 (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
@@ -295,16 +294,21 @@ def _elsewhere(environment: Path, store: Path) -> Iterator[Path]:
 def own_hpcdl(plan: Adoption, tools_in: Path) -> tuple[Adoption, Path]:
     """Hpcdl's own wheel, and the plan with its digest; MissingPrerequisite: it keeps changing."""
     python = tools_in / "bin" / "python"
-    return with_own(plan.own, lambda own: (replace(plan, own=own), own_wheel(python, own)))
+
+    def packed(own: str) -> tuple[Adoption, Path]:
+        return replace(plan, own=own), wheelhouse.own_wheel(python, own)
+
+    return wheelhouse.with_own(plan.own, packed)
 
 
 def helpers(say: Say) -> Path:
     """An environment with pip and setuptools, to pack hpcdl and to put it into the view."""
-    where = tools(running_interpreter(), say)
+    where = wheelhouse.tools(running_interpreter(), say)
     found = where.glob("lib/python3*/**/setuptools-*.dist-info")
     if not any(Range("68:").allows(path.name.split("-")[1]) for path in found):
         wanted = where / "requirements.txt"
-        write_atomic(wanted, setuptools_for(running_interpreter().minor) + "\n")
+        write_atomic(wanted, wheelhouse.setuptools_for(running_interpreter().minor) + "\n")
         pip = module_argv(where / "bin" / "python", "pip")
-        run([*pip, "install", "--quiet", "--requirement", wanted], log=new_log("tools"), tied=True)
+        log = wheelhouse.new_log("tools")
+        run([*pip, "install", "--quiet", "--requirement", wanted], log=log, tied=True)
     return where

@@ -22,12 +22,10 @@ from hpcdl.site import Site
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend import environment as spack_yaml
 from hpcdl.stack.spack_backend.environment import Environment
-from hpcdl.stack.spack_backend.locked import Lock, read_lock
-from hpcdl.stack.spack_backend.tool import open_spack, require_unlocked
+from hpcdl.stack.spack_backend.tool import Lock, open_spack, read_lock, require_unlocked
 from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
-from hpcdl.system.resources import folder
-from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.resources import folder, scratch_directory
 from hpcdl.system.text import duration, table
 
 Say = Callable[[str], None]

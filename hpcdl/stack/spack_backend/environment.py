@@ -16,9 +16,8 @@ from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
 from hpcdl.stack.recipe import MODULE, variant_of
 from hpcdl.stack.resolve import allowed, newest, resolve
-from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_facts import choose_wheels, cpu_versions, gpu_wheels, known
 from hpcdl.stack.resolve_solver import Range, sort_key
-from hpcdl.stack.spack_backend.from_wheels import choose, cpu_versions, gpu_wheels
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import templates
 from hpcdl.system.text import did_you_mean
@@ -131,7 +130,7 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
         serves: tuple[str, ...] = ("CPUs, from wheels",)
         return Environment(request.name, title, serves, (), versions, "", wheels=True, why=why)
     models = dict.fromkeys(one for name in with_gpus for one in site.partition(name).gpu_models)
-    serves, choice = tuple(models), choose(site, request, with_gpus)
+    serves, choice = tuple(models), choose_wheels(site, request, with_gpus)
     if choice.archs and with_gpus == list(names):
         _require_one_target(site, request, names)
         return Environment(request.name, title, serves, choice.archs, gpu_wheels().versions, "",

@@ -23,8 +23,7 @@ from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.stack.wheelhouse import Say, new_log
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import explain_os_errors, locked
-from hpcdl.system.resources import folder, home
-from hpcdl.system.scratch import scratch_directory
+from hpcdl.system.resources import folder, home, scratch_directory
 from hpcdl.system.text import table
 
 _SHOWN = 10

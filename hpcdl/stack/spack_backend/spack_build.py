@@ -21,22 +21,15 @@ from hpcdl.stack.recipe import digest, find_request
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve import serving
 from hpcdl.stack.resolve_facts import gpus_of, needs_of
-from hpcdl.stack.sources import own_digest
 from hpcdl.stack.spack_backend import concretize as solver
+from hpcdl.stack.spack_backend import tool
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
 from hpcdl.stack.spack_backend.concretize import Work
 from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
-from hpcdl.stack.spack_backend.locked import read_lock, told_versions
 from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, make_all
-from hpcdl.stack.spack_backend.tool import (
-    Spack,
-    find_spack,
-    open_spack,
-    packages_named,
-    require_unlocked,
-)
+from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.stack.spack_backend.view import inventory
-from hpcdl.stack.wheelhouse import Say
+from hpcdl.stack.wheelhouse import Say, own_digest
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 
@@ -87,7 +80,7 @@ class SpackPlan:
             return []
         place = releases_folder(self.site) / (self.release_id or "ID")
         lock = self.lock
-        count = f"{len(read_lock(lock.parent).specs)} " if lock else ""
+        count = f"{len(tool.read_lock(lock.parent).specs)} " if lock else ""
         return [
             f"take {self.environment.why}" if self.environment.wheels else self.environment.why,
             *(f"write {path}" for path in self.work.changed),
@@ -106,8 +99,8 @@ class SpackPlan:
         """
         if self.exists:
             return
-        find_spack()
-        packages_named()
+        tool.find_spack()
+        tool.packages_named()
         table = facts.load("spack")
         missing = [name for name in table["commands"]["needed"] if shutil.which(name) is None]
         if missing:
@@ -141,13 +134,13 @@ class SpackPlan:
 
     def adoption(self) -> Adoption:
         """The end of it: the release of the environment, once that is installed."""
-        return Adoption(self.site, self.request, read_lock(self.folders.environment), self.own)
+        return Adoption(self.site, self.request, tool.read_lock(self.folders.environment), self.own)
 
     def expected(self) -> Release:
         """The release as it will be recorded, its id perhaps unknown, before anything is built."""
         site, request, wanted = self.site, self.request, self.environment
         name = self.release_id or f"{request.name}-{wanted.versions['tensorflow']}"
-        locked_ones = read_lock(self.lock.parent).components if self.lock else {}
+        locked_ones = tool.read_lock(self.lock.parent).components if self.lock else {}
         target = site.partition((request.partitions or tuple(site.partitions))[0]).target
         from_wheels = "compiled" if wanted.archs else "run"
         return Release(
@@ -156,7 +149,7 @@ class SpackPlan:
             backend="spack",
             root=releases_folder(site) / name,
             module=wanted.module,
-            versions=told_versions({**wanted.versions, **locked_ones}),
+            versions=tool.told_versions({**wanted.versions, **locked_ones}),
             partitions=request.partitions,
             proof=from_wheels if wanted.wheels else facts.load("spack")["locked_with"]["proof"],
             created="",
@@ -227,7 +220,7 @@ def _build(
 ) -> Release:  # fmt: skip
     where = plan.folders
     spack = open_build(plan, cache)
-    require_unlocked(where.environment)
+    tool.require_unlocked(where.environment)
     key = cache.ready_key(spack, plan.site)
     if plan.lock is None:
         _solve(plan, say, time_limit)
@@ -259,7 +252,7 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
         f"  source_cache: '{shared(plan.site) / 'downloads'}'\n"
     )
     settings = {"config.yaml": config, **cache.settings()}
-    spack = open_spack(plan.work.root, where.build / "scope", settings)
+    spack = tool.open_spack(plan.work.root, where.build / "scope", settings)
     site = {"HPCDL_SPACK_SITE": str(plan.work.root / "site.yaml")}
     return replace(spack, env={**spack.env, **site, **cache.env})
 

@@ -1,28 +1,37 @@
-"""Spack itself: where it is, whether it is one that fits, and how it is called.
+"""Spack itself: where it is, whether it is one that fits, how it is called; what its locks say.
 
 Nothing of a user's own Spack settings is changed: a `Spack` has a scope of settings of its own.
+
+The lock file of an environment tells of a stack: versions, GPUs, CPU, identity. It is JSON: `roots`
+(hash and spec) and `concrete_specs` by hash. A release is named by its content: the hashes of the
+roots, which cover all that is below them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcdl import facts
+from hpcdl import __version__, facts
+from hpcdl.site import Gpu, StackRequest
+from hpcdl.stack.recipe import MODULE, digest, variant_of
+from hpcdl.stack.release import SCHEMA
+from hpcdl.stack.resolve_facts import needs_of, wheel_sets
 from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import write_atomic
-from hpcdl.system.locking import lock_holder
+from hpcdl.system.files import lock_holder, write_atomic
 from hpcdl.system.run import CommandResult, run
 
 # A shell with an active environment: `spack find` would list that one's packages alone.
 _ACTIVE = frozenset({"SPACK_ENV", "SPACK_ENV_VIEW"})
+_RECIPES = ("packages", "wheels", "cuda_wheels")
 
 
 @dataclass(frozen=True)
@@ -118,3 +127,133 @@ def require_unlocked(environment: Path) -> None:
             f"another Spack is at work on {environment}: process {holder}",
             hint="wait until it ends, then run the same command again",
         )
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock file: `environment` is the directory it lies in, `specs` are by hash."""
+
+    environment: Path
+    roots: tuple[Mapping[str, str], ...]
+    specs: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def to_run(self) -> set[str]:
+        """Hashes of what its roots need to run."""
+        found: set[str] = set()
+        todo = [root["hash"] for root in self.roots]
+        while todo:
+            one = todo.pop()
+            if one not in found:
+                found.add(one)
+                todo += [
+                    other["hash"]
+                    for other in self.specs[one].get("dependencies", ())
+                    if {"link", "run"} & set(other["parameters"]["deptypes"])
+                ]
+        return found
+
+    @property
+    def components(self) -> dict[str, str]:
+        """The versions of the stack's components among its packages."""
+        book = facts.load("spack")
+        names = {package: name for key in _RECIPES for name, package in book[key].items()}
+        specs = self.specs.values()
+        return {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
+
+    @property
+    def tensorflow(self) -> Mapping[str, Any]:
+        """The spec of TensorFlow, or `BadInput` where there is none."""
+        names = {facts.load("spack")[key]["tensorflow"] for key in _RECIPES}
+        found = [self.specs[one] for one in self.to_run if self.specs[one]["name"] in names]
+        if not found:
+            raise BadInput(
+                f"the environment {self.environment} has no TensorFlow",
+                hint=f"add one of {', '.join(sorted(names))} to its specs",
+            )
+        return found[0]
+
+    @property
+    def wheels(self) -> bool:
+        """Whether TensorFlow comes from wheels."""
+        return bool(self.tensorflow["name"] != facts.load("spack")["packages"]["tensorflow"])
+
+    @property
+    def archs(self) -> tuple[str, ...]:
+        """Spack's cuda_arch values of TensorFlow, such as `60`; none for CPUs."""
+        found = self.tensorflow["parameters"].get("cuda_arch", ())
+        values = [found] if isinstance(found, str) else found
+        return tuple(sorted(one for one in values if one != "none"))
+
+    @property
+    def target(self) -> str:
+        """The microarchitecture it is compiled for."""
+        target = self.tensorflow["arch"]["target"]
+        return str(target if isinstance(target, str) else target["name"])
+
+    @property
+    def namespaces(self) -> set[str]:
+        """The package repositories that its recipes come from."""
+        return {str(spec["namespace"]) for spec in self.specs.values()}
+
+    def versions(self) -> dict[str, str]:
+        """The components that a person asks for, by name."""
+        return told_versions(self._components())
+
+    def _components(self) -> dict[str, str]:
+        found = self.components
+        if not self.archs:
+            found.pop("cuda", None)  # nvcc may be there for something else
+        elif self.wheels:
+            # CUDA's libraries are in the wheels, of another release than the nvcc.
+            rows = wheel_sets(self.tensorflow["name"])
+            found |= rows.get(self.tensorflow["version"], {}).get("versions", {})
+        return found
+
+    @property
+    def variant(self) -> str:
+        """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
+        return variant_of(self.archs, self._components().get("cuda", ""))
+
+    @property
+    def module(self) -> str:
+        """The full name of the release's module."""
+        return f"{MODULE}/{self.tensorflow['version']}-{self.variant}"
+
+    def needs(self, gpus: Iterable[Gpu] = ()) -> dict[str, Any]:
+        """What the module's guard asks of a machine; `gpus` are those of the site's partitions."""
+        cuda = self._components().get("cuda", "")
+        return needs_of(self.archs, cuda, self.target, gpus, wheels=self.wheels)
+
+    def release_id(self, request: StackRequest, own: str) -> str:
+        """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
+        hashes = sorted(root["hash"] for root in self.roots)
+        key = digest(SCHEMA, hashes, own, request.partitions)
+        return f"{request.name}-{self.tensorflow['version']}-{self.variant}-{key}"
+
+
+def told_versions(found: Mapping[str, str]) -> dict[str, str]:
+    """The versions that a person asks for, of those of the components."""
+    mpi = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
+    return {**found, "hpcdl": __version__, "mpi": mpi}
+
+
+def read_lock(environment: Path) -> Lock:
+    """The lock file of an environment; MissingPrerequisite: there is none, or it cannot be read."""
+    path = environment / "spack.lock"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        lock = Lock(environment, tuple(data["roots"]), data["concrete_specs"])
+        lock.to_run  # noqa: B018 - damaged ones are refused here
+        return lock
+    except FileNotFoundError as fault:
+        raise MissingPrerequisite(
+            f"the environment {environment} is not installed: it has no spack.lock",
+            hint=f"spack -e {environment} install",
+        ) from fault
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        raise MissingPrerequisite(
+            f"the lock file {path} cannot be read",
+            details=[f"{type(fault).__name__}: {str(fault)[:200]}"],
+            hint=f"spack -e {environment} concretize --force",
+        ) from fault

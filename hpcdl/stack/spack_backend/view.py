@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.stack.install import add_startup, compile_folders, install, open_to_readers
-from hpcdl.stack.modes import mode_faults
-from hpcdl.stack.spack_backend.from_wheels import wheel_sets
-from hpcdl.stack.spack_backend.locked import Lock
-from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.stack.install import add_startup, compile_folders, install, mode_faults, open_to_readers
+from hpcdl.stack.resolve_facts import wheel_sets
+from hpcdl.stack.spack_backend.tool import Lock, Spack
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder

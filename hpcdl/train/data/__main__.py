@@ -14,7 +14,7 @@ from hpcdl.train.data.data_options import build_parser
 from hpcdl.train.data.dataset import FILE, Dataset, PhotoRequest, guard, load_dataset, made_before
 from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
 from hpcdl.train.data.table import Row, read_table, request_of
-from hpcdl.train.startup import import_tensorflow, prepare_environment, this_place
+from hpcdl.train.startup import import_tensorflow, this_place
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,9 +126,7 @@ def _threads(args: argparse.Namespace) -> int:
 
 def _tensorflow(threads: int) -> None:
     """Import TensorFlow as these commands want it: modules that use it may be imported then."""
-    place = replace(this_place(), cpus=threads)
-    prepare_environment(place, onednn=False)
-    import_tensorflow(place, keras=False)
+    import_tensorflow(replace(this_place(), cpus=threads))
 
 
 if __name__ == "__main__":

@@ -242,9 +242,7 @@ def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResu
 
 def _why(folder: Path, log: Path) -> str:
     """What the program said of its failure, else the last line of the job's log."""
-    record = RESULT.find(folder / RESULT.name)
-    reason = at(record.values, "outcome", "reason") if record else ""
-    if reason:
+    if reason := at(RESULT.find(folder), "outcome", "reason"):
         return str(reason)
     if not log.exists():
         return "it left no log"

@@ -23,9 +23,9 @@ from hpcdl.jobs.watch import follow
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import locked, write_atomic
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.safe_read import last_text
-from hpcdl.system.scratch import scratch_directory
 from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import DataSet, Run
 from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
@@ -172,7 +172,7 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     for part in plan.rounds:
         anew = [RunStatus(point, MISSING) for point in part.points if not point.problem]
         loaded = _modules_of(part, modules)
-        for group, script, _ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
+        for group, script, *_ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
             partition = plan.site.partition(group.spec.partition)
             said = lint(script.text, name=f"{part.run.name}.sh", version=plan.site.slurm.version,
                         partition=partition)  # fmt: skip

@@ -33,8 +33,8 @@ def job(version, directives, environment=None):
     """The environment of the batch step of a job, as the release makes it."""
     slurm, around = Slurm(version), {"PATH": "/usr/bin", **(environment or {})}
     given = standin_batch.plan(slurm, [], f"#!/bin/bash\n#SBATCH {directives}\n".encode(), around)
-    made = allocation(slurm, given, Node(cpus=16, gpus=4))
-    return standin_batch.job_environment(slurm, given, made, "1", around)
+    made = allocation(slurm, given, Node())
+    return standin_batch.job_environment(slurm, given, made, around)
 
 
 def step(version, directives, options="", **changes):

@@ -10,6 +10,7 @@ import pytest
 
 from hpcdl.cli import main
 
+LINT = ("job", "lint", "--slurm-version", "26.05")
 SCRIPT = "#!/bin/bash\n#SBATCH --ntasks=4 --partiton=p100\npython train.py\n"
 
 
@@ -24,62 +25,51 @@ def directory(tmp_path):
     return tmp_path
 
 
-def test_of_a_directory_the_batch_scripts_below_it_are_linted(directory, capsys):
-    assert main(["job", "lint", "--slurm-version", "26.05", "--json", str(directory)]) == 1
-    files = json.loads(capsys.readouterr().out)["files"]
+def test_of_a_directory_the_batch_scripts_below_it_are_linted(directory, hpcdl):
+    files = json.loads(hpcdl(*LINT, "--json", str(directory), code=1).out)["files"]
     assert [one["file"].removeprefix(f"{directory}/") for one in files] == ["a.sh", "deep/b.slurm"]
 
 
 @pytest.mark.parametrize("words", [["--"], []])
-def test_several_files_also_behind_two_dashes(directory, capsys, words):
+def test_several_files_also_behind_two_dashes(directory, hpcdl, words):
     files = [str(directory / "a.sh"), str(directory / "deep/b.slurm")]
-    assert main(["job", "lint", "--slurm-version", "26.05", *words, *files]) == 1
-    assert capsys.readouterr().out.count("did you mean '--partition'?") == 2
+    assert hpcdl(*LINT, *words, *files, code=1).out.count("did you mean '--partition'?") == 2
 
 
-def test_standard_input(monkeypatch, capsys):
+def test_standard_input(monkeypatch, hpcdl):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SCRIPT.encode())))
-    assert main(["job", "lint", "--slurm-version", "26.05", "-"]) == 1
-    assert "-:2:20: error" in capsys.readouterr().out
+    assert "-:2:20: error" in hpcdl(*LINT, "-", code=1).out
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"", "is empty"), (b"\n \n", "is empty"), (b"\x7fELF\2\1\1\0", "is no script"),
-     (b"root:x:0:0:root:/root:/bin/bash\n", "is no script"),
-     ("#!/bin/bash\n#SBATCH -n 1\n".encode("utf-16"), "is UTF-16, which sbatch does not read")],
-)  # fmt: skip
-def test_what_is_no_script_is_bad_input(tmp_path, capsys, content, said):
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    assert main(["job", "lint", "--slurm-version", "26.05", str(path)]) == 2
-    assert said in capsys.readouterr().err
+@pytest.mark.parametrize(("content", "said"), [
+    (b"", "is empty"), (b"\n \n", "is empty"), (b"\x7fELF\2\1\1\0", "is no script"),
+    (b"root:x:0:0:root:/root:/bin/bash\n", "is no script"),
+    ("#!/bin/bash\n#SBATCH -n 1\n".encode("utf-16"), "is UTF-16, which sbatch does not read"),
+])  # fmt: skip
+def test_what_is_no_script_is_bad_input(tmp_path, hpcdl, content, said):
+    (tmp_path / "file").write_bytes(content)
+    assert said in hpcdl(*LINT, str(tmp_path / "file"), code=2).err
 
 
-def test_a_release_later_than_the_rules_is_told_the_latest(directory, capsys):
-    assert main(["job", "lint", "--slurm-version", "30.05", str(directory)]) == 2
-    assert "--slurm-version 26.05" in capsys.readouterr().err
+def test_a_release_later_than_the_rules_is_told_the_latest(directory, hpcdl):
+    said = hpcdl("job", "lint", "--slurm-version", "30.05", str(directory), code=2).err
+    assert "--slurm-version 26.05" in said
 
 
-def test_explain_prints_a_rule_and_its_source(capsys):
-    assert main(["job", "lint", "--explain", "log-directory"]) == 0
-    assert "from: Slurm CHANGELOG 23.02.0rc1" in capsys.readouterr().out
-    assert main(["job", "lint", "--explain", "log-directry"]) == 2
-    assert "did you mean 'log-directory'?" in capsys.readouterr().err
+def test_explain_prints_a_rule_and_its_source(hpcdl):
+    explain = ("job", "lint", "--explain")
+    assert "from: Slurm CHANGELOG 23.02.0rc1" in hpcdl(*explain, "log-directory").out
+    assert "did you mean 'log-directory'?" in hpcdl(*explain, "log-directry", code=2).err
 
 
-@pytest.mark.parametrize(
-    ("shell", "name"),
-    [("/bin/tcsh", "tcsh"), ("/usr/bin/env -S Rscript --vanilla", "Rscript"),
-     ("/usr/bin/python3 -u", "python3")],
-)  # fmt: skip
-def test_of_other_shells_only_directives_are_checked_and_that_is_said(
-    tmp_path, capsys, shell, name
-):
+@pytest.mark.parametrize(("shell", "name"), [
+    ("/bin/tcsh", "tcsh"), ("/usr/bin/env -S Rscript --vanilla", "Rscript"),
+    ("/usr/bin/python3 -u", "python3"),
+])  # fmt: skip
+def test_of_other_shells_only_directives_are_checked(tmp_path, hpcdl, shell, name):
     path = tmp_path / "job"
     path.write_text(f"#!{shell}\n#SBATCH --ntasks=0\nsrun --exact | tee x &\n")
-    assert main(["job", "lint", "--slurm-version", "26.05", str(path)]) == 1
-    printed = capsys.readouterr()
+    printed = hpcdl(*LINT, str(path), code=1)
     assert f"{name} runs it, so only directives are checked" in printed.err
     assert printed.out.count("error:") == 1
 

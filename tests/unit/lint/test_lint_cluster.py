@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.job import Cluster, of_site
 from hpcdl.site import load_site
@@ -21,24 +20,22 @@ def found(directive, cluster=PI, version="26.05"):
     return {one.rule.id: one.detail for one in rows}
 
 
-@pytest.mark.parametrize(
-    ("directive", "rule"),
-    [("--partition=p10", "partition-unknown"), ("-p cpu,gpu", "partition-unknown"),
-     ("--account=phsyics", "account-unknown"), ("--qos=short", "qos-unknown"),
-     ("--gres=gpu:v100:2", "gres-unknown"), ("--gpus-per-node=v100:2", "gres-unknown"),
-     ("--gres=gpus:2", "gres-unknown"), ("--constraint=broadwell", "feature-unknown"),
-     ('--constraint="[skylake*2|haswell*2]"', "feature-unknown")],
-)  # fmt: skip
+@pytest.mark.parametrize(("directive", "rule"), [
+    ("--partition=p10", "partition-unknown"), ("-p cpu,gpu", "partition-unknown"),
+    ("--account=phsyics", "account-unknown"), ("--qos=short", "qos-unknown"),
+    ("--gres=gpu:v100:2", "gres-unknown"), ("--gpus-per-node=v100:2", "gres-unknown"),
+    ("--gres=gpus:2", "gres-unknown"), ("--constraint=broadwell", "feature-unknown"),
+    ('--constraint="[skylake*2|haswell*2]"', "feature-unknown"),
+])  # fmt: skip
 def test_a_name_that_the_cluster_has_not_is_an_error(directive, rule):
     assert set(found(directive)) == {rule}
     assert found(directive, Cluster()) == {}
 
 
-@pytest.mark.parametrize(
-    "directive",
-    ["-p p100,cpu", "--account=physics", "--qos=long", "--gres=gpu:p100:2,nvme:1", "--gpus=2",
-     '--constraint="(skylake&ib-fdr)|skylake*2"', "--partition={{ partition }}", "--qos=@qos@"],
-)  # fmt: skip
+@pytest.mark.parametrize("directive", [
+    "-p p100,cpu", "--account=physics", "--qos=long", "--gres=gpu:p100:2,nvme:1", "--gpus=2",
+    '--constraint="(skylake&ib-fdr)|skylake*2"', "--partition={{ partition }}", "--qos=@qos@",
+])  # fmt: skip
 def test_names_that_it_has_and_gaps_of_templates_are_right(directive):
     assert found(directive) == {}
 
@@ -62,18 +59,15 @@ def test_select_linear_refuses_gpus_per_task_or_job_where_the_site_says_so(asked
         assert "linear-per-task-gres" not in other
 
 
-def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, capsys):
+def test_options_of_plug_ins_are_known_from_the_command_line_or_the_site(tmp_path, hpcdl):
     script, site = tmp_path / "job.sh", tmp_path / "site.yaml"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1 --image=docker:x\npython a.py\n")
     site.write_text(MATRIX.read_text().replace("accounting: false", "plugin_options: [image]"))
     run = ["job", "lint", "--slurm-version", "26.05", "--advice", str(script)]
-    assert main(run) == 0
-    assert "option-foreign" in capsys.readouterr().out
-    assert main([*run, "--plugin-options", "image,module"]) == 0
-    assert main([*run, "--site", str(site)]) == 0
-    assert capsys.readouterr().out.count("no findings") == 2
-    assert main([*run, "--plugin-options", "imag"]) == 1
-    assert "did you mean '--imag'?" in capsys.readouterr().out
+    assert "option-foreign" in hpcdl(*run).out
+    for known in (["--plugin-options", "image,module"], ["--site", str(site)]):
+        assert "no findings" in hpcdl(*run, *known).out
+    assert "did you mean '--imag'?" in hpcdl(*run, "--plugin-options", "imag", code=1).out
 
 
 STEPS = """\
@@ -84,15 +78,12 @@ srun --cpu-bind=cores python train.py
 """
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "gone", "instead"),
-    [
-        ("TaskPlugin", "task/affinity,task/cgroup", "cpus-per-task-default",
-         {"cpus-per-task-lost", "cpus-per-gpu-ignored"}),
-        ("KillOnBadExit", "1", "kill-on-bad-exit", set()),
-        ("JobFileAppend", "1", "requeue-truncates", set()),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value", "gone", "instead"), [
+    ("TaskPlugin", "task/affinity,task/cgroup", "cpus-per-task-default",
+     {"cpus-per-task-lost", "cpus-per-gpu-ignored"}),
+    ("KillOnBadExit", "1", "kill-on-bad-exit", set()),
+    ("JobFileAppend", "1", "requeue-truncates", set()),
+])  # fmt: skip
 def test_what_depends_on_slurm_conf_is_advice_until_it_is_known(key, value, gone, instead):
     def rules(cluster):
         return {one.rule.id for one in lint(STEPS, name="x", version="22.05", cluster=cluster)}

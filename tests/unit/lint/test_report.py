@@ -1,4 +1,4 @@
-"""What `hpcdl job lint` prints, and how it exits."""
+"""What `hpcdl job lint` prints, what a waiver silences, and how it exits."""
 
 import json
 import os
@@ -53,14 +53,11 @@ def test_of_several_scripts_in_a_file_the_first_is_read(script):
     assert [(one.rule.id, one.line, one.also) for one in found] == [("cpus-per-task-lost", 3, ())]
 
 
-@pytest.mark.parametrize(
-    ("directive", "said"),
-    [
-        ("--time = 1:00:00", "write = without blanks"),
-        ("--account=${PROJECT:?set it}", "'${PROJECT:?set' is not expanded"),
-        ("--workdir=/scratch", "sbatch has no --workdir; did you mean '--chdir'?"),
-    ],
-)
+@pytest.mark.parametrize(("directive", "said"), [
+    ("--time = 1:00:00", "write = without blanks"),
+    ("--account=${PROJECT:?set it}", "'${PROJECT:?set' is not expanded"),
+    ("--workdir=/scratch", "sbatch has no --workdir; did you mean '--chdir'?"),
+])  # fmt: skip
 def test_a_frequent_slip_is_named(directive, said):
     found = lint(f"#!/bin/bash\n#SBATCH {directive}\n./solver\n", name="job.sh", version="24.11")
     assert said in [one.detail for one in found]
@@ -69,15 +66,13 @@ def test_a_frequent_slip_is_named(directive, said):
 ADVISED = "#!/bin/bash\n#SBATCH --ntasks=4 --mem=16\nsrun ./solver | tee log\n"
 
 
-def test_advice_is_counted_in_one_line_and_shown_where_it_is_asked_for(script, capsys):
+def test_advice_is_counted_in_one_line_and_shown_where_it_is_asked_for(script, hpcdl):
     script.write_text(ADVISED)
-    assert main(["job", "lint", "--slurm-version", "24.11", str(script)]) == 0
-    said = capsys.readouterr().out
+    said = hpcdl("job", "lint", "--slurm-version", "24.11", str(script)).out
     assert "memory-unit" not in said
     last = f"{script}: 1 warning (Slurm 24.11); 1 piece of advice: --advice shows it"
     assert said.splitlines()[-1] == last
-    assert main(["job", "lint", "--advice", str(script)]) == 0
-    said = capsys.readouterr().out
+    said = hpcdl("job", "lint", "--advice", str(script)).out
     assert ": advice: memory without a unit is in megabytes" in said
     assert said.splitlines()[-1] == f"{script}: 1 warning, 1 piece of advice (Slurm 26.05)"
 
@@ -111,11 +106,10 @@ def test_bytes_that_are_no_utf8_are_read_all_the_same(script, capsys):
     assert "job.sh:3:18: error" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("directives", "column"),
-    [("--partition=v100 --gpus-per-node=9", 26), ("-p v100 --gres=gpu:v100:16", 17), ("-N7", 9),
-     ("--ntasks-per-node=8 -c11", 29), ("--time=2-1", 9)],
-)  # fmt: skip
+@pytest.mark.parametrize(("directives", "column"), [
+    ("--partition=v100 --gpus-per-node=9", 26), ("-p v100 --gres=gpu:v100:16", 17), ("-N7", 9),
+    ("--ntasks-per-node=8 -c11", 29), ("--time=2-1", 9),
+])  # fmt: skip
 def test_more_than_the_partition_has_is_an_error(directives, column):
     text = f"#!/bin/bash\n#SBATCH {directives}\ntrue\n"
     found = lint(text, name="x", version="24.11", partition=V100)
@@ -133,3 +127,48 @@ def test_an_installed_site_says_the_release_where_none_is_named(script, capsys):
     assert "(Slurm 20.11.9)" in capsys.readouterr().out
     main(["job", "lint", "--slurm-version", "24.11", str(script)])
     assert "(Slurm 24.11)" in capsys.readouterr().out
+
+
+HEAD = "#!/bin/bash\n#SBATCH -n4 --gpus=4 --open-mode=append\n"
+STEP = "srun python a.py\n"
+
+
+def found(text, version="26.05"):
+    return [(one.line, one.rule.id) for one in lint(text, name="job.sh", version=version)]
+
+
+@pytest.mark.parametrize("text", [
+    "# hpcdl-lint: allow kill-on-bad-exit one rank may die\n" + STEP,
+    "  #hpcdl-lint:  allow  kill-on-bad-exit  one rank may die\n" + STEP,
+    "srun python a.py  # hpcdl-lint: allow kill-on-bad-exit one rank may die\n",
+    STEP + "# hpcdl-lint: allow-file kill-on-bad-exit ranks are independent\n",
+    "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a\\\n b\n",
+    "# hpcdl-lint: allow kill-on-bad-exit may die\ntime \\\n  srun \\\n  python a.py\n",
+    "srun \\\n  python a.py  # hpcdl-lint: allow kill-on-bad-exit may die\n",
+    "# hpcdl-lint: allow pipe-status only to look at\n"
+    "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a.py | tee log\n",
+    STEP + "cat <<END\n# hpcdl-lint: allow nonsense\nEND\n"
+    "# hpcdl-lint: allow-file kill-on-bad-exit one in a here-document is text\n",
+])  # fmt: skip
+def test_a_waiver_covers_the_next_line_its_own_line_or_the_file(text):
+    assert found(HEAD + text) == []
+
+
+@pytest.mark.parametrize(("text", "rules"), [
+    (STEP, [(3, "kill-on-bad-exit")]),
+    # It does not reach the line after the next.
+    ("# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP,
+     [(3, "waiver-unused"), (5, "kill-on-bad-exit")]),
+    ("# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP,
+     [(3, "waiver-unknown"), (4, "kill-on-bad-exit")]),
+    # Without a reason it waives, but is reported.
+    ("# hpcdl-lint: allow kill-on-bad-exit\n" + STEP, [(3, "waiver-reason")]),
+])  # fmt: skip
+def test_where_a_waiver_does_not_silence_the_rule_or_is_wrong_that_is_reported(text, rules):
+    assert found(HEAD + text) == rules
+
+
+def test_a_waiver_for_other_releases_is_not_unused_on_this_one():
+    text = HEAD + "# hpcdl-lint: allow cpus-per-task-lost we are past 23.02\ntrue\n"
+    assert found(text, "26.05") == []
+    assert found(text, "22.05") == [(3, "waiver-unused")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdl.jobs.lint.check_values import expects
+from hpcdl.jobs.lint.check_directives import expects
 from hpcdl.jobs.lint.options import Option, known_options
 from hpcdl.slurm.rules import as_release
 
