@@ -49,8 +49,7 @@ class convergence(HpcdlCheck):
         return rule(self.check_name, self.case_name, partition.label, metric.name, DIGITS.accuracy)
 
     def faults(self, measured):
-        release = self.evidence["release"]
-        found = training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+        found = [*super().faults(measured), *training_faults(measured)]
         return found or curve_faults(DIGITS, losses(measured))
 
 
@@ -73,8 +72,7 @@ class users_job(HpcdlCheck):
         return [Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=False)]
 
     def faults(self, measured):
-        release = self.evidence["release"]
-        return training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+        return [*super().faults(measured), *training_faults(measured)]
 
 
 class killed(HpcdlCheck):
@@ -108,8 +106,7 @@ class Resumed(HpcdlCheck):
         return [Metric("resumed_at", "steps", reads("samples", "first_step"), judged=False)]
 
     def faults(self, measured):
-        release = self.evidence["release"]
-        return resume_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+        return [*super().faults(measured), *resume_faults(measured)]
 
 
 @rfm.simple_test

@@ -85,17 +85,13 @@ def run_checks(
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
         outcome = CheckOutcome(run, tuple(waive(found, request.waived)), time.monotonic() - start,
                                machine, request.changed, site.name, time.time())  # fmt: skip
-        VERDICTS.write(run.verdicts, _values(outcome))
+        VERDICTS.write(run.verdicts, as_data(outcome))
     return outcome
 
 
 def as_data(outcome: CheckOutcome) -> dict[str, Any]:
     """An outcome as verdicts.json has it."""
-    return VERDICTS.data(_values(outcome))
-
-
-def _values(outcome: CheckOutcome) -> dict[str, Any]:
-    return {
+    return VERDICTS.data({
         "run": str(outcome.directory.path),
         "site": outcome.site,
         "ok": outcome.ok,
@@ -107,7 +103,7 @@ def _values(outcome: CheckOutcome) -> dict[str, Any]:
             asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
             for verdict in outcome.verdicts
         ],
-    }
+    })  # fmt: skip
 
 
 def _check_request(site: Site, request: CheckRequest) -> bool:

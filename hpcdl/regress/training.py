@@ -8,16 +8,15 @@ nothing depends on how fast a machine is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.regress.result import Measured, faults_of, losses_fall, reads
-from hpcdl.results.faults import Fault, FaultKind, as_fault
+from hpcdl.regress.result import Measured, losses_fall, reads
+from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.results.records import at
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
@@ -128,15 +127,12 @@ def best_images_per_second(measured: Measured) -> float | None:
     return max(rates, default=None)
 
 
-def training_faults(
-    measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[Fault]:
-    """What is wrong with a training's result."""
+def training_faults(measured: Measured) -> list[Fault]:
+    """What is wrong with a training's result beside what may be wrong with any job's."""
     if measured.faults:
-        return [as_fault(said) for said in measured.faults]
-    found = faults_of(measured, layout, release, real_gpus=real_gpus)
-    if fault := losses_fall(losses(measured)):
-        found.append(fault)
+        return []
+    fault = losses_fall(losses(measured))
+    found = [fault] if fault else []
     steps = measured.number("summary", "steps_measured") or 0
     if steps < WINDOW_STEPS:
         text = f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
@@ -245,13 +241,11 @@ def newest_step(directory: Path) -> int:
     return int(found[-1].stem.removeprefix("step-")) if found else 0
 
 
-def resume_faults(
-    measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[Fault]:
-    """What is wrong with a training that should have gone on from a checkpoint."""
-    found = faults_of(measured, layout, release, real_gpus=real_gpus)
+def resume_faults(measured: Measured) -> list[Fault]:
+    """The same of a training that should have gone on from a checkpoint."""
     if measured.faults:
-        return found
+        return []
+    found = []
     first = measured.number("samples", "first_step") or 0
     if first < CHECKPOINT_EVERY:
         text = f"the training began at step {first:.0f}, not at its checkpoint"

@@ -38,7 +38,6 @@ MARGIN = 0.05
 _RECENT_JOBS = 30
 _MOST_REPEATS = 5
 _FEWEST_STEPS = 10
-_RESULT = replace(RESULT, most_bytes=50_000_000)
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
 # What may be wrong with the files of other jobs and with data sets: not this job's fault.
@@ -207,7 +206,7 @@ def _alike(
         here = (spec.partition, spec.gpu_model, layout.cpus_per_task)
         if there != here or other is None or not training.like(other):
             return
-        result = found_in(folder, _RESULT)
+        result = found_in(folder, RESULT)
         if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
             run = (at(result, "batch_per_rank"), at(result, "layout", "ranks"),
                    at(result, "precision"))  # fmt: skip

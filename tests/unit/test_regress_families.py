@@ -199,7 +199,8 @@ def test_a_loss_curve_outside_its_band_is_a_fault(curve):
     ({"steps": {}}, "0 of 0 steps"),
 ])  # fmt: skip
 def test_a_training_that_did_not_go_on_is_a_fault(change, word):
-    found = resume_faults(changed(**RESUMED | change), LAYOUT, "r1")
+    measured = changed(**RESUMED | change)
+    found = [*faults_of(measured, LAYOUT, "r1"), *resume_faults(measured)]
     assert any(word in fault.text for fault in found) == bool(word)
 
 
