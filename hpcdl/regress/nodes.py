@@ -8,11 +8,12 @@ nodes; 40 % is always enough. Few nodes tell little of scatter, so they need mor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from statistics import median
 
-from hpcdl.regress.identity import LOWER, better_of
+from hpcdl.regress.identity import LOWER, Night, better_of
 from hpcdl.regress.references import WIDEST, spread_of
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
@@ -87,12 +88,16 @@ def slower_than_the_rest(
     return ()
 
 
-def slow_nights(nights: Sequence[Mapping[str, float]], least: float = 0.0) -> tuple[str, ...]:
+def slow_nodes(series: Iterable[Night], least: float = 0.0) -> tuple[str, ...]:
     """The nodes that are slower than the rest over the last nights, and on each of them.
 
-    Each night has a value by node, oldest night first; the last 3 of several nodes count. `least`
-    is as in `find_slow_nodes`.
+    The last 3 nights on which several were measured count. `least` is as in `find_slow_nodes`.
     """
+    runs: dict[date, dict[str, list[float]]] = {}
+    for run in series:
+        if run.node:
+            runs.setdefault(run.date, {}).setdefault(run.node, []).append(run.value)
+    nights = [{node: median(values) for node, values in runs[day].items()} for day in sorted(runs)]
     recent = [night for night in nights if len(night) > 1 and median(night.values()) > 0]
     each: dict[str, list[float]] = {}
     for night in recent[-COMPARED:]:

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.drift import Analysis, Change, Night
-from hpcdl.regress.identity import LARGEST
+from hpcdl.regress.drift import Analysis, Change
+from hpcdl.regress.identity import LARGEST, Night
 from hpcdl.regress.verdict import number
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular

@@ -156,33 +156,19 @@ _NO_IDEA = math.log(10)
 """The loss of a network of ten classes that has learnt nothing."""
 
 
-@dataclass(frozen=True)
-class Convergence:
-    """A training to the end, whose loss curve is known."""
-
-    model: str
-    data: str
-    epochs: int
-    global_batch: int
-    accuracy: float
-
-    def __str__(self) -> str:
-        return f"{self.model}-{self.data}-{self.accuracy:.0%}".removesuffix("%")
-
-    def describe(self, directory: Path) -> tuple[str, ...]:
-        """Options of the training."""
-        return (
-            f"--model={self.model}", f"--data={directory}", f"--epochs={self.epochs}",
-            f"--global-batch={self.global_batch}", "--checkpoint-every=0",
-        )  # fmt: skip
+DIGITS, DIGITS_ACCURACY = "mlp-digits-95", 0.95
+"""A training to the end, whose loss curve is known, and the accuracy that it must reach."""
 
 
-DIGITS = Convergence("mlp", "digits", epochs=60, global_batch=128, accuracy=0.95)
+def digits_options(directory: Path) -> tuple[str, ...]:
+    """Options of that training; `directory` holds the digits."""
+    return ("--model=mlp", f"--data={directory}", "--epochs=60", "--global-batch=128",
+            "--checkpoint-every=0")  # fmt: skip
 
 
-def curve_faults(case: Convergence, curve: Sequence[float]) -> list[Fault]:
-    """Where a loss curve leaves the band of a healthy one."""
-    rows = facts.load("loss_curves")["curves"][str(case)]["windows"]
+def curve_faults(curve: Sequence[float]) -> list[Fault]:
+    """Where the loss curve of DIGITS leaves the band of a healthy one."""
+    rows = facts.load("loss_curves")["curves"][DIGITS]["windows"]
     found = []
     for row in rows:
         window = curve[row["first"] : row["last"]]

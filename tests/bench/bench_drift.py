@@ -20,8 +20,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
-from hpcdl.regress.drift import BUDGET, Change, Night, analyse, runs_of
+from hpcdl.regress.drift import BUDGET, Change, analyse, runs_of
 from hpcdl.regress.estimate import Nightly
+from hpcdl.regress.identity import Night
 from tests.bench import report
 from tests.bench.drift_series import (
     CHANGE_AT,

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 
-from hpcdl.regress.drift import Night
+from hpcdl.regress.identity import Night
 
 START = date(2026, 1, 5)
 NIGHTS, CHANGE_AT, SD = 150, 90, 0.02

@@ -7,8 +7,9 @@ from statistics import NormalDist
 import pytest
 
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
-from hpcdl.regress.drift import BUDGET, Night, analyse, may_be_worse, runs_of
+from hpcdl.regress.drift import BUDGET, analyse, may_be_worse, runs_of
 from hpcdl.regress.estimate import Edge, edge_of
+from hpcdl.regress.identity import Night
 from tests.bench.bench_drift import sure_nights, told
 from tests.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
 
