@@ -6,6 +6,7 @@ names a checkout of its sources.
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,7 +53,7 @@ def site(cluster_env, tmp_path, monkeypatch) -> Site:
 
 def run(site: Site, path: Path, *passed: str, **request: object) -> CheckOutcome:
     asked = CheckRequest(partitions=("p100",), paths=(path,), passed=passed, **request)
-    return run_checks(site, Module(()), asked)
+    return run_checks(site, defaultdict(lambda: Module(())), asked)
 
 
 @pytest.mark.skipif(not LIBRARY, reason="HPCDL_HPCTESTLIB names no checkout of ReFrame")
