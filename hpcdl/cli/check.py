@@ -275,10 +275,10 @@ def _measure(args: argparse.Namespace) -> ExitCode:
         said = f"would run {what} {request.repeat} times on {where}, and write the references"
         return show(args, {"runs": request.repeat, "files": [], "references": []}, said)
     with StatusLine(quiet=args.json) as status:
-        done = measure(site, found, request, _shown(status))
-    data = {"files": done.files, "references": [asdict(row) for row in done.references]}
-    written = [f"wrote {file}: review it like code" for file in done.files]
-    return show(args, data, "\n".join([references_text(done.references), *written]))
+        rows, files = measure(site, found, request, _shown(status))
+    data = {"files": files, "references": [*map(asdict, rows)]}
+    written = [f"wrote {file}: review it like code" for file in files]
+    return show(args, data, "\n".join([references_text(rows), *written]))
 
 
 def _show_references(args: argparse.Namespace) -> ExitCode:

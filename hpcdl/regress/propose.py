@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdl.regress import references
 from hpcdl.regress.identity import LOWER, TIMES
@@ -139,17 +139,10 @@ def _stands(known: Reference, newest: Reference) -> bool:
     return often and not any(outdated(vars(known), vars(newest), newest.machine))
 
 
-class Measurement(NamedTuple):
-    """New references, and the files they went to."""
-
-    references: tuple[Reference, ...]
-    files: tuple[Path, ...]
-
-
 def measure(
     site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
-) -> Measurement:
-    """Run the checks `request.repeat` times and derive references.
+) -> tuple[tuple[Reference, ...], tuple[Path, ...]]:
+    """Run the checks `request.repeat` times; the references that follow, and their files.
 
     Raises BadInput: fewer runs than a reference needs. Raises CheckFailed: a run went wrong;
     nothing is written.
@@ -173,7 +166,7 @@ def measure(
             "no reference was written, because nothing that ran has a number to be judged",
             hint="`hpcdl check run` says of each check what it holds",
         )
-    return Measurement(rows, write(site, rows))
+    return rows, write(site, rows)
 
 
 def write(site: Site, rows: Iterable[Reference]) -> tuple[Path, ...]:

@@ -93,7 +93,7 @@ def test_every_nightly_check_works_on_two_emulated_nodes(site):
 def test_a_release_that_halves_throughput_fails_and_is_named(site, release, tmp_path):
     modules = {"p100": Module((release.module,), release.modules, release.id)}
     request = CheckRequest(partitions=("p100",), names=(ONE_RANK,), repeat=3)
-    assert measure(site, modules, request).references
+    assert measure(site, modules, request)[0]
     tonight = datetime.now(timezone.utc)
     good = run_checks(site, modules, replace(request, repeat=1))
     assert good.ok, told(good)
@@ -129,7 +129,7 @@ def slower(release: Release, folder: Path) -> Module:
 def test_a_healthy_night_passes_twenty_times_out_of_twenty(site):
     request = CheckRequest(partitions=("p100",), tags=("smoke",), repeat=5)
     modules = modules_by_partition(site)
-    assert measure(site, modules, request).references
+    assert measure(site, modules, request)[0]
     for night in range(20):
         outcome = run_checks(site, modules, replace(request, repeat=1))
         assert outcome.ok, f"night {night}: {told(outcome)}"
