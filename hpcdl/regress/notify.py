@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -146,10 +147,7 @@ BODIES: Mapping[str, Callable[[Notice], dict[str, Any]]] = {
 
 def _escaped(text: str) -> str:
     """Slack's three special characters; and no end of a block of code."""
-    marks: Sequence[tuple[str, str]] = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("`", "'"))
-    for mark, plain in marks:
-        text = text.replace(mark, plain)
-    return text
+    return escape(text, quote=False).replace("`", "'")
 
 
 @dataclass(frozen=True)
