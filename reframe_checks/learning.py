@@ -13,8 +13,10 @@ from hpcdl.regress.result import Measured, reads
 from hpcdl.regress.training import (
     BEST_IMAGES_PER_SECOND,
     DIGITS,
+    DIGITS_ACCURACY,
     best_images_per_second,
     curve_faults,
+    digits_options,
     job_on,
     killed_program,
     losses,
@@ -31,27 +33,26 @@ from hpcdl.results.faults import Fault, FaultKind
 class convergence(HpcdlCheck):
     """The digits to 95 %, with a loss curve within the band of healthy ones."""
 
-    training = parameter([DIGITS], fmt=lambda case: str(case))
+    training = parameter([DIGITS])
     tags = {"nightly"}
 
     @property
     def case_name(self):
-        return str(self.training)
+        return self.training
 
     def request(self, site, partition):
-        program = ("hpcdl", "train", *DIGITS.describe(site.paths.datasets / DIGITS.data))
+        program = ("hpcdl", "train", *digits_options(site.paths.datasets / "digits"))
         return job_on(partition, self.check_name, program, nodes=min(2, partition.nodes), ranks=2)
 
     def metrics(self):
         return [Metric("accuracy", "", reads("summary", "metrics", "accuracy"))]
 
     def expected(self, metric, site, partition):
-        return rule(self.check_name, self.case_name, partition.label, metric.name, DIGITS.accuracy)
+        return rule(self.check_name, self.case_name, partition.label, metric.name, DIGITS_ACCURACY)
 
     def faults(self, measured):
-        release = self.evidence["release"]
-        found = training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
-        return found or curve_faults(DIGITS, losses(measured))
+        found = [*super().faults(measured), *training_faults(measured)]
+        return found or curve_faults(losses(measured))
 
 
 @rfm.simple_test
@@ -73,8 +74,7 @@ class users_job(HpcdlCheck):
         return [Metric(BEST_IMAGES_PER_SECOND, "images/s", best_images_per_second, judged=False)]
 
     def faults(self, measured):
-        release = self.evidence["release"]
-        return training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+        return [*super().faults(measured), *training_faults(measured)]
 
 
 class killed(HpcdlCheck):
@@ -108,8 +108,7 @@ class Resumed(HpcdlCheck):
         return [Metric("resumed_at", "steps", reads("samples", "first_step"), judged=False)]
 
     def faults(self, measured):
-        release = self.evidence["release"]
-        return resume_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+        return [*super().faults(measured), *resume_faults(measured)]
 
 
 @rfm.simple_test

@@ -68,8 +68,7 @@ class Training(HpcdlCheck):
         return most(self.case, self.place()[1])
 
     def faults(self, measured):
-        release = self.evidence["release"]
-        return training_faults(measured, self.layout, release, real_gpus=self.real_gpus)
+        return [*super().faults(measured), *training_faults(measured)]
 
 
 @rfm.simple_test

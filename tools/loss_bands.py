@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean, median
 
-from hpcdl.regress.training import DIGITS, WINDOWS
+from hpcdl.regress.training import WINDOWS, digits_options
 
 SEEDS = 20
 _SPREADS, _LEAST = 6.0, 0.25
@@ -25,7 +25,7 @@ _SPREADS, _LEAST = 6.0, 0.25
 def curve(python: Path, data: Path, seed: int) -> list[float]:
     """The mean losses over the windows, of one seed."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [*DIGITS.describe(data), f"--seed={seed}", f"--job-dir={folder}"]
+        words = [*digits_options(data), f"--seed={seed}", f"--job-dir={folder}"]
         command = [str(python), "-m", "hpcdl.train", *words]
         subprocess.run(command, check=True, capture_output=True)
         losses = json.loads((Path(folder) / "result.json").read_text())["samples"]["loss"]

@@ -7,19 +7,27 @@
     print(api.render(site, job).text)
     print(api.submit(site, job).job_id)
 
-Every function raises `Fault` with `message` and `hint` where it cannot answer.
+Every function raises `Fault` with `message` and `hint` where it cannot answer. The types of what is
+passed are checked: of `program="python x.py"` each letter would become an argument.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hpcdl.api.typed import checked, fields_of
-from hpcdl.jobs.spec import JobSpec
+from hpcdl.jobs.spec import JobSpec, Memory
 from hpcdl.site import Site, find_site_file
+from hpcdl.system.errors import BadInput, of_the_system
 from hpcdl.system.errors import HpcdlError as Fault
 from hpcdl.system.files import careful_umask
+from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.jobs import Module, Script
@@ -43,9 +51,32 @@ __all__ = [
     "resolve",
     "submit",
 ]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@checked
+def _checked(function: _Function) -> _Function:
+    """The same function, which raises `Fault` only, also for arguments of other types."""
+    kinds = dict(function.__annotations__)
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        asked = signature(function).bind(*given, **named)
+        try:
+            for name, value in asked.arguments.items():
+                if name != "more":
+                    asked.arguments[name] = _of(f"{function.__name__}: {name}", kinds[name], value)
+            return function(*asked.args, **asked.kwargs)
+        except OSError as fault:
+            raise of_the_system(fault) from fault
+        except Fault as fault:
+            if fault.hint and sys.version_info >= (3, 11):
+                fault.add_note(f"help: {fault.hint}")
+            raise
+
+    return cast("_Function", call)
+
+
+@_checked
 def load_site(name: str | Path | None = None) -> Site:
     """A site from its file, or by the name of one that hpcdl brings, such as `pi`.
 
@@ -56,7 +87,7 @@ def load_site(name: str | Path | None = None) -> Site:
     return load_site(find_site_file(str(name) if name else None))
 
 
-@checked
+@_checked
 def render(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> Script:
     """The batch script of a job: `text`, `layout`, and `lines`, each with its reason.
 
@@ -68,7 +99,7 @@ def render(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> 
     return render_script(site, job, _module(site, job, modules, published=False))
 
 
-@checked
+@_checked
 @careful_umask()
 def submit(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> Submission:
     """Queue a job, once: `job_id`, and the paths `script`, `log` and `result`.
@@ -89,7 +120,7 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
     return found[job.partition]
 
 
-@checked
+@_checked
 def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
     """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
     from hpcdl.jobs.lint import lint
@@ -102,7 +133,7 @@ def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding,
     return lint(script, name=name, version=site.slurm.version)
 
 
-@checked
+@_checked
 def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
     """The newest versions that work together, per partition and kind of build."""
     from hpcdl.stack.resolve import resolve
@@ -110,7 +141,7 @@ def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
     return resolve(site, partition)
 
 
-@checked
+@_checked
 def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
     """Images/s of a training on more and more GPUs of a partition, and what limits it.
 
@@ -121,10 +152,10 @@ def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
 
     if type(more.get("gpus")) is int:
         more["gpus"] = str(more["gpus"])
-    return answer(Request(site.partition(partition), model, **fields_of(Request, more)))
+    return answer(Request(site.partition(partition), model, **_fields_of(Request, more)))
 
 
-@checked
+@_checked
 def references(site: Site, partition: str) -> tuple[Reference, ...]:
     """What the nightly checks of a partition are compared with, in images/s and GB/s."""
     from hpcdl.regress.references import load_references
@@ -134,9 +165,73 @@ def references(site: Site, partition: str) -> tuple[Reference, ...]:
     return tuple(row for row in rows if row.partition == named.label)
 
 
-@checked
+@_checked
 def gate(site: Site) -> GateAnswer:
     """Whether last night lets a change through: `open`, `headline`, and each finding."""
     from hpcdl.regress.accept import answer_now
 
     return answer_now(site)
+
+
+def _fields_of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for fields of a dataclass, each of its field's type.
+
+    Raises:
+        BadInput: there is no such field, or a value is of another type.
+    """
+    kinds = {one.name: str(one.type) for one in fields(record)}
+    for name in given.keys() - kinds.keys():
+        said = f"{record.__name__} has no field {name!r:.60}"
+        raise BadInput(said, hint=did_you_mean(name, kinds) or ", ".join(kinds))
+    return {name: _of(f"{record.__name__}: {name}", kinds[name], value)
+            for name, value in given.items()}  # fmt: skip
+
+
+def _of(what: str, kind: str, value: Any) -> Any:
+    if value is None and kind.endswith(" | None"):
+        return None
+    plain = kind.removesuffix(" | None")
+    try:
+        return _KINDS[plain](value) if plain in _KINDS else _same(_EXACT[plain], value)
+    except TypeError as fault:
+        raise BadInput(f"{what} cannot be {value!r:.60}",
+                       hint=f"it is of the type {kind}") from fault  # fmt: skip
+
+
+def _same(kinds: Sequence[type], value: Any) -> Any:
+    if type(value) not in kinds:  # True is an int, but no number of nodes
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError
+    return str(value)
+
+
+def _several(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError
+    return tuple(map(_text, value))
+
+
+def _variables(value: Any) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return {_text(name): _text(text) for name, text in value.items()}
+
+
+_EXACT: Mapping[str, Sequence[type]] = {
+    "Site": (Site,), "int": (int,), "float": (int, float), "bool": (bool,), "Memory": (Memory,),
+}  # fmt: skip
+_KINDS: Mapping[str, Callable[[Any], Any]] = {
+    "JobSpec": lambda job: replace(job, **_fields_of(JobSpec, vars(_same((JobSpec,), job)))),
+    "str | Path": lambda value: value if isinstance(value, Path) else _text(value),
+    "str": _text,
+    "Path": lambda value: Path(_text(value)),
+    "tuple[str, ...]": _several,
+    "tuple[Path | Exchange, ...]": lambda value: tuple(_same((list, tuple), value)),
+    "tuple[Path, ...]": lambda value: tuple(map(Path, _several(value))),
+    "Mapping[str, str]": _variables,
+}

@@ -250,13 +250,9 @@ def _propose(args: argparse.Namespace) -> ExitCode:
     drafts = propose(site, modules(site, args), args.partition, args.name)
     if args.write and not args.dry_run:
         write(site, drafts.rows)
-    if args.json:
-        diffs = {str(edit.path): edit.diff for edit in drafts.edits}
-        print_json({"diffs": diffs, "references": [*map(asdict, drafts.rows)],
-                    "waiting": drafts.waiting})  # fmt: skip
-    else:
-        print(proposals_text(drafts), end="")
-    return ExitCode.OK
+    data = {"diffs": {str(edit.path): edit.diff for edit in drafts.edits},
+            "references": [*map(asdict, drafts.rows)], "waiting": drafts.waiting}  # fmt: skip
+    return show(args, data, proposals_text(drafts), end="")
 
 
 def _measure(args: argparse.Namespace) -> ExitCode:
@@ -278,14 +274,10 @@ def _measure(args: argparse.Namespace) -> ExitCode:
         said = f"would run {what} {request.repeat} times on {where}, and write the references"
         return show(args, {"runs": request.repeat, "files": [], "references": []}, said)
     with StatusLine(quiet=args.json) as status:
-        done = measure(site, found, request, _shown(status))
-    if args.json:
-        print_json({"files": done.files, "references": [asdict(row) for row in done.references]})
-    else:
-        print(references_text(done.references))
-        for file in done.files:
-            print(f"wrote {file}: review it like code")
-    return ExitCode.OK
+        rows, files = measure(site, found, request, _shown(status))
+    data = {"files": files, "references": [*map(asdict, rows)]}
+    written = [f"wrote {file}: review it like code" for file in files]
+    return show(args, data, "\n".join([references_text(rows), *written]))
 
 
 def _show_references(args: argparse.Namespace) -> ExitCode:

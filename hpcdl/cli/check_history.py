@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, a_day, option, print_json, show, the_site
+from hpcdl.cli.framework import Command, a_day, option, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.files import write_atomic
@@ -201,13 +201,9 @@ def _accept(args: argparse.Namespace) -> ExitCode:
     edit = undo(site, args.what) if args.undo else _accepted(site, args)
     if not args.dry_run:
         edit.write()
-    if args.json:
-        print_json({"said": edit.said, "diff": edit.diff})
-    else:
-        print(edit.diff, end="")
-        done = "would be written" if args.dry_run else "written"
-        print(f"# {done} below {site.paths.prefix}: {edit.said}")
-    return ExitCode.OK
+    done = "would be written" if args.dry_run else "written"
+    text = f"{edit.diff}# {done} below {site.paths.prefix}: {edit.said}"
+    return show(args, {"said": edit.said, "diff": edit.diff}, text)
 
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:

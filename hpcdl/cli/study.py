@@ -124,11 +124,8 @@ def _write(plan: Plan, args: argparse.Namespace) -> ExitCode:
 
     report = make_report(collect(plan, last_run_statuses(plan)))
     paths = write_report(report, args.output or plan.folder / "report")
-    if args.json:
-        print_json({**as_data(report), "files": paths})
-    else:
-        print(as_text(report))
-        print(f"report {paths['html']}\n       {paths['md']}\nfigure {paths['svg']}")
+    files = f"report {paths['html']}\n       {paths['md']}\nfigure {paths['svg']}"
+    show(args, {**as_data(report), "files": paths}, f"{as_text(report)}\n{files}")
     # With missing results, or with those of a busy machine, there is no answer.
     if report.findings.missing or report.accepted is None:
         return ExitCode.PARTLY

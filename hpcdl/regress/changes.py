@@ -128,10 +128,6 @@ class _State:
         """Nights that the level must have before changes against it can be seen."""
         return MIN_NIGHTS if len(self.earlier) < MIN_NIGHTS else FEW_NIGHTS
 
-    def tell(self, noise: Noise) -> float:
-        """TELL for such noise."""
-        return TELL[noise.calm and not self.nights.within]
-
     def learn(self, end: int) -> Noise | None:
         """What the level's nights before `end` tell."""
         past = self.nights.values[max(self.start, end - LEVEL_NIGHTS) : end]
@@ -227,7 +223,8 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
     t, first = max(window.each_t(firsts), key=lambda one: sign * one[0])
     inflated = math.sqrt(_turbulence(state, window, first))
     evidence = noise.normal(t / inflated, count - first)
-    need = _needed(noise, state.tell(noise)) if sign < 0 else SURE
+    tell = TELL[noise.calm and not state.nights.within]
+    need = _needed(noise, tell) if sign < 0 else SURE
     if sign < 0 and (edge := _edge(state, night - size + 1)):
         best, need = state.nights.best_since(state.start)[:count], SURE
         lower, since = max((edge.evidence(best[at:]), at) for at in firsts)

@@ -12,28 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from statistics import median
-from typing import NamedTuple
 
 from hpcdl.regress import changes as law
 from hpcdl.regress.changes import LEVEL_NIGHTS, MIN_NIGHTS, Found, Kind, may_hold
 from hpcdl.regress.estimate import Nightly, level_of, nightly, shrunk, weekend_effect
-from hpcdl.regress.nodes import slow_nights
+from hpcdl.regress.identity import Night
+from hpcdl.regress.nodes import slow_nodes
 
 BUDGET = 0.01
 """The site's one knob: the part of nights on which its gate may be closed by chance alone."""
 _NOW_NIGHTS = 7
 _STEADY, _NODE_NIGHTS = 3, 5
 """Nights on one node before another one counts as a change; that tell how a node differs."""
-
-
-class Night(NamedTuple):
-    """What one night measured; more of them on one date are runs of the same night."""
-
-    date: date
-    value: float
-    release: str = ""
-    driver: str = ""
-    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -267,13 +257,3 @@ def _changed(nights: Sequence[Sequence[Night]], began: int) -> tuple[str, ...]:
         if old and new and old != new and steady:
             found.append(f"{what} {'+'.join(sorted(old))} -> {'+'.join(sorted(new))}")
     return tuple(found)
-
-
-def slow_nodes(series: Sequence[Night], least: float = 0.0) -> tuple[str, ...]:
-    """Nodes that are slower than the others on the last nights on which several were measured."""
-    each: dict[date, dict[str, list[float]]] = {}
-    for night in series:
-        if night.node:
-            each.setdefault(night.date, {}).setdefault(night.node, []).append(night.value)
-    nights = [{node: median(values) for node, values in each[day].items()} for day in sorted(each)]
-    return slow_nights(nights, least)

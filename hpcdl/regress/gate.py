@@ -13,10 +13,10 @@ from itertools import pairwise
 from statistics import median
 
 from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer, Rulings, of_change
-from hpcdl.regress.drift import analyse, as_rates, may_be_worse, means_alike, slow_nodes
+from hpcdl.regress.drift import analyse, as_rates, may_be_worse, means_alike
 from hpcdl.regress.history import History, Result, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
-from hpcdl.regress.nodes import COMPARED
+from hpcdl.regress.nodes import COMPARED, slow_nodes
 from hpcdl.regress.verdict import WHOLE_RUN
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile

@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcdl.regress.drift import Night
-from hpcdl.regress.identity import Series
+from hpcdl.regress.identity import Night, Series
 from hpcdl.site import Site
 from hpcdl.system import files
 from hpcdl.system.errors import BadInput, MissingPrerequisite

@@ -6,6 +6,7 @@ Which values are better belongs to the metric: its check says so, or its bounds,
 
 from __future__ import annotations
 
+from datetime import date
 from typing import NamedTuple
 
 HIGHER, LOWER = "higher", "lower"
@@ -58,6 +59,16 @@ class Series(NamedTuple):
     def place(self) -> str:
         """Partition and environment, for people."""
         return place_of(self.partition, self.environment)
+
+
+class Night(NamedTuple):
+    """What one night measured; more of them on one date are runs of the same night."""
+
+    date: date
+    value: float
+    release: str = ""
+    driver: str = ""
+    node: str = ""
 
 
 def place_of(partition: str, environment: str = "") -> str:

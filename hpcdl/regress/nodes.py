@@ -8,11 +8,12 @@ nodes; 40 % is always enough. Few nodes tell little of scatter, so they need mor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 from statistics import median
 
-from hpcdl.regress.identity import LOWER, better_of
+from hpcdl.regress.identity import LOWER, Night, better_of
 from hpcdl.regress.references import WIDEST, spread_of
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import Fault, FaultKind, Status
@@ -26,31 +27,14 @@ COMPARED = 3
 """The last nights of several nodes, over which they are compared."""
 
 
-@dataclass(frozen=True)
-class SlowNode:
-    """A node, and the metric that shows it: `part` is its value over the others' median."""
-
-    node: str
-    metric: str
-    part: float
-    others: int
-
-    def describe(self) -> str:
-        """What is said of it."""
-        return (
-            f"slow node: {self.node} is {1 - self.part:.0%} slower than the others, {self.others} "
-            f"of them ({self.metric})"
-        )
-
-
 def node_of(verdict: Verdict) -> str:
     """The node of a job on one node, '' for others."""
     names = expand_hostlist(str(verdict.job.get("nodes") or ""))
     return names[0] if len(names) == 1 else ""
 
 
-def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> tuple[SlowNode, ...]:
-    """The nodes that are slower than the others in runs of one case.
+def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str, Fault]:
+    """The nodes that are slower than the others in runs of one case, and what is said of each.
 
     Verdicts of jobs on several nodes are left out. `least` is how far below the others' median
     counts at all, as a fraction.
@@ -58,14 +42,17 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> tuple[Sl
     judged = [verdict for verdict in verdicts if verdict.status in _JUDGED and node_of(verdict)]
     metrics = judged[0].metrics if judged else ()
     names = [m.name for m in metrics if m.wanted and better_of(m.unit, m.low, m.high, m.better)]
-    found: dict[str, SlowNode] = {}
+    found: dict[str, Fault] = {}
     for name in names:
         each = _values(judged, name)
         slow = slower_than_the_rest({node: (value,) for node, value in each.items()}, least)
         rest = [value for node, value in each.items() if node not in slow]
         for node in slow:
-            found.setdefault(node, SlowNode(node, name, each[node] / median(rest), len(rest)))
-    return tuple(found.values())
+            less = 1 - each[node] / median(rest)
+            text = (f"slow node: {node} is {less:.0%} slower than the others, {len(rest)} of them "
+                    f"({name})")  # fmt: skip
+            found.setdefault(node, Fault(FaultKind.SLOW_NODE, text, name, got=node))
+    return found
 
 
 def slower_than_the_rest(
@@ -87,12 +74,16 @@ def slower_than_the_rest(
     return ()
 
 
-def slow_nights(nights: Sequence[Mapping[str, float]], least: float = 0.0) -> tuple[str, ...]:
+def slow_nodes(series: Iterable[Night], least: float = 0.0) -> tuple[str, ...]:
     """The nodes that are slower than the rest over the last nights, and on each of them.
 
-    Each night has a value by node, oldest night first; the last 3 of several nodes count. `least`
-    is as in `find_slow_nodes`.
+    The last 3 nights on which several were measured count. `least` is as in `find_slow_nodes`.
     """
+    runs: dict[date, dict[str, list[float]]] = {}
+    for run in series:
+        if run.node:
+            runs.setdefault(run.date, {}).setdefault(run.node, []).append(run.value)
+    nights = [{node: median(values) for node, values in runs[day].items()} for day in sorted(runs)]
     recent = [night for night in nights if len(night) > 1 and median(night.values()) > 0]
     each: dict[str, list[float]] = {}
     for night in recent[-COMPARED:]:
@@ -142,14 +133,13 @@ def name_slow_nodes(
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault(place(verdict), []).append(verdict)
-    slow = {(*key, one.node): one for key, group in groups.items()
-            for one in find_slow_nodes(group, execution.margin)}  # fmt: skip
+    slow = {(*key, node): fault for key, group in groups.items()
+            for node, fault in find_slow_nodes(group, execution.margin).items()}  # fmt: skip
     return [_named(one, slow.get((*place(one), node_of(one)))) for one in verdicts]
 
 
-def _named(verdict: Verdict, slow: SlowNode | None) -> Verdict:
+def _named(verdict: Verdict, slow: Fault | None) -> Verdict:
     if slow is None or verdict.status not in _JUDGED:
         return verdict
-    reason = "; ".join(part for part in (slow.describe(), verdict.reason) if part)
-    fault = Fault(FaultKind.SLOW_NODE, slow.describe(), slow.metric, got=slow.node)
-    return replace(verdict, status=Status.FAIL, reason=reason, faults=(fault, *verdict.faults))
+    reason = "; ".join(part for part in (slow.text, verdict.reason) if part)
+    return replace(verdict, status=Status.FAIL, reason=reason, faults=(slow, *verdict.faults))

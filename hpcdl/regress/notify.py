@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.message import EmailMessage
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,16 +65,6 @@ class Notice:
     def subject(self) -> str:
         """One line: the site and the gate's answer."""
         return in_a_line(f"{self.site}: {self.answer.headline}")
-
-    @property
-    def changed(self) -> bool:
-        """Whether there is anything that was not told last."""
-        return bool(self.new or self.over)
-
-    @property
-    def told(self) -> dict[str, str]:
-        """What is told with this notice."""
-        return {one.id: one.name for one in self.answer.findings}
 
 
 def notice_of(site: str, answer: GateAnswer, before: Told, link: str = "") -> Notice:
@@ -156,10 +147,7 @@ BODIES: Mapping[str, Callable[[Notice], dict[str, Any]]] = {
 
 def _escaped(text: str) -> str:
     """Slack's three special characters; and no end of a block of code."""
-    marks: Sequence[tuple[str, str]] = (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("`", "'"))
-    for mark, plain in marks:
-        text = text.replace(mark, plain)
-    return text
+    return escape(text, quote=False).replace("`", "'")
 
 
 @dataclass(frozen=True)
@@ -246,17 +234,17 @@ def tell(
     notices = [(target, notice_of(site, answer, before.get(target.key, {}), addressees.link))
                for target in addressees.targets]  # fmt: skip
     work = [(target, notice) for target, notice in notices
-            if addressees.when == "always" or notice.changed]  # fmt: skip
+            if addressees.when == "always" or notice.new or notice.over]  # fmt: skip
     failed = _at_once([
         partial(_mail, target.values, notice, page) if target.kind == "mail"
         else partial(_post, target, notice)
         for target, notice in work
     ])  # fmt: skip
-    for (target, notice), fault in zip(work, failed, strict=True):
+    for (target, _), fault in zip(work, failed, strict=True):
         if fault:
             lines.append(in_a_line(f"{target.name}: {fault}"))
         else:
-            before[target.key] = notice.told
+            before[target.key] = {one.id: one.name for one in answer.findings}
     try:
         write_atomic(record, json.dumps(before) + "\n")
     except HpcdlError as fault:

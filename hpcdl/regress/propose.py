@@ -12,13 +12,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdl.regress import references
 from hpcdl.regress.identity import LOWER, TIMES
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND, WIDEST, Edit, Key, Reference, by_set
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
-from hpcdl.regress.reframe_adapter.settings import Modules, module_on
+from hpcdl.regress.reframe_adapter.settings import Modules
 from hpcdl.regress.run_directory import runs_directory
 from hpcdl.regress.runner import CheckOutcome, as_data, run_checks
 from hpcdl.regress.verdict import outdated
@@ -56,7 +56,7 @@ def propose(
     """
     chosen = [part.label for part in site.by_groups(partitions)]
     measured = [row for row in read_rows(site) if row.partition in chosen
-                and row.release == module_on(modules, row.partition).release
+                and row.release == modules[row.partition].release
                 and (not names or row.names & {*names})]  # fmt: skip
     rows, waiting = draft(site, measured)
     edits = tuple(references.edit_of(site, name, new) for name, new in by_set(site, rows).items())
@@ -139,17 +139,10 @@ def _stands(known: Reference, newest: Reference) -> bool:
     return often and not any(outdated(vars(known), vars(newest), newest.machine))
 
 
-class Measurement(NamedTuple):
-    """New references, and the files they went to."""
-
-    references: tuple[Reference, ...]
-    files: tuple[Path, ...]
-
-
 def measure(
     site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
-) -> Measurement:
-    """Run the checks `request.repeat` times and derive references.
+) -> tuple[tuple[Reference, ...], tuple[Path, ...]]:
+    """Run the checks `request.repeat` times; the references that follow, and their files.
 
     Raises BadInput: fewer runs than a reference needs. Raises CheckFailed: a run went wrong;
     nothing is written.
@@ -173,7 +166,7 @@ def measure(
             "no reference was written, because nothing that ran has a number to be judged",
             hint="`hpcdl check run` says of each check what it holds",
         )
-    return Measurement(rows, write(site, rows))
+    return rows, write(site, rows)
 
 
 def write(site: Site, rows: Iterable[Reference]) -> tuple[Path, ...]:
@@ -194,7 +187,7 @@ def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
     for part in site.by_groups(request.partitions):
         rows = references.load_references(site, part.reference_set).values()
         there = [row.names for row in rows if row.partition == part.label and row.proof == "run"
-                 and row.release == module_on(modules, part.label).release
+                 and row.release == modules[part.label].release
                  and row.machine in {None, machine}]  # fmt: skip
         if not set().union(*there).issuperset(request.names):
             return False
@@ -207,6 +200,6 @@ def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Referen
     verdicts = as_data(outcome)["verdicts"]
     rows = rows_of(verdicts, outcome.machine, time.strftime("%Y-%m-%d"), source)
     return tuple(
-        replace(of_runs(group), release=module_on(modules, key[2]).release)
+        replace(of_runs(group), release=modules[key[2]].release)
         for key, group in by_key(rows).items()
     )

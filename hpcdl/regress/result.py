@@ -227,17 +227,7 @@ def _foreign(measured: Measured, record: JobRecord, token: str, gpu: str) -> Ite
     if strange:
         named = ", ".join(sorted(strange)[:8])
         yield _fault(f"is of nodes that the job did not have: {named}", ",".join(own), named)
-    yield from _at_another_time(measured, epoch(record.started), epoch(record.ended))
-    device = measured.text("layout", "gpu")
-    if device and gpu and gpu.lower() not in device.lower():
-        yield _fault(f"is of a GPU '{device[:60]}', and the partition has {gpu}", gpu, device)
-
-
-def _at_another_time(
-    measured: Measured, began: float | None, over: float | None
-) -> Iterator[Fault]:
-    """Times are seconds since 1970, None where Slurm tells none."""
-    written = measured.number("ended")
+    began, over, written = epoch(record.started), epoch(record.ended), measured.number("ended")
     if written is None:
         yield _fault("does not say when it was written (ended)", over, None)
     elif began is not None and written < began - CLOCKS_SECONDS:
@@ -245,6 +235,9 @@ def _at_another_time(
         yield _fault(f"was written {early} before the job began", began, written)
     elif (late := written - (over or time.time())) > CLOCKS_SECONDS:
         yield _fault(f"was written {_long(late)} after the job ended", over, written)
+    device = measured.text("layout", "gpu")
+    if device and gpu and gpu.lower() not in device.lower():
+        yield _fault(f"is of a GPU '{device[:60]}', and the partition has {gpu}", gpu, device)
 
 
 def _long(seconds: float) -> str:

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpcdl.jobs.spec import Module
 from hpcdl.regress.job_state import JUDGED, exit_fault
 from hpcdl.regress.nodes import name_slow_nodes, node_of
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress, Session
-from hpcdl.regress.reframe_adapter.settings import Modules, module_on, reframe_name, render_settings
+from hpcdl.regress.reframe_adapter.settings import Modules, reframe_name, render_settings
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge_tries, waive
@@ -85,17 +84,13 @@ def run_checks(
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
         outcome = CheckOutcome(run, tuple(waive(found, request.waived)), time.monotonic() - start,
                                machine, request.changed, site.name, time.time())  # fmt: skip
-        VERDICTS.write(run.verdicts, _values(outcome))
+        VERDICTS.write(run.verdicts, as_data(outcome))
     return outcome
 
 
 def as_data(outcome: CheckOutcome) -> dict[str, Any]:
     """An outcome as verdicts.json has it."""
-    return VERDICTS.data(_values(outcome))
-
-
-def _values(outcome: CheckOutcome) -> dict[str, Any]:
-    return {
+    return VERDICTS.data({
         "run": str(outcome.directory.path),
         "site": outcome.site,
         "ok": outcome.ok,
@@ -107,7 +102,7 @@ def _values(outcome: CheckOutcome) -> dict[str, Any]:
             asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
             for verdict in outcome.verdicts
         ],
-    }
+    })  # fmt: skip
 
 
 def _check_request(site: Site, request: CheckRequest) -> bool:
@@ -169,12 +164,12 @@ def _verdicts(
 
 def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
     labels = [part.label for part in site.by_groups()]
-    loading = [one for one in labels if isinstance(modules, Module) or one in modules]
     return Plain(
         jobs={str(job): event.record for job, event in read_events(run.events).items()},
         partitions={reframe_name(label): label for label in labels},
-        releases={(one, "tensorflow"): module_on(modules, one).release or "" for one in loading},
-    )
+        releases={(one, "tensorflow"): modules[one].release or "" for one in labels
+                  if one in modules},
+    )  # fmt: skip
 
 
 def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) -> Verdict:

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.drift import Analysis, Change, Night
-from hpcdl.regress.identity import LARGEST
+from hpcdl.regress.drift import Analysis, Change
+from hpcdl.regress.identity import LARGEST, Night
 from hpcdl.regress.verdict import number
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular
@@ -90,21 +90,16 @@ def analysis_text(analysis: Analysis) -> str:
 
 
 def analysis_data(analysis: Analysis) -> dict[str, Any]:
-    """An analysis as plain values, for JSON."""
-
-    def plain(change: Change) -> dict[str, Any]:
-        values = {name: value.isoformat() if isinstance(value, date) else value
-                  for name, value in asdict(change).items()}  # fmt: skip
-        return values | {"kind": change.word, "change": round(change.change, 5)}
-
+    """An analysis for JSON; dates are dates."""
     return {
         "schema": 1,
         **{name: getattr(analysis, name) for name in ("nights", "enough", "level", "spread")},
-        "changes": [*map(plain, analysis.changes)],
+        "changes": [{**asdict(one), "kind": one.word, "change": round(one.change, 5)}
+                    for one in analysis.changes],
         "alarm": analysis.alarm.kind.value if analysis.alarm else None,
         "warning": analysis.warning.kind.value if analysis.warning else None,
         "slow_nodes": list(analysis.slow_nodes),
-    }
+    }  # fmt: skip
 
 
 def _night(row: Mapping[str | None, str | None]) -> Night:

@@ -8,16 +8,15 @@ nothing depends on how fast a machine is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.regress.result import Measured, faults_of, losses_fall, reads
-from hpcdl.results.faults import Fault, FaultKind, as_fault
+from hpcdl.regress.result import Measured, losses_fall, reads
+from hpcdl.results.faults import Fault, FaultKind
 from hpcdl.results.records import at
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
@@ -128,15 +127,12 @@ def best_images_per_second(measured: Measured) -> float | None:
     return max(rates, default=None)
 
 
-def training_faults(
-    measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[Fault]:
-    """What is wrong with a training's result."""
+def training_faults(measured: Measured) -> list[Fault]:
+    """What is wrong with a training's result beside what may be wrong with any job's."""
     if measured.faults:
-        return [as_fault(said) for said in measured.faults]
-    found = faults_of(measured, layout, release, real_gpus=real_gpus)
-    if fault := losses_fall(losses(measured)):
-        found.append(fault)
+        return []
+    fault = losses_fall(losses(measured))
+    found = [fault] if fault else []
     steps = measured.number("summary", "steps_measured") or 0
     if steps < WINDOW_STEPS:
         text = f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
@@ -160,33 +156,19 @@ _NO_IDEA = math.log(10)
 """The loss of a network of ten classes that has learnt nothing."""
 
 
-@dataclass(frozen=True)
-class Convergence:
-    """A training to the end, whose loss curve is known."""
-
-    model: str
-    data: str
-    epochs: int
-    global_batch: int
-    accuracy: float
-
-    def __str__(self) -> str:
-        return f"{self.model}-{self.data}-{self.accuracy:.0%}".removesuffix("%")
-
-    def describe(self, directory: Path) -> tuple[str, ...]:
-        """Options of the training."""
-        return (
-            f"--model={self.model}", f"--data={directory}", f"--epochs={self.epochs}",
-            f"--global-batch={self.global_batch}", "--checkpoint-every=0",
-        )  # fmt: skip
+DIGITS, DIGITS_ACCURACY = "mlp-digits-95", 0.95
+"""A training to the end, whose loss curve is known, and the accuracy that it must reach."""
 
 
-DIGITS = Convergence("mlp", "digits", epochs=60, global_batch=128, accuracy=0.95)
+def digits_options(directory: Path) -> tuple[str, ...]:
+    """Options of that training; `directory` holds the digits."""
+    return ("--model=mlp", f"--data={directory}", "--epochs=60", "--global-batch=128",
+            "--checkpoint-every=0")  # fmt: skip
 
 
-def curve_faults(case: Convergence, curve: Sequence[float]) -> list[Fault]:
-    """Where a loss curve leaves the band of a healthy one."""
-    rows = facts.load("loss_curves")["curves"][str(case)]["windows"]
+def curve_faults(curve: Sequence[float]) -> list[Fault]:
+    """Where the loss curve of DIGITS leaves the band of a healthy one."""
+    rows = facts.load("loss_curves")["curves"][DIGITS]["windows"]
     found = []
     for row in rows:
         window = curve[row["first"] : row["last"]]
@@ -245,13 +227,11 @@ def newest_step(directory: Path) -> int:
     return int(found[-1].stem.removeprefix("step-")) if found else 0
 
 
-def resume_faults(
-    measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[Fault]:
-    """What is wrong with a training that should have gone on from a checkpoint."""
-    found = faults_of(measured, layout, release, real_gpus=real_gpus)
+def resume_faults(measured: Measured) -> list[Fault]:
+    """The same of a training that should have gone on from a checkpoint."""
     if measured.faults:
-        return found
+        return []
+    found = []
     first = measured.number("samples", "first_step") or 0
     if first < CHECKPOINT_EVERY:
         text = f"the training began at step {first:.0f}, not at its checkpoint"

@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -82,8 +82,10 @@ def diagnose(role: str = DEMO, site_file: str | None = None) -> Diagnosis:
         packages += [replace(one, required=False) for one in pool.map(_finding, optional)]
     python = ".".join(map(str, sys.version_info[:3]))  # one that is too old had not started us
     own = Finding("python", "python", True, sys.executable, python, "")
+    here = Here(site_file)
+    answers = filter(None, [QUESTIONS[question](role, here) for question in row["asks"]])
     return Diagnosis(
-        findings=(own, *packages, *map(_module, modules), *answers(role, row["asks"], site_file)),
+        findings=(own, *packages, *map(_module, modules), *answers),
         apt=apt_line(needed), apt_optional=apt_line(optional), role=role,
     )  # fmt: skip
 
@@ -188,15 +190,6 @@ class Here:
         parts = [group for one in self.site.partitions.values() for group in one.node_groups]
         inside = (one for one in parts if one.hostlist and name in expand_hostlist(one.hostlist))
         return next(inside, self.site.partitions.get(os.environ.get("SLURM_JOB_PARTITION", "")))
-
-
-def answers(role: str, questions: list[str], given: str | None) -> Iterator[Finding]:
-    """The answers to a role's questions, in their order."""
-    here = Here(given)
-    for question in questions:
-        found = QUESTIONS[question](role, here)
-        if found is not None:
-            yield found
 
 
 def _ok(role: str, name: str, found: object, version: str = "") -> Finding:

@@ -56,12 +56,12 @@ def bare(site, folder):
 
 def overhead(site, folder):
     """One check and several of them, beside the bare job, in turn."""
-    request = CheckRequest(partitions=("p100",))
+    request, modules = CheckRequest(partitions=("p100",)), {"p100": NO_MODULE}
     times = {0: [], 1: [], MANY: []}
     for _ in range(RUNS):
         times[0].append(bare(site, folder))
         for count in (1, MANY):
-            outcome = run_checks(site, NO_MODULE, replace(request, paths=(checks(folder, count),)))
+            outcome = run_checks(site, modules, replace(request, paths=(checks(folder, count),)))
             assert outcome.ok, outcome.verdicts
             times[count].append(outcome.seconds)
     job, one, many = (median(times[count]) for count in (0, 1, MANY))

@@ -7,7 +7,7 @@ common to the runs of a night; with one run a night, all of it is, but for `nigh
 import math
 from datetime import date, timedelta
 
-from hpcdl.regress.drift import Night
+from hpcdl.regress.identity import Night
 
 START = date(2026, 1, 5)
 NIGHTS, CHANGE_AT, SD = 150, 90, 0.02

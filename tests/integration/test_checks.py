@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,13 +35,14 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.cluster
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
 STANDINS = Path(__file__).parents[1] / "standins"
-NO_MODULE = Module(())
+NO_MODULE = defaultdict(lambda: Module(()))
 # A run of its own process, as a person's would be, but without a release.
 RUN = (
-    "import sys; from pathlib import Path; from hpcdl.site import load_site;"
+    "import sys; from collections import defaultdict; from pathlib import Path;"
+    "from hpcdl.site import load_site;"
     "from hpcdl.jobs.spec import Module; from hpcdl.regress.runner import run_checks;"
     "from hpcdl.regress.reframe_adapter.process import CheckRequest;"
-    "run_checks(load_site(Path(sys.argv[1])), Module(()),"
+    "run_checks(load_site(Path(sys.argv[1])), defaultdict(lambda: Module(())),"
     " CheckRequest(partitions=(sys.argv[4],), names=(sys.argv[3],), paths=(Path(sys.argv[2]),)))"
 )
 

@@ -6,6 +6,7 @@ names a checkout of its sources.
 
 import json
 import os
+from collections import defaultdict
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -49,7 +50,7 @@ def site(cluster_env, tmp_path, monkeypatch):
 
 def run(site, path, *passed, **request):
     asked = CheckRequest(partitions=("p100",), paths=(path,), passed=passed, **request)
-    return run_checks(site, Module(()), asked)
+    return run_checks(site, defaultdict(lambda: Module(())), asked)
 
 
 @pytest.mark.skipif(not LIBRARY, reason="HPCDL_HPCTESTLIB names no checkout of ReFrame")

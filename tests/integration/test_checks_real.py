@@ -88,13 +88,14 @@ def test_every_nightly_check_works_on_two_emulated_nodes(site):
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_release_that_halves_throughput_fails_and_is_named(site, release, tmp_path):
-    module = Module((release.module,), release.modules, release.id)
+    modules = {"p100": Module((release.module,), release.modules, release.id)}
     request = CheckRequest(partitions=("p100",), names=(ONE_RANK,), repeat=3)
-    assert measure(site, module, request).references
+    assert measure(site, modules, request)[0]
     tonight = datetime.now(timezone.utc)
-    good = run_checks(site, module, replace(request, repeat=1))
+    good = run_checks(site, modules, replace(request, repeat=1))
     assert good.ok, told(good)
-    bad = run_checks(site, slower(release, tmp_path), replace(request, repeat=1))
+    worse = {"p100": slower(release, tmp_path)}
+    bad = run_checks(site, worse, replace(request, repeat=1))
     with open_history(tmp_path / "history.sqlite") as history:
         history.add(of_outcome(good, tonight - timedelta(days=1)))
         history.add(of_outcome(bad, tonight))
@@ -125,7 +126,7 @@ def slower(release, folder):
 def test_a_healthy_night_passes_twenty_times_out_of_twenty(site):
     request = CheckRequest(partitions=("p100",), tags=("smoke",), repeat=5)
     modules = modules_by_partition(site)
-    assert measure(site, modules, request).references
+    assert measure(site, modules, request)[0]
     for night in range(20):
         outcome = run_checks(site, modules, replace(request, repeat=1))
         assert outcome.ok, f"night {night}: {told(outcome)}"

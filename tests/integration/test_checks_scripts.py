@@ -5,6 +5,7 @@ No Slurm is needed: ReFrame writes the scripts of a dry run, the command line pr
 
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,8 @@ SHAPES = [(1, 1), (1, ALL), (2, ALL), (4, ALL)]
 
 def dry_run(site, folder, pattern):
     """The scripts of a dry run, by partition and job name."""
-    (folder / "settings.py").write_text(render_settings(site, NO_MODULE, prefix=folder / "rfm"))
+    modules = defaultdict(lambda: NO_MODULE)
+    (folder / "settings.py").write_text(render_settings(site, modules, prefix=folder / "rfm"))
     subprocess.run(
         [REFRAME, "-C", folder / "settings.py", "-n", pattern, "--dry-run"],
         check=True, capture_output=True, timeout=300, cwd=folder,

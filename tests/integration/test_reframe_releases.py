@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,8 @@ def test_it_is_a_supported_release(python):
 
 def test_all_checks_of_hpcdl_are_known_to_reframe(python, tmp_path):
     settings = tmp_path / "settings.py"
-    settings.write_text(render_settings(load_site(find_site_file("pi")), Module(())))
+    modules = defaultdict(lambda: Module(()))
+    settings.write_text(render_settings(load_site(find_site_file("pi")), modules))
     session, said = reframe(python, tmp_path, "-C", settings, "--describe")
     assert (session.exit_code, session.left_out) == (0, ()), said
     listed = {check["@class"] for check in json.loads(said)}

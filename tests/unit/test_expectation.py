@@ -10,8 +10,15 @@ from hpcdl.jobs import JobSpec
 from hpcdl.regress.bandwidth import measured_links, metric_name
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.slurm.execution import SINGLE_NODE
-from hpcdl.workflows.expectation import as_lines, compare, comparison_line, expect, keep, kept
-from hpcdl.workflows.trained import training_of
+from hpcdl.workflows.expectation import (
+    as_lines,
+    compare,
+    comparison_line,
+    expect,
+    keep,
+    kept,
+    training_of,
+)
 
 TRAIN = ("hpcdl", "train", "--model")
 RESNET = (*TRAIN, "resnet50", "--batch-per-rank", "64")

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -301,7 +302,9 @@ def test_a_check_asks_for_the_nodes_of_its_model(mixed):
     spec = job_on(mixed.partition("untyped:T4"), "throughput", ("true",), nodes=2, ranks=4)
     found = selected(mixed, spec.partition, spec.gpu_model, nodes=2, gpus_per_node=4)
     assert found == ["--nodes=2", "--gpus-per-node=4", "--constraint=t4"]
-    text = render_settings(mixed, Module(()), partitions=["untyped", "typed:L40S"])
+    text = render_settings(
+        mixed, defaultdict(lambda: Module(())), partitions=["untyped", "typed:L40S"]
+    )
     values = {}
     exec("\n".join(line for line in text.splitlines() if "reframe_adapter" not in line), values)
     parts = values["site_configuration"]["systems"][0]["partitions"]

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ ONE = '\n@rfm.simple_test\nclass {0}(Plain):\n    valid_prog_environs = ["+{0}"]
 
 
 def configuration(site):
-    text = render_settings(site, Module(("tensorflow",)))
+    text = render_settings(site, defaultdict(lambda: Module(("tensorflow",))))
     found = {}
     exec(text.replace("import hpcdl.regress.reframe_adapter.backend", ""), found)
     return found["site_configuration"]
@@ -70,7 +71,9 @@ def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it(th
 
 
 def test_a_check_gets_the_environments_that_have_its_feature(tmp_path):
-    settings = render_settings(load_site(find_site_file("embedded")), Module(()))
+    settings = render_settings(
+        load_site(find_site_file("embedded")), defaultdict(lambda: Module(()))
+    )
     (tmp_path / "settings.py").write_text(settings)
     (tmp_path / "team.py").write_text(TEAM + ONE.format("mpi") + ONE.format("openmp"))
     words = ("-C", "settings.py", "-c", "team.py", "-L", "--system=embedded:p100")

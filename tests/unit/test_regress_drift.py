@@ -8,8 +8,9 @@ import pytest
 
 from hpcdl.regress.changes import Kind
 from hpcdl.regress.changes import detect as detect_nights
-from hpcdl.regress.drift import Night, analyse, without_weekends
+from hpcdl.regress.drift import analyse, without_weekends
 from hpcdl.regress.estimate import Nightly, nightly
+from hpcdl.regress.identity import Night
 from hpcdl.regress.series import read_series
 
 START = date(2026, 1, 5)

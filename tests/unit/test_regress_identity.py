@@ -7,11 +7,11 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hpcdl.regress.drift import Night, analyse
+from hpcdl.regress.drift import analyse
 from hpcdl.regress.formats import as_prometheus
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.identity import better_of, name_of
+from hpcdl.regress.identity import Night, better_of, name_of
 from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.runner import Plain, with_evidence
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge

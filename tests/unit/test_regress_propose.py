@@ -61,7 +61,7 @@ def nights(site, *values, **changes):
 
 
 def drafts(site):
-    return propose(site, Module((), None, "r1"), ("p100",))
+    return propose(site, {"p100": Module((), None, "r1")}, ("p100",))
 
 
 def test_three_nights_make_a_reference(site):
@@ -185,7 +185,7 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
         for value, node in ((100.0, "p100-02"), (104.0, "p100-01"), (102.0, "p100-01"))
     )  # fmt: skip
     outcome = CheckOutcome(RunDirectory(site.paths.work), verdicts, 1.0, machine="a box")
-    (row,) = derive(site, Module((), None, "r2"), outcome)
+    (row,) = derive(site, {"p100": Module((), None, "r2")}, outcome)
     assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r2")
     assert (row.driver, row.machine) == ("580.1", "a box")
     assert row.nodes == ("p100-01", "p100-02")

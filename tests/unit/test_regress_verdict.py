@@ -234,7 +234,7 @@ def test_on_a_single_node_less_is_blamed_on_a_node():
 
 
 def test_jobs_on_several_nodes_and_nights_that_went_wrong_accuse_nobody():
-    assert find_slow_nodes([verdict("n[1-2]", 10.0), verdict("n3", 100.0)]) == ()
+    assert find_slow_nodes([verdict("n[1-2]", 10.0), verdict("n3", 100.0)]) == {}
     wrong = [verdict("n1", 100.0), verdict("n2", 100.0), verdict("n3", None, Status.ERROR)]
     assert name_slow_nodes(wrong) == wrong
 
@@ -255,4 +255,4 @@ def test_a_metric_of_which_nobody_knows_the_better_side_accuses_no_node():
         metric = MetricVerdict("temperature", value, "C", 50.0, 40.0, 60.0)
         return Verdict("heat", "", "p100", Status.PASS, metrics=(metric,), job={"nodes": node})
 
-    assert find_slow_nodes([warm(f"n{n}", 50.0 - 5.0 * (n == 5)) for n in range(6)]) == ()
+    assert find_slow_nodes([warm(f"n{n}", 50.0 - 5.0 * (n == 5)) for n in range(6)]) == {}

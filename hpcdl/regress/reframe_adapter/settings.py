@@ -30,8 +30,8 @@ from hpcdl.system.resources import folder, templates
 if TYPE_CHECKING:
     import jinja2
 
-Modules = Module | Mapping[str, Module]
-"""What jobs load: the same everywhere, or by partition, which different stacks may serve."""
+Modules = Mapping[str, Module]
+"""What jobs load, by partition: different stacks may serve them."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,10 @@ def render_settings(
         prefix=str(place),
         database=str(place / "results.db"),
         max_jobs=execution.max_jobs,
-        partitions=[partition_settings(site, one, module_on(modules, one.label), execution)
+        partitions=[partition_settings(site, one, modules[one.label], execution)
                     for one in chosen],
         environments=environments(site, modules, [part.label for part in chosen]),
     )  # fmt: skip
-
-
-def module_on(modules: Modules, partition: str) -> Module:
-    """What jobs of a partition load."""
-    return modules if isinstance(modules, Module) else modules[partition]
 
 
 def environments(
@@ -92,7 +87,7 @@ def environments(
     """The environments that the checks name; `tensorflow` once per module that there is."""
     users: dict[Module, list[str]] = {}
     for name in partitions:
-        users.setdefault(module_on(modules, name), []).append(name)
+        users.setdefault(modules[name], []).append(name)
     return (
         Environment("hpcdl", "hpcdl's checks bring the whole script of a user's job"),
         *(

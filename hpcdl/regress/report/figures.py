@@ -28,10 +28,10 @@ from typing import Any
 
 from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, describe
 from hpcdl.regress.changes import Kind
-from hpcdl.regress.drift import Analysis, Change, Night, analyse
+from hpcdl.regress.drift import Analysis, Change, analyse
 from hpcdl.regress.estimate import nightly
 from hpcdl.regress.history import Point, single_node
-from hpcdl.regress.identity import LOWER, Series, better_of
+from hpcdl.regress.identity import LOWER, Night, Series, better_of
 from hpcdl.results.faults import Status
 
 _MUCH, _MOST_WORKERS = 4000, 8

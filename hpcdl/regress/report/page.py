@@ -89,27 +89,16 @@ def night_page(
         run=str(run.get("run", "")).rpartition("/")[2],
         when=when(str(run.get("run", ""))),
         seconds=float(run.get("seconds") or 0.0),
-        **_night(answer, run["verdicts"], rows, shown),
+        headline=answer.headline, open=answer.open, accepted=answer.accepted,
+        rows=rows, counts=Counter(row.status for _, row in rows),
+        attention=[*_attention(answer, run["verdicts"], rows, shown)],
+        # A verdict leads to the first figure of its case.
+        links={(one.series.check, one.series.case, one.series.place): f"s{index}"
+               for index, one in reversed([*enumerate(shown)])},
+        verdicts=headline(run["verdicts"]),
         files=files,
         partitions=sorted({row.partition for _, row in rows} | {one.series.place for one in shown}),
-    )
-
-
-def _night(
-    answer: GateAnswer,
-    verdicts: Sequence[Mapping[str, Any]],
-    rows: Sequence[tuple[int, Row]],
-    shown: Sequence[SeriesView],
-) -> dict[str, object]:
-    """What stands above the figures; a verdict leads to the first figure of its case."""
-    return {
-        "headline": answer.headline, "open": answer.open, "accepted": answer.accepted,
-        "rows": rows, "counts": Counter(row.status for _, row in rows),
-        "attention": [*_attention(answer, verdicts, rows, shown)],
-        "links": {(one.series.check, one.series.case, one.series.place): f"s{index}"
-                  for index, one in reversed([*enumerate(shown)])},
-        "verdicts": headline(verdicts),
-    }  # fmt: skip
+    )  # fmt: skip
 
 
 def embedded_json(value: object) -> str:

@@ -102,9 +102,7 @@ def as_data(report: Report) -> dict[str, Any]:
             for one in plan.study.tables
             for head, rows in [_side_by_side(report.findings, one)]
         ],
-        "original": [
-            {"item": one.item, "by": list(one.by), "note": one.note} for one in plan.study.original
-        ],
+        "original": [*map(vars, plan.study.original)],
         "published": [
             {"label": one.label, "source": one.source, "points": [vars(p) for p in one.points]}
             for one in plan.study.published
