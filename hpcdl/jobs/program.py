@@ -109,16 +109,18 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     )
 
 
-def _check_first(argv: Sequence[str], *, there: bool) -> None:
+def _check_first(argv: Sequence[str], *, there: bool, brought: bool) -> None:
     """Raise BadInput for what no job can run in the place of its program or script.
 
-    `there` says whether a file has the program's name, whatever that looks like.
+    `there` says whether a file has the program's name, whatever that looks like; `brought` whether
+    an image or a user's module may have a program of that name.
     """
     absent = not there and shutil.which(argv[0]) is None
     is_model = absent and argv[0] in facts.load("models")["models"]
     typed, name = "train" if is_model else "\0".join(argv[:2]), "command_hints"
+    where = {None: True, "file": absent, "program": absent and not brought}
     for row in cached("facts", [facts.path(name)], lambda: facts.load(name))["programs"]:
-        if re.match(row["match"], typed) and (absent or not row.get("absent")):
+        if re.match(row["match"], typed) and where[row.get("absent")]:
             hint = row["hint"].format(argv[0], shlex.quote(argv[0]))
             raise BadInput(f"'{argv[0]}' {row['said']}", hint=hint)
     for one in argv[: (script_index(argv) or 0) + 1]:
@@ -137,7 +139,9 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     argv = spec.program
     if argv:
         inside = spec.container is not None and argv[0].startswith("/")
-        _check_first(argv, there=inside or _is_there((spec.chdir or folder) / argv[0]))
+        brought = bool(spec.container or (module.names and module.release is None))
+        there = inside or _is_there((spec.chdir or folder) / argv[0])
+        _check_first(argv, there=there, brought=brought)
     check_script(spec)
     check_launcher(spec)
     check_image(folder, spec.container)

@@ -1,5 +1,6 @@
 """Scripts that are named from where the user stands are found from the job's own directory."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,11 @@ def test_a_script_is_no_program_that_a_module_brings_and_chdir_is_there(here):
     with pytest.raises(BadInput, match=r"no program 'my_train\.py' here"):
         check_program(here, spec, Module(("tensorflow",)))
     check_program(here, seen(here, "tool"), Module(("tensorflow",)))
+    for named in ("train --epochs 3", "resnet50", "ml x"):
+        check_program(here, seen(here, named), Module(("theirs",)))
+        check_program(here, replace(seen(here, named), container="docker://a/b"), Module(()))
+        with pytest.raises(BadInput, match=r"is no program|shell alone"):
+            check_program(here, seen(here, named), Module(("tensorflow",), release="r1"))
     with pytest.raises(BadInput, match="there is no directory /nope"):
         check(here, "true", chdir=Path("/nope"))
 
