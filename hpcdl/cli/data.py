@@ -6,7 +6,6 @@ import argparse
 from functools import partial
 
 from hpcdl.cli.framework import Command, Group
-from hpcdl.cli.train import launch
 from hpcdl.system.errors import ExitCode
 
 
@@ -17,6 +16,7 @@ def _arguments(command: str, parser: argparse.ArgumentParser) -> None:
 
 
 def _run(command: str, args: argparse.Namespace) -> ExitCode:
+    from hpcdl.cli.train import launch
     from hpcdl.train.data.data_options import to_argv
 
     return launch("hpcdl.train.data", to_argv(command, args), args)

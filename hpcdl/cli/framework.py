@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from hpcdl import facts
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.files import as_json
 from hpcdl.system.resources import folder
@@ -42,6 +41,8 @@ def option(*names: str, **how: Any) -> Configure:
 
 def told(key: str, word: str) -> Any:
     """What facts/command_hints.yaml has below a key for one of its words; '' for nothing."""
+    from hpcdl import facts
+
     rows = facts.load("command_hints").get(key, {})
     return next((said for words, said in rows.items() if word in words.split()), "")
 

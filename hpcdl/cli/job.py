@@ -149,11 +149,12 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     spec = request.spec_of(args, site)
     folder = sweep_run.sweep_directory(site, spec.name)
     matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
-    exclude = [dict(request.pair("--exclude", pair, "KEY=A,KEY=B") for pair in text.split(","))
-               for text in args.exclude]  # fmt: skip
+    exclude = [dict(request.pair("--exclude", pair.strip(), "KEY=A,KEY=B")
+                    for pair in text.split(",")) for text in args.exclude]  # fmt: skip
     if args.status and not matrix and (points := sweep_run.kept_points(folder, spec)):
         return _show_sweep(sweep_run.run_statuses(folder, points), folder, args)
-    check_keys(spec, matrix, train_options(spec.program))
+    if not args.status:  # what was submitted so is shown
+        check_keys(spec, matrix, train_options(spec.program))
     points = plan(site, spec, matrix, exclude, limit=args.limit)
     asked = request_of(spec, args.module)
     if args.status:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +87,8 @@ def _request(args: argparse.Namespace) -> Request:
 
     The partition is that of the measured runs where this site has it, unless another is asked for.
     """
+    from dataclasses import fields
+
     from hpcdl.predict.request import Request
     from hpcdl.predict.results import is_exchange, place_of, read_sound
     from hpcdl.site.gpu_models import one_group
@@ -97,10 +98,10 @@ def _request(args: argparse.Namespace) -> Request:
     site, measured = the_site(args), [place_of(value).partition for _, value in files]
     known = [name for name in measured if name in site.partitions]
     place = site.partition(args.partition or next(iter(known), site.default_partition))
-    if not (args.partition or files or args.images_per_second or place.gpu):
-        have = one_of(name for name, one in site.partitions.items() if one.gpu)
+    others = [name for name, one in site.partitions.items() if one.gpu]
+    if others and not (args.partition or files or args.images_per_second or place.gpu):
         raise BadInput(f"no partition is named, and '{place.name}', the default, has no GPUs",
-                       hint=f"give --partition, such as {have}")  # fmt: skip
+                       hint=f"give --partition, such as {one_of(others)}")  # fmt: skip
     told = {
         "partition": one_group(place, args.gpu_model), "loss": args.loss / 100,
         "result": runs[0] if runs else None, "repeats": tuple(runs[1:]),
@@ -113,6 +114,8 @@ def _request(args: argparse.Namespace) -> Request:
 
 def _plan(args: argparse.Namespace) -> Plan | None:
     """How a transformer is split; None where no option of it is given."""
+    from dataclasses import fields
+
     from hpcdl.predict.parallel import Plan
 
     given = {one.name: vars(args)[one.name] for one in fields(Plan)}
@@ -122,6 +125,8 @@ def _plan(args: argparse.Namespace) -> Plan | None:
 
 
 def _asked(args: argparse.Namespace) -> Forecast:
+    from dataclasses import replace
+
     from hpcdl.predict.request import answer
 
     found = answer(_request(args))

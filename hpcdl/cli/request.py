@@ -170,8 +170,8 @@ def _variable(text: str) -> tuple[str, str]:
             print(f"{said}; `--env {name}` takes it from your environment, or asks",
                   file=sys.stderr)  # fmt: skip
         if more := re.match(r"[^=,]*,([A-Z_]\w*)=", value):
-            print(f"note: {name} is {value!r}; {more[1]} is set by an --env of its own",
-                  file=sys.stderr)  # fmt: skip
+            print(f"note: all of that is the value of {name}; {more[1]} is set by an --env of "
+                  "its own", file=sys.stderr)  # fmt: skip
         return name, value
     if name in os.environ:
         return name, os.environ[name]

@@ -16,7 +16,6 @@ from hpcdl import facts
 from hpcdl.cli.framework import Command, Parser, the_site
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cached
-from hpcdl.system.run import module_argv
 from hpcdl.system.text import did_you_mean
 
 
@@ -30,6 +29,7 @@ def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
 
 def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoReturn:
     from hpcdl.stack.release import current_release
+    from hpcdl.system.run import module_argv
 
     release, why = None, "no release is published at this site"
     try:

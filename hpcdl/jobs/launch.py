@@ -103,7 +103,7 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
 def check_launcher(spec: JobSpec) -> None:
     """Raise BadInput for a program that would start ranks itself, once in every rank."""
     name = Path(spec.program[0]).name if spec.program else ""
-    if spec.program[1:3] in {("-m", f"torch.distributed.{one}") for one in ("run", "launch")}:
+    if " ".join(spec.program[1:3]) in {"-m torch.distributed.run", "-m torch.distributed.launch"}:
         name = "torchrun"
     if spec.launcher == "single" or name not in _STARTS_RANKS:
         return

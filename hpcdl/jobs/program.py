@@ -37,8 +37,8 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
-_WORD = re.compile(r"([A-Za-z_.][^{$]*|[^{$]*\.(py|sh))\Z")
-"""What may be the name of a script, and holds no mark or variable."""
+_PLAIN = re.compile(r"[A-Za-z_.][\w.+/-]*\Z")
+"""What may be the name of a script without an ending: it holds no mark and no variable."""
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 # Programs that start the one their arguments name: the first argument that ends like a script.
@@ -52,7 +52,8 @@ def script_index(program: Sequence[str]) -> int | None:
     """Index of the argument that is the script for an interpreter; None for no script."""
     name = Path(program[0]).name if program else ""
     if _STARTERS.match(name):
-        return next((n for n, one in enumerate(program) if n and one.endswith(_SCRIPT)), None)
+        words = enumerate(program)
+        return next((n for n, one in words if n and one.endswith(_SCRIPT) and " " not in one), None)
     if not _PYTHON.match(name) and name not in _SHELLS:
         return None
     valued, ending = _OF_SHELLS if name in _SHELLS else _OF_PYTHON
@@ -109,21 +110,23 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     )
 
 
-def _check_first(argv: Sequence[str], *, there: bool, brought: bool) -> None:
+def _check_first(spec: JobSpec, *, there: bool, brought: bool) -> None:
     """Raise BadInput for what no job can run in the place of its program or script.
 
     `there` says whether a file has the program's name, whatever that looks like; `brought` whether
     an image or a user's module may have a program of that name.
     """
+    argv = spec.program
     absent = not there and shutil.which(argv[0]) is None
     is_model = absent and argv[0] in facts.load("models")["models"]
     typed, name = "train" if is_model else "\0".join(argv[:2]), "command_hints"
     where = {None: True, "file": absent, "program": absent and not brought}
     for row in cached("facts", [facts.path(name)], lambda: facts.load(name))["programs"]:
-        if re.match(row["match"], typed) and where[row.get("absent")]:
+        held = where[row.get("absent")] and not (row.get("ranks") and spec.launcher == "single")
+        if held and re.match(row["match"], typed):
             hint = row["hint"].format(argv[0], shlex.quote(argv[0]))
             raise BadInput(f"'{argv[0]}' {row['said']}", hint=hint)
-    for one in argv[: (script_index(argv) or 0) + 1]:
+    for one in {argv[0], argv[script_index(argv) or 0]}:
         if one.endswith(".ipynb"):
             raise BadInput(f"{one} is a notebook", hint=f"`jupyter nbconvert --to script {one}`")
         if re.search(r"\.(py|sh) ", one) and not _is_there(Path(one)):
@@ -134,14 +137,15 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     """Raise BadInput for a program, script, module or other file that the job would not find.
 
     What a module or a container brings is not looked for, and a name on PATH only where the job
-    is queued: a script that is only printed may be for another machine.
+    is queued: a script that is only printed may be for another machine. What is certainly meant
+    otherwise, such as the name of a model, is refused always.
     """
     argv = spec.program
     if argv:
         inside = spec.container is not None and argv[0].startswith("/")
         brought = bool(spec.container or (module.names and module.release is None))
         there = inside or _is_there((spec.chdir or folder) / argv[0])
-        _check_first(argv, there=there, brought=brought)
+        _check_first(spec, there=there, brought=brought)
     check_script(spec)
     check_launcher(spec)
     check_image(folder, spec.container)
@@ -171,7 +175,11 @@ def check_script(spec: JobSpec) -> None:
     if at is None or spec.container:
         return
     script = Path(spec.program[at])
-    if script.is_absolute() or not _WORD.match(str(script)):
+    named = script.suffix in _SCRIPT or _PLAIN.match(str(script))
+    if script.is_absolute() or "{" in script.name or not named:
+        return
+    # A shell looks on PATH, too.
+    if Path(spec.program[0]).name in _SHELLS and "/" not in str(script) and shutil.which(script):
         return
     if not any(place and _is_there(place / script) for place in (spec.chdir, spec.job_dir)):
         raise BadInput(

@@ -78,9 +78,10 @@ def _check(version: str, name: str, value: str | None) -> None:
         raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)
     release = as_release(version)
     known = {key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)}
-    if " " in name and name.split()[0] in known:
+    words = name.split()
+    if len(words) == 2 and words[0] in known:
         said = f"--sbatch '{name}' has a blank for the '='"
-        raise BadInput(said, hint=f"write --sbatch {name.split()[0]}={name.split()[1]}")
+        raise BadInput(said, hint=f"write --sbatch {words[0]}={words[1]}")
     if name not in known:
         choices = sorted(known.keys() - answers("own").keys())
         said = f"sbatch of Slurm {release} has no option {name!r}"

@@ -197,8 +197,9 @@ def check_keys(
     `options` are the program's, where known. Or for a mark that nearly is a key, or a key given.
     """
     marks = _marks(base.program)
+    shell = {name for one in base.program for name in re.findall(r"\$\{(\w+)\}", one)}
     for key in set(matrix) - {*JOB_KEYS} - marks:
-        if (near := nearest(key, marks, cutoff=0.8)) and near not in matrix:
+        if (near := nearest(key, marks - shell, cutoff=0.8)) and near not in matrix:
             raise BadInput(f"the program has {{{near}}}, and no --over has that",
                            hint=f"did you mean '{{{key}}}'?")  # fmt: skip
         if any(one.partition("=")[0] == f"--{key}" for one in base.program):

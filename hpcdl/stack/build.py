@@ -216,10 +216,10 @@ def plan_stack(
             recipe = recipe_of(site, request, names)
             python = interpreter(recipe.python)
             house = wheelhouse.find_wheelhouse(recipe, python)
-            own = wheelhouse.own_digest()
         except (MissingPrerequisite, BadInput) as fault:
             blocked.append(Blocked(names, fault))
             continue
+        own = wheelhouse.own_digest()
         plans.append(BuildPlan(site, request, served, recipe, python, mpi, own, house, behind))
     return tuple(plans), tuple(blocked)
 

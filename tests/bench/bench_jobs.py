@@ -152,7 +152,7 @@ def render_many():
     start = time.perf_counter()
     points = plan(site, JobSpec("v100", name="bench"), matrix, limit=10_000)
     for number, group in enumerate(groups(points)):
-        render(site, group, Module(()), Path("/tmp/none"), number, 8)
+        render(site, group, Module(()), Path(f"/tmp/none/array-{number:03d}.args"), 8)
     seconds = time.perf_counter() - start
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
     report("sweep: 10,000 points rendered", seconds, "s", most=3)

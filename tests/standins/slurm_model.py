@@ -13,8 +13,10 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import yaml
@@ -140,7 +142,7 @@ def _long(command, known, word, rest):
         kind = "ambiguous" if close else "unrecognized"
         raise Fatal(f"{command}: {kind} option '{word}'\n{_try(command)}", 255)
     if known[close[0]].get("argument") == "required" and not equals:
-        value = rest.pop(0)
+        value = _argument(command, close[0], rest)
     return close[0], value
 
 
@@ -154,7 +156,13 @@ def _letter(command, known, word, rest):
         rest.insert(0, f"-{after}")
     if argument == "none":
         return name, ""
-    return name, after or (rest.pop(0) if argument == "required" else "")
+    return name, after or (_argument(command, name, rest) if argument == "required" else "")
+
+
+def _argument(command, name, rest):
+    if not rest:
+        raise Fatal(f"{command}: option '--{name}' requires an argument\n{_try(command)}", 255)
+    return rest.pop(0)
 
 
 def _try(command):
@@ -224,6 +232,8 @@ def _conflicts(slurm, command, given):
 
 def _beside_ntasks_per_gpu(slurm, given):
     tres = given.values.get("tres-per-task", "")
+    if given.by_cli("tres-per-task"):
+        yield "--tres-per-task"
     if given.by_env("tres-per-task") and (slurm.holds("ntasks-per-gpu-with-cpus") or "gpu" in tres):
         yield "SLURM_TRES_PER_TASK"
     for name in ("gpus-per-task", "gpus-per-socket", "ntasks-per-node"):
@@ -379,11 +389,13 @@ def _step_cpus(slurm, given, gpus, per_node):
 
 
 def record(kind, data):
-    """Write one JSON record; its name counts the records of the folder, made one by one."""
+    """Write one JSON record; its name counts the records of the folder."""
     place = Path(os.environ["SLURM_STANDIN_RECORD"])
     place.mkdir(parents=True, exist_ok=True)
-    number = len([*place.glob(f"{kind}-*.json")]) + 1
-    (place / f"{kind}-{number:03d}.json").write_text(json.dumps(data, indent=1, sort_keys=True))
+    for number in count(1):
+        with suppress(FileExistsError), (place / f"{kind}-{number:03d}.json").open("x") as file:
+            json.dump(data, file, indent=1, sort_keys=True)
+            break
 
 
 def run_main(main):

@@ -227,6 +227,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
     ("R -- python -m torch.distributed.run x.py", "--launcher torchrun -- PROGRAM"),
     ("R --job-dir '$NOWHERE/x'", "no shell has put in what $NOWHERE is"),
     ("R --sbatch '--mail-type END'", "write --sbatch mail-type=END"),
+    ("R --sbatch 'begin =now'", "has no option 'begin '"),
     ("R --file ~/no.yaml", "no shell has put in your home for ~"),
     ("R --file /nowhere/no.yaml", "there is no directory /nowhere"),
     ("R --gpus 9999999", "give a number from 1 to 1,000,000"),

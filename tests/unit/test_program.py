@@ -1,5 +1,6 @@
 """Scripts that are named from where the user stands are found from the job's own directory."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +114,25 @@ def test_a_script_is_no_program_that_a_module_brings_and_chdir_is_there(here):
             check_program(here, seen(here, named), Module(("tensorflow",), release="r1"))
     with pytest.raises(BadInput, match="there is no directory /nope"):
         check(here, "true", chdir=Path("/nope"))
+
+
+@pytest.mark.parametrize("line", [
+    "env NB=foo.ipynb true", "nsys profile --command 'x.py y' true", "./lr=0.1 x", "bash prepnode",
+    "timeout 60 bash -c 'source env.sh && python train.py'", "sbatch next.sh",
+])  # fmt: skip
+def test_programs_that_run_are_not_refused_for_what_they_look_like(here, monkeypatch, line):
+    for name in ("lr=0.1", "bin/prepnode", "bin/nsys", "bin/sbatch"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text("#!/bin/sh\n")
+        (here / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here}/bin:/usr/bin:/bin")
+    alone = replace(seen(here, ""), launcher="single", program=tuple(shlex.split(line)), chdir=here)
+    check_program(here, alone, Module(()))
+
+
+def test_a_variable_in_a_scripts_name_is_put_in_by_no_shell(here):
+    with pytest.raises(BadInput, match="there is no script"):
+        check(here, "python $DIR/train.py")
 
 
 @pytest.mark.parametrize(("runtime", "image", "hint"), [

@@ -43,7 +43,7 @@ def go(site, *names):
         publish(site, name, passing, say=silent)
 
 
-def test_a_make_current_is_current_with_proof_and_modules(site):
+def test_a_published_release_is_current_with_proof_and_modules(site):
     before = sorted(site.paths.prefix.rglob("*"))
     assert plan_publish(site, "a").after == "a"
     assert sorted(site.paths.prefix.rglob("*")) == before, "planning changes nothing"

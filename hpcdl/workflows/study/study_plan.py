@@ -185,8 +185,13 @@ def _moved(run: Run, partitions: Sequence[str]) -> Run:
     own = run.over.get("partition", ())
     taken = tuple(partitions[: max(1, len(own))])
     names = dict(zip(own, taken, strict=False))
-    exclude = ({key: names.get(value, value) if key == "partition" else value
-                for key, value in pattern.items()} for pattern in run.exclude)  # fmt: skip
+    exclude = []
+    for pattern in run.exclude:
+        place = pattern.get("partition")
+        if place is None:
+            exclude.append(pattern)
+        elif place in names:
+            exclude.append({**pattern, "partition": names[place]})
     return replace(run, over={**run.over, "partition": taken}, exclude=tuple(exclude))
 
 
