@@ -326,6 +326,18 @@ def test_partitions_can_be_replaced_place_for_place(modern):
     assert not plan.impossible
 
 
+@pytest.mark.parametrize(("partitions", "wanted"), [
+    ((), {("p100", 1), ("p100", 2), ("v100", 1)}),
+    (("v100", "p100"), {("v100", 1), ("v100", 2), ("p100", 1)}),
+    (("k80",), {("k80", 1), ("k80", 2)}),
+])  # fmt: skip
+def test_what_is_excluded_of_a_partition_goes_where_it_goes(tmp_path, partitions, wanted):
+    over = {**RUN["over"], "partition": ["p100", "v100"], "gpus": ["1", "2"]}
+    runs = [{**RUN, "over": over, "exclude": [{"partition": "v100", "gpus": "2"}]}]
+    plan = planned(tmp_path, {}, {"runs": runs}, partitions=partitions)
+    assert {(cell.point.spec.partition, cell.gpus) for cell in plan.cells} == wanted
+
+
 @pytest.mark.parametrize(("site", "name", "partitions", "said"), [
     ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
     ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "leave out 'h100'"),
