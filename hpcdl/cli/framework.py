@@ -162,7 +162,8 @@ class Parser(argparse.ArgumentParser):
         if not close and (hint := self._elsewhere(name)):
             return hint
         close += filter(None, [nearest(name, options, cutoff=0.8)])
-        close += [one for one in options if one in {told("alike", name), told("alike", name[:2])}]
+        alike = {told("alike", name), told("alike", name[:2])}
+        close += [one for one in options if one in alike]
         here = told("any", name.strip("-"))
         if not close and (here or len(name) == 2):  # no letter is like another
             return str(here)

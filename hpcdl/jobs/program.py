@@ -126,7 +126,7 @@ def _check_first(spec: JobSpec, *, there: bool, brought: bool) -> None:
         if held and re.match(row["match"], typed):
             hint = row["hint"].format(argv[0], shlex.quote(argv[0]))
             raise BadInput(f"'{argv[0]}' {row['said']}", hint=hint)
-    for one in {argv[0], argv[script_index(argv) or 0]}:
+    for one in dict.fromkeys((argv[0], argv[script_index(argv) or 0])):
         if one.endswith(".ipynb"):
             raise BadInput(f"{one} is a notebook", hint=f"`jupyter nbconvert --to script {one}`")
         if re.search(r"\.(py|sh) ", one) and not _is_there(Path(one)):

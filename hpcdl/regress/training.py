@@ -53,7 +53,7 @@ def job_on(
         minutes=min(minutes, partition.max_minutes),
         name=name,
         program=program,
-        gpu_model=partition.gpu.model if partition.gpu and partition.fellows else None,
+        gpu_model=partition.gpu_asked_for,
         **per_node,  # type: ignore[arg-type]
     )
 

@@ -122,6 +122,11 @@ class Partition:
         return f"{self.name}:{self.gpu.model}" + (f"x{self.gpu.per_node}" if like else "")
 
     @property
+    def gpu_asked_for(self) -> str | None:
+        """The GPU model that a job must name to get these nodes and no fellows; None for none."""
+        return self.gpu.model if self.gpu and self.fellows else None
+
+    @property
     def gpu_groups(self) -> tuple[Partition, ...]:
         """Its groups of equal nodes with GPUs; itself on a CPU partition."""
         return tuple(group for group in self.node_groups if group.gpu) or (self,)

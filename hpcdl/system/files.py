@@ -278,12 +278,16 @@ def _open_lock(path: Path) -> int:
     return descriptor
 
 
-def user_name(otherwise: str | None = None) -> str:
-    """The name of this process's user; its number, or another name, in a container without it."""
+def user_name(otherwise: str | None = None, number: int | None = None) -> str:
+    """The name of a user, this process's if no number is given.
+
+    Where the number has no name, as in a container: `otherwise`, or the number.
+    """
+    number = os.getuid() if number is None else number
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(number).pw_name
     except KeyError:
-        return otherwise or str(os.getuid())
+        return otherwise or str(number)
 
 
 def take_lock(descriptor: int) -> bool:

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, make_directory
+from hpcdl.system.files import explain_os_errors, make_directory, user_name
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MAX_LINKS = 40
@@ -165,10 +165,7 @@ def _owners() -> frozenset[int]:
 
 def user_of(number: int) -> str:
     """The name of a user, or its number where it has none."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
+    return user_name(f"user {number}", number)
 
 
 def _untrusted(path: Path, reason: str, *, cure: bool = False) -> MissingPrerequisite:

@@ -194,7 +194,7 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
         job_dir=folder,
         requeues=0,
         preflight=False,
-        gpu_model=partition.gpu.model if partition.gpu and partition.fellows else None,
+        gpu_model=partition.gpu_asked_for,
     )
 
 

@@ -102,8 +102,8 @@ def modules_by_partition(
     """
     found: dict[str, Module] = {}
     for group in site.by_groups(partitions):
-        model = group.gpu.model if group.gpu and group.fellows else None
-        module = module_for(site, group.name, named, gpu_model=model, published=published)
+        module = module_for(site, group.name, named, gpu_model=group.gpu_asked_for,
+                            published=published)  # fmt: skip
         found[group.label] = module
         found.setdefault(group.name, module)
     return found
