@@ -65,9 +65,14 @@ class allreduce(HpcdlCheck):
     def request(self, site, partition):
         strategy, nodes, ranks = self.way
         repeats = SHARED_REPEATS if self.execution.judges_best else REPEATS
-        program = ("python", "-m", "hpcdl.measure.allreduce", f"--strategy={strategy}",
-                   f"--sizes={','.join(map(str, self.sizes))}",
-                   f"--repeats={repeats}")  # fmt: skip
+        program = (
+            "python",
+            "-m",
+            "hpcdl.measure.allreduce",
+            f"--strategy={strategy}",
+            f"--sizes={','.join(map(str, self.sizes))}",
+            f"--repeats={repeats}",
+        )
         name = f"{self.check_name}-{strategy}"
         if strategy == "multiworker":
             program = ("env", "HPCDL_TRUSTED_NETWORK=1", *program)
@@ -78,9 +83,15 @@ class allreduce(HpcdlCheck):
         """All sizes are judged; by the best iteration, only the largest."""
         best = self.execution.judges_best
         rates = "best_bus_gbs" if best else "bus_gbs"
-        return [Metric(metric_name(size), "GB/s", reads("summary", rates, str(size)),
-                       judged=not best or size == self.sizes[-1])
-                for size in self.sizes]  # fmt: skip
+        return [
+            Metric(
+                metric_name(size),
+                "GB/s",
+                reads("summary", rates, str(size)),
+                judged=not best or size == self.sizes[-1],
+            )
+            for size in self.sizes
+        ]
 
     def most(self, metric):
         rate = most_gbs(self.place()[1]) if self.real_gpus else None
@@ -110,8 +121,10 @@ class copies(HpcdlCheck):
         """The best copy is judged where the machine is shared, else the median one."""
         best = "best_" if self.execution.judges_best else ""
         gpus = self.layout["gpus_per_node"] if self.real_gpus else 0
-        return [Metric(f"{way}_gbs", "GB/s", reads("summary", f"{best}{way}_gbs"))
-                for way in copies_of(gpus)]  # fmt: skip
+        return [
+            Metric(f"{way}_gbs", "GB/s", reads("summary", f"{best}{way}_gbs"))
+            for way in copies_of(gpus)
+        ]
 
     def most(self, metric):
         return most_gbs(self.place()[1]) if self.real_gpus else None

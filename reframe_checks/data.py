@@ -26,8 +26,12 @@ def of_bench(found):
     """What `hpcdl data bench --json` says, in the shape of a result.json of one rank."""
     if found.faults:
         return found
-    more = {"layout": {"ranks": 1}, "outcome": outcome("completed"), "summary": found.values,
-            "versions": {"driver": found.values.get("driver")}}  # fmt: skip
+    more = {
+        "layout": {"ranks": 1},
+        "outcome": outcome("completed"),
+        "summary": found.values,
+        "versions": {"driver": found.values.get("driver")},
+    }
     return Measured({**found.values, **more})
 
 
@@ -51,9 +55,13 @@ class input_pipeline(HpcdlCheck):
         best = self.execution.judges_best
         return [
             Metric("best_images_per_second", "images/s", best_second, judged=best),
-            Metric("images_per_second", "images/s", reads("summary", "images_per_second"),
-                   judged=not best),
-        ]  # fmt: skip
+            Metric(
+                "images_per_second",
+                "images/s",
+                reads("summary", "images_per_second"),
+                judged=not best,
+            ),
+        ]
 
 
 @rfm.simple_test
@@ -77,11 +85,19 @@ class storage(HpcdlCheck):
         if self.where == "scratch" and partition.scratch is None:
             raise BadInput(f"'{partition.name}' has no scratch")
         place = "$HPCDL_JOB_DIR" if self.where == "work" else partition.scratch.path
-        program = ("python", "-m", "hpcdl.measure.storage", place, f"--megabytes={size}",
-                   f"--passes={passes}")  # fmt: skip
+        program = (
+            "python",
+            "-m",
+            "hpcdl.measure.storage",
+            place,
+            f"--megabytes={size}",
+            f"--passes={passes}",
+        )
         return job_on(partition, f"{self.check_name}-{self.where}", program)
 
     def metrics(self):
         best = self.execution.judges_best
-        return [Metric(name, "MB/s", reads("summary", name), judged=judged)
-                for name, judged in (("best_read_mbs", best), ("read_mbs", not best))]  # fmt: skip
+        return [
+            Metric(name, "MB/s", reads("summary", name), judged=judged)
+            for name, judged in (("best_read_mbs", best), ("read_mbs", not best))
+        ]

@@ -37,8 +37,13 @@ class binding(HpcdlCheck):
     tags = {"smoke", "nightly"}
 
     def request(self, site, partition):
-        return job_on(partition, self.check_name, ("hpcdl", "preflight", "probe"),
-                      nodes=min(2, partition.nodes), ranks=ALL)  # fmt: skip
+        return job_on(
+            partition,
+            self.check_name,
+            ("hpcdl", "preflight", "probe"),
+            nodes=min(2, partition.nodes),
+            ranks=ALL,
+        )
 
     def measured(self):
         log = Path(self.stagedir) / LOG
@@ -52,5 +57,6 @@ class binding(HpcdlCheck):
     def faults(self, measured):
         if measured.faults:
             return measured.faults
-        return binding_faults(self.probes, self.layout, self.evidence["release"],
-                              bound=self.execution.binds_cpus)  # fmt: skip
+        return binding_faults(
+            self.probes, self.layout, self.evidence["release"], bound=self.execution.binds_cpus
+        )

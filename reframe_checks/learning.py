@@ -63,8 +63,15 @@ class users_job(HpcdlCheck):
 
     def request(self, site, partition):
         data = site.paths.datasets / "digits"
-        program = ("hpcdl", "train", "--model=mlp", f"--data={data}", "--steps=200",
-                   "--batch-per-rank=32", "--checkpoint-every=0")  # fmt: skip
+        program = (
+            "hpcdl",
+            "train",
+            "--model=mlp",
+            f"--data={data}",
+            "--steps=200",
+            "--batch-per-rank=32",
+            "--checkpoint-every=0",
+        )
         return job_on(partition, self.check_name, program, ranks=2)
 
     def script(self, site, spec, module):

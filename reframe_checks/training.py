@@ -28,13 +28,23 @@ SMALL = [
 ]
 """Seconds on any machine: they prove the way, and judge machines that emulate their nodes."""
 LARGE = [
-    TrainingCase(model, nodes, ranks, steps=100, batch=64, data=data, precision=precision,
-                 real=True, tags=(tag,), minutes=30)
+    TrainingCase(
+        model,
+        nodes,
+        ranks,
+        steps=100,
+        batch=64,
+        data=data,
+        precision=precision,
+        real=True,
+        tags=(tag,),
+        minutes=30,
+    )
     for model, tag in (("resnet50", "nightly"), ("inception_v3", "weekly"), ("vgg16", "weekly"))
     for nodes, ranks in ((1, 1), (1, ALL), (2, ALL), (4, ALL))
     for precision in ("fp32", "fp16")
     for data in ("synthetic", "imagenet")
-]  # fmt: skip
+]
 """What references are published for. Data other than synthetic must be there."""
 
 
@@ -110,10 +120,11 @@ class Scaling(Training):
     def metrics(self):
         return [
             # On shared cores it says nothing of the software.
-            Metric("efficiency", "of ideal", self.efficiency,
-                   judged=not self.execution.shared_cores),
+            Metric(
+                "efficiency", "of ideal", self.efficiency, judged=not self.execution.shared_cores
+            ),
             Metric(IMAGES_PER_SECOND, "images/s", self.rate, judged=False),
-        ]  # fmt: skip
+        ]
 
     def efficiency(self, measured):
         """What the ranks give of as many times one rank, None where a rate is missing."""
@@ -135,14 +146,17 @@ class Scaling(Training):
 def cases_of(series):
     """The yardstick's training on more ranks: the same batch on every rank."""
     single = YARDSTICKS[series]
-    return parameter([replace(single, nodes=nodes, ranks=ranks) for nodes, ranks in SHAPES],
-                     fmt=lambda case: str(case))  # fmt: skip
+    return parameter(
+        [replace(single, nodes=nodes, ranks=ranks) for nodes, ranks in SHAPES],
+        fmt=lambda case: str(case),
+    )
 
 
 def single_of(series):
     """The yardstick of a series, run once however many checks need it."""
-    return fixture(alone, scope="environment",
-                   variants={"training": lambda case: case == YARDSTICKS[series]})  # fmt: skip
+    return fixture(
+        alone, scope="environment", variants={"training": lambda case: case == YARDSTICKS[series]}
+    )
 
 
 @rfm.simple_test

@@ -18,9 +18,14 @@ from spack.util.executable import Executable
 
 def _configure():
     """Write what TensorFlow's configure.py makes of its environment, as far as CUDA goes."""
-    names = ("HERMETIC_CUDA_VERSION", "HERMETIC_CUDNN_VERSION", "LOCAL_CUDA_PATH",
-             "LOCAL_CUDNN_PATH", "LOCAL_NCCL_PATH",
-             "HERMETIC_CUDA_COMPUTE_CAPABILITIES")  # fmt: skip
+    names = (
+        "HERMETIC_CUDA_VERSION",
+        "HERMETIC_CUDNN_VERSION",
+        "LOCAL_CUDA_PATH",
+        "LOCAL_CUDNN_PATH",
+        "LOCAL_NCCL_PATH",
+        "HERMETIC_CUDA_COMPUTE_CAPABILITIES",
+    )
     lines = [f'build:cuda --repo_env {name}="{os.environ[name]}"' for name in names]
     lines.append(f'build --action_env CUDA_TOOLKIT_PATH="{os.environ["CUDA_TOOLKIT_PATH"]}"')
     lines.append("build:opt --copt=-march=native\n")
@@ -37,9 +42,14 @@ def main():
         spec[name].set_prefix(prefix)
     package, asked, before = spec.package, [], dict(os.environ)
     Path(package.stage.path).mkdir(parents=True, exist_ok=True)
-    given = {"python": Executable(sys.executable), "python_platlib": str(Path.cwd() / "platlib"),
-             "spack_cc": compiler, "make_jobs": 2, "env": os.environ,
-             "bazel": lambda *words: asked.extend(words)}  # fmt: skip
+    given = {
+        "python": Executable(sys.executable),
+        "python_platlib": str(Path.cwd() / "platlib"),
+        "spack_cc": compiler,
+        "make_jobs": 2,
+        "env": os.environ,
+        "bazel": lambda *words: asked.extend(words),
+    }
     for name, value in given.items():
         setattr(package.module, name, value)
         setattr(sys.modules[type(package).__mro__[1].__module__], name, value)

@@ -16,13 +16,31 @@ from contextlib import contextmanager
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-_FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
-          "--disable-background-networking", "--disable-component-update", "--disable-sync",
-          "--disable-dev-shm-usage", "--remote-debugging-pipe")  # fmt: skip
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
 _WAIT = 60.0
-_KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), "ArrowLeft": (37, ""), "ArrowUp": (38, ""),
-         "ArrowRight": (39, ""), "ArrowDown": (40, ""), "Home": (36, ""), "End": (35, ""),
-         " ": (32, " "), "/": (191, "/")}  # fmt: skip
+_KEYS = {
+    "Tab": (9, ""),
+    "Enter": (13, "\r"),
+    "ArrowLeft": (37, ""),
+    "ArrowUp": (38, ""),
+    "ArrowRight": (39, ""),
+    "ArrowDown": (40, ""),
+    "Home": (36, ""),
+    "End": (35, ""),
+    " ": (32, " "),
+    "/": (191, "/"),
+}
 
 
 class Page:
@@ -49,20 +67,32 @@ class Page:
 
     def settle(self):
         """Wait until what the page draws in its next frames is drawn."""
-        self.do("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => "
-                "setTimeout(done, 0))))")  # fmt: skip
+        self.do(
+            "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => "
+            "setTimeout(done, 0))))"
+        )
 
     def do(self, script):
         """The value of an expression in the page; promises are waited for."""
-        said = self.call("Runtime.evaluate", expression=script, returnByValue=True,
-                         awaitPromise=True, userGesture=True)  # fmt: skip
+        said = self.call(
+            "Runtime.evaluate",
+            expression=script,
+            returnByValue=True,
+            awaitPromise=True,
+            userGesture=True,
+        )
         if "exceptionDetails" in said:
             raise AssertionError(f"{script}: {said['exceptionDetails']}")
         return said["result"].get("value")
 
     def size(self, width, height=900, *, phone=False):
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=2 if phone else 1, mobile=phone)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2 if phone else 1,
+            mobile=phone,
+        )
         self.settle()
 
     def prefer(self, colours):
@@ -131,8 +161,15 @@ def chromium():
     to_browser, from_browser = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory(prefix="hpcdl-browser-", ignore_cleanup_errors=True) as home:
         # The browser reads calls from descriptor 3 and writes answers to 4.
-        words = ["bash", "-c", 'exec "$@" 3<&"$IN" 4>&"$OUT"', "browser", program, *_FLAGS,
-                 f"--user-data-dir={home}"]  # fmt: skip
+        words = [
+            "bash",
+            "-c",
+            'exec "$@" 3<&"$IN" 4>&"$OUT"',
+            "browser",
+            program,
+            *_FLAGS,
+            f"--user-data-dir={home}",
+        ]
         process = subprocess.Popen(
             words,
             env={**os.environ, "HOME": home, "IN": str(to_browser[0]), "OUT": str(from_browser[1])},

@@ -22,8 +22,11 @@ if find_spec("tensorflow") is None:
     sys.modules["tensorflow"] = ModuleType("tensorflow")
 
 _left_out = Counter()
-_TIERS = {"long": "make test-long", "matrix": "make test-matrix",
-          "gpu_build": "make test-gpu-build"}  # fmt: skip
+_TIERS = {
+    "long": "make test-long",
+    "matrix": "make test-matrix",
+    "gpu_build": "make test-gpu-build",
+}
 
 
 def pytest_configure():

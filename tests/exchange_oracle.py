@@ -32,8 +32,10 @@ class Cluster:
     def hops(self, size):
         """Seconds of `size` bytes from every rank to the next one of the ring through all."""
         last = self.local - 1
-        links = [self.outside if rank % self.local == last and self.nodes > 1 else self.inside
-                 for rank in range(self.nodes * self.local)]  # fmt: skip
+        links = [
+            self.outside if rank % self.local == last and self.nodes > 1 else self.inside
+            for rank in range(self.nodes * self.local)
+        ]
         found = [link.latency + size / link.bandwidth for link in links]
         found[self.slow_link[0]] *= self.slow_link[1]
         return found
@@ -90,7 +92,9 @@ def both(machine, training, one, gpus, known):
         step = predict_step(machine, training, one, gpus, nodes, known)
     played = simulate(
         Cluster(nodes, gpus // nodes, machine.inside, network),
-        one.gradients, buffer_bytes=known.fusion_bytes, cycle=known.cycle,
-    )  # fmt: skip
+        one.gradients,
+        buffer_bytes=known.fusion_bytes,
+        cycle=known.cycle,
+    )
     simulated = one.total - one.backward + max(played.done, one.backward)
     return step.seconds - step.input_wait, simulated

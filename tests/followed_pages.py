@@ -67,65 +67,102 @@ class Scene:
 SCENES = {
     "README.md": Scene(
         (PROGRAMS,),
-        first={"hpcdl site init": UP, "hpcdl stack build": CPUS, "module load": UP,
-               "hpcdl check references": f"module unload tensorflow; {SITE_DIGITS}"},
+        first={
+            "hpcdl site init": UP,
+            "hpcdl stack build": CPUS,
+            "module load": UP,
+            "hpcdl check references": f"module unload tensorflow; {SITE_DIGITS}",
+        },
         left={"make ": "tests/matrix/test_demo.py"},
     ),
     "CONTRIBUTING.md": Scene(left={"make ": "whoever runs this"}),
     "docs/admins.md": Scene(
-        (UP,), first={"hpcdl stack plan": f"{CPUS}; export HPCDL_SITE=$PWD/site.yaml"},
+        (UP,),
+        first={"hpcdl stack plan": f"{CPUS}; export HPCDL_SITE=$PWD/site.yaml"},
         names={"PREFIX": "~/hpcdl/prefix"},
-        left={"hpcdl stack build --backend spack": "tests/integration/test_spack_build.py",
-              "hpcdl stack rollback": "docs/tutorial-admin.md, which has a second release"},
+        left={
+            "hpcdl stack build --backend spack": "tests/integration/test_spack_build.py",
+            "hpcdl stack rollback": "docs/tutorial-admin.md, which has a second release",
+        },
     ),
     "docs/checks.md": Scene((UP,), names={"settings.py -r": "settings.py -n modules -r"}),
     "docs/cluster.md": Scene(
-        left={"hpcdl cluster up --slurm": "tests/matrix",
-              "hpcdl cluster down": "the tutorials; this page goes on with the cluster"},
+        left={
+            "hpcdl cluster up --slurm": "tests/matrix",
+            "hpcdl cluster down": "the tutorials; this page goes on with the cluster",
+        },
     ),
     "docs/commands.md": Scene(left={"": "tests/unit/test_pages.py: its options exist"}),
     "docs/howto-cluster.md": Scene(left={"": "tests/integration/test_ten_nodes.py"}),
     "docs/howto-migrate.md": Scene(left={"hpcdl job submit": "EasyBuild's modules are not here"}),
     "docs/howto-sites.md": Scene(
-        left={"export HTTPS_PROXY": "there is no proxy", "pip config": "there is no mirror",
-              "HPCDL_CACHE": "tests/integration/test_stack_release.py", "tar ": "as above",
-              "python3 -m venv": "tests/integration/test_launchers.py has a PyTorch of its own",
-              "hpcdl job submit": "as above", "/apps/hpcdl": "there is no newer hpcdl",
-              "hpcdl site check": "docs/admins.md", "hpcdl stack": "docs/admins.md"},
+        left={
+            "export HTTPS_PROXY": "there is no proxy",
+            "pip config": "there is no mirror",
+            "HPCDL_CACHE": "tests/integration/test_stack_release.py",
+            "tar ": "as above",
+            "python3 -m venv": "tests/integration/test_launchers.py has a PyTorch of its own",
+            "hpcdl job submit": "as above",
+            "/apps/hpcdl": "there is no newer hpcdl",
+            "hpcdl site check": "docs/admins.md",
+            "hpcdl stack": "docs/admins.md",
+        },
     ),
     "docs/install.md": Scene(
-        left={"git clone": "tests/matrix/test_demo.py", "make ": "tests/matrix/test_demo.py",
-              "python3 -m venv": "tests/integration/test_wheel.py", "/apps/hpcdl": "as above"},
+        left={
+            "git clone": "tests/matrix/test_demo.py",
+            "make ": "tests/matrix/test_demo.py",
+            "python3 -m venv": "tests/integration/test_wheel.py",
+            "/apps/hpcdl": "as above",
+        },
     ),
     "docs/lint.md": Scene((r"printf '#!/bin/bash\nsrun hostname\n' > job.sh",)),
     "docs/nightly.md": Scene(
         (UP, "hpcdl site init --output site.yaml"),
         first={"hpcdl check references": SITE_DIGITS, "hpcdl check accept": f"{NIGHTS}; {FINDING}"},
-        names={"3f2a91c0": "$ID", "WORK": "~/embedded/work", "exit $ran": "(exit $ran)",
-               "--tag nightly": "--tag smoke --partition p100"},
+        names={
+            "3f2a91c0": "$ID",
+            "WORK": "~/embedded/work",
+            "exit $ran": "(exit $ran)",
+            "--tag nightly": "--tag smoke --partition p100",
+        },
     ),
     "docs/predict.md": Scene((UP, DIGITS), first={"hpcdl predict --partition cpu": TRAINED}),
     "docs/studies.md": Scene(
         (UP,),
-        left={".venv/bin/pip": "makes this environment", "export PATH": "this environment",
-              "hpcdl study run hkbu-frameworks": "tests/integration/test_study.py",
-              "release=": "needs a mirror of Debian", "debootstrap": "as above",
-              "cp -a --parents": "as above", "ln -s": "as above",
-              "hpcdl study run aliyun-resnet50 --container": "as above"},
+        left={
+            ".venv/bin/pip": "makes this environment",
+            "export PATH": "this environment",
+            "hpcdl study run hkbu-frameworks": "tests/integration/test_study.py",
+            "release=": "needs a mirror of Debian",
+            "debootstrap": "as above",
+            "cp -a --parents": "as above",
+            "ln -s": "as above",
+            "hpcdl study run aliyun-resnet50 --container": "as above",
+        },
     ),
-    "docs/training.md": Scene((UP, IMAGES), names={"digits DIR": "digits ~/digits",
-        "p100 --gpus 4 -- --model mlp --data DIR": "p100 --gpus 4 -- --model mlp --data ~/digits",
-        "DIR": "~/images"}),
+    "docs/training.md": Scene(
+        (UP, IMAGES),
+        names={
+            "digits DIR": "digits ~/digits",
+            "p100 --gpus 4 -- --model mlp --data DIR": (
+                "p100 --gpus 4 -- --model mlp --data ~/digits"
+            ),
+            "DIR": "~/images",
+        },
+    ),
     "docs/tutorial-admin.md": Scene(),
     "docs/tutorial-operations.md": Scene(first={"hpcdl check references": SITE_DIGITS}),
     "docs/tutorial-user.md": Scene(),
     "docs/users.md": Scene(
         (UP, PROGRAMS, DIGITS),
-        names={"hpcdl job submit --site pi": "env -u SLURM_CONF -u HPCDL_CLUSTER_DIR "
-               "hpcdl job submit --site pi"},
+        names={
+            "hpcdl job submit --site pi": "env -u SLURM_CONF -u HPCDL_CLUSTER_DIR "
+            "hpcdl job submit --site pi"
+        },
         left={"pip install some-package": "a package of PyPI's"},
     ),
-}  # fmt: skip
+}
 
 
 def taken(shell, page, command, status=0):
@@ -166,11 +203,16 @@ def newcomer(home, env, prefix):
         (own / name).symlink_to(prefix / name)
     shutil.copy(prefix / "current", own, follow_symlinks=False)
     shutil.copy(prefix / "history.json", own)
-    return Shell({
-        **env,
-        "HOME": str(home), "HPCDL_HOME": str(home), "HPCDL_CACHE": str(cache()),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }, place)  # fmt: skip
+    return Shell(
+        {
+            **env,
+            "HOME": str(home),
+            "HPCDL_HOME": str(home),
+            "HPCDL_CACHE": str(cache()),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        place,
+    )
 
 
 def main(pages):

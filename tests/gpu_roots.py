@@ -18,10 +18,22 @@ import pytest
 from hpcdl.cluster.rootfs import KEYRING, own_mirror
 from hpcdl.system.resources import cache
 
-PACKAGES = ("ca-certificates", "cmake", "libopenmpi-dev", "lmod", "make", "nvidia-cuda-toolkit",
-            "openmpi-bin", "python3-dev", "python3-venv")  # fmt: skip
-COMPILERS = {"trixie": ("g++", "g++-13"), "bookworm": ("g++", "g++-11"),
-             "sid": ("bazel-bootstrap", "g++-13", "libcupti-dev", "libnccl-dev")}  # fmt: skip
+PACKAGES = (
+    "ca-certificates",
+    "cmake",
+    "libopenmpi-dev",
+    "lmod",
+    "make",
+    "nvidia-cuda-toolkit",
+    "openmpi-bin",
+    "python3-dev",
+    "python3-venv",
+)
+COMPILERS = {
+    "trixie": ("g++", "g++-13"),
+    "bookworm": ("g++", "g++-11"),
+    "sid": ("bazel-bootstrap", "g++-13", "libcupti-dev", "libnccl-dev"),
+}
 PYTHON = "/opt/hpcdl/bin/python"
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _DONE = "nvcc-root.json"
@@ -39,8 +51,10 @@ exec chroot "$root" /usr/bin/env -i "$@"
 """
 
 
-PARTITION = ("{{nodes: 2, gpu: {{model: {model}, per_node: 4}}, sockets: 2, cores_per_socket: 8, "
-             "memory_gb: 120, driver: '{driver}', stack: tensorflow}}")  # fmt: skip
+PARTITION = (
+    "{{nodes: 2, gpu: {{model: {model}, per_node: 4}}, sockets: 2, cores_per_socket: 8, "
+    "memory_gb: 120, driver: '{driver}', stack: tensorflow}}"
+)
 SITE = """
 schema: 1
 name: {name}
@@ -67,12 +81,23 @@ class Case:
 
 
 CASES = (
-    Case("trixie", "24.11.5",
-         (("p100", "P100-PCIe", "535.183.06"), ("v100", "V100-SXM2", "550.54.14")),
-         "tensorflow/2.21.0-cuda12.9-sm60-sm70", frozenset({60, 70}), 23203),
-    Case("bookworm", "22.05.8", (("k80", "K80", "470.256.02"),),
-         "tensorflow/2.14.1-cuda11.8-sm37", frozenset({37}), 21605),
-)  # fmt: skip
+    Case(
+        "trixie",
+        "24.11.5",
+        (("p100", "P100-PCIe", "535.183.06"), ("v100", "V100-SXM2", "550.54.14")),
+        "tensorflow/2.21.0-cuda12.9-sm60-sm70",
+        frozenset({60, 70}),
+        23203,
+    ),
+    Case(
+        "bookworm",
+        "22.05.8",
+        (("k80", "K80", "470.256.02"),),
+        "tensorflow/2.14.1-cuda11.8-sm37",
+        frozenset({37}),
+        21605,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -95,16 +120,25 @@ class Root:
             AssertionError: it failed and `check`.
         """
         kept = {
-            "HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "HPCDL_HOME": "/var/hpcdl", "HPCDL_CACHE": str(cache()),
-            "PIP_CACHE_DIR": str(cache() / "pip"), "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        }  # fmt: skip
+            "HOME": "/root",
+            "LANG": "C.UTF-8",
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "HPCDL_HOME": "/var/hpcdl",
+            "HPCDL_CACHE": str(cache()),
+            "PIP_CACHE_DIR": str(cache() / "pip"),
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
         pairs = [f"{name}={value}" for name, value in {**kept, **env}.items()]
         alone = ["unshare", *_ALONE, "--propagation", "private"]
         shared = " ".join(map(str, (cache(), *self.shared)))
         enter = ["bash", "-ec", _ENTER, "enter", str(self.directory), shared]
-        done = subprocess.run([*alone, *enter, *pairs, *argv], capture_output=True, text=True,
-                              check=False, timeout=seconds)  # fmt: skip
+        done = subprocess.run(
+            [*alone, *enter, *pairs, *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=seconds,
+        )
         assert not check or done.returncode == 0, f"{argv}\n{done.stdout[-3000:]}\n{done.stderr}"
         return done
 
@@ -150,10 +184,13 @@ def install_hpcdl(root):
 
 def write_site(root, case, more=""):
     """Its site file, with the GPUs of a case and `more`; NVIDIA's agreements are accepted."""
-    rows = (f"  {name}: " + PARTITION.format(model=model, driver=driver)
-            for name, model, driver in case.gpus)  # fmt: skip
-    text = SITE.format(name=case.suite, slurm=case.slurm, prefix=root.prefix,
-                       partitions="\n".join(rows))  # fmt: skip
+    rows = (
+        f"  {name}: " + PARTITION.format(model=model, driver=driver)
+        for name, model, driver in case.gpus
+    )
+    text = SITE.format(
+        name=case.suite, slurm=case.slurm, prefix=root.prefix, partitions="\n".join(rows)
+    )
     (root.directory / "etc" / "site.yaml").write_text(text + more)
     for agreement in ("cuda", "cudnn"):
         root.hpcdl("stack", "accept-eula", agreement, "--by", "the tests")
@@ -163,8 +200,15 @@ def _make(root):
     """Let debootstrap and apt fill it; what the mirror lacks skips the test."""
     shutil.rmtree(root.directory)
     alone = ["unshare", *_ALONE, "--mount-proc"]
-    make = ("debootstrap", "--variant=minbase", "--components=main,contrib,non-free",
-            f"--keyring={KEYRING}", root.suite, root.directory, own_mirror())  # fmt: skip
+    make = (
+        "debootstrap",
+        "--variant=minbase",
+        "--components=main,contrib,non-free",
+        f"--keyring={KEYRING}",
+        root.suite,
+        root.directory,
+        own_mirror(),
+    )
     done = subprocess.run([*alone, *make], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"debootstrap cannot make {root.suite}: {done.stdout[-200:]}")

@@ -45,7 +45,10 @@ def _abandoned(home):
 
 
 def _clear(home):
-    for record in [*home.glob("*/cluster.json"), *home.glob("*/*/cluster.json"),
-                   *home.glob("*/*/*/cluster.json")]:  # fmt: skip
+    for record in [
+        *home.glob("*/cluster.json"),
+        *home.glob("*/*/cluster.json"),
+        *home.glob("*/*/*/cluster.json"),
+    ]:
         down(record.parent, purge=True)
     shutil.rmtree(home, ignore_errors=True)

@@ -6,8 +6,11 @@ from datetime import datetime, timedelta, timezone
 from hpcdl.regress.history import Result
 
 END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)
-RELEASES = ("tensorflow-2.20.0-gpu-41c0a8e2", "tensorflow-2.21.0-gpu-7dc6c03b",
-            "tensorflow-2.21.1-gpu-b81f22d9")  # fmt: skip
+RELEASES = (
+    "tensorflow-2.20.0-gpu-41c0a8e2",
+    "tensorflow-2.21.0-gpu-7dc6c03b",
+    "tensorflow-2.21.1-gpu-b81f22d9",
+)
 PARTITIONS = {"p100": (8, 4, 1000.0), "v100": (6, 8, 1700.0)}
 MODELS = {"resnet50": 0.22, "inception3": 0.14, "vgg16": 0.16, "mlp": 9.0}
 _RATE, _DRIVER = "images_per_second", "580.95.05"
@@ -33,9 +36,13 @@ def simulated(nights=365, *, seed=7):
         time = END - timedelta(days=nights - 1 - night)
         release = RELEASES[2] if nights - night <= 12 else RELEASES[min(1, night * 2 // nights)]
         common = {
-            "run": f"{time:%Y%m%d-%H%M%S}-0000", "time": time.isoformat(timespec="seconds"),
-            "release": release, "driver": _DRIVER, "unit": "images/s", "status": "PASS",
-        }  # fmt: skip
+            "run": f"{time:%Y%m%d-%H%M%S}-0000",
+            "time": time.isoformat(timespec="seconds"),
+            "release": release,
+            "driver": _DRIVER,
+            "unit": "images/s",
+            "status": "PASS",
+        }
         for partition in PARTITIONS:
             for case, level, count in cases(partition):
                 yield _throughput(rng, partition, case, level, count, nights - night, common)
@@ -47,12 +54,31 @@ def _throughput(rng, partition, case, level, count, left, common):
     value = level * slow * (1 + 0.012 * rng.gauss(0, 1))
     nodes = f"{partition}-01" if count == 1 else f"{partition}-[01-{count:02d}]"
     if partition == "v100" and case.startswith("vgg16-2x") and left == 30:
-        return Result(**{**common, "status": "ERROR", "unit": ""}, check_name="throughput",
-                      case_name=case, partition=partition, metric="", value=None,
-                      reason="node lost: v100-02", nodes=nodes, job=10_000 - left)  # fmt: skip
-    return Result(**common, check_name="throughput", case_name=case, partition=partition,
-                  metric=_RATE, value=value, nodes=nodes, job=10_000 - left, reference=level,
-                  low=0.9 * level, queue_wait=30.0, restarts=0)  # fmt: skip
+        return Result(
+            **{**common, "status": "ERROR", "unit": ""},
+            check_name="throughput",
+            case_name=case,
+            partition=partition,
+            metric="",
+            value=None,
+            reason="node lost: v100-02",
+            nodes=nodes,
+            job=10_000 - left,
+        )
+    return Result(
+        **common,
+        check_name="throughput",
+        case_name=case,
+        partition=partition,
+        metric=_RATE,
+        value=value,
+        nodes=nodes,
+        job=10_000 - left,
+        reference=level,
+        low=0.9 * level,
+        queue_wait=30.0,
+        restarts=0,
+    )
 
 
 def _storage(rng, partition, left, common):
@@ -61,10 +87,18 @@ def _storage(rng, partition, left, common):
         level = speed * (1 + index)
         for node in range(1, nodes + 1):
             slow = 0.9 if (partition, node) == ("p100", 5) and left < 20 else 1.0
-            yield Result(**{**common, "unit": "MB/s"}, check_name="storage", case_name=what,
-                         partition=partition, metric="read_rate", reference=level,
-                         value=level * slow * (1 + 0.015 * rng.gauss(0, 1)),
-                         nodes=f"{partition}-{node:02d}", job=node, low=0.8 * level)  # fmt: skip
+            yield Result(
+                **{**common, "unit": "MB/s"},
+                check_name="storage",
+                case_name=what,
+                partition=partition,
+                metric="read_rate",
+                reference=level,
+                value=level * slow * (1 + 0.015 * rng.gauss(0, 1)),
+                nodes=f"{partition}-{node:02d}",
+                job=node,
+                low=0.8 * level,
+            )
 
 
 def verdicts(folder, *, log_lines=400):
@@ -75,10 +109,19 @@ def verdicts(folder, *, log_lines=400):
         for case, level, count in cases(partition):
             found.append(_verdict(rng, folder, partition, case, level, count, log_lines))
     stale = next(v for v in found if v["case"].startswith("vgg16-2x") and v["partition"] == "v100")
-    stale |= {"status": "STALE", "ok": False, "reason": "the reference of images_per_second was "
-              f"measured with release '{RELEASES[1]}', this is '{RELEASES[2]}'"}  # fmt: skip
-    return {"schema": 2, "run": str(folder / f"{END:%Y%m%d-%H%M%S}-0000"), "seconds": 2710.0,
-            "ok": False, "verdicts": found}  # fmt: skip
+    stale |= {
+        "status": "STALE",
+        "ok": False,
+        "reason": "the reference of images_per_second was "
+        f"measured with release '{RELEASES[1]}', this is '{RELEASES[2]}'",
+    }
+    return {
+        "schema": 2,
+        "run": str(folder / f"{END:%Y%m%d-%H%M%S}-0000"),
+        "seconds": 2710.0,
+        "ok": False,
+        "verdicts": found,
+    }
 
 
 def _verdict(rng, folder, partition, case, level, count, log_lines):
@@ -89,18 +132,46 @@ def _verdict(rng, folder, partition, case, level, count, log_lines):
         f"#!/bin/bash\n#SBATCH --partition={partition}\n#SBATCH --nodes={count}\n"
         f"srun hpcdl train --model={case}\n"
     )
-    files["log"].write_text("".join(
-        f"step {step:5d}  loss {2.3 - 0.004 * step:.4f}  {value:9.1f} images/s\n"
-        for step in range(log_lines)
-    ))  # fmt: skip
-    metric = {"name": _RATE, "value": value, "unit": "images/s", "reference": level,
-              "low": 0.9 * level, "high": None, "source": "measured on 'three-generations'",
-              "proof": "run", "wanted": True}  # fmt: skip
+    files["log"].write_text(
+        "".join(
+            f"step {step:5d}  loss {2.3 - 0.004 * step:.4f}  {value:9.1f} images/s\n"
+            for step in range(log_lines)
+        )
+    )
+    metric = {
+        "name": _RATE,
+        "value": value,
+        "unit": "images/s",
+        "reference": level,
+        "low": 0.9 * level,
+        "high": None,
+        "source": "measured on 'three-generations'",
+        "proof": "run",
+        "wanted": True,
+    }
     reason = f"{_RATE} {value:.0f} images/s is 13% below its reference {level:.0f}" if slow else ""
-    return {"check": "throughput", "case": case, "partition": partition, "waived": False,
-            "status": "FAIL" if slow else "PASS", "ok": not slow, "reason": reason,
-            "metrics": [metric], "seconds": 60.0, "release": RELEASES[2], "driver": _DRIVER,
-            "job": {"id": 48121, "state": "COMPLETED", "exit_code": 0, "restarts": 0,
-                    "nodes": f"{partition}-[01-{count:02d}]", "queue_wait_seconds": 31.0,
-                    "run_seconds": 55.0},
-            "script": str(files["script"]), "log": str(files["log"]), "result": ""}  # fmt: skip
+    return {
+        "check": "throughput",
+        "case": case,
+        "partition": partition,
+        "waived": False,
+        "status": "FAIL" if slow else "PASS",
+        "ok": not slow,
+        "reason": reason,
+        "metrics": [metric],
+        "seconds": 60.0,
+        "release": RELEASES[2],
+        "driver": _DRIVER,
+        "job": {
+            "id": 48121,
+            "state": "COMPLETED",
+            "exit_code": 0,
+            "restarts": 0,
+            "nodes": f"{partition}-[01-{count:02d}]",
+            "queue_wait_seconds": 31.0,
+            "run_seconds": 55.0,
+        },
+        "script": str(files["script"]),
+        "log": str(files["log"]),
+        "result": "",
+    }

@@ -80,9 +80,14 @@ class Shell:
 
     def __init__(self, env, directory, within=()):
         self._bash = subprocess.Popen(
-            [*within, "bash", "--noprofile", "--norc"], env=dict(env), cwd=directory, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [*within, "bash", "--noprofile", "--norc"],
+            env=dict(env),
+            cwd=directory,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     @property
     def pid(self):

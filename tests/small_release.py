@@ -34,14 +34,26 @@ def mixed_site(prefix):
 def make_release(site, name, version="2.21.0", created="2026-01-01T00:00:00Z", **changes):
     """A finished release `name` whose stack is one Python that does nothing but exist."""
     root = site.paths.prefix / "releases" / name
-    versions = {"tensorflow": version, "horovod": "0.28.1", "mpi": "Open MPI 4.1.4",
-                "python": "3.11.7"}  # fmt: skip
+    versions = {
+        "tensorflow": version,
+        "horovod": "0.28.1",
+        "mpi": "Open MPI 4.1.4",
+        "python": "3.11.7",
+    }
     wheel = {"name": "tensorflow-cpu", "version": version, "file": "t.whl", "sha256": "0" * 64}
     release = Release(
-        id=name, stack="tensorflow", backend="venv", root=root, module=f"tensorflow/{version}-cpu",
-        versions=versions, partitions=(), proof="run", created=created, hpcdl="0.1.0+00000000",
+        id=name,
+        stack="tensorflow",
+        backend="venv",
+        root=root,
+        module=f"tensorflow/{version}-cpu",
+        versions=versions,
+        partitions=(),
+        proof="run",
+        created=created,
+        hpcdl="0.1.0+00000000",
         lock=(wheel,),
-    )  # fmt: skip
+    )
     release = dataclasses.replace(release, **changes)
     (root / "stack" / "bin").mkdir(parents=True)
     (root / "stack" / "bin" / "python").symlink_to(sys.executable)

@@ -44,8 +44,12 @@ def _row(
     training = Training(network(row["model"]), anchor["batch"])
     one = profile(machine, training, anchor["batch"] / row["images_per_sec"], known)
     step = predict_step(
-        machine, training, one, anchor["gpus"], anchor["nodes"],
+        machine,
+        training,
+        one,
+        anchor["gpus"],
+        anchor["nodes"],
         replace(known, contention=1.0, straggler=1.0),
-    )  # fmt: skip
+    )
     loss = 1 / row["efficiency"] - 1 - step.exposed / one.total
     return loss, step.contention / one.total, step.straggler / one.total

@@ -72,11 +72,14 @@ def alexnet() -> Any:
 _GOOGLENET = {
     "3": [(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)],
     "4": [
-        (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
-        (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128),
+        (192, 96, 208, 16, 48, 64),
+        (160, 112, 224, 24, 64, 64),
+        (128, 128, 256, 24, 64, 64),
+        (112, 144, 288, 32, 64, 64),
+        (256, 160, 320, 32, 128, 128),
     ],
     "5": [(256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)],
-}  # fmt: skip
+}
 
 
 def _inception_v1(x: Any, filters: tuple[int, ...]) -> Any:
@@ -217,9 +220,14 @@ def _residual(blocks: tuple[int, ...], base: int, *, groups: int = 1, excite: bo
         for block in range(count):
             stride = 2 if stage and not block else 1
             x = _bottleneck(
-                x, base << stage, 256 << stage, stride,
-                groups=groups, excite=excite, project=not block,
-            )  # fmt: skip
+                x,
+                base << stage,
+                256 << stage,
+                stride,
+                groups=groups,
+                excite=excite,
+                project=not block,
+            )
     return _model(inputs, _head(x))
 
 

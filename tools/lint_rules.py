@@ -170,8 +170,9 @@ def _measured() -> str:
     rules = sorted({row["rule"] for row in judged})
 
     def share(rules: list[str], turns: list[str]) -> tuple[int, int]:
-        yes, all_ = (sum(one[rule, turn] for rule in rules for turn in turns)
-                     for one in (right, total))  # fmt: skip
+        yes, all_ = (
+            sum(one[rule, turn] for rule in rules for turn in turns) for one in (right, total)
+        )
         return yes, all_
 
     def cells(rules: list[str]) -> str:
@@ -207,8 +208,12 @@ def _percent(yes: int, all_: int) -> str:
 
 
 def _table(title: str, rules: list[Rule]) -> str:
-    lines = [title, "", "| Rule | Releases | What | Consequence | Instead | Source | Evidence |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        title,
+        "",
+        "| Rule | Releases | What | Consequence | Instead | Source | Evidence |",
+        "|---|---|---|---|---|---|---|",
+    ]
     lines += [_row(one) for one in rules]
     return "\n".join(lines) + "\n"
 

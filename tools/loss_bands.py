@@ -47,8 +47,10 @@ def main() -> None:
     curves = [curve(python, data, seed) for seed in range(1, SEEDS + 1)]
     for (first, last), values in zip(WINDOWS, zip(*curves, strict=True), strict=True):
         middle, low, high = band(list(values))
-        print(f"      - {{first: {first}, last: {last}, median: {middle:.4g}, "
-              f"low: {low:.4g}, high: {high:.4g}}}")  # fmt: skip
+        print(
+            f"      - {{first: {first}, last: {last}, median: {middle:.4g}, "
+            f"low: {low:.4g}, high: {high:.4g}}}"
+        )
 
 
 if __name__ == "__main__":

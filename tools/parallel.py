@@ -105,22 +105,41 @@ def _planned(row: dict[str, Any]) -> Row:
     whole = {key: int(value) for key, value in row.items() if isinstance(value, float)}
     gated = row["gated"] == "true"  # Llama and its kin, which share no table either
     shape = Transformer(
-        whole["hidden"], whole.get("inner") or 4 * whole["hidden"], whole["layers"], whole["heads"],
-        whole["vocabulary"], gated, whole.get("keys", 0), untied=gated,
-    )  # fmt: skip
+        whole["hidden"],
+        whole.get("inner") or 4 * whole["hidden"],
+        whole["layers"],
+        whole["heads"],
+        whole["vocabulary"],
+        gated,
+        whole.get("keys", 0),
+        untied=gated,
+    )
     net = transformer(row["id"], shape, whole["tokens"])
     link = network_link("infiniband", row["network_gbps"])
     machine = replace(of_gpu(row["gpu"], "nvlink", 64, 4, link), per_node=whole["per_node"])
     replicas = whole["gpus"] // (whole["tensor"] * whole["stages"])
     plan = Plan(
-        whole["tensor"], whole["stages"], whole["interleave"],
-        whole["global_batch"] // replicas // whole["micro_batch"], row["sequence"] == "true",
-        whole["zero"], row["checkpointing"], row["fused"] == "true",
-    )  # fmt: skip
+        whole["tensor"],
+        whole["stages"],
+        whole["interleave"],
+        whole["global_batch"] // replicas // whole["micro_batch"],
+        row["sequence"] == "true",
+        whole["zero"],
+        row["checkpointing"],
+        row["fused"] == "true",
+    )
     seconds = row.get("seconds") or _seconds(row, net)
-    return Row(row["id"], row["source"], _work(machine, net, whole["micro_batch"]), plan,
-               whole["gpus"], seconds, row.get("state_gib", 0.0),
-               row.get("activation_gib", 0.0), row.get("memory_gb", 0.0))  # fmt: skip
+    return Row(
+        row["id"],
+        row["source"],
+        _work(machine, net, whole["micro_batch"]),
+        plan,
+        whole["gpus"],
+        seconds,
+        row.get("state_gib", 0.0),
+        row.get("activation_gib", 0.0),
+        row.get("memory_gb", 0.0),
+    )
 
 
 def _work(machine: Machine, net: Network, batch: int) -> Work:
@@ -234,10 +253,15 @@ def main() -> None:
         print(f"{name}: {fit(own):.3f} of the peak, likely {low:.2f} to {high:.2f}")
     off = {**grouped(found), **{f"memory, {k}": v for k, v in memory_errors(known).items()}}
     shown = [(name.strip(), errors(one)) for name, one in off.items()]
-    print(table(
-        [(name, str(e.rows), f"{e.median:.1%}", f"{e.ninetieth:.1%}", f"{e.bias:+.1%}")
-         for name, e in shown], ("source left out", "rows", "median", "90 %", "bias"),
-    ))  # fmt: skip
+    print(
+        table(
+            [
+                (name, str(e.rows), f"{e.median:.1%}", f"{e.ninetieth:.1%}", f"{e.bias:+.1%}")
+                for name, e in shown
+            ],
+            ("source left out", "rows", "median", "90 %", "bias"),
+        )
+    )
 
 
 if __name__ == "__main__":

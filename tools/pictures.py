@@ -55,8 +55,9 @@ def minute() -> list[str]:
 def demo() -> list[str]:
     """The lines of the demo."""
     argv = [sys.executable, "-m", "hpcdl", "tour", "--yes"]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          check=True)  # fmt: skip
+    done = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
     return shortened(done.stdout.replace(str(Path.home()), "~"))
 
 
@@ -78,8 +79,10 @@ def cast(lines: list[str]) -> str:
         kind = next((f' class="{name}"' for begin, name in _KINDS if line.startswith(begin)), "")
         seconds += 1 if "prompt" in kind else 0.1
         cut = line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
-        rows.append(f'<text x="14" y="{number * _LINE + 10}"{kind} '
-                    f'style="animation-delay:{seconds:.1f}s">{escape(cut)}</text>')  # fmt: skip
+        rows.append(
+            f'<text x="14" y="{number * _LINE + 10}"{kind} '
+            f'style="animation-delay:{seconds:.1f}s">{escape(cut)}</text>'
+        )
     width, height = round(_WIDTH * _ADVANCE + 28), len(lines) * _LINE + 24
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -96,8 +99,19 @@ def page(directory: Path) -> Path:
         history.add(nights.simulated(120, seed=7))
     (directory / "verdicts.json").write_text(json.dumps(nights.verdicts(directory)))
     made = directory / "night.html"
-    words = ["check", "report", directory, "--site", "embedded", "--html", made, "--history",
-             directory / "history.sqlite", "--nights", "36500"]  # fmt: skip
+    words = [
+        "check",
+        "report",
+        directory,
+        "--site",
+        "embedded",
+        "--html",
+        made,
+        "--history",
+        directory / "history.sqlite",
+        "--nights",
+        "36500",
+    ]
     subprocess.run([sys.executable, "-m", "hpcdl", *map(str, words)], check=True)
     return made
 

@@ -18,8 +18,15 @@ from hpcdl.system.errors import MEANINGS, ExitCode
 from hpcdl.system.schema import Schema
 
 _MADE = "<!-- Made by `make docs` from {source}. -->\n\n"
-_TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true, false",
-          "array": "list", "object": "mapping", "null": "null"}  # fmt: skip
+_TYPES = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true, false",
+    "array": "list",
+    "object": "mapping",
+    "null": "null",
+}
 
 
 def site_file() -> str:
@@ -112,10 +119,16 @@ def _keys(schema: Schema, name: str) -> Iterator[str]:
         shown = f"**`{key}`**" if key in required else f"`{key}`"
         yield f"| {shown} | {_cell(part['description'])} | {_form(part)} | {_default(part)} |"
         path = key if name.endswith(".yaml") else f"{name}.{key}".replace(".json.", ".json: ")
-        inner = {path: part, f"{path}.NAME": part.get("additionalProperties"),
-                 f"{path}[]": part.get("items")}  # fmt: skip
-        below += [(where, one) for where, one in inner.items()
-                  if isinstance(one, dict) and one.get("properties")]  # fmt: skip
+        inner = {
+            path: part,
+            f"{path}.NAME": part.get("additionalProperties"),
+            f"{path}[]": part.get("items"),
+        }
+        below += [
+            (where, one)
+            for where, one in inner.items()
+            if isinstance(one, dict) and one.get("properties")
+        ]
     for path, part in below:
         yield from _keys(part, path)
 

@@ -36,8 +36,10 @@ def built(directory: Path) -> list[Path]:
         archive.extractall(source)  # noqa: S202 - our own commit
     subprocess.run(
         [sys.executable, "-m", "build", "--outdir", directory / "dist", source],
-        env={**os.environ, "SOURCE_DATE_EPOCH": when}, check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        env={**os.environ, "SOURCE_DATE_EPOCH": when},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     for path in (directory / "dist").glob("*.tar.gz"):
         _even_out(path, int(when))
     return sorted((directory / "dist").iterdir())
@@ -84,9 +86,11 @@ def main() -> int:
     """Build twice, compare, look at the result, and leave it in dist/."""
     with tempfile.TemporaryDirectory() as directory:
         first, second = (built(Path(directory) / name) for name in ("first", "second"))
-        wrong = [f"{one.name} differs from build to build"
-                 for one, two in zip(first, second, strict=True)
-                 if _digest(one) != _digest(two)]  # fmt: skip
+        wrong = [
+            f"{one.name} differs from build to build"
+            for one, two in zip(first, second, strict=True)
+            if _digest(one) != _digest(two)
+        ]
         kept = [Path(shutil.copy2(path, ROOT / "dist")) for path in first]
     (wheel,) = (path for path in kept if path.suffix == ".whl")
     wrong += faults(wheel, (ROOT / "CHANGELOG.md").read_text())

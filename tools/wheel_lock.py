@@ -53,8 +53,12 @@ def main() -> None:
 def _renewed(names: list[str]) -> tuple[_Pins, list[_Wheel]]:
     """What is locked, with the newest versions of some packages that fit it."""
     old = facts.load("wheel_lock")
-    found = [(package, tags, digest) for package, rows in old["wheels"].items()
-             for tags, digest in rows.items() if package.split()[0] not in names]  # fmt: skip
+    found = [
+        (package, tags, digest)
+        for package, rows in old["wheels"].items()
+        for tags, digest in rows.items()
+        if package.split()[0] not in names
+    ]
     pins: _Pins = {}
     for python, rows in old["pins"].items():
         for tensorflow, other in rows.items():
@@ -62,8 +66,9 @@ def _renewed(names: list[str]) -> tuple[_Pins, list[_Wheel]]:
             if tensorflow != "all":
                 pins.setdefault(python, {})[tensorflow] = chosen
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as kept:
-            kept.writelines(f"{name}=={version}\n" for name, version in chosen.items()
-                            if name not in names)  # fmt: skip
+            kept.writelines(
+                f"{name}=={version}\n" for name, version in chosen.items() if name not in names
+            )
             kept.flush()
             lock = _locked(names, python, "--constraint", kept.name)
         exact = [f"{one['name']}=={one['version']}" for one in lock or () if one["name"] in names]
@@ -138,12 +143,29 @@ def _locked(
 ) -> list[Mapping[str, Any]] | None:
     """The packages of uv's lock; None where no wheels fit each other."""
     done = subprocess.run(
-        [_UV, "pip", "compile", "--no-header", "--no-annotate", "--python-version", python,
-         "--python-platform", platform, "--only-binary", ":all:", "--format", "pylock.toml",
-         *options, "-"],
-        input="\n".join(asked), capture_output=True, text=True, check=False,
+        [
+            _UV,
+            "pip",
+            "compile",
+            "--no-header",
+            "--no-annotate",
+            "--python-version",
+            python,
+            "--python-platform",
+            platform,
+            "--only-binary",
+            ":all:",
+            "--format",
+            "pylock.toml",
+            *options,
+            "-",
+        ],
+        input="\n".join(asked),
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never"},
-    )  # fmt: skip
+    )
     if done.returncode == 0:
         packages: list[Mapping[str, Any]] = import_module("tomllib").loads(done.stdout)["packages"]
         return packages
@@ -165,8 +187,10 @@ def _yaml(
     yield "pins:\n"
     for python, rows in pins.items():
         names = sorted({name for row in rows.values() for name in row})
-        common = {name: Counter(row[name] for row in rows.values() if name in row)
-                  .most_common(1)[0][0] for name in names}  # fmt: skip
+        common = {
+            name: Counter(row[name] for row in rows.values() if name in row).most_common(1)[0][0]
+            for name in names
+        }
         yield f'  "{python}":\n    all: "{_pairs(common)}"\n'
         for tensorflow, row in rows.items():
             other = {name: version for name, version in row.items() if common[name] != version}

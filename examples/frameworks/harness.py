@@ -21,10 +21,15 @@ NETWORKS = ("alexnet", "googlenet", "resnet50", "vit_s16")
 # GoogLeNet's blocks: filters of 1x1; 3x3 (reduce, out); second 3x3 (reduce, out); behind the pool.
 INCEPTIONS = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
-    ((192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
-     (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128)),
+    (
+        (192, 96, 208, 16, 48, 64),
+        (160, 112, 224, 24, 64, 64),
+        (128, 128, 256, 24, 64, 64),
+        (112, 144, 288, 32, 64, 64),
+        (256, 160, 320, 32, 128, 128),
+    ),
     ((256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)),
-)  # fmt: skip
+)
 
 
 def options(description: str) -> argparse.Namespace:
@@ -98,11 +103,23 @@ class Record:
         """
         for took, loss, feeding in rows:
             computing = min(alone, took - feeding - updating)
-            self.add(took, loss, input=feeding, compute=computing, update=updating,
-                     communication=took - feeding - updating - computing)  # fmt: skip
+            self.add(
+                took,
+                loss,
+                input=feeding,
+                compute=computing,
+                update=updating,
+                communication=took - feeding - updating - computing,
+            )
 
-    def write(self, strategy: str, versions: dict[str, str], hosts: list[str], parameters: int,
-              gpu: str | None = None) -> None:  # fmt: skip
+    def write(
+        self,
+        strategy: str,
+        versions: dict[str, str],
+        hosts: list[str],
+        parameters: int,
+        gpu: str | None = None,
+    ) -> None:
         """Write result.json where the job wants it, and say the rate."""
         nodes = list(dict.fromkeys(hosts))
         skip = self.asked.warmup_steps if self.asked.steps > self.asked.warmup_steps else 0
@@ -115,30 +132,54 @@ class Record:
         result = {
             "schema": 2,
             "outcome": {"status": "completed", "reason": "", "exit_code": 0},
-            "started": self.started, "ended": time.time(), "startup": {},
-            "job": {"id": place("SLURM_JOB_ID"), "name": place("SLURM_JOB_NAME"),
-                    "partition": place("SLURM_JOB_PARTITION"), "nodes": place("SLURM_JOB_NODELIST"),
-                    "restarts": int(place("SLURM_RESTART_COUNT", "0")), "queue_wait_seconds": None},
-            "layout": {"ranks": self.ranks, "nodes": nodes, "hosts": hosts, "gpu": gpu,
-                       "ranks_per_node": [hosts.count(node) for node in nodes],
-                       "cpus_per_rank": len(os.sched_getaffinity(0)),
-                       "gpu_per_rank": int(bool(gpu))},
+            "started": self.started,
+            "ended": time.time(),
+            "startup": {},
+            "job": {
+                "id": place("SLURM_JOB_ID"),
+                "name": place("SLURM_JOB_NAME"),
+                "partition": place("SLURM_JOB_PARTITION"),
+                "nodes": place("SLURM_JOB_NODELIST"),
+                "restarts": int(place("SLURM_RESTART_COUNT", "0")),
+                "queue_wait_seconds": None,
+            },
+            "layout": {
+                "ranks": self.ranks,
+                "nodes": nodes,
+                "hosts": hosts,
+                "gpu": gpu,
+                "ranks_per_node": [hosts.count(node) for node in nodes],
+                "cpus_per_rank": len(os.sched_getaffinity(0)),
+                "gpu_per_rank": int(bool(gpu)),
+            },
             "release": place("HPCDL_RELEASE"),
             "versions": {"python": platform.python_version(), "numpy": np.__version__, **versions},
-            "model": self.asked.model, "parameters": parameters, "precision": "fp32",
-            "batch_per_rank": batch, "global_batch": batch * self.ranks, "data": self.asked.dataset,
-            "strategy": strategy, "options": {"warmup_steps": self.asked.warmup_steps},
+            "model": self.asked.model,
+            "parameters": parameters,
+            "precision": "fp32",
+            "batch_per_rank": batch,
+            "global_batch": batch * self.ranks,
+            "data": self.asked.dataset,
+            "strategy": strategy,
+            "options": {"warmup_steps": self.asked.warmup_steps},
             "samples": {"first_step": 0, **self.samples},
-            "summary": {"steps_measured": len(kept["seconds"]), "metrics": {},
-                        "images_per_second": round(rate, 3), "loss": self.samples["loss"][-1],
-                        "phases": {name: sum(kept[name]) / total for name in PARTS}},
-        }  # fmt: skip
+            "summary": {
+                "steps_measured": len(kept["seconds"]),
+                "metrics": {},
+                "images_per_second": round(rate, 3),
+                "loss": self.samples["loss"][-1],
+                "phases": {name: sum(kept[name]) / total for name in PARTS},
+            },
+        }
         path = Path(place("HPCDL_JOB_DIR", ".")) / "result.json"
         path.with_suffix(".new").write_text(json.dumps(result, indent=1))
         path.with_suffix(".new").replace(path)
         loss = result["summary"]["loss"]
-        print(f"{strategy} {self.asked.model} on {self.ranks}: {rate:.2f} images/s, "
-              f"{parameters:,} weights, loss {loss:.4f}", flush=True)  # fmt: skip
+        print(
+            f"{strategy} {self.asked.model} on {self.ranks}: {rate:.2f} images/s, "
+            f"{parameters:,} weights, loss {loss:.4f}",
+            flush=True,
+        )
 
 
 def seconds_of(act: Callable[[], object]) -> float:

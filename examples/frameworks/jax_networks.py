@@ -49,12 +49,25 @@ class Weights:
         return found
 
 
-def conv(w: Weights, x: Array, width: int, size: int, stride: int = 1, pad: int | None = None,
-         *, bias: bool = True) -> Array:  # fmt: skip
+def conv(
+    w: Weights,
+    x: Array,
+    width: int,
+    size: int,
+    stride: int = 1,
+    pad: int | None = None,
+    *,
+    bias: bool = True,
+) -> Array:
     """A convolution; `pad` pixels on each side, by default so many that it keeps the size."""
     edge = (size // 2 if pad is None else pad,) * 2
-    y = lax.conv_general_dilated(x, w(size, size, x.shape[-1], width), (stride, stride), [edge] * 2,
-                                 dimension_numbers=("NHWC", "HWIO", "NHWC"))  # fmt: skip
+    y = lax.conv_general_dilated(
+        x,
+        w(size, size, x.shape[-1], width),
+        (stride, stride),
+        [edge] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
     return y + w(width, fill=0.0) if bias else y
 
 
@@ -103,9 +116,12 @@ def googlenet(w: Weights, x: Array, classes: int) -> Array:
     for blocks in harness.INCEPTIONS:
         x = pool(x, 2, "SAME")
         for one, reduce_a, three_a, reduce_b, three_b, project in blocks:
-            branches = (unit(x, one, 1), unit(unit(x, reduce_a, 1), three_a, 3),
-                        unit(unit(x, reduce_b, 1), three_b, 3),
-                        unit(pool(x, 1, "SAME"), project, 1))  # fmt: skip
+            branches = (
+                unit(x, one, 1),
+                unit(unit(x, reduce_a, 1), three_a, 3),
+                unit(unit(x, reduce_b, 1), three_b, 3),
+                unit(pool(x, 1, "SAME"), project, 1),
+            )
             x = jnp.concatenate(branches, -1)
     return dense(w, dropout(w, x.mean((1, 2)), 0.2), classes)
 
@@ -139,8 +155,14 @@ def vit_s16(w: Weights, x: Array, classes: int) -> Array:
     return dense(w, unit(x).mean(1), classes)
 
 
-def cross_entropy(network: Callable[..., Array], key: Array, weights: list[Array], images: Array,
-                  labels: Array, step: Array) -> Array:  # fmt: skip
+def cross_entropy(
+    network: Callable[..., Array],
+    key: Array,
+    weights: list[Array],
+    images: Array,
+    labels: Array,
+    step: Array,
+) -> Array:
     """The mean loss of a rank's own batch."""
     own = jax.random.fold_in(jax.random.fold_in(key, step), lax.axis_index("ranks"))
     chosen = jax.nn.log_softmax(network(Weights(own, weights), images, 1000))

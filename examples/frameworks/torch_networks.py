@@ -45,12 +45,14 @@ class Inception(nn.Module):
     def __init__(self, before: int, widths: tuple[int, ...]) -> None:
         super().__init__()
         one, reduce_a, three_a, reduce_b, three_b, project = widths
-        self.branches = nn.ModuleList([
-            conv(before, one, 1),
-            nn.Sequential(conv(before, reduce_a, 1), conv(reduce_a, three_a, 3)),
-            nn.Sequential(conv(before, reduce_b, 1), conv(reduce_b, three_b, 3)),
-            nn.Sequential(nn.MaxPool2d(3, 1, 1), conv(before, project, 1)),
-        ])  # fmt: skip
+        self.branches = nn.ModuleList(
+            [
+                conv(before, one, 1),
+                nn.Sequential(conv(before, reduce_a, 1), conv(reduce_a, three_a, 3)),
+                nn.Sequential(conv(before, reduce_b, 1), conv(reduce_b, three_b, 3)),
+                nn.Sequential(nn.MaxPool2d(3, 1, 1), conv(before, project, 1)),
+            ]
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as of every module
         return torch.cat([branch(x) for branch in self.branches], 1)
@@ -58,8 +60,12 @@ class Inception(nn.Module):
 
 def googlenet(classes: int) -> nn.Module:
     """GoogLeNet (arXiv 1409.4842) with batch normalisation, without auxiliary heads."""
-    layers = [conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, ceil_mode=True), conv(64, 64, 1),
-              conv(64, 192, 3)]  # fmt: skip
+    layers = [
+        conv(3, 64, 7, 2),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        conv(64, 64, 1),
+        conv(64, 192, 3),
+    ]
     width = 192
     for blocks in harness.INCEPTIONS:
         layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
@@ -80,9 +86,12 @@ class Bottleneck(nn.Module):
             return [nn.Conv2d(a, b, size, step, size // 2), nn.BatchNorm2d(b, eps=1.001e-5)]
 
         self.main = nn.Sequential(
-            *normal(before, width, 1, stride), nn.ReLU(), *normal(width, width, 3), nn.ReLU(),
+            *normal(before, width, 1, stride),
+            nn.ReLU(),
+            *normal(width, width, 3),
+            nn.ReLU(),
             *normal(width, 4 * width, 1),
-        )  # fmt: skip
+        )
         self.short = nn.Sequential(*(normal(before, 4 * width, 1, stride) if first else []))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as of every module
@@ -91,8 +100,12 @@ class Bottleneck(nn.Module):
 
 def resnet50(classes: int) -> nn.Module:
     """ResNet-50 (arXiv 1512.03385)."""
-    layers = [nn.Conv2d(3, 64, 7, 2, 3), nn.BatchNorm2d(64, eps=1.001e-5), nn.ReLU(),
-              nn.MaxPool2d(3, 2, 1)]  # fmt: skip
+    layers = [
+        nn.Conv2d(3, 64, 7, 2, 3),
+        nn.BatchNorm2d(64, eps=1.001e-5),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     before = 64
     for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for number in range(count):
@@ -109,11 +122,14 @@ class Vit(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, 384, 16, 16)
         self.positions = nn.Parameter(0.02 * torch.randn((side // 16) ** 2, 384))
-        self.blocks = nn.Sequential(*(
-            nn.TransformerEncoderLayer(384, 6, 1536, 0.0, "gelu", 1e-6, batch_first=True,
-                                       norm_first=True)
-            for _ in range(12)
-        ))  # fmt: skip
+        self.blocks = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(
+                    384, 6, 1536, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True
+                )
+                for _ in range(12)
+            )
+        )
         self.head = nn.Sequential(nn.LayerNorm(384, 1e-6), nn.Linear(384, classes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as of every module
@@ -182,10 +198,13 @@ def main() -> None:
         optimizer.step()
         clock.mark("updated")
         record.add(
-            clock.between("begun", "updated"), float(loss), input=clock.between("begun", "fed"),
-            compute=clock.between("fed", "ready"), communication=clock.between("ready", "averaged"),
+            clock.between("begun", "updated"),
+            float(loss),
+            input=clock.between("begun", "fed"),
+            compute=clock.between("fed", "ready"),
+            communication=clock.between("ready", "averaged"),
             update=clock.between("averaged", "updated"),
-        )  # fmt: skip
+        )
     hosts: list[str] = [""] * ranks
     dist.all_gather_object(hosts, harness.host())
     if rank == 0:

@@ -115,8 +115,14 @@ def submit(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> 
 def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, published: bool) -> Module:
     from hpcdl.workflows.modules import modules_of_job
 
-    found = modules_of_job(site, (job.partition,), named, gpu_model=job.gpu_model,
-                           container=job.container is not None, published=published)  # fmt: skip
+    found = modules_of_job(
+        site,
+        (job.partition,),
+        named,
+        gpu_model=job.gpu_model,
+        container=job.container is not None,
+        published=published,
+    )
     return found[job.partition]
 
 
@@ -183,8 +189,9 @@ def _fields_of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given.keys() - kinds.keys():
         said = f"{record.__name__} has no field {name!r:.60}"
         raise BadInput(said, hint=did_you_mean(name, kinds) or ", ".join(kinds))
-    return {name: _of(f"{record.__name__}: {name}", kinds[name], value)
-            for name, value in given.items()}  # fmt: skip
+    return {
+        name: _of(f"{record.__name__}: {name}", kinds[name], value) for name, value in given.items()
+    }
 
 
 def _of(what: str, kind: str, value: Any) -> Any:
@@ -194,8 +201,9 @@ def _of(what: str, kind: str, value: Any) -> Any:
     try:
         return _KINDS[plain](value) if plain in _KINDS else _same(_EXACT[plain], value)
     except TypeError as fault:
-        raise BadInput(f"{what} cannot be {value!r:.60}",
-                       hint=f"it is of the type {kind}") from fault  # fmt: skip
+        raise BadInput(
+            f"{what} cannot be {value!r:.60}", hint=f"it is of the type {kind}"
+        ) from fault
 
 
 def _same(kinds: Sequence[type], value: Any) -> Any:
@@ -223,8 +231,12 @@ def _variables(value: Any) -> Mapping[str, str]:
 
 
 _EXACT: Mapping[str, Sequence[type]] = {
-    "Site": (Site,), "int": (int,), "float": (int, float), "bool": (bool,), "Memory": (Memory,),
-}  # fmt: skip
+    "Site": (Site,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "Memory": (Memory,),
+}
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "JobSpec": lambda job: replace(job, **_fields_of(JobSpec, vars(_same((JobSpec,), job)))),
     "str | Path": lambda value: value if isinstance(value, Path) else _text(value),

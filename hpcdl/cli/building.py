@@ -43,10 +43,15 @@ def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
     parser.add_argument("--partition", metavar="NAME", help="instead: a partition of the site")
     parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
-    parser.add_argument("--directory", metavar="DIR",
-                        help="where environments/ is (default: the checkout's)")  # fmt: skip
-    parser.add_argument("--time-limit", type=seconds, metavar="SECONDS",
-                        help="time limit of each environment (400, more under load)")  # fmt: skip
+    parser.add_argument(
+        "--directory", metavar="DIR", help="where environments/ is (default: the checkout's)"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        metavar="SECONDS",
+        help="time limit of each environment (400, more under load)",
+    )
 
 
 @terminable()
@@ -72,17 +77,24 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", metavar="STACK", help="stack of the site (default: the first)")
     add("--backend", choices=["venv", "spack"], help="build method (default: the site file's)")
     wheels = parser.add_argument_group("from wheels")
-    wheels.add_argument("--partition", metavar="NAME",
-                        help="the build for this partition's GPUs only; all it needs")  # fmt: skip
-    wheels.add_argument("--without-horovod", action="store_true",
-                        help="for tf.distribute: no compiler is needed")  # fmt: skip
+    wheels.add_argument(
+        "--partition", metavar="NAME", help="the build for this partition's GPUs only; all it needs"
+    )
+    wheels.add_argument(
+        "--without-horovod", action="store_true", help="for tf.distribute: no compiler is needed"
+    )
     parser.set_defaults(behind="--partition")
     spack = parser.add_argument_group("with Spack")
-    spack.add_argument("--jobs", type=positive, metavar="COUNT",
-                       help="parallel processes (all CPUs)")  # fmt: skip
+    spack.add_argument(
+        "--jobs", type=positive, metavar="COUNT", help="parallel processes (all CPUs)"
+    )
     spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
-    spack.add_argument("--time-limit", type=seconds, metavar="SECONDS",
-                       help="time limit of the solver (400, more under load)")  # fmt: skip
+    spack.add_argument(
+        "--time-limit",
+        type=seconds,
+        metavar="SECONDS",
+        help="time limit of the solver (400, more under load)",
+    )
 
 
 @terminable()
@@ -106,8 +118,14 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
         return _would_build(plans, args, none)
     lacks = [_lack(plan) for plan in plans]
     ready = [plan for plan, lack in zip(plans, lacks, strict=True) if lack is None]
-    blocked = [*none, *(Blocked(plan.partitions or tuple(site.partitions), lack)
-                        for plan, lack in zip(plans, lacks, strict=True) if lack)]  # fmt: skip
+    blocked = [
+        *none,
+        *(
+            Blocked(plan.partitions or tuple(site.partitions), lack)
+            for plan, lack in zip(plans, lacks, strict=True)
+            if lack
+        ),
+    ]
     if not ready:
         first, *others = blocked
         details = [*first.fault.details, *map(str, others)]
@@ -143,8 +161,14 @@ def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
         return _would_build([plan], args)
     existed = plan.exists
     with StatusLine(sys.stderr) as line:
-        release = build_spack(plan, progress_teller(), progress(line), jobs=args.jobs,
-                              unsigned=args.unsigned, time_limit=args.time_limit)  # fmt: skip
+        release = build_spack(
+            plan,
+            progress_teller(),
+            progress(line),
+            jobs=args.jobs,
+            unsigned=args.unsigned,
+            time_limit=args.time_limit,
+        )
     return _built([release], [existed], args)
 
 
@@ -178,16 +202,18 @@ def _built(
 
     pairs = list(zip(releases, existed, strict=True))
     data = [{**as_record(one), "built": not was} for one, was in pairs]
-    lines = [f"{one.id} {'was already built' if was else 'is built'} in {one.root}"
-             for one, was in pairs]  # fmt: skip
+    lines = [
+        f"{one.id} {'was already built' if was else 'is built'} in {one.root}" for one, was in pairs
+    ]
     lines += [f"next: hpcdl stack publish {one.id}" for one in releases]
     whole = data[0] if len(data) == 1 else {"schema": 1, "releases": data}
     return show(args, whole, "\n".join(lines))
 
 
 def _adopt_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environment", metavar="ENV",
-                        help="its directory, or the name of one that Spack manages")  # fmt: skip
+    parser.add_argument(
+        "environment", metavar="ENV", help="its directory, or the name of one that Spack manages"
+    )
     parser.add_argument("--name", metavar="STACK", help="for which of the site's stacks; the first")
 
 
@@ -206,8 +232,9 @@ def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
     parser.add_argument("--name", metavar="STACK", help="instead: a stack of the site")
     parser.add_argument("--directory", metavar="DIR", required=True, help="of the mirror")
-    parser.add_argument("--bazel-cache", metavar="DIR",
-                        help="bazel downloads to add (default: HPCDL_BAZEL_CACHE)")  # fmt: skip
+    parser.add_argument(
+        "--bazel-cache", metavar="DIR", help="bazel downloads to add (default: HPCDL_BAZEL_CACHE)"
+    )
 
 
 @terminable()
@@ -219,22 +246,45 @@ def _mirror(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return show(args, mirror.as_data(), mirror.text())
     make_mirror(mirror, root, progress_teller())
-    lines = [f"{len(mirror.sources)} files are in {mirror.folder}",
-             *(f"note: {note}" for note in mirror.notes()), "site file of the offline site: "
-             f'spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}']  # fmt: skip
+    lines = [
+        f"{len(mirror.sources)} files are in {mirror.folder}",
+        *(f"note: {note}" for note in mirror.notes()),
+        f'site file of the offline site: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}',
+    ]
     return show(args, {**mirror.as_data(), "missing": []}, "\n".join(lines))
 
 
 COMMANDS = (
-    Command("concretize", "Render Spack environments and concretize them, with a time limit.",
-            "hpcdl stack concretize p100", _concretize, _concretize_arguments, changes=True),
-    Command("build",
-            "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl.",
-            "hpcdl stack build --site embedded", _build, _build_arguments, changes=True),
-    Command("adopt", "Make a release of an environment that Spack has installed.",
-            "hpcdl stack adopt spack/environments/p100 --name pascal", _adopt, _adopt_arguments,
-            changes=True),
-    Command("mirror", "Download every source that Spack builds need, for sites without internet.",
-            "hpcdl stack mirror p100 --directory /data/spack-mirror", _mirror, _mirror_arguments,
-            changes=True),
-)  # fmt: skip
+    Command(
+        "concretize",
+        "Render Spack environments and concretize them, with a time limit.",
+        "hpcdl stack concretize p100",
+        _concretize,
+        _concretize_arguments,
+        changes=True,
+    ),
+    Command(
+        "build",
+        "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl.",
+        "hpcdl stack build --site embedded",
+        _build,
+        _build_arguments,
+        changes=True,
+    ),
+    Command(
+        "adopt",
+        "Make a release of an environment that Spack has installed.",
+        "hpcdl stack adopt spack/environments/p100 --name pascal",
+        _adopt,
+        _adopt_arguments,
+        changes=True,
+    ),
+    Command(
+        "mirror",
+        "Download every source that Spack builds need, for sites without internet.",
+        "hpcdl stack mirror p100 --directory /data/spack-mirror",
+        _mirror,
+        _mirror_arguments,
+        changes=True,
+    ),
+)

@@ -35,16 +35,38 @@ def modules(site: Site, args: argparse.Namespace) -> dict[str, Module]:
 
 def _selection(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--partition", action="append", default=[], metavar="NAME",
-        help="partition to check; may be repeated (default: all)")  # fmt: skip
-    add("--tag", action="append", default=[], metavar="TAG",
-        help="only checks with this tag: smoke, nightly, weekly, node")  # fmt: skip
-    add("--name", action="append", default=[], metavar="NAME",
-        help="only this check, or CHECK/CASE")  # fmt: skip
-    add("--checks", action="append", default=[], type=Path, metavar="PATH",
-        help="file or directory of ReFrame checks instead of hpcdl's own")  # fmt: skip
-    add("--set", action="append", default=[], metavar="NAME=VALUE",
-        help="option of the training program, such as delay_ms=400")  # fmt: skip
+    add(
+        "--partition",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="partition to check; may be repeated (default: all)",
+    )
+    add(
+        "--tag",
+        action="append",
+        default=[],
+        metavar="TAG",
+        help="only checks with this tag: smoke, nightly, weekly, node",
+    )
+    add(
+        "--name", action="append", default=[], metavar="NAME", help="only this check, or CHECK/CASE"
+    )
+    add(
+        "--checks",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="file or directory of ReFrame checks instead of hpcdl's own",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="option of the training program, such as delay_ms=400",
+    )
 
 
 def _request_of(args: argparse.Namespace) -> CheckRequest:
@@ -93,18 +115,35 @@ def _settings(args: argparse.Namespace) -> ExitCode:
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _selection(parser)
     add = parser.add_argument
-    add("--distribute", action="store_true",
-        help="run single-node checks on every node; name slow nodes")  # fmt: skip
-    add("--waive", action="append", default=[], metavar="NAME",
-        help="pass a check without a current reference")  # fmt: skip
+    add(
+        "--distribute",
+        action="store_true",
+        help="run single-node checks on every node; name slow nodes",
+    )
+    add(
+        "--waive",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="pass a check without a current reference",
+    )
     history_option(parser)
     add("--no-history", action="store_true", help="do not add the run to the history")
-    add("--retries", type=at_least(0), metavar="N",
+    add(
+        "--retries",
+        type=at_least(0),
+        metavar="N",
         help="run what fails again, up to N times; by default only what was too"
-        " slow on a machine that emulates all nodes, once")  # fmt: skip
-    add("--config", action="append", default=[], type=Path, metavar="FILE",
-        help="ReFrame settings of your own beside hpcdl's, such as log handlers;"
-        " may be repeated")  # fmt: skip
+        " slow on a machine that emulates all nodes, once",
+    )
+    add(
+        "--config",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="ReFrame settings of your own beside hpcdl's, such as log handlers; may be repeated",
+    )
     parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
     parser.set_defaults(takes_program=True, behind="--name")
 
@@ -200,8 +239,13 @@ def _ci(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     given = {one.name: getattr(args, one.name, "") for one in fields(Request)}
-    request = Request(**given | {"site_file": site_file(args.kind, site, args.site),
-                                 "command": args.command or this_command()})  # fmt: skip
+    request = Request(
+        **given
+        | {
+            "site_file": site_file(args.kind, site, args.site),
+            "command": args.command or this_command(),
+        }
+    )
     files = dashboard() if args.kind == "grafana" else render(args.kind, site, request)
     if args.output is None or args.dry_run:
         several = len(files) > 1
@@ -213,13 +257,19 @@ def _ci(args: argparse.Namespace) -> ExitCode:
 
 def _references_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("action", choices=("measure", "propose", "show"),
-        help="measure; propose a change from past runs; or show")  # fmt: skip
+    add(
+        "action",
+        choices=("measure", "propose", "show"),
+        help="measure; propose a change from past runs; or show",
+    )
     _selection(parser)
     add("--runs", type=at_least(1), default=5, metavar="N", help="number of runs to measure (5)")
     add("--write", action="store_true", help="propose: apply the change")
-    add("--if-missing", action="store_true",
-        help="measure: only checks of --name without a reference")  # fmt: skip
+    add(
+        "--if-missing",
+        action="store_true",
+        help="measure: only checks of --name without a reference",
+    )
 
 
 def _references(args: argparse.Namespace) -> ExitCode:
@@ -250,8 +300,11 @@ def _propose(args: argparse.Namespace) -> ExitCode:
     drafts = propose(site, modules(site, args), args.partition, args.name)
     if args.write and not args.dry_run:
         write(site, drafts.rows)
-    data = {"diffs": {str(edit.path): edit.diff for edit in drafts.edits},
-            "references": [*map(asdict, drafts.rows)], "waiting": drafts.waiting}  # fmt: skip
+    data = {
+        "diffs": {str(edit.path): edit.diff for edit in drafts.edits},
+        "references": [*map(asdict, drafts.rows)],
+        "waiting": drafts.waiting,
+    }
     return show(args, data, proposals_text(drafts), end="")
 
 
@@ -290,9 +343,12 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
     chosen = site.by_groups(args.partition)
     sets = sorted({partition.reference_set for partition in chosen})
     partitions = {partition.label for partition in chosen}
-    rows = [row for name in sets for row in load_references(site, name).values()
-            if row.partition in partitions
-            and (not args.name or row.names & {*args.name})]  # fmt: skip
+    rows = [
+        row
+        for name in sets
+        for row in load_references(site, name).values()
+        if row.partition in partitions and (not args.name or row.names & {*args.name})
+    ]
     return show(args, [asdict(row) for row in rows], references_text(rows))
 
 
@@ -300,19 +356,36 @@ GROUP = Group(
     "check",
     "nightly regression checks: runs, references, verdicts, history, gate",
     (
-        Command("run", "Run checks on the cluster and print a verdict for each.",
-                "hpcdl check run --partition p100 --tag smoke", _run, _run_options),
-        Command("settings", "Print ReFrame settings for the site.",
-                "hpcdl check settings --output settings.py", _settings,
-                option("--output", type=Path, metavar="FILE",
-                       help="write to FILE, not to the screen")),
-        Command("ci",
-                "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
-                "hpcdl check ci gitlab --output .gitlab-ci.yml", _ci, _ci_options, changes=True),
+        Command(
+            "run",
+            "Run checks on the cluster and print a verdict for each.",
+            "hpcdl check run --partition p100 --tag smoke",
+            _run,
+            _run_options,
+        ),
+        Command(
+            "settings",
+            "Print ReFrame settings for the site.",
+            "hpcdl check settings --output settings.py",
+            _settings,
+            option("--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"),
+        ),
+        Command(
+            "ci",
+            "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
+            "hpcdl check ci gitlab --output .gitlab-ci.yml",
+            _ci,
+            _ci_options,
+            changes=True,
+        ),
         *check_history.COMMANDS,
-        Command("references",
-                "Measure, propose or show the reference values that results are compared with.",
-                "hpcdl check references measure --partition p100 --runs 5", _references,
-                _references_options, changes=True),
+        Command(
+            "references",
+            "Measure, propose or show the reference values that results are compared with.",
+            "hpcdl check references measure --partition p100 --runs 5",
+            _references,
+            _references_options,
+            changes=True,
+        ),
     ),
-)  # fmt: skip
+)

@@ -30,8 +30,12 @@ def answer_of(site: Site, args: argparse.Namespace, **chosen: Any) -> GateAnswer
 
 def history_option(parser: argparse.ArgumentParser) -> None:
     """The option that names the history."""
-    parser.add_argument("--history", type=Path, metavar="FILE",
-                        help="history file (default: HPCDL_HISTORY, or one per site)")  # fmt: skip
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help="history file (default: HPCDL_HISTORY, or one per site)",
+    )
 
 
 def _drift(args: argparse.Namespace) -> ExitCode:
@@ -46,8 +50,13 @@ def _drift(args: argparse.Namespace) -> ExitCode:
 def _history_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("action", choices=("show", "export", "import"), help="what to do")
-    add("files", nargs="*", type=Path, metavar="FILE",
-        help="import: JSON lines, CSV, or run directories")  # fmt: skip
+    add(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="import: JSON lines, CSV, or run directories",
+    )
     add("--csv", action="store_true", help="export: CSV instead of JSON lines")
     add("--since", type=a_day, metavar="DATE", help="only results from this date on")
     history_option(parser)
@@ -87,8 +96,13 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
 
 def _gate_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--partition", action="append", default=[], metavar="NAME",
-        help="only this partition; may be repeated")  # fmt: skip
+    add(
+        "--partition",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this partition; may be repeated",
+    )
     add("--name", action="append", default=[], metavar="NAME", help="only this check")
     add("--notify", type=Path, metavar="FILE", help="tell those whom FILE names what has changed")
     add("--page", type=Path, metavar="FILE", help="with --notify: a page to attach to mails")
@@ -116,13 +130,26 @@ def _gate(args: argparse.Namespace) -> ExitCode:
 def _report_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", nargs="?", type=Path, metavar="RUN", help="run directory (default: the newest)")
-    add("--format", default="markdown", metavar="NAME",
-        help="markdown (default), junit, prometheus, openmetrics, json")  # fmt: skip
+    add(
+        "--format",
+        default="markdown",
+        metavar="NAME",
+        help="markdown (default), junit, prometheus, openmetrics, json",
+    )
     add("--output", type=Path, metavar="FILE", help="write to FILE, not to the screen")
-    add("--html", type=Path, metavar="FILE",
-        help="write a page of verdicts, history, nodes and logs")  # fmt: skip
-    add("--nights", type=at_least(1), default=365, metavar="N",
-        help="days of history on the page (365)")  # fmt: skip
+    add(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page of verdicts, history, nodes and logs",
+    )
+    add(
+        "--nights",
+        type=at_least(1),
+        default=365,
+        metavar="N",
+        help="days of history on the page (365)",
+    )
     history_option(parser)
 
 
@@ -173,8 +200,9 @@ def _page(args: argparse.Namespace) -> ExitCode:
     rulings = rulings_of(site)
     answer = answer_of(site, args, rulings=rulings)
     with read_history(site, args.history) as history:
-        page = night_page(run, history, files, site=site.name, nights=args.nights,
-                          answer=answer, rulings=rulings)  # fmt: skip
+        page = night_page(
+            run, history, files, site=site.name, nights=args.nights, answer=answer, rulings=rulings
+        )
     write_atomic(args.html, page)
     data = {"file": args.html, "bytes": args.html.stat().st_size}
     return show(args, data, f"wrote {args.html}; open it in a browser, no network needed")
@@ -182,12 +210,20 @@ def _page(args: argparse.Namespace) -> ExitCode:
 
 def _accept_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("what", nargs="?", metavar="SERIES|ID",
-        help="finding of the gate by its id or series (default: list the accepted)")  # fmt: skip
+    add(
+        "what",
+        nargs="?",
+        metavar="SERIES|ID",
+        help="finding of the gate by its id or series (default: list the accepted)",
+    )
     add("--because", default="", metavar="TEXT", help="the reason; recorded and shown")
     add("--by", default="", metavar="NAME", help="who accepts it; recorded and shown")
-    add("--until", type=a_day, metavar="DATE",
-        help="let it sleep until this day; without, its level is normal from now on")  # fmt: skip
+    add(
+        "--until",
+        type=a_day,
+        metavar="DATE",
+        help="let it sleep until this day; without, its level is normal from now on",
+    )
     add("--undo", action="store_true", help="take an acceptance back")
     history_option(parser)
 
@@ -218,8 +254,9 @@ def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     today = date.today().isoformat()
     if args.until and args.until < today:
         raise BadInput(f"--until {args.until} has passed", hint="name a day to come")
-    given = Acceptance("", Series("", "", "", ""), args.by, args.because, today,
-                       until=args.until or "")  # fmt: skip
+    given = Acceptance(
+        "", Series("", "", "", ""), args.by, args.because, today, until=args.until or ""
+    )
     answer = answer_of(site, args)
     with read_history(site, args.history) as history:
         return accept(site, history, answer, args.what, given)
@@ -230,25 +267,62 @@ def _list(site: Site, args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.identity import name_of
 
     rows = read_accepted(accepted_file(site))
-    data = [{"id": one.id, "series": one.series._asdict(), "said": one.describe(),
-             "since": one.since, "until": one.until} for one in rows]  # fmt: skip
+    data = [
+        {
+            "id": one.id,
+            "series": one.series._asdict(),
+            "said": one.describe(),
+            "since": one.since,
+            "until": one.until,
+        }
+        for one in rows
+    ]
     text = table([[one.id, name_of(one.series), one.describe()] for one in rows])
     return show(args, data, text if rows else "nothing is accepted")
 
 
 COMMANDS = (
-    Command("gate", "Decide from the history whether a pipeline may continue: exit code 0 or 1.",
-            "hpcdl check gate --partition p100", _gate, _gate_options),
-    Command("history", "Show, export or import the history of results.",
-            "hpcdl check history export > nights.jsonl", _history, _history_options, changes=True),
-    Command("report", "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
-            "hpcdl check report --html night.html", _report, _report_options),
-    Command("drift", "Detect lasting changes in a series of nightly values.",
-            "hpcdl check drift nights.csv --json", _drift,
-            option("file", type=Path, metavar="FILE",
-                   help="CSV: date,value and optionally release,driver,node"), site=False),
-    Command("accept",
-            "Accept a finding of the gate: its level is normal now, or it sleeps until a day.",
-            "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'", _accept,
-            _accept_options, changes=True),
-)  # fmt: skip
+    Command(
+        "gate",
+        "Decide from the history whether a pipeline may continue: exit code 0 or 1.",
+        "hpcdl check gate --partition p100",
+        _gate,
+        _gate_options,
+    ),
+    Command(
+        "history",
+        "Show, export or import the history of results.",
+        "hpcdl check history export > nights.jsonl",
+        _history,
+        _history_options,
+        changes=True,
+    ),
+    Command(
+        "report",
+        "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
+        "hpcdl check report --html night.html",
+        _report,
+        _report_options,
+    ),
+    Command(
+        "drift",
+        "Detect lasting changes in a series of nightly values.",
+        "hpcdl check drift nights.csv --json",
+        _drift,
+        option(
+            "file",
+            type=Path,
+            metavar="FILE",
+            help="CSV: date,value and optionally release,driver,node",
+        ),
+        site=False,
+    ),
+    Command(
+        "accept",
+        "Accept a finding of the gate: its level is normal now, or it sleeps until a day.",
+        "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'",
+        _accept,
+        _accept_options,
+        changes=True,
+    ),
+)

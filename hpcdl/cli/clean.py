@@ -18,13 +18,23 @@ if TYPE_CHECKING:
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kinds", nargs="*", metavar="KIND",
+        "kinds",
+        nargs="*",
+        metavar="KIND",
         help="check-runs, job-index, logs, failures, job-records, leftovers, cache (default: each)",
-    )  # fmt: skip
-    parser.add_argument("--days", type=at_least(0), metavar="COUNT",
-                        help="what is older goes (default: the site's or kind's)")  # fmt: skip
-    parser.add_argument("--gb", type=at_least(0), metavar="COUNT",
-                        help="of each kind so much stays (default: likewise)")  # fmt: skip
+    )
+    parser.add_argument(
+        "--days",
+        type=at_least(0),
+        metavar="COUNT",
+        help="what is older goes (default: the site's or kind's)",
+    )
+    parser.add_argument(
+        "--gb",
+        type=at_least(0),
+        metavar="COUNT",
+        help="of each kind so much stays (default: likewise)",
+    )
 
 
 @terminable()

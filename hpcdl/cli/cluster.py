@@ -39,8 +39,12 @@ def _up(args: argparse.Namespace) -> ExitCode:
     from hpcdl.cluster.state import site_of
 
     site = site_of(args.site)
-    wanted = {"mode": args.mode, "accounting": args.accounting, "slurm": args.slurm,
-              "max_nodes": args.max_nodes_per_partition}  # fmt: skip
+    wanted = {
+        "mode": args.mode,
+        "accounting": args.accounting,
+        "slurm": args.slurm,
+        "max_nodes": args.max_nodes_per_partition,
+    }
     if args.dry_run:
         text, data = status.intention(*prepare(site, **wanted))
     else:
@@ -78,8 +82,11 @@ def _env(args: argparse.Namespace) -> ExitCode:
 
 def _node_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("action", choices=("kill", "cut", "slow", "heal", "up"),
-        help="fault to inject, or repair: heal, up")  # fmt: skip
+    add(
+        "action",
+        choices=("kill", "cut", "slow", "heal", "up"),
+        help="fault to inject, or repair: heal, up",
+    )
     add("node", metavar="NAME", help="node, such as p100-02")
 
 
@@ -98,17 +105,41 @@ GROUP = Group(
     "cluster",
     "the embedded cluster: a real Slurm on this machine",
     (
-        Command("up", "Start the embedded cluster; restart daemons that died.", "hpcdl cluster up",
-                _up, _up_arguments, changes=True),
-        Command("down", "Stop the embedded cluster and all its processes.", "hpcdl cluster down",
-                _down, option("--purge", action="store_true",
-                              help="remove logs and accounting data, too"), changes=True),
-        Command("status", "Show daemons and nodes; exit 1 if any is down.",
-                "hpcdl cluster status", _status),
-        Command("env", "Print shell settings that select the embedded cluster.",
-                'eval "$(hpcdl cluster env)"', _env),
-        Command("node",
-                "Inject a fault into a node (kill, cut off its network, slow) or repair it.",
-                "hpcdl cluster node kill p100-02", _node, _node_arguments, changes=True),
+        Command(
+            "up",
+            "Start the embedded cluster; restart daemons that died.",
+            "hpcdl cluster up",
+            _up,
+            _up_arguments,
+            changes=True,
+        ),
+        Command(
+            "down",
+            "Stop the embedded cluster and all its processes.",
+            "hpcdl cluster down",
+            _down,
+            option("--purge", action="store_true", help="remove logs and accounting data, too"),
+            changes=True,
+        ),
+        Command(
+            "status",
+            "Show daemons and nodes; exit 1 if any is down.",
+            "hpcdl cluster status",
+            _status,
+        ),
+        Command(
+            "env",
+            "Print shell settings that select the embedded cluster.",
+            'eval "$(hpcdl cluster env)"',
+            _env,
+        ),
+        Command(
+            "node",
+            "Inject a fault into a node (kill, cut off its network, slow) or repair it.",
+            "hpcdl cluster node kill p100-02",
+            _node,
+            _node_arguments,
+            changes=True,
+        ),
     ),
-)  # fmt: skip
+)

@@ -83,8 +83,10 @@ def fish(parser: argparse.ArgumentParser, *path: str) -> Iterator[str]:
                 yield f"{at} {place} -a {one.dest} -d {shlex.quote(one.help or '')}"
                 yield from fish((action.choices or {})[one.dest], *path, one.dest)
             continue
-        names = [f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}"
-                 for name in action.option_strings]  # fmt: skip
+        names = [
+            f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}"
+            for name in action.option_strings
+        ]
         value = _fish_value(action)
         if names or value != "-x":
             said = shlex.quote((action.help or "").replace("%%", "%"))
@@ -120,7 +122,9 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 COMMAND = Command(
-    "completion", "Print a completion script for the shell, with the names of the site.",
-    "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl", _run,
+    "completion",
+    "Print a completion script for the shell, with the names of the site.",
+    "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
+    _run,
     option("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),
-)  # fmt: skip
+)

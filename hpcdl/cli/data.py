@@ -26,15 +26,27 @@ GROUP = Group(
     "data",
     "data sets: make, inspect and time TFRecords",
     (
-        Command("make",
-                "Write TFRecords: handwritten digits, generated photos, or your own images.",
-                "hpcdl data make digits DIR", partial(_run, "make"), partial(_arguments, "make"),
-                changes=True),
-        Command("inspect",
-                "Count records, verify checksums, name damaged, truncated and missing shards.",
-                "hpcdl data inspect DIR", partial(_run, "inspect"), partial(_arguments, "inspect")),
-        Command("bench", "Measure the throughput of an input pipeline alone, on JPEG records.",
-                "hpcdl data bench DIR --pipeline new", partial(_run, "bench"),
-                partial(_arguments, "bench")),
+        Command(
+            "make",
+            "Write TFRecords: handwritten digits, generated photos, or your own images.",
+            "hpcdl data make digits DIR",
+            partial(_run, "make"),
+            partial(_arguments, "make"),
+            changes=True,
+        ),
+        Command(
+            "inspect",
+            "Count records, verify checksums, name damaged, truncated and missing shards.",
+            "hpcdl data inspect DIR",
+            partial(_run, "inspect"),
+            partial(_arguments, "inspect"),
+        ),
+        Command(
+            "bench",
+            "Measure the throughput of an input pipeline alone, on JPEG records.",
+            "hpcdl data bench DIR --pipeline new",
+            partial(_run, "bench"),
+            partial(_arguments, "bench"),
+        ),
     ),
-)  # fmt: skip
+)

@@ -19,7 +19,12 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
 COMMAND = Command(
     "doctor",
     "Check this machine's prerequisites, or those of its role on a cluster; say what is missing.",
-    "hpcdl doctor --role login", _doctor,
-    option("--role", metavar="ROLE", default="demo",
-           help="login, compute, admin or laptop (default: the demo)"),
-)  # fmt: skip
+    "hpcdl doctor --role login",
+    _doctor,
+    option(
+        "--role",
+        metavar="ROLE",
+        default="demo",
+        help="login, compute, admin or laptop (default: the demo)",
+    ),
+)

@@ -215,8 +215,13 @@ def _wanted(message: str) -> str:
 def build_parser(prog: str, command: Command) -> Parser:
     """The parser of one command, with the options that all commands share."""
     said, usage = f"example: {command.example}\n\n{command.summary}", f"{prog} [options]"
-    parser = Parser(prog=prog, usage=usage if narrow() else None, description=said,
-                    formatter_class=_Help, allow_abbrev=False)  # fmt: skip
+    parser = Parser(
+        prog=prog,
+        usage=usage if narrow() else None,
+        description=said,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
     fill_parser(parser, command)
     return parser
 

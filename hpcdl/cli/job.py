@@ -58,8 +58,10 @@ def _print_script(script: Script) -> None:
 
 def _explain(args: argparse.Namespace) -> ExitCode:
     script = _written(args)
-    data = [{"text": line.text, "reason": line.reason, "rule": line.rule(script.slurm_version)}
-            for line in script.lines]  # fmt: skip
+    data = [
+        {"text": line.text, "reason": line.reason, "rule": line.rule(script.slurm_version)}
+        for line in script.lines
+    ]
     return show(args, data, script.explained)
 
 
@@ -71,8 +73,13 @@ def _schema(args: argparse.Namespace) -> ExitCode:
 def _submit_options(parser: argparse.ArgumentParser) -> None:
     request.options(parser)
     parser.add_argument("--watch", action="store_true", help="watch the job until it ends")
-    parser.add_argument("--chain", type=int, default=1, metavar="N",
-                        help="queue N jobs; each resumes where the last one stopped")  # fmt: skip
+    parser.add_argument(
+        "--chain",
+        type=int,
+        default=1,
+        metavar="N",
+        help="queue N jobs; each resumes where the last one stopped",
+    )
 
 
 def _submit(args: argparse.Namespace) -> ExitCode:
@@ -88,9 +95,11 @@ def _submit(args: argparse.Namespace) -> ExitCode:
             print(f"would submit this script from {placed.job_dir}:\n")
             _print_script(script)
         said: dict[str, object] = {
-            "directory": placed.job_dir, "script": script.text, "layout": asdict(script.layout),
+            "directory": placed.job_dir,
+            "script": script.text,
+            "layout": asdict(script.layout),
             "expectation": _expected(args, site, placed),
-        }  # fmt: skip
+        }
     else:
         submission = submit(site, spec, module, None if args.json else _tell_submitted)
         said = queued.submission_data(submission)
@@ -104,10 +113,15 @@ def _submit(args: argparse.Namespace) -> ExitCode:
 
 def _tell_submitted(submission: Submission) -> None:
     if submission.resumed:
-        print(f"job {submission.job_id} is that of the same command before, which was stopped",
-              file=sys.stderr)  # fmt: skip
-    print(f"job {submission.job_id} submitted\n  script {submission.script}\n"
-          f"  log    {submission.log}\n  result {submission.result}", flush=True)  # fmt: skip
+        print(
+            f"job {submission.job_id} is that of the same command before, which was stopped",
+            file=sys.stderr,
+        )
+    print(
+        f"job {submission.job_id} submitted\n  script {submission.script}\n"
+        f"  log    {submission.log}\n  result {submission.result}",
+        flush=True,
+    )
 
 
 def _expected(
@@ -132,10 +146,19 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--over", action="append", default=[], metavar="KEY=A,B", help="values of a key")
     add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
-    add("--running", type=at_least(1, _MOST), metavar="N",
-        help="most jobs to run at the same time, over all arrays")  # fmt: skip
-    add("--limit", type=at_least(1, _MOST), default=1000, metavar="N",
-        help="most points allowed (1000)")  # fmt: skip
+    add(
+        "--running",
+        type=at_least(1, _MOST),
+        metavar="N",
+        help="most jobs to run at the same time, over all arrays",
+    )
+    add(
+        "--limit",
+        type=at_least(1, _MOST),
+        default=1000,
+        metavar="N",
+        help="most points allowed (1000)",
+    )
     add("--retry-failed", action="store_true", help="queue points that failed again, too")
     add("--status", action="store_true", help="print the state of the sweep and exit")
     request.options(parser)
@@ -149,8 +172,10 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     spec = request.spec_of(args, site)
     folder = sweep_run.sweep_directory(site, spec.name)
     matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
-    exclude = [dict(request.pair("--exclude", pair.strip(), "KEY=A,KEY=B")
-                    for pair in text.split(",")) for text in args.exclude]  # fmt: skip
+    exclude = [
+        dict(request.pair("--exclude", pair.strip(), "KEY=A,KEY=B") for pair in text.split(","))
+        for text in args.exclude
+    ]
     if args.status and not matrix and (points := sweep_run.kept_points(folder, spec)):
         return _show_sweep(sweep_run.run_statuses(folder, points), folder, args)
     if not args.status:  # what was submitted so is shown
@@ -166,22 +191,28 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         found = sweep_run.run_statuses(folder, points, request=asked)
         return _would_sweep(found, site, folder, modules, args)
-    found = sweep_run.submit(site, folder, points, modules, args.running, request=asked,
-                             retry=args.retry_failed)  # fmt: skip
+    found = sweep_run.submit(
+        site, folder, points, modules, args.running, request=asked, retry=args.retry_failed
+    )
     return _show_sweep(found, folder, args)
 
 
 def _would_sweep(
-    found: Sequence[RunStatus], site: Site, folder: Path, modules: Mapping[str, Module],
+    found: Sequence[RunStatus],
+    site: Site,
+    folder: Path,
+    modules: Mapping[str, Module],
     args: argparse.Namespace,
-) -> ExitCode:  # fmt: skip
+) -> ExitCode:
     """What --dry-run shows: the scripts of what is missing, and what cannot run."""
     from hpcdl.jobs.sweep_run import preview, summary
 
     arrays = preview(site, folder, found, modules, args.running, args.retry_failed)
     if args.json:
-        scripts = [{"points": [point.id for point in group.points], "script": script.text}
-                   for group, script, *_ in arrays]  # fmt: skip
+        scripts = [
+            {"points": [point.id for point in group.points], "script": script.text}
+            for group, script, *_ in arrays
+        ]
         print_json({"directory": folder, "points": _rows(found), "arrays": scripts})
     else:
         for group, script, *_ in arrays:
@@ -212,9 +243,18 @@ def _show_sweep(found: Sequence[RunStatus], folder: Path, args: argparse.Namespa
 
 
 def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
-    return [{"id": one.point.id, "values": one.point.values, "state": one.state,
-             "job_id": one.job_id, "problem": one.point.problem, "exit_code": one.exit_code,
-             "log": one.log} for one in found]  # fmt: skip
+    return [
+        {
+            "id": one.point.id,
+            "values": one.point.values,
+            "state": one.state,
+            "job_id": one.job_id,
+            "problem": one.point.problem,
+            "exit_code": one.exit_code,
+            "log": one.log,
+        }
+        for one in found
+    ]
 
 
 def _name_impossible(found: Sequence[RunStatus]) -> None:
@@ -233,20 +273,32 @@ def _values(one: RunStatus) -> str:
 def _lint_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_files=True)
     add = parser.add_argument
-    # fmt: off
-    add("files", nargs="*", type=Path, metavar="FILE",
-        help="sbatch scripts, and directories of them; - is stdin")
+    add(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="sbatch scripts, and directories of them; - is stdin",
+    )
     add("--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)")
     add("--partition", metavar="NAME", help="partition that the scripts will run on")
-    add("--live", action="store_true",
-        help="ask the Slurm on PATH for its release, partitions, accounts, QOS, GRES and features")
-    add("--plugin-options", metavar="NAME,...",
-        help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)")
+    add(
+        "--live",
+        action="store_true",
+        help="ask the Slurm on PATH for its release, partitions, accounts, QOS, GRES and features",
+    )
+    add(
+        "--plugin-options",
+        metavar="NAME,...",
+        help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)",
+    )
     add("--explain", metavar="RULE", help="print a rule and its source")
-    add("--advice", action="store_true",
-        help="print advice, too: what depends on the site or the program")
+    add(
+        "--advice",
+        action="store_true",
+        help="print advice, too: what depends on the site or the program",
+    )
     add("--sarif", action="store_true", help="print SARIF, for code scanners")
-    # fmt: on
 
 
 def _lint(args: argparse.Namespace) -> ExitCode:
@@ -265,10 +317,14 @@ def _lint(args: argparse.Namespace) -> ExitCode:
 
         version = client.version()
     return run_lint(
-        files, version or (site.slurm.version if site else None), args.json,
+        files,
+        version or (site.slurm.version if site else None),
+        args.json,
         partition=site.partition(args.partition) if site and args.partition else None,
-        cluster=_lint_cluster(args, site), as_sarif=args.sarif, advice=args.advice,
-    )  # fmt: skip
+        cluster=_lint_cluster(args, site),
+        as_sarif=args.sarif,
+        advice=args.advice,
+    )
 
 
 def _lint_cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:
@@ -297,40 +353,98 @@ GROUP = Group(
     "job",
     "batch jobs: render, submit, watch and report on training jobs",
     (
-        Command("submit",
-                "Write a job script and submit it; leave nothing behind if Slurm rejects it.",
-                "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
-                _submit, _submit_options, changes=True),
-        Command("render", "Print the job script, and submit nothing.",
-                "hpcdl job render --partition p100 --gpus 8 > job.sh", _render, request.options),
-        Command("explain", "Print the job script with the reason for every line.",
-                "hpcdl job explain --partition p100 --gpus 8", _explain, request.options),
-        Command("schema", "Print the JSON Schema of job.yaml, for editors.",
-                "hpcdl job schema > job.schema.json", _schema, site=False),
-        Command("watch", "Watch a job: state, reason for waiting, progress.",
-                "hpcdl job watch 4711", queued.watch, queued.watch_options),
-        Command("log", "Print the end of a job's log; with -f what comes, until the job ends.",
-                "hpcdl job log -f 4711", queued.log, queued.log_options),
-        Command("list", "List your jobs with state, age and directory, newest first.",
-                "hpcdl job list --last 5", queued.list_jobs,
-                option("--last", type=at_least(1), default=20, metavar="N",
-                       help="list the newest N jobs (20)")),
-        Command("sweep",
-                "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
-                "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
-                _sweep, _sweep_options, changes=True),
-        Command("report",
-                "Report a job's throughput, where each step's time went, and what to improve.",
-                "hpcdl job report 4711", queued.report,
-                option("job", metavar="JOB", help="job id, or the job's directory")),
-        Command("usage", "Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting.",
-                "hpcdl job usage --since 2026-01 --by account --by month --all-users", queued.usage,
-                queued.usage_options),
-        Command("lint",
-                "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
-                "hpcdl job lint --slurm-version 22.05 train.sh", _lint, _lint_options),
-        Command("cancel", "Cancel jobs.", "hpcdl job cancel 4711", queued.cancel,
-                option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
-                changes=True),
+        Command(
+            "submit",
+            "Write a job script and submit it; leave nothing behind if Slurm rejects it.",
+            "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
+            _submit,
+            _submit_options,
+            changes=True,
+        ),
+        Command(
+            "render",
+            "Print the job script, and submit nothing.",
+            "hpcdl job render --partition p100 --gpus 8 > job.sh",
+            _render,
+            request.options,
+        ),
+        Command(
+            "explain",
+            "Print the job script with the reason for every line.",
+            "hpcdl job explain --partition p100 --gpus 8",
+            _explain,
+            request.options,
+        ),
+        Command(
+            "schema",
+            "Print the JSON Schema of job.yaml, for editors.",
+            "hpcdl job schema > job.schema.json",
+            _schema,
+            site=False,
+        ),
+        Command(
+            "watch",
+            "Watch a job: state, reason for waiting, progress.",
+            "hpcdl job watch 4711",
+            queued.watch,
+            queued.watch_options,
+        ),
+        Command(
+            "log",
+            "Print the end of a job's log; with -f what comes, until the job ends.",
+            "hpcdl job log -f 4711",
+            queued.log,
+            queued.log_options,
+        ),
+        Command(
+            "list",
+            "List your jobs with state, age and directory, newest first.",
+            "hpcdl job list --last 5",
+            queued.list_jobs,
+            option(
+                "--last",
+                type=at_least(1),
+                default=20,
+                metavar="N",
+                help="list the newest N jobs (20)",
+            ),
+        ),
+        Command(
+            "sweep",
+            "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
+            "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
+            _sweep,
+            _sweep_options,
+            changes=True,
+        ),
+        Command(
+            "report",
+            "Report a job's throughput, where each step's time went, and what to improve.",
+            "hpcdl job report 4711",
+            queued.report,
+            option("job", metavar="JOB", help="job id, or the job's directory"),
+        ),
+        Command(
+            "usage",
+            "Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting.",
+            "hpcdl job usage --since 2026-01 --by account --by month --all-users",
+            queued.usage,
+            queued.usage_options,
+        ),
+        Command(
+            "lint",
+            "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
+            "hpcdl job lint --slurm-version 22.05 train.sh",
+            _lint,
+            _lint_options,
+        ),
+        Command(
+            "cancel",
+            "Cancel jobs.",
+            "hpcdl job cancel 4711",
+            queued.cancel,
+            option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
+            changes=True,
+        ),
     ),
-)  # fmt: skip
+)

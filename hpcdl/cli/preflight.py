@@ -89,8 +89,13 @@ GROUP = Group(
             _expectations,
             site=False,
         ),
-        Command("probe", "Probe the environment of one rank; print one line of JSON.",
-                "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", _probe,
-                _probe_options, site=False),
+        Command(
+            "probe",
+            "Probe the environment of one rank; print one line of JSON.",
+            "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl",
+            _probe,
+            _probe_options,
+            site=False,
+        ),
     ),
-)  # fmt: skip
+)

@@ -83,10 +83,20 @@ def submission_data(submission: Submission) -> dict[str, object]:
 def log_options(parser: argparse.ArgumentParser) -> None:
     """The job, how much of its log, and whether to wait for more."""
     parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
-    parser.add_argument("-n", "--lines", type=at_least(1, _MOST), default=100, metavar="N",
-                        help="last lines to begin with (100)")  # fmt: skip
-    parser.add_argument("-f", "--follow", action="store_true",
-                        help="print what comes until the job ends, across requeues")  # fmt: skip
+    parser.add_argument(
+        "-n",
+        "--lines",
+        type=at_least(1, _MOST),
+        default=100,
+        metavar="N",
+        help="last lines to begin with (100)",
+    )
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="print what comes until the job ends, across requeues",
+    )
 
 
 def log(args: argparse.Namespace) -> ExitCode:
@@ -179,8 +189,12 @@ def report(args: argparse.Namespace) -> ExitCode:
     found = compare(expected, report.images_per_second, report.ranks) if expected else None
     beside = f"\n  {comparison_line(expected, found)}" if expected and found else ""
     used = report.usage and report.usage._asdict()
-    data = {**asdict(report), "usage": used, "expectation": expected and asdict(expected),
-            "comparison": found and found._asdict()}  # fmt: skip
+    data = {
+        **asdict(report),
+        "usage": used,
+        "expectation": expected and asdict(expected),
+        "comparison": found and found._asdict(),
+    }
     return show(args, data, as_text(report) + beside, ok=report.ok)
 
 
@@ -189,10 +203,19 @@ def usage_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--since", metavar="DATE", help="from YYYY-MM or YYYY-MM-DD on (default: a year ago)")
     add("--until", metavar="DATE", help="before YYYY-MM or YYYY-MM-DD (default: now)")
-    add("--by", action="append", default=[], metavar="KEY",
-        help="month (default), user, account, partition, name or module; repeatable")  # fmt: skip
-    add("--figure", type=Path, metavar="FILE",
-        help="write a bar per month, by the other keys, as .svg, .png or .pdf")  # fmt: skip
+    add(
+        "--by",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="month (default), user, account, partition, name or module; repeatable",
+    )
+    add(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="write a bar per month, by the other keys, as .svg, .png or .pdf",
+    )
     add("--all-users", action="store_true", help="everybody's jobs, as far as Slurm shows them")
 
 

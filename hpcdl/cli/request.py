@@ -43,34 +43,65 @@ def options(parser: argparse.ArgumentParser) -> None:
         add(option, metavar="SIZE", help=f"memory per {per}, such as 64G (default: its share)")
     add("--time", metavar="TIME", help="walltime, as for sbatch (default: 1 hour)")
     add("--name", help="job name (default: train)")
-    add("--launcher", metavar="NAME",
+    add(
+        "--launcher",
+        metavar="NAME",
         help="horovod (default), horovod-mpirun, mpi, torch, torchrun, jax, multiworker, plain "
-             "or single")  # fmt: skip
-    add("--trusted-network", action="store_true",
-        help="for multiworker: all who reach the nodes' ports may run code as you")  # fmt: skip
-    add("--module", action="append", default=[], metavar="NAME[/VERSION]",
-        help="module to load instead of the published release's; may be repeated")  # fmt: skip
+        "or single",
+    )
+    add(
+        "--trusted-network",
+        action="store_true",
+        help="for multiworker: all who reach the nodes' ports may run code as you",
+    )
+    add(
+        "--module",
+        action="append",
+        default=[],
+        metavar="NAME[/VERSION]",
+        help="module to load instead of the published release's; may be repeated",
+    )
     add("--no-module", action="store_true", help="load no module")
-    add("--env", action="append", default=[], metavar="NAME[=VALUE]",
-        help="variable of the job; without a value: yours, or asked for; repeatable")  # fmt: skip
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="variable of the job; without a value: yours, or asked for; repeatable",
+    )
     add("--account", metavar="NAME", help="account to charge")
     add("--qos", metavar="NAME", help="quality of service")
     add("--reservation", metavar="NAME", help="reservation to run in")
     add("--licenses", metavar="NAME[:N],..", help="licences that the job needs")
-    add("--sbatch", action="append", default=[], metavar="OPTION",
-        help="additional sbatch option, such as mail-type=END; may be repeated")  # fmt: skip
+    add(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="additional sbatch option, such as mail-type=END; may be repeated",
+    )
     add("--data", metavar="DIR", help="data set; the job finds it in HPCDL_DATA")
     add("--stage-data", action="store_true", help="copy the data set to node-local disks first")
     add("--container", metavar="IMAGE", help="container image for the program, without modules")
-    add("--chdir", type=Path, metavar="DIR",
-        help="where the program works (default: the job's own directory)")  # fmt: skip
+    add(
+        "--chdir",
+        type=Path,
+        metavar="DIR",
+        help="where the program works (default: the job's own directory)",
+    )
     add("--no-preflight", action="store_true", help="skip the preflight checks")
     add("--job-dir", type=Path, metavar="DIR", help="directory of the job's files")
     add("--file", type=Path, metavar="FILE", help="job.yaml; options override its values")
-    add("--standalone", action="store_true",
-        help="write into the script what it would source from the release")  # fmt: skip
-    add("--slurm-version", metavar="V",
-        help="write the script for this Slurm release, not the site's")  # fmt: skip
+    add(
+        "--standalone",
+        action="store_true",
+        help="write into the script what it would source from the release",
+    )
+    add(
+        "--slurm-version",
+        metavar="V",
+        help="write the script for this Slurm release, not the site's",
+    )
     parser.epilog = "after --: the program, or options of `hpcdl train`"
     parser.set_defaults(takes_program=True, elsewhere=_elsewhere)
 
@@ -120,12 +151,17 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
         minutes=minutes_of(args.time) if args.time is not None else None,
         name="train" if args.name is None else args.name,
         launcher="horovod" if args.launcher is None else args.launcher,
-        program=command_of(args.rest), environment=dict(map(_variable, args.env)),
-        job_dir=_directory(args.job_dir), chdir=_directory(args.chdir),
-        preflight=not args.no_preflight, data=str(_path(args.data)) if args.data else None,
-        stage=args.stage_data, container=image_of(args.container),
-        sbatch=(*own, *args.sbatch), memory=_memory(args),
-    )  # fmt: skip
+        program=command_of(args.rest),
+        environment=dict(map(_variable, args.env)),
+        job_dir=_directory(args.job_dir),
+        chdir=_directory(args.chdir),
+        preflight=not args.no_preflight,
+        data=str(_path(args.data)) if args.data else None,
+        stage=args.stage_data,
+        container=image_of(args.container),
+        sbatch=(*own, *args.sbatch),
+        memory=_memory(args),
+    )
     return seen_from(Path.cwd(), asked)
 
 
@@ -145,16 +181,20 @@ def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -
         check_data(spec)
     check_image_name(site.container, spec.container)
     if script := unread_directives(spec):
-        print(f"note: the #SBATCH lines of {script.name} do not count here: options of `hpcdl job` "
-              "say what the job gets", file=sys.stderr)  # fmt: skip
+        print(
+            f"note: the #SBATCH lines of {script.name} do not count here: options of `hpcdl job` "
+            "say what the job gets",
+            file=sys.stderr,
+        )
     return spec
 
 
 def _memory(args: argparse.Namespace) -> Memory | None:
     given = [key for key in _MEMORY if getattr(args, key) is not None]
     if len(given) > 1:
-        raise BadInput("--mem, --mem-per-cpu and --mem-per-gpu exclude each other",
-                       hint="give one of them")  # fmt: skip
+        raise BadInput(
+            "--mem, --mem-per-cpu and --mem-per-gpu exclude each other", hint="give one of them"
+        )
     for key in given:
         mb = memory_of(f"--{key.replace('_', '-')}", getattr(args, key))
         return Memory(mb, "node" if key == "mem" else key.removeprefix("mem_per_"))
@@ -167,11 +207,15 @@ def _variable(text: str) -> tuple[str, str]:
     if sign:
         if looks_secret(name):
             said = f"note: others of this machine may have seen {name} on the command line"
-            print(f"{said}; `--env {name}` takes it from your environment, or asks",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"{said}; `--env {name}` takes it from your environment, or asks", file=sys.stderr
+            )
         if more := re.match(r"[^=,]*,([A-Z_]\w*)=", value):
-            print(f"note: all of that is the value of {name}; {more[1]} is set by an --env of "
-                  "its own", file=sys.stderr)  # fmt: skip
+            print(
+                f"note: all of that is the value of {name}; {more[1]} is set by an --env of "
+                "its own",
+                file=sys.stderr,
+            )
         return name, value
     if name in os.environ:
         return name, os.environ[name]
@@ -228,8 +272,14 @@ def modules_of(
     if args.no_module and args.module:
         raise BadInput("--no-module and --module exclude each other", hint="give one of them")
     named = () if args.no_module else args.module or None
-    found = modules_of_job(site, partitions, named, gpu_model=args.gpu_model,
-                           container=args.container is not None, published=published)  # fmt: skip
+    found = modules_of_job(
+        site,
+        partitions,
+        named,
+        gpu_model=args.gpu_model,
+        container=args.container is not None,
+        published=published,
+    )
     if args.standalone:
         found = {name: module._replace(functions=None) for name, module in found.items()}
     return found

@@ -134,15 +134,30 @@ GROUP = Group(
     "site",
     "describe the cluster: write, check and show its site file",
     (
-        Command("init",
-                "Draft a commented site file from the live Slurm; exit 6 if values are missing.",
-                "hpcdl site init --output site.yaml", _init, _init_options, changes=True,
-                site=False),
-        Command("check", "Compare the site file with the live Slurm; exit 1 when they differ.",
-                "hpcdl site check --site site.yaml", _check),
-        Command("show", "Show the site file with all defaults.", "hpcdl site show --site pi",
-                _show),
-        Command("schema", "Print the JSON Schema of the site file, for editors.",
-                "hpcdl site schema > site.schema.json", _schema, site=False),
+        Command(
+            "init",
+            "Draft a commented site file from the live Slurm; exit 6 if values are missing.",
+            "hpcdl site init --output site.yaml",
+            _init,
+            _init_options,
+            changes=True,
+            site=False,
+        ),
+        Command(
+            "check",
+            "Compare the site file with the live Slurm; exit 1 when they differ.",
+            "hpcdl site check --site site.yaml",
+            _check,
+        ),
+        Command(
+            "show", "Show the site file with all defaults.", "hpcdl site show --site pi", _show
+        ),
+        Command(
+            "schema",
+            "Print the JSON Schema of the site file, for editors.",
+            "hpcdl site schema > site.schema.json",
+            _schema,
+            site=False,
+        ),
     ),
-)  # fmt: skip
+)

@@ -54,18 +54,30 @@ def _plan(args: argparse.Namespace) -> ExitCode:
 
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("release", nargs="?", help="release id (default: the newest one built)")
-    parser.add_argument("--local", action="store_true",
-                        help="run the gate on this machine, not in jobs")  # fmt: skip
-    parser.add_argument("--partition", action="append", default=[], metavar="NAME",
-                        help="verify on this partition only; may be repeated")  # fmt: skip
-    parser.add_argument("--wait", type=amount, default=30, metavar="MINUTES",
-                        help="time that a job may wait for its nodes (30)")  # fmt: skip
+    parser.add_argument(
+        "--local", action="store_true", help="run the gate on this machine, not in jobs"
+    )
+    parser.add_argument(
+        "--partition",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="verify on this partition only; may be repeated",
+    )
+    parser.add_argument(
+        "--wait",
+        type=amount,
+        default=30,
+        metavar="MINUTES",
+        help="time that a job may wait for its nodes (30)",
+    )
 
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
     _gate_arguments(parser)
-    parser.add_argument("--verify-again", action="store_true",
-                        help="run the gate even if its evidence is stored")  # fmt: skip
+    parser.add_argument(
+        "--verify-again", action="store_true", help="run the gate even if its evidence is stored"
+    )
 
 
 def _publish(args: argparse.Namespace) -> ExitCode:
@@ -78,8 +90,14 @@ def _publish(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return _show(site, plan_publish(site, release_id), args)
     say = building.progress_teller()
-    gate, enough = choose_gate(site, read_release(site, release_id), say, local=args.local,
-                               partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
+    gate, enough = choose_gate(
+        site,
+        read_release(site, release_id),
+        say,
+        local=args.local,
+        partitions=args.partition,
+        wait_minutes=args.wait,
+    )
     switch = publish(site, release_id, gate, say=say, verify_again=args.verify_again, enough=enough)
     return _show(site, switch, args)
 
@@ -99,8 +117,10 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
         raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
     site = the_site(args)
     found = check_integrity(read_release(site, args.release or newest(site)))
-    lines = [f"{found.release}: {found.describe()} ({duration(found.seconds)})",
-             *(f"  {line}" for line in found.faults())]  # fmt: skip
+    lines = [
+        f"{found.release}: {found.describe()} ({duration(found.seconds)})",
+        *(f"  {line}" for line in found.faults()),
+    ]
     return show(args, found.as_data(), "\n".join(lines), ok=found.ok)
 
 
@@ -113,8 +133,14 @@ def _verify(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     release = read_release(site, args.release or newest(site))
-    gate, _ = choose_gate(site, release, building.progress_teller(), local=args.local,
-                          partitions=args.partition, wait_minutes=args.wait)  # fmt: skip
+    gate, _ = choose_gate(
+        site,
+        release,
+        building.progress_teller(),
+        local=args.local,
+        partitions=args.partition,
+        wait_minutes=args.wait,
+    )
     proof = verify(site, release.id, gate)
     end = f"passed the gate: {proof.describe()}" if proof.passed else "did not pass the gate"
     text = "\n".join([*_checks(proof), f"{proof.release} {end}"])
@@ -123,8 +149,10 @@ def _verify(args: argparse.Namespace) -> ExitCode:
 
 def _checks(proof: Proof) -> list[str]:
     marks = ["skipped" if one.skipped else "ok" if one.ok else "FAILED" for one in proof.checks]
-    return [f"  {mark:<8} {check.describe()} ({duration(check.seconds)})"
-            for mark, check in zip(marks, proof.checks, strict=True)]  # fmt: skip
+    return [
+        f"  {mark:<8} {check.describe()} ({duration(check.seconds)})"
+        for mark, check in zip(marks, proof.checks, strict=True)
+    ]
 
 
 def _rollback(args: argparse.Namespace) -> ExitCode:
@@ -148,8 +176,10 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
     groups: dict[tuple[str, str], list[str]] = {}
     for name, move in switch.moves.items():
         groups.setdefault(move, []).append(name)
-    lines += [f"  {', '.join(names)}: {had or 'nothing'} -> {gets}"
-              for (had, gets), names in groups.items()]  # fmt: skip
+    lines += [
+        f"  {', '.join(names)}: {had or 'nothing'} -> {gets}"
+        for (had, gets), names in groups.items()
+    ]
     if switch.changes and not groups:
         lines.append("  every partition keeps the release that it has")
     if not args.dry_run:
@@ -159,8 +189,13 @@ def _show(site: Site, switch: PublishResult, args: argparse.Namespace) -> ExitCo
     return show(args, data, "\n".join(lines))
 
 
-_COLUMNS = {"id": "release", "module": "module", "created": "created", "state": "state",
-            "proof": "evidence"}  # fmt: skip
+_COLUMNS = {
+    "id": "release",
+    "module": "module",
+    "created": "created",
+    "state": "state",
+    "proof": "evidence",
+}
 
 
 def _list(args: argparse.Namespace) -> ExitCode:
@@ -187,11 +222,19 @@ def _list(args: argparse.Namespace) -> ExitCode:
 
 def _gc_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--keep", type=int, default=3, metavar="COUNT",
-        help="number of last published releases to keep (3)")  # fmt: skip
+    add(
+        "--keep",
+        type=int,
+        default=3,
+        metavar="COUNT",
+        help="number of last published releases to keep (3)",
+    )
     add("--unpublished", action="store_true", help="remove releases that were never published, too")
-    add("--interactive-default", action="store_true",
-        help="assume that interactive jobs (salloc, srun) loaded no version by name")  # fmt: skip
+    add(
+        "--interactive-default",
+        action="store_true",
+        help="assume that interactive jobs (salloc, srun) loaded no version by name",
+    )
 
 
 def _gc(args: argparse.Namespace) -> ExitCode:
@@ -200,11 +243,17 @@ def _gc(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     if args.keep < 1:
-        raise BadInput("--keep must be at least 1: the current release always stays",
-                       hint="leave it out to keep 3")  # fmt: skip
-    found = collect(site, lambda: pinned_by_jobs(site, interactive=not args.interactive_default),
-                    keep=args.keep, unpublished=args.unpublished,
-                    dry_run=args.dry_run)  # fmt: skip
+        raise BadInput(
+            "--keep must be at least 1: the current release always stays",
+            hint="leave it out to keep 3",
+        )
+    found = collect(
+        site,
+        lambda: pinned_by_jobs(site, interactive=not args.interactive_default),
+        keep=args.keep,
+        unpublished=args.unpublished,
+        dry_run=args.dry_run,
+    )
     action = "would remove" if args.dry_run else "removed"
     rows = [[action, name, f"{size / 1e6:.0f} MB"] for name, size in found.removed.items()]
     rows += [[action, name, "unfinished"] for name in found.unfinished]
@@ -234,17 +283,24 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
     found = findings(site, release, inside)
     source = osv_file(site)
     files = [] if args.dry_run else list(write_sboms(release, found))
-    data = {"schema": 1, "release": release.id, "files": files,
-            "components": [vars(component) for component in inside],
-            "vulnerabilities": [one.as_data() for one in found],
-            "osv": dated(source) if source else None}  # fmt: skip
+    data = {
+        "schema": 1,
+        "release": release.id,
+        "files": files,
+        "components": [vars(component) for component in inside],
+        "vulnerabilities": [one.as_data() for one in found],
+        "osv": dated(source) if source else None,
+    }
     cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
     lines = [table(cells, ["package", "version", "licence"])]
     for one in found:
         lines.append(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
         lines.append(f"  {one.describe()}")
-    told = f"{source} of {dated(source)}" if source else (
-        f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")  # fmt: skip
+    told = (
+        f"{source} of {dated(source)}"
+        if source
+        else (f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")
+    )
     lines.append(f"\nknown vulnerabilities: hpcdl's own list, and {told}")
     return show(args, data, "\n".join([*lines, *(f"wrote {path}" for path in files)]))
 
@@ -287,9 +343,12 @@ def _waive(args: argparse.Namespace) -> ExitCode:
 
 def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("release", nargs="?", help="release id (default: whatever is published)")
-    parser.add_argument("--prefix", metavar="DIR",
-                        help="for all users of the Jupyter installed there, such as /opt/jupyter; "
-                        "else only for you")  # fmt: skip
+    parser.add_argument(
+        "--prefix",
+        metavar="DIR",
+        help="for all users of the Jupyter installed there, such as /opt/jupyter; "
+        "else only for you",
+    )
 
 
 def _kernel(args: argparse.Namespace) -> ExitCode:
@@ -310,45 +369,85 @@ GROUP = Group(
     "stack",
     "the software stack: build, verify, publish and roll back releases",
     (
-        Command("resolve",
-                "Show the newest compatible versions for every partition, and what limits them.",
-                "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18",
-                _resolve, _resolve_arguments),
-        Command("plan",
-                "Show what would be built and published, and what changes for users and checks.",
-                "hpcdl stack plan --partition p100", _plan,
-                option("--partition", metavar="NAME", help="only the stack of this partition")),
+        Command(
+            "resolve",
+            "Show the newest compatible versions for every partition, and what limits them.",
+            "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18",
+            _resolve,
+            _resolve_arguments,
+        ),
+        Command(
+            "plan",
+            "Show what would be built and published, and what changes for users and checks.",
+            "hpcdl stack plan --partition p100",
+            _plan,
+            option("--partition", metavar="NAME", help="only the stack of this partition"),
+        ),
         *building.COMMANDS,
-        Command("verify",
-                "Run the gate: test a release in jobs through its module, and store the evidence.",
-                "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100", _verify,
-                _verify_arguments),
-        Command("publish", "Verify a release through its module and make it current atomically.",
-                "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e", _publish, _publish_arguments,
-                changes=True),
+        Command(
+            "verify",
+            "Run the gate: test a release in jobs through its module, and store the evidence.",
+            "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100",
+            _verify,
+            _verify_arguments,
+        ),
+        Command(
+            "publish",
+            "Verify a release through its module and make it current atomically.",
+            "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
+            _publish,
+            _publish_arguments,
+            changes=True,
+        ),
         Command("list", "List the releases and mark the current one.", "hpcdl stack list", _list),
-        Command("rollback", "Make the previously published release current again.",
-                "hpcdl stack rollback", _rollback,
-                option("release", nargs="?",
-                       help="release id (default: the one published before)"), changes=True),
-        Command("gc", "Remove releases that are not current, not recent and not used by any job.",
-                "hpcdl stack gc --dry-run", _gc, _gc_arguments, changes=True),
-        Command("sbom", "List a release's packages and licences; write SPDX and CycloneDX files.",
-                "hpcdl stack sbom", _sbom,
-                option("release", nargs="?", help="release id (default: the current one)"),
-                changes=True),
-        Command("accept-eula",
-                "Record that a licence agreement, which publishing needs, was accepted.",
-                "hpcdl stack accept-eula cuda --by 'Ada Lovelace'", _accept, _accept_arguments,
-                changes=True),
-        Command("waive",
-                "Record why a known vulnerability cannot be exploited here, with owner and last "
-                "day.",
-                "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs' "
-                "--owner 'Ada' --until 2027-06-30",
-                _waive, _waive_arguments, changes=True),
-        Command("kernel", "Install a Jupyter kernel that works without a loaded module.",
-                "hpcdl stack kernel --prefix /opt/jupyter", _kernel, _kernel_arguments,
-                changes=True),
+        Command(
+            "rollback",
+            "Make the previously published release current again.",
+            "hpcdl stack rollback",
+            _rollback,
+            option("release", nargs="?", help="release id (default: the one published before)"),
+            changes=True,
+        ),
+        Command(
+            "gc",
+            "Remove releases that are not current, not recent and not used by any job.",
+            "hpcdl stack gc --dry-run",
+            _gc,
+            _gc_arguments,
+            changes=True,
+        ),
+        Command(
+            "sbom",
+            "List a release's packages and licences; write SPDX and CycloneDX files.",
+            "hpcdl stack sbom",
+            _sbom,
+            option("release", nargs="?", help="release id (default: the current one)"),
+            changes=True,
+        ),
+        Command(
+            "accept-eula",
+            "Record that a licence agreement, which publishing needs, was accepted.",
+            "hpcdl stack accept-eula cuda --by 'Ada Lovelace'",
+            _accept,
+            _accept_arguments,
+            changes=True,
+        ),
+        Command(
+            "waive",
+            "Record why a known vulnerability cannot be exploited here, with owner and last day.",
+            "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs' "
+            "--owner 'Ada' --until 2027-06-30",
+            _waive,
+            _waive_arguments,
+            changes=True,
+        ),
+        Command(
+            "kernel",
+            "Install a Jupyter kernel that works without a loaded module.",
+            "hpcdl stack kernel --prefix /opt/jupyter",
+            _kernel,
+            _kernel_arguments,
+            changes=True,
+        ),
     ),
-)  # fmt: skip
+)

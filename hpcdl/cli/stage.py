@@ -55,13 +55,19 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     else:
         rest = f", {len(done.link)} linked that do not fit" if done.link else ""
         rest += f"; removed the files of {removed} ended runs" if removed else ""
-        print(f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
-              f"{target}, {seconds:.1f} s{rest}")  # fmt: skip
+        print(
+            f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
+            f"{target}, {seconds:.1f} s{rest}"
+        )
     return ExitCode.OK
 
 
 COMMAND = Command(
-    "stage", "Copy a data set to the node's own disk, in parallel and checked, as much as fits.",
-    "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'", _stage, _options, changes=True,
+    "stage",
+    "Copy a data set to the node's own disk, in parallel and checked, as much as fits.",
+    "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'",
+    _stage,
+    _options,
+    changes=True,
     site=False,
-)  # fmt: skip
+)

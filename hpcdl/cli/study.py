@@ -17,25 +17,44 @@ if TYPE_CHECKING:
 def _which(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("study", metavar="STUDY", help="name of a study, or a study file")
     parser.add_argument("--scale", default="small", help="small (default) or full")
-    parser.add_argument("--partition", default="", metavar="A,B",
-                        help="partitions to use instead, in the study's order")  # fmt: skip
+    parser.add_argument(
+        "--partition",
+        default="",
+        metavar="A,B",
+        help="partitions to use instead, in the study's order",
+    )
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _report_options(parser)
-    parser.add_argument("--python", action="append", default=[], metavar="FRAMEWORK=PATH",
-                        help="interpreter of a framework, if the module has none")  # fmt: skip
-    parser.add_argument("--container", metavar="IMAGE",
-                        help="container image of the jobs that run in one")  # fmt: skip
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="FRAMEWORK=PATH",
+        help="interpreter of a framework, if the module has none",
+    )
+    parser.add_argument(
+        "--container", metavar="IMAGE", help="container image of the jobs that run in one"
+    )
     parser.add_argument("--no-wait", action="store_true", help="submit the jobs and exit")
-    parser.add_argument("--module", action="append", default=[], metavar="NAME[/VERSION]",
-                        help="module to load instead of the release's")  # fmt: skip
+    parser.add_argument(
+        "--module",
+        action="append",
+        default=[],
+        metavar="NAME[/VERSION]",
+        help="module to load instead of the release's",
+    )
 
 
 def _report_options(parser: argparse.ArgumentParser) -> None:
     _which(parser)
-    parser.add_argument("--output", type=Path, metavar="DIR",
-                        help="directory of the report (default: beside the results)")  # fmt: skip
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="directory of the report (default: beside the results)",
+    )
 
 
 def _plan(args: argparse.Namespace) -> Plan:
@@ -50,8 +69,9 @@ def _plan(args: argparse.Namespace) -> Plan:
     pythons = dict(pair("--python", text, form) for text in getattr(args, "python", ()))
     image = image_of(getattr(args, "container", None))
     check_image(Path.cwd(), image)
-    return make_plan(the_site(args), study, scale_of(study, args.scale), partitions, pythons,
-                     image or "")  # fmt: skip
+    return make_plan(
+        the_site(args), study, scale_of(study, args.scale), partitions, pythons, image or ""
+    )
 
 
 def _list(args: argparse.Namespace) -> ExitCode:
@@ -145,16 +165,37 @@ GROUP = Group(
     "study",
     "reproduce published scaling studies, small or at full size",
     (
-        Command("list", "List the studies and their questions.", "hpcdl study list", _list,
-                site=False),
-        Command("show", "Show a study: its question, its jobs, and its acceptance rules.",
-                "hpcdl study show aliyun-resnet50 --scale full", _show, _which),
-        Command("run", "Run a study's jobs and write its report; run it again to resume.",
-                "hpcdl study run sjtu-inception --scale small", _run, _run_options, changes=True),
-        Command("report",
-                "Write the report from the results so far: Markdown, HTML, JSON and a figure.",
-                "hpcdl study report sjtu-inception --output sjtu", _report, _report_options),
-        Command("schema", "Print the JSON Schema of a study file, for editors.",
-                "hpcdl study schema > study.schema.json", _schema, site=False),
+        Command(
+            "list", "List the studies and their questions.", "hpcdl study list", _list, site=False
+        ),
+        Command(
+            "show",
+            "Show a study: its question, its jobs, and its acceptance rules.",
+            "hpcdl study show aliyun-resnet50 --scale full",
+            _show,
+            _which,
+        ),
+        Command(
+            "run",
+            "Run a study's jobs and write its report; run it again to resume.",
+            "hpcdl study run sjtu-inception --scale small",
+            _run,
+            _run_options,
+            changes=True,
+        ),
+        Command(
+            "report",
+            "Write the report from the results so far: Markdown, HTML, JSON and a figure.",
+            "hpcdl study report sjtu-inception --output sjtu",
+            _report,
+            _report_options,
+        ),
+        Command(
+            "schema",
+            "Print the JSON Schema of a study file, for editors.",
+            "hpcdl study schema > study.schema.json",
+            _schema,
+            site=False,
+        ),
     ),
-)  # fmt: skip
+)

@@ -32,31 +32,48 @@ class Step:
 
 
 STEPS = (
-    Step("a real Slurm on this machine",
-         "Seven emulated nodes in four partitions, with the daemons that a cluster has.",
-         "hpcdl cluster up", "sinfo"),
-    Step("the software stack: TensorFlow and Horovod, built once, published as a module",
-         "Publishing has a gate: a job on the partition imports, reduces and trains with it.",
-         "hpcdl stack build --backend venv", "hpcdl stack publish --partition p100"),
-    Step("a data set: 1,797 handwritten digits as TFRecords",
-         "It is made here, so nothing is downloaded; checksums tell when it is damaged.",
-         "hpcdl data make digits {datasets}/digits"),
-    Step("a training job on 2 nodes x 2 ranks",
-         "The script is derived from the site file; `hpcdl job explain` gives its reasons.",
-         "hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits --time 10:00"
-         " --watch -- --model mlp --data {datasets}/digits --epochs 60 --global-batch 128"
-         " --target-accuracy 0.95"),
-    Step("a reference: throughput of the healthy cluster",
-         "Several runs tell how much it scatters; that sets the bound of the nightly check.",
-         "hpcdl check references measure --partition p100 --tag smoke --name throughput"
-         " --if-missing"),
-    Step("the nightly check, compared with the reference",
-         "Every metric has a verdict, and the exit status is one that a pipeline can use.",
-         _CHECK),
-    Step("the same check with a slowed job: it must fail",
-         "Each training step is held up for 60 ms; a check that never fails proves nothing.",
-         f"{_CHECK} --set delay_ms=60 --set steps=60", status=1),
-)  # fmt: skip
+    Step(
+        "a real Slurm on this machine",
+        "Seven emulated nodes in four partitions, with the daemons that a cluster has.",
+        "hpcdl cluster up",
+        "sinfo",
+    ),
+    Step(
+        "the software stack: TensorFlow and Horovod, built once, published as a module",
+        "Publishing has a gate: a job on the partition imports, reduces and trains with it.",
+        "hpcdl stack build --backend venv",
+        "hpcdl stack publish --partition p100",
+    ),
+    Step(
+        "a data set: 1,797 handwritten digits as TFRecords",
+        "It is made here, so nothing is downloaded; checksums tell when it is damaged.",
+        "hpcdl data make digits {datasets}/digits",
+    ),
+    Step(
+        "a training job on 2 nodes x 2 ranks",
+        "The script is derived from the site file; `hpcdl job explain` gives its reasons.",
+        "hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits --time 10:00"
+        " --watch -- --model mlp --data {datasets}/digits --epochs 60 --global-batch 128"
+        " --target-accuracy 0.95",
+    ),
+    Step(
+        "a reference: throughput of the healthy cluster",
+        "Several runs tell how much it scatters; that sets the bound of the nightly check.",
+        "hpcdl check references measure --partition p100 --tag smoke --name throughput"
+        " --if-missing",
+    ),
+    Step(
+        "the nightly check, compared with the reference",
+        "Every metric has a verdict, and the exit status is one that a pipeline can use.",
+        _CHECK,
+    ),
+    Step(
+        "the same check with a slowed job: it must fail",
+        "Each training step is held up for 60 ms; a check that never fails proves nothing.",
+        f"{_CHECK} --set delay_ms=60 --set steps=60",
+        status=1,
+    ),
+)
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -69,8 +86,10 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> ExitCode:
     if args.first > args.last:
-        raise BadInput(f"there is no step from {args.first} to {args.last}",
-                       hint="--to is the last step, --from the first")  # fmt: skip
+        raise BadInput(
+            f"there is no step from {args.first} to {args.last}",
+            hint="--to is the last step, --from the first",
+        )
     steps = [*enumerate(STEPS, 1)][args.first - 1 : args.last]
     if args.json:
         print_json([{"number": n, **vars(step), "commands": _typed(step)} for n, step in steps])
@@ -85,10 +104,12 @@ def _run(args: argparse.Namespace) -> ExitCode:
         for number, step in steps:
             _take(number, step, asks=asks, runs=not args.dry_run)
     if not args.dry_run:
-        print(f"\nDone in {time.monotonic() - begun:.0f} s. To explore the cluster:\n"
-              f"  export HPCDL_SITE={_SITE}\n"
-              '  eval "$(hpcdl cluster env)"; squeue; sinfo; module avail\n'
-              "  hpcdl cluster down    # stops the cluster")  # fmt: skip
+        print(
+            f"\nDone in {time.monotonic() - begun:.0f} s. To explore the cluster:\n"
+            f"  export HPCDL_SITE={_SITE}\n"
+            '  eval "$(hpcdl cluster env)"; squeue; sinfo; module avail\n'
+            "  hpcdl cluster down    # stops the cluster"
+        )
     return ExitCode.OK
 
 
@@ -141,5 +162,12 @@ def _status(command: str) -> int:
         return subprocess.call(shlex.split(command), env=env, stdin=subprocess.DEVNULL)
 
 
-COMMAND = Command("tour", "Walk through the demo step by step, with the real commands.",
-                  "hpcdl tour", _run, _options, changes=True, site=False)  # fmt: skip
+COMMAND = Command(
+    "tour",
+    "Walk through the demo step by step, with the real commands.",
+    "hpcdl tour",
+    _run,
+    _options,
+    changes=True,
+    site=False,
+)

@@ -122,6 +122,10 @@ def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
         )
 
 
-COMMAND = Command("train", "Train a network, with checkpoints, on one or many ranks.",
-                  "hpcdl train --model mlp --data DIR --epochs 20 --target-accuracy 0.95",
-                  _train, _arguments)  # fmt: skip
+COMMAND = Command(
+    "train",
+    "Train a network, with checkpoints, on one or many ranks.",
+    "hpcdl train --model mlp --data DIR --epochs 20 --target-accuracy 0.95",
+    _train,
+    _arguments,
+)

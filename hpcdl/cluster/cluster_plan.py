@@ -97,10 +97,15 @@ def lay_out(asked: ClusterRequest, network: str, ports: Ports) -> tuple[Node, ..
     owners = [(name, group.partition) for group in asked.groups for name in group.names]
     apart = asked.mode == NAMESPACES
     return tuple(
-        Node(name, partition, index, f"{network}.{index + 2}" if apart else "127.0.0.1",
-             ports.node(asked.mode, index))
+        Node(
+            name,
+            partition,
+            index,
+            f"{network}.{index + 2}" if apart else "127.0.0.1",
+            ports.node(asked.mode, index),
+        )
         for index, (name, partition) in enumerate(owners)
-    )  # fmt: skip
+    )
 
 
 def check_directory(directory: Path, nodes: Iterable[str]) -> None:
@@ -213,8 +218,13 @@ def files(
         "oversubscribed": threads > (os.cpu_count() or 1),
         "cgroup_options": release_options(release),
     }
-    modes = {"slurm.conf": 0o644, "gres.conf": 0o644, "cgroup.conf": 0o644, "hosts": 0o644,
-             "task-prolog.sh": 0o755}  # fmt: skip
+    modes = {
+        "slurm.conf": 0o644,
+        "gres.conf": 0o644,
+        "cgroup.conf": 0o644,
+        "hosts": 0o644,
+        "task-prolog.sh": 0o755,
+    }
     if cluster.mode == NAMESPACES:
         modes["node.sh"] = 0o755
     if cluster.root is not None:

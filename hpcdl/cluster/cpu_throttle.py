@@ -34,15 +34,22 @@ def throttle(current: ClusterState, node: str) -> None:
     argv = [*module_argv(sys.executable, _MODULE), str(current.directory), node]
     with current.log(f"throttle-{node}").open("ab") as log:
         subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
             env={**os.environ, processes.MARK: str(current.directory)},
-        )  # fmt: skip
+        )
 
 
 def unthrottle(current: ClusterState, node: str) -> bool:
     """Let a node run at full speed again; whether it was throttled."""
-    slowed = [process for process in processes.of_cluster(current.directory)
-            if _node_of(process.pid, current.directory) == node]  # fmt: skip
+    slowed = [
+        process
+        for process in processes.of_cluster(current.directory)
+        if _node_of(process.pid, current.directory) == node
+    ]
     processes.end(slowed, grace=5.0)
     return bool(slowed)
 

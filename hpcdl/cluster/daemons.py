@@ -31,11 +31,15 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STARTING_SECONDS = 20.0
 # Small, without tuning; the last second may be lost in a crash.
 _DATABASE_OPTIONS = (
-    "--skip-networking", "--skip-grant-tables", "--performance-schema=OFF",
-    "--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M",
-    "--innodb-flush-log-at-trx-commit=2", "--innodb-lock-wait-timeout=900",
+    "--skip-networking",
+    "--skip-grant-tables",
+    "--performance-schema=OFF",
+    "--innodb-buffer-pool-size=64M",
+    "--innodb-log-file-size=32M",
+    "--innodb-flush-log-at-trx-commit=2",
+    "--innodb-lock-wait-timeout=900",
     "--max-connections=20",
-)  # fmt: skip
+)
 # Handles of what this process started: Python reaps them when they end, and does not warn.
 _children: list[subprocess.Popen[bytes]] = []
 
@@ -67,14 +71,18 @@ def munged(state: ClusterState) -> Daemon:
     return Daemon(
         "munged",
         (
-            *command(state, "munged"), "--foreground", "--num-threads=2",
+            *command(state, "munged"),
+            "--foreground",
+            "--num-threads=2",
             # It wants its socket to be there for all, and takes a private one by force only. Where
             # others can reach it, its own checks of owners and modes are kept.
             *(["--force"] if closed else []),
-            f"--socket={place}/munge.sock", f"--pid-file={place}/munged.pid",
-            f"--seed-file={place}/munge.seed", f"--key-file={state.directory}/etc/munge.key",
+            f"--socket={place}/munge.sock",
+            f"--pid-file={place}/munged.pid",
+            f"--seed-file={place}/munge.seed",
+            f"--key-file={state.directory}/etc/munge.key",
         ),
-    )  # fmt: skip
+    )
 
 
 def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
@@ -104,12 +112,16 @@ def prepare_database(state: ClusterState) -> None:
         return
     run(
         [
-            program("mariadb-install-db"), "--no-defaults", f"--datadir={data}",
-            "--auth-root-authentication-method=normal", "--skip-test-db", f"--user={user_name()}",
+            program("mariadb-install-db"),
+            "--no-defaults",
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            f"--user={user_name()}",
         ],
         timeout=120,
         hint="the directory may hold a damaged database: `hpcdl cluster down --purge` removes it",
-    )  # fmt: skip
+    )
 
 
 def mariadbd(state: ClusterState) -> Daemon:
@@ -117,11 +129,15 @@ def mariadbd(state: ClusterState) -> Daemon:
     return Daemon(
         "mariadbd",
         (
-            program("mariadbd"), "--no-defaults", f"--datadir={_data(state)}",
-            f"--socket={database_socket(state)}", f"--user={user_name()}",
-            f"--pid-file={state.directory}/run/mariadbd.pid", *_DATABASE_OPTIONS,
+            program("mariadbd"),
+            "--no-defaults",
+            f"--datadir={_data(state)}",
+            f"--socket={database_socket(state)}",
+            f"--user={user_name()}",
+            f"--pid-file={state.directory}/run/mariadbd.pid",
+            *_DATABASE_OPTIONS,
         ),
-    )  # fmt: skip
+    )
 
 
 def slurmdbd(state: ClusterState) -> Daemon:
@@ -161,10 +177,23 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
     for node in nodes:
         _forget_steps(state, node)
     # A whole node waits for a line on its standard input.
-    init = (program("unshare"), "--net", "--uts", "--mount", "--ipc", "--pid", "--fork",
-            "--kill-child", "--mount-proc", "bash", f"{state.directory}/etc/node.sh")  # fmt: skip
-    inits = [_spawn(state, Daemon(one.name, (*init, one.name, one.address)), subprocess.PIPE)
-             for one in nodes]  # fmt: skip
+    init = (
+        program("unshare"),
+        "--net",
+        "--uts",
+        "--mount",
+        "--ipc",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "bash",
+        f"{state.directory}/etc/node.sh",
+    )
+    inits = [
+        _spawn(state, Daemon(one.name, (*init, one.name, one.address)), subprocess.PIPE)
+        for one in nodes
+    ]
     try:
         pairs = list(zip(nodes, inits, strict=True))
         for node, first in pairs:

@@ -28,9 +28,14 @@ _READY_SECONDS = 60.0
 
 
 def prepare(
-    site: Site, *, mode: str = "auto", accounting: bool = False, max_nodes: int | None = None,
-    directory: Path | None = None, slurm: str = "",
-) -> tuple[ClusterRequest, Path]:  # fmt: skip
+    site: Site,
+    *,
+    mode: str = "auto",
+    accounting: bool = False,
+    max_nodes: int | None = None,
+    directory: Path | None = None,
+    slurm: str = "",
+) -> tuple[ClusterRequest, Path]:
     """Everything that can be checked before anything changes; parameters as of `up`.
 
     Raises:
@@ -53,9 +58,15 @@ def prepare(
 
 
 def up(
-    site: Site, *, mode: str = "auto", accounting: bool = False, max_nodes: int | None = None,
-    directory: Path | None = None, slurm: str = "", say: Say = silent,
-) -> ClusterState:  # fmt: skip
+    site: Site,
+    *,
+    mode: str = "auto",
+    accounting: bool = False,
+    max_nodes: int | None = None,
+    directory: Path | None = None,
+    slurm: str = "",
+    say: Say = silent,
+) -> ClusterState:
     """Start the embedded cluster of a site, or what of it is missing.
 
     `mode` is `namespaces`, `loopback` or `auto`; `accounting` adds a private MariaDB and slurmdbd.
@@ -68,8 +79,14 @@ def up(
         BadInput, MissingPrerequisite: see `prepare`.
         DaemonDied: a daemon did not start; its log's end is shown.
     """
-    asked, where = prepare(site, mode=mode, accounting=accounting, max_nodes=max_nodes,
-                           directory=directory, slurm=slurm)  # fmt: skip
+    asked, where = prepare(
+        site,
+        mode=mode,
+        accounting=accounting,
+        max_nodes=max_nodes,
+        directory=directory,
+        slurm=slurm,
+    )
     if slurm:  # may take minutes, and needs nothing of the cluster's
         rootfs.get(slurm, say)
     elif mode == "auto" and asked.mode == LOOPBACK:
@@ -104,8 +121,11 @@ def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
     changed = [key for key, value in wanted.items() if runs.get(key) != value]
     if not changed:
         return
-    names = {"partitions": "other partitions", "Slurm": f"Slurm {current.slurm_version}",
-             "site": f"the site {current.site}, not {asked.site}"}  # fmt: skip
+    names = {
+        "partitions": "other partitions",
+        "Slurm": f"Slurm {current.slurm_version}",
+        "site": f"the site {current.site}, not {asked.site}",
+    }
     said = [names.get(key, f"{key} {runs.get(key)}") for key in changed]
     raise CheckFailed(
         f"the cluster '{current.site}' is up already, with {' and '.join(said)}",
@@ -133,22 +153,24 @@ def _lay_down(site: Site, asked: ClusterRequest, directory: Path, ports: Ports) 
     """Choose what is particular to this machine, record it, and write every file."""
     net = network.make_bridge(directory) if asked.mode == NAMESPACES else "127.0.0"
     root = rootfs.find(asked.slurm) if asked.slurm else None
-    begun = state.write_state(ClusterState(
-        directory=directory,
-        site=site.name,
-        site_file=rootfs.own_site(directory) if root else site.source,
-        prefix=site.paths.prefix,
-        lmod_init=site.paths.lmod_init,
-        mode=asked.mode,
-        accounting=asked.accounting,
-        fingerprint=cluster_plan.fingerprint(asked),
-        slurm_version=root.version if root else needs.slurm_version(),
-        network=net,
-        port_base=ports.base,
-        nodes=cluster_plan.lay_out(asked, net, ports),
-        boot=processes.boot_id(),
-        root=root.usr if root else None,
-    ))  # fmt: skip
+    begun = state.write_state(
+        ClusterState(
+            directory=directory,
+            site=site.name,
+            site_file=rootfs.own_site(directory) if root else site.source,
+            prefix=site.paths.prefix,
+            lmod_init=site.paths.lmod_init,
+            mode=asked.mode,
+            accounting=asked.accounting,
+            fingerprint=cluster_plan.fingerprint(asked),
+            slurm_version=root.version if root else needs.slurm_version(),
+            network=net,
+            port_base=ports.base,
+            nodes=cluster_plan.lay_out(asked, net, ports),
+            boot=processes.boot_id(),
+            root=root.usr if root else None,
+        )
+    )
     for old in (directory / "log").glob("*.*"):  # of the start before; ended jobs' record stays
         if old.suffix in {".log", ".out"}:
             old.unlink(missing_ok=True)
@@ -284,8 +306,10 @@ def change(current: ClusterState, name: str, action: str) -> str:
     with shared_lock(current.directory / LOCK):
         now = state.read_state(current.directory)
         if now is None:
-            raise CheckFailed(f"the cluster '{current.site}' was stopped meanwhile",
-                              hint="`hpcdl cluster up` starts it")  # fmt: skip
+            raise CheckFailed(
+                f"the cluster '{current.site}' was stopped meanwhile",
+                hint="`hpcdl cluster up` starts it",
+            )
         after, said = _ACTIONS[action](now, now.node(name))
         state.write_state(after)
     return f"{name} {said}"
@@ -328,8 +352,9 @@ def _up(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
 
 def _mended(now: ClusterState, node: Node) -> ClusterState:
     """The state with this node neither killed nor cut."""
-    killed, cut = (tuple(name for name in names if name != node.name)
-                   for names in (now.killed, now.cut))  # fmt: skip
+    killed, cut = (
+        tuple(name for name in names if name != node.name) for names in (now.killed, now.cut)
+    )
     return replace(now, killed=killed, cut=cut)
 
 

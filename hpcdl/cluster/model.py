@@ -87,8 +87,14 @@ class Group:
     @property
     def hardware(self) -> tuple[object, ...]:
         """What two descriptions of one node must agree in."""
-        return (self.cpus, self.sockets, self.cores_per_socket, self.memory_mb, self.gpu_type,
-                self.gpus)  # fmt: skip
+        return (
+            self.cpus,
+            self.sockets,
+            self.cores_per_socket,
+            self.memory_mb,
+            self.gpu_type,
+            self.gpus,
+        )
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,9 @@ def get(release: str, say: Say) -> Root:
         failures.append(f"{suite['suite']} has Slurm {root.version} now")
     raise MissingPrerequisite(
         f"no suite of Debian gives Slurm {release} at present",
-        details=failures, hint=f"built are {', '.join(one.version for one in built()) or 'none'}",
-    )  # fmt: skip
+        details=failures,
+        hint=f"built are {', '.join(one.version for one in built()) or 'none'}",
+    )
 
 
 def _build(suite: Mapping[str, Any], say: Say) -> Root:
@@ -170,16 +171,28 @@ def _bootstrap(suite: Mapping[str, Any], mirror: str, aside: Path) -> Root:
     # Suites younger than debootstrap are built as sid is.
     script = () if (_SCRIPTS / name).exists() else (_SCRIPTS / "sid",)
     run(
-        [*ALONE, "--pid", "--fork", "--kill-child", "--mount-proc",
-         str(find_program("debootstrap")), "--variant=minbase", "--merged-usr",
-         f"--include={','.join(facts.load('slurm_suites')['packages'])}", f"--keyring={KEYRING}",
-         name, aside, mirror, *script],
+        [
+            *ALONE,
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            str(find_program("debootstrap")),
+            "--variant=minbase",
+            "--merged-usr",
+            f"--include={','.join(facts.load('slurm_suites')['packages'])}",
+            f"--keyring={KEYRING}",
+            name,
+            aside,
+            mirror,
+            *script,
+        ],
         env=_proxy(),
         timeout=_BUILD_SECONDS,
         log=aside.with_name(f".{name}.log"),
         hint="is the mirror reachable? it is the one of this machine's apt",
         tied=True,
-    )  # fmt: skip
+    )
     if "link" in suite:
         for library in aside.glob(suite["link"]["name"]):
             library.with_name(suite["link"]["as"]).symlink_to(library.name)
@@ -243,8 +256,10 @@ def write_own(site: Site, state: ClusterState, mpi: str) -> None:
     own = {"version": state.slurm_version, "mpi": mpi}
     text = "tag:yaml.org,2002:str"
     slurm.value = [(key, value) for key, value in slurm.value if key.value not in own]
-    slurm.value += [(yaml.ScalarNode(text, key), yaml.ScalarNode(text, value, style='"'))
-                    for key, value in own.items()]  # fmt: skip
+    slurm.value += [
+        (yaml.ScalarNode(text, key), yaml.ScalarNode(text, value, style='"'))
+        for key, value in own.items()
+    ]
     head = f"# {site.source} as of Slurm {state.slurm_version}. Written by `hpcdl cluster up`.\n"
     write_atomic(own_site(state.directory), head + yaml.serialize(said))
     for name in facts.load("slurm_suites")["commands"]:

@@ -90,8 +90,10 @@ def is_ours_or_empty(directory: Path) -> bool:
 
 def write_state(state: ClusterState) -> ClusterState:
     """Write `cluster.json` and give the state back."""
-    data = {key: str(value) if isinstance(value, Path) else value
-            for key, value in asdict(state).items()}  # fmt: skip
+    data = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in asdict(state).items()
+    }
     write_json(state.directory / _FILE, {"schema": 1, **data})
     return state
 
@@ -229,7 +231,9 @@ def shell_exports(current: ClusterState) -> str:
     exports = [
         f"export {name}={shlex.quote(value)}\n" for name, value in variables(current).items()
     ]
-    fronts = [_FRONT.format(name=name, first=shlex.quote(first))
-              for name, first in _fronts(current).items()]  # fmt: skip
+    fronts = [
+        _FRONT.format(name=name, first=shlex.quote(first))
+        for name, first in _fronts(current).items()
+    ]
     lmod = _LMOD.format(init=shlex.quote(str(current.lmod_init.parent)))
     return "".join([*exports, *fronts, lmod])

@@ -102,15 +102,28 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     states = of_nodes(current, "%T") if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
     broken = dict.fromkeys(current.cut, "cut") | dict.fromkeys(current.killed, "killed")
-    told = ("site", "site_file", "directory", "configuration", "phase", "mode", "accounting",
-            "slurm_version", "port_base", "network", "seconds")  # fmt: skip
+    told = (
+        "site",
+        "site_file",
+        "directory",
+        "configuration",
+        "phase",
+        "mode",
+        "accounting",
+        "slurm_version",
+        "port_base",
+        "network",
+        "seconds",
+    )
     data: dict[str, Any] = {
         "schema": 1,
         **{name: getattr(current, name) for name in told},
         "network": f"{current.network}.0/24",
-        "daemons": [_daemon(current, name)
-                    for name in ("munged", "mariadbd", "slurmdbd", "slurmctld")
-                    if name in current.processes],
+        "daemons": [
+            _daemon(current, name)
+            for name in ("munged", "mariadbd", "slurmdbd", "slurmctld")
+            if name in current.processes
+        ],
         "nodes": [
             {
                 "name": node.name,
@@ -123,7 +136,7 @@ def as_data(current: ClusterState) -> dict[str, Any]:
             }
             for node in current.nodes
         ],
-    }  # fmt: skip
+    }
     if current.phase == "ready" and not _whole(data):
         data["phase"] = "degraded"
     return data
@@ -168,10 +181,15 @@ def as_text(data: Mapping[str, Any]) -> str:
 def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, Any]]:
     """What `up --dry-run` says: a text and its data."""
     rows = [
-        [group.partition, str(len(group.names)), str(group.cpus), f"{group.memory_mb} MB",
-         f"{group.gpus} x {group.gpu_type or 'GPU'}" if group.gpus else "-"]
+        [
+            group.partition,
+            str(len(group.names)),
+            str(group.cpus),
+            f"{group.memory_mb} MB",
+            f"{group.gpus} x {group.gpu_type or 'GPU'}" if group.gpus else "-",
+        ]
         for group in asked.groups
-    ]  # fmt: skip
+    ]
     header = ["partition", "nodes", "CPUs", "memory", "GPUs"]
     text = f"would start '{asked.site}' in mode {asked.mode} below {directory}\n\n"
     data = {

@@ -50,8 +50,11 @@ def check_same(folder: Path, values: Mapping[str, str]) -> None:
     earlier = sorted(folder.glob(f"*.{NAME}"))[:1]
     before = [read_regular(file, kind="file of a job's variables") for file in earlier]
     lines = set(b"".join(before).splitlines())
-    other = sorted(name for name, value in values.items() if not looks_secret(name)
-                   and as_shell({name: value}).strip() not in lines)  # fmt: skip
+    other = sorted(
+        name
+        for name, value in values.items()
+        if not looks_secret(name) and as_shell({name: value}).strip() not in lines
+    )
     if earlier and other:
         raise BadInput(
             f"'{folder.name}' was begun with other values of {', '.join(other)}",

@@ -144,8 +144,11 @@ def as_text(report: Report) -> str:
         lines.append(f"{duration(report.seconds)} of training")
     lines += _learnt(report)
     lines += _used(report.usage) if report.usage else []
-    rows = [(f"  {_NAMES.get(name, name)}", f"{part:6.1%}")
-            for name, part in report.shares.items() if part >= 0.0005]  # fmt: skip
+    rows = [
+        (f"  {_NAMES.get(name, name)}", f"{part:6.1%}")
+        for name, part in report.shares.items()
+        if part >= 0.0005
+    ]
     shares = [table(rows)] if report.shares else []
     advice = [f"  {report.advice}"] if report.advice else []
     head = f"job {report.job_id}: {report.description}{again}"

@@ -74,8 +74,10 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
         workers = layout.gpus_per_node or spec.tasks_per_node or 1
         cpus //= workers
     # What keeps the threads of a rank on its own cores; others' threads are set by themselves.
-    threads = (("OMP_NUM_THREADS", max(1, cpus // partition.threads_per_core)),
-               ("OMP_PLACES", "cores"))  # fmt: skip
+    threads = (
+        ("OMP_NUM_THREADS", max(1, cpus // partition.threads_per_core)),
+        ("OMP_PLACES", "cores"),
+    )
     # What makes MPI and NCCL take the interface that the site names, between several nodes.
     interface = partition.interconnect.interface if layout.nodes > 1 else None
     apart = spec.container and site.container in _CONTAINER_PER_RANK
@@ -132,8 +134,9 @@ def check_container(site: Site, spec: JobSpec) -> None:
         hint = "its site file must say `container: apptainer`, `charliecloud` or `pyxis`"
         raise BadInput(f"the site '{site.name}' declares no container runtime", hint=hint)
     if spec.container and site.container == "pyxis" and spec.launcher == "horovod-mpirun":
-        raise BadInput("Pyxis starts containers under srun, not under mpirun",
-                       hint="use --launcher horovod")  # fmt: skip
+        raise BadInput(
+            "Pyxis starts containers under srun, not under mpirun", hint="use --launcher horovod"
+        )
 
 
 def _launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
@@ -142,9 +145,20 @@ def _launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
         # Mapped by socket, not bound, TCP or UCX but never openib: the setting that was fastest on
         # V100 nodes (Dell EMC, CheXNet at scale, 2019), as Horovod's own documents advise.
         return (
-            "mpirun", "-np", str(layout.world_size), "--bind-to", "none", "--map-by", "socket",
-            "-mca", "pml", "ob1", "-mca", "btl", "^openib",
-        )  # fmt: skip
+            "mpirun",
+            "-np",
+            str(layout.world_size),
+            "--bind-to",
+            "none",
+            "--map-by",
+            "socket",
+            "-mca",
+            "pml",
+            "ob1",
+            "-mca",
+            "btl",
+            "^openib",
+        )
     options = launch_options(site, spec, layout)
     if not spec.container or site.container != "pyxis":
         return ("srun", *options)
@@ -247,10 +261,11 @@ def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
 def variables(slurm: SlurmDialect, launcher: str, nodes: int) -> list[dict[str, Any]]:
     """The variables that steps of a launcher need on so many nodes."""
     return [
-        row for row in steps(slurm, "environment")
+        row
+        for row in steps(slurm, "environment")
         if launcher in row["launchers"]
         and ("plugin" not in row or (nodes > 1 and slurm.mpi.startswith(row["plugin"])))
-    ]  # fmt: skip
+    ]
 
 
 def check_mpi(site: Site) -> None:

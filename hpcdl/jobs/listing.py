@@ -74,8 +74,17 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     rows = []
     for one, submitted in found:
         now = look(one, records)
-        rows.append(_listed(now.job_id, now.state, now.description, submitted, one.folder,
-                            asked(one.folder), now.cancelled_by))  # fmt: skip
+        rows.append(
+            _listed(
+                now.job_id,
+                now.state,
+                now.description,
+                submitted,
+                one.folder,
+                asked(one.folder),
+                now.cancelled_by,
+            )
+        )
     tasks: dict[int | None, list[JobRecord]] = {}
     for record in known:
         tasks.setdefault(record.array_job, []).append(record)
@@ -106,8 +115,11 @@ def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
     for row in of_this_cluster(manifest.rows):
         if row.get("job_id") or row.get("token"):
             shared.setdefault(row.get("token") or str(row["job_id"]), []).append(row)
-    lost = {key: [Path(row["directory"]) for row in rows]
-            for key, rows in shared.items() if rows[0].get("job_id") is None}  # fmt: skip
+    lost = {
+        key: [Path(row["directory"]) for row in rows]
+        for key, rows in shared.items()
+        if rows[0].get("job_id") is None
+    }
     known = locate(lost) if lost else {}
     said = (manifest.request or {}).get("partition") or ""
     for key, rows in shared.items():
@@ -138,8 +150,11 @@ def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
             code = exit_code(Path(row.get("directory") or array.folder) / "exit_code")
             state = "UNKNOWN" if code is None else "FAILED" if code else "COMPLETED"
         counts[state] += 1
-    order = [*sorted(active, key=lambda state: state == "PENDING"),
-             *(state for state in counts if state != "COMPLETED"), *counts]  # fmt: skip
+    order = [
+        *sorted(active, key=lambda state: state == "PENDING"),
+        *(state for state in counts if state != "COMPLETED"),
+        *counts,
+    ]
     parts = ", ".join(f"{count} {state.lower()}" for state, count in counts.items())
     state, description = order[0], f"{len(array.rows)} tasks: {parts}"
     if array.job_id is None:
@@ -161,9 +176,14 @@ def _unsettled(one: Unsettled) -> Listed:
 
 
 def _listed(
-    job_id: int | None, state: str, description: str, since: float, folder: Path,
-    said: Mapping[str, Any], cancelled_by: str = "",
-) -> Listed:  # fmt: skip
+    job_id: int | None,
+    state: str,
+    description: str,
+    since: float,
+    folder: Path,
+    said: Mapping[str, Any],
+    cancelled_by: str = "",
+) -> Listed:
     name, partition = (said.get(key) or "" for key in ("name", "partition"))
     age = max(0.0, time.time() - since)
     return Listed(job_id, name, partition, state, description, age, folder, cancelled_by)
@@ -174,8 +194,16 @@ def as_text(rows: Sequence[Listed]) -> str:
     lines = []
     for row in rows:
         by = f" by {row.cancelled_by or '?'}" if row.state == "CANCELLED" else ""
-        lines.append([str(row.job_id or "-"), row.name, row.partition, row.state + by,
-                      duration(row.age_seconds), str(row.folder)])  # fmt: skip
+        lines.append(
+            [
+                str(row.job_id or "-"),
+                row.name,
+                row.partition,
+                row.state + by,
+                duration(row.age_seconds),
+                str(row.folder),
+            ]
+        )
     unclear = [f"{row.folder}: {row.description}" for row in rows if row.job_id is None]
     head = ("job", "name", "partition", "state", "age", "directory")
     return "\n".join([table(lines, head), *unclear])
@@ -185,8 +213,11 @@ def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:
     """This user's submissions and when they were made, the newest first."""
     links = []
     with suppress(OSError), os.scandir(index(site)) as entries:
-        links = [(entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries
-                 if entry.name.partition(".")[0].isdigit()]  # fmt: skip
+        links = [
+            (entry.stat(follow_symlinks=False).st_mtime, entry.path)
+            for entry in entries
+            if entry.name.partition(".")[0].isdigit()
+        ]
     seen = set()
     for submitted, path in sorted(links, reverse=True):
         with suppress(BadInput, OSError):  # its directory was removed, or cannot be read

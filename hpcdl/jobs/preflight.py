@@ -159,20 +159,34 @@ def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]
     hosts = {p.rank: p.host for p in probes}
     wrong = judge_links(links, hosts, nvlink=e.nvlink, fabric=e.fabric or "ethernet")
     found = {
-        20: (f"{_who(p)} has {f'release {p.release}' if p.release else 'no release'} loaded, not "
-             f"{e.release}" for p in probes if e.release and p.release != e.release),
+        20: (
+            f"{_who(p)} has {f'release {p.release}' if p.release else 'no release'} loaded, not "
+            f"{e.release}"
+            for p in probes
+            if e.release and p.release != e.release
+        ),
         21: _world(probes, e),
         22: _gpus(probes) if e.gpus_per_node else (),
-        23: (f"{_who(p)} has {p.cpus} CPUs, not {e.cpus_per_task}"
-             for p in probes if p.cpus < e.cpus_per_task),
-        24: (f"{p.host} gives the job {p.memory_mb} MB, not {e.memory_mb}"
-             for p in probes if p.memory_mb and p.memory_mb < e.memory_mb),
-        25: (f"{p.host} has not enough space in {e.scratch}"
-             for p in probes if e.scratch and not p.scratch_free_mb),
-        26: (f"{p.host} does not see the data set {e.data}"
-             for p in probes if e.data and not p.data),
+        23: (
+            f"{_who(p)} has {p.cpus} CPUs, not {e.cpus_per_task}"
+            for p in probes
+            if p.cpus < e.cpus_per_task
+        ),
+        24: (
+            f"{p.host} gives the job {p.memory_mb} MB, not {e.memory_mb}"
+            for p in probes
+            if p.memory_mb and p.memory_mb < e.memory_mb
+        ),
+        25: (
+            f"{p.host} has not enough space in {e.scratch}"
+            for p in probes
+            if e.scratch and not p.scratch_free_mb
+        ),
+        26: (
+            f"{p.host} does not see the data set {e.data}" for p in probes if e.data and not p.data
+        ),
         27: (*(f"{_who(p)}: {p.fault}" for p in probes if p.fault), *wrong),
-    }  # fmt: skip
+    }
     # One problem of a kind, however many ranks have it.
     return tuple(Problem(code, one) for code, said in found.items() for one in islice(said, 1))
 
@@ -288,8 +302,9 @@ class NoLibrary(MissingPrerequisite):
 
 def read_links(log: str) -> tuple[Link, ...]:
     """Links from what NCCL printed, one per pair and transport. Pure."""
-    found = {Link(int(sender), int(receiver), via)
-             for sender, receiver, via in _CHANNEL.findall(log)}  # fmt: skip
+    found = {
+        Link(int(sender), int(receiver), via) for sender, receiver, via in _CHANNEL.findall(log)
+    }
     return tuple(sorted(found))
 
 
@@ -354,8 +369,11 @@ def identity_name(environ: Mapping[str, str]) -> str:
 def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
     """Rank 0 makes the identity of the communicator; the others wait for its file."""
     nccl.ncclCommInitRank.argtypes = [
-        ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, _Identity, ctypes.c_int,
-    ]  # fmt: skip
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_int,
+        _Identity,
+        ctypes.c_int,
+    ]
     identity = _Identity()
     path = folder / identity_name(os.environ)
     if rank == 0:

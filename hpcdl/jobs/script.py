@@ -206,7 +206,7 @@ def _values(
         "step": launch.launch_options(site, replace(spec, launcher="single"), layout),
         "values": str(job_dir / environment.NAME) if job_dir else "",
         **launch.rank_values(site, spec, partition, layout),
-    }  # fmt: skip
+    }
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:

@@ -18,8 +18,17 @@ from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-LAUNCHERS = ("horovod", "horovod-mpirun", "mpi", "torch", "torchrun", "jax", "multiworker", "plain",
-             "single")  # fmt: skip
+LAUNCHERS = (
+    "horovod",
+    "horovod-mpirun",
+    "mpi",
+    "torch",
+    "torchrun",
+    "jax",
+    "multiworker",
+    "plain",
+    "single",
+)
 """What starts the ranks, by the value of --launcher: docs/users.md has what each does."""
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
@@ -34,8 +43,11 @@ _SIZE = re.compile(r"(\d{1,12})([KMGT]?)[Bb]?\Z", re.ASCII | re.IGNORECASE)
 _UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MOST_MB = 10**9
 _COUNTS = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node", "cpus_per_task", "minutes")
-_BOUNDS = {**dict.fromkeys(_COUNTS, (1, 1_000_000)),
-           "chain": (1, MAX_CHAIN), "requeues": (0, 10_000)}  # fmt: skip
+_BOUNDS = {
+    **dict.fromkeys(_COUNTS, (1, 1_000_000)),
+    "chain": (1, MAX_CHAIN),
+    "requeues": (0, 10_000),
+}
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
@@ -139,8 +151,9 @@ def check_spec(spec: JobSpec) -> JobSpec:
             option = f"--{key.replace('minutes', 'time').replace('_', '-')} {value} is"
             said = f"{value} requeues are" if key == "requeues" else option
             hint = f"queue at most {most} jobs" if key == "chain" and value else ""
-            raise BadInput(f"{said} not possible",
-                           hint=hint or f"give a number from {least} to {most:,}")  # fmt: skip
+            raise BadInput(
+                f"{said} not possible", hint=hint or f"give a number from {least} to {most:,}"
+            )
     for option, name in (("account", spec.account), ("qos", spec.qos)):
         if name is not None and not _ACCOUNT.match(name):
             said = f"--{option} {_shown(name)} is not possible"

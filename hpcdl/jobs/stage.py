@@ -158,8 +158,10 @@ def _copy(source: Path, target: Path) -> None:
                 wanted = zlib.crc32(chunk, wanted)
                 write.write(chunk)
         if _checksum(aside) != wanted:
-            raise CheckFailed(f"the copy of {source} on this node differs from it",
-                           hint="is the node's disk healthy?")  # fmt: skip
+            raise CheckFailed(
+                f"the copy of {source} on this node differs from it",
+                hint="is the node's disk healthy?",
+            )
         aside.replace(target)
     except OSError as fault:
         raise MissingPrerequisite(f"cannot copy {source} to {target}: {fault.strerror}") from fault

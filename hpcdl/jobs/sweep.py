@@ -43,8 +43,19 @@ JOB_KEYS = (*_COUNTS, "partition", "gpu-model", "time", "launcher")
 _MOST_BYTES = 200_000_000
 _SCHEMA = 2
 Request = Mapping[str, Any]
-_FREE = frozenset({"name", "minutes", "account", "qos", "job_dir", "requeues", "preflight", "chain",
-                   "trusted_network"})  # fmt: skip
+_FREE = frozenset(
+    {
+        "name",
+        "minutes",
+        "account",
+        "qos",
+        "job_dir",
+        "requeues",
+        "preflight",
+        "chain",
+        "trusted_network",
+    }
+)
 """What may differ when a sweep is run again: no result follows from it."""
 
 Values = Mapping[str, str]
@@ -178,8 +189,10 @@ def _check_matrix(
             raise BadInput(f"--over {key} names a value twice", hint="name it once")
         count *= len(values)
     if count > limit:
-        raise BadInput(f"the sweep has {count:,} points, more than {limit:,}",
-                       hint="take values out, or raise --limit")  # fmt: skip
+        raise BadInput(
+            f"the sweep has {count:,} points, more than {limit:,}",
+            hint="take values out, or raise --limit",
+        )
     for key, value in (pair for pattern in exclude for pair in pattern.items()):
         if key not in matrix:
             hint = did_you_mean(key, matrix)
@@ -200,11 +213,15 @@ def check_keys(
     shell = {name for one in base.program for name in re.findall(r"\$\{(\w+)\}", one)}
     for key in set(matrix) - {*JOB_KEYS} - marks:
         if (near := nearest(key, marks - shell, cutoff=0.8)) and near not in matrix:
-            raise BadInput(f"the program has {{{near}}}, and no --over has that",
-                           hint=f"did you mean '{{{key}}}'?")  # fmt: skip
+            raise BadInput(
+                f"the program has {{{near}}}, and no --over has that",
+                hint=f"did you mean '{{{key}}}'?",
+            )
         if any(one.partition("=")[0] == f"--{key}" for one in base.program):
-            raise BadInput(f"--{key} is an argument of the program, and a key of --over",
-                           hint=f"leave it there out, or write --{key} {{{key}}}")  # fmt: skip
+            raise BadInput(
+                f"--{key} is an argument of the program, and a key of --over",
+                hint=f"leave it there out, or write --{key} {{{key}}}",
+            )
     for key in set(matrix) - {*JOB_KEYS, *options}:
         close = nearest(key, JOB_KEYS, cutoff=0.8)
         if close and key not in marks:
@@ -239,10 +256,20 @@ def _spec_of(
 def _shape(spec: JobSpec) -> Shape:
     """What a job asks Slurm for: points of one shape differ in their programs only."""
     return (
-        spec.partition, spec.gpus, spec.nodes, spec.gpus_per_node, spec.tasks, spec.tasks_per_node,
-        spec.cpus_per_task, spec.minutes, spec.launcher, spec.gpu_model, spec.memory,
-        spec.container, tuple(spec.environment.items()),
-    )  # fmt: skip
+        spec.partition,
+        spec.gpus,
+        spec.nodes,
+        spec.gpus_per_node,
+        spec.tasks,
+        spec.tasks_per_node,
+        spec.cpus_per_task,
+        spec.minutes,
+        spec.launcher,
+        spec.gpu_model,
+        spec.memory,
+        spec.container,
+        tuple(spec.environment.items()),
+    )
 
 
 def _placed(base: JobSpec, values: Values) -> JobSpec:

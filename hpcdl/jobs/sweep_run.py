@@ -84,9 +84,16 @@ def kept_points(folder: Path, base: JobSpec) -> tuple[Point, ...]:
 
 
 def submit(
-    site: Site, folder: Path, points: Sequence[Point], modules: Modules, running: int | None,
-    *, after: Sequence[int] = (), request: Request | None = None, retry: bool = True,
-) -> tuple[RunStatus, ...]:  # fmt: skip
+    site: Site,
+    folder: Path,
+    points: Sequence[Point],
+    modules: Modules,
+    running: int | None,
+    *,
+    after: Sequence[int] = (),
+    request: Request | None = None,
+    retry: bool = True,
+) -> tuple[RunStatus, ...]:
     """Queue every point that has neither a result nor a job; return the status of all.
 
     One `sbatch --test-only` per distinct shape comes before anything is queued. `points` are the
@@ -129,9 +136,13 @@ def submit(
 
 
 def _queue(
-    folder: Path, manifest: Manifest, status: dict[str, RunStatus], group: Group, script: Path,
+    folder: Path,
+    manifest: Manifest,
+    status: dict[str, RunStatus],
+    group: Group,
+    script: Path,
     options: Sequence[str],
-) -> int:  # fmt: skip
+) -> int:
     """Queue the array of a group, in the manifest by its token before and by its id after."""
     token, earlier = once.new_token(), dict(status)
     _note(status, group, None, token)
@@ -163,8 +174,10 @@ def _located(manifest: Manifest, since: float | None = None) -> Manifest:
     for row in filter(_unconfirmed, manifest.rows):
         folders.setdefault(row["token"], []).append(Path(row["directory"]))
     known = locate(folders, since)
-    rows = ({**row, "job_id": known.get(row["token"])} if _unconfirmed(row) else row
-            for row in manifest.rows)  # fmt: skip
+    rows = (
+        {**row, "job_id": known.get(row["token"])} if _unconfirmed(row) else row
+        for row in manifest.rows
+    )
     return replace(manifest, rows=tuple(rows))
 
 
@@ -191,9 +204,13 @@ def _settled(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def preview(
-    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None,
+    site: Site,
+    folder: Path,
+    found: Sequence[RunStatus],
+    modules: Modules,
+    running: int | None,
     retry: bool = True,
-) -> list[tuple[Group, Script, Path, str]]:  # fmt: skip
+) -> list[tuple[Group, Script, Path, str]]:
     """The scripts that `submit` would write for points of this status, and files of arguments."""
     wanted = {MISSING, FAILED} if retry else {MISSING}
     missing = sweep.groups([one.point for one in found if one.state in wanted])
@@ -209,15 +226,20 @@ def preview(
 def summary(found: Sequence[RunStatus]) -> str:
     """`12 points: 7 done, 1 running, 4 queued`."""
     counts = Counter(one.state for one in found)
-    parts = [f"{counts[state]} {state}" for state in
-             (DONE, RUNNING, QUEUED, FAILED, MISSING, IMPOSSIBLE) if counts[state]]  # fmt: skip
+    parts = [
+        f"{counts[state]} {state}"
+        for state in (DONE, RUNNING, QUEUED, FAILED, MISSING, IMPOSSIBLE)
+        if counts[state]
+    ]
     return f"{len(found)} points: {', '.join(parts)}"
 
 
 def _run_statuses(
-    folder: Path, points: Sequence[Point], manifest: Manifest,
+    folder: Path,
+    points: Sequence[Point],
+    manifest: Manifest,
     active: Mapping[int, Sequence[JobRecord]],
-) -> tuple[RunStatus, ...]:  # fmt: skip
+) -> tuple[RunStatus, ...]:
     rows = {row["id"]: row for row in manifest.rows}
     here = {row["id"] for row in of_this_cluster(manifest.rows)}
     found = []
@@ -242,9 +264,13 @@ def _run_statuses(
 
 
 def _prepare(
-    site: Site, folder: Path, found: Sequence[RunStatus], modules: Modules, running: int | None,
+    site: Site,
+    folder: Path,
+    found: Sequence[RunStatus],
+    modules: Modules,
+    running: int | None,
     retry: bool,
-) -> list[tuple[Group, Path]]:  # fmt: skip
+) -> list[tuple[Group, Path]]:
     """Write the scripts of what is missing, and the arguments of their tasks."""
     files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []

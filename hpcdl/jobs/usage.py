@@ -66,8 +66,12 @@ def as_text(found: Sequence[Share], keys: Sequence[str]) -> str:
     rows = []
     for one, part in zip(found, size, strict=True):
         energy = f"{one.energy_kwh:,.1f}" if one.energy_kwh is not None else "-"
-        figures = (f"{one.jobs:,}", f"{one.gpu_hours:,.1f}", f"{one.cpu_hours:,.1f}",
-                   *([energy] if measured else []))  # fmt: skip
+        figures = (
+            f"{one.jobs:,}",
+            f"{one.gpu_hours:,.1f}",
+            f"{one.cpu_hours:,.1f}",
+            *([energy] if measured else []),
+        )
         bar = "#" * round(_BAR * part / most)
         rows.append([*(one_line(key) or "-" for key in one.group), *figures, bar])
     heads = (*keys, "jobs", "GPU h", "CPU h", *(["kWh"] if measured else []), "")

@@ -22,29 +22,41 @@ from hpcdl.train.startup import RankPlace, this_place
 
 
 def write_measurement(
-    kind: str, hosts: Sequence[str], *, gpu_per_rank: int = 0,
-    versions: Mapping[str, Any] | None = None, options: Mapping[str, Any],
-    samples: Mapping[str, Any], summary: Mapping[str, Any],
-) -> None:  # fmt: skip
+    kind: str,
+    hosts: Sequence[str],
+    *,
+    gpu_per_rank: int = 0,
+    versions: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any],
+    samples: Mapping[str, Any],
+    summary: Mapping[str, Any],
+) -> None:
     """Write result.json into HPCDL_JOB_DIR, else the current directory.
 
     `hosts` has every rank's node, `summary` the metrics that checks read.
     """
     nodes = list(dict.fromkeys(hosts))
     folder = Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
-    RESULT.write(folder / RESULT.name, {
-        "kind": kind,
-        "outcome": outcome("completed"),
-        "ended": time.time(),
-        "job": job_of(os.environ),
-        "layout": {"ranks": len(hosts), "nodes": nodes, "hosts": list(hosts),
-                   "gpu_per_rank": gpu_per_rank},
-        "release": os.environ.get("HPCDL_RELEASE"),
-        "versions": {**(versions or {}), "driver": nvidia_driver()},
-        "options": dict(options),
-        "samples": dict(samples),
-        "summary": dict(summary),
-    })  # fmt: skip
+    RESULT.write(
+        folder / RESULT.name,
+        {
+            "kind": kind,
+            "outcome": outcome("completed"),
+            "ended": time.time(),
+            "job": job_of(os.environ),
+            "layout": {
+                "ranks": len(hosts),
+                "nodes": nodes,
+                "hosts": list(hosts),
+                "gpu_per_rank": gpu_per_rank,
+            },
+            "release": os.environ.get("HPCDL_RELEASE"),
+            "versions": {**(versions or {}), "driver": nvidia_driver()},
+            "options": dict(options),
+            "samples": dict(samples),
+            "summary": dict(summary),
+        },
+    )
 
 
 def run_program(main: Callable[[RankPlace], None]) -> int:

@@ -90,21 +90,25 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
 
 
 def _tell(
-    ranks: Communicator, args: argparse.Namespace, hosts: Sequence[str],
+    ranks: Communicator,
+    args: argparse.Namespace,
+    hosts: Sequence[str],
     seconds: dict[int, list[float]],
-) -> None:  # fmt: skip
+) -> None:
     import tensorflow as tf
 
     summary = summarize(seconds, ranks.size)
     horovod = sys.modules.get("horovod.tensorflow")
     nccl = None if horovod is None else bool(horovod.nccl_built())
     write_measurement(
-        "allreduce", hosts, gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
+        "allreduce",
+        hosts,
+        gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
         versions={"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": nccl},
         options={"sizes": list(args.sizes), "repeats": args.repeats, "warmup": WARMUP},
         samples={"seconds_by_bytes": {str(size): times for size, times in seconds.items()}},
         summary=summary,
-    )  # fmt: skip
+    )
     for size in seconds:
         print(f"{size:>12,} bytes: {summary['bus_gbs'][str(size)]:.3f} GB/s on the bus", flush=True)
 

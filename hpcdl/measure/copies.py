@@ -54,11 +54,14 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     summary = {kind: min(map(median, of.values())) for kind, of in rates.items()}
     best = {f"best_{kind}": min(map(max, of.values())) for kind, of in rates.items()}
     write_measurement(
-        "copies", [place.host], gpu_per_rank=len(gpus), versions={"tensorflow": tf.__version__},
+        "copies",
+        [place.host],
+        gpu_per_rank=len(gpus),
+        versions={"tensorflow": tf.__version__},
         options={"bytes": size, "repeats": args.repeats, "warmup": WARMUP},
         samples={"gbs_by_way": {name: one for of in rates.values() for name, one in of.items()}},
         summary={**summary, **best},
-    )  # fmt: skip
+    )
     for kind, rate in summary.items():
         print(f"{kind.removesuffix('_gbs').replace('_', ' ')}: {rate:.2f} GB/s", flush=True)
     if not gpus:

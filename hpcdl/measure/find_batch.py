@@ -88,16 +88,18 @@ def _run(options: TrainOptions, place: RankPlace) -> None:
     search(bounds, tries)
     if not bounds.low:
         raise MissingPrerequisite(
-            f"not even {bounds.high} images per rank can be trained", details=said,
+            f"not even {bounds.high} images per rank can be trained",
+            details=said,
             hint="if memory is short: a smaller --image-size, --precision fp16 or bf16, or a node "
             "with more memory",
-        )  # fmt: skip
+        )
     # A little less: another process finds its memory fragmented in another way.
     safe = bounds.low - bounds.low // (16 * unit) * unit
     summary = {"largest_batch": bounds.low, "too_large": bounds.high, "advised_batch": safe}
     os.environ["HPCDL_JOB_DIR"] = str(options.folder)
-    write_measurement("find-batch", [place.host], options=vars(options), samples={},
-                      summary=summary)  # fmt: skip
+    write_measurement(
+        "find-batch", [place.host], options=vars(options), samples={}, summary=summary
+    )
     print(f"the largest that fits: {bounds.low} per rank ({bounds.high} does not)")
     print(f"--batch-per-rank {safe} leaves headroom", flush=True)
 
@@ -106,16 +108,40 @@ def _trial(options: TrainOptions, batch: int) -> list[str]:
     """Train three steps; what a process that failed said last, nothing where it fits."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-trial-") as folder:
         tried = replace(
-            options, find_batch=False, global_batch=None, batch_per_rank=batch, epochs=None,
-            steps=3, checkpoint_every=1, job_dir=folder, strategy="single", fresh=False,
-            hang_limit=0.0, target_accuracy=None, export=None, predict=None, best=None, patience=0,
-            validate_every=0, validate_steps=0, lr=0.0, lr_schedule="constant", lr_warmup_steps=0,
-            tensorboard=False, profile=False, json=False, callback="",
-        )  # fmt: skip
+            options,
+            find_batch=False,
+            global_batch=None,
+            batch_per_rank=batch,
+            epochs=None,
+            steps=3,
+            checkpoint_every=1,
+            job_dir=folder,
+            strategy="single",
+            fresh=False,
+            hang_limit=0.0,
+            target_accuracy=None,
+            export=None,
+            predict=None,
+            best=None,
+            patience=0,
+            validate_every=0,
+            validate_steps=0,
+            lr=0.0,
+            lr_schedule="constant",
+            lr_warmup_steps=0,
+            tensorboard=False,
+            profile=False,
+            json=False,
+            callback="",
+        )
         done = subprocess.run(
-            [*module_argv(sys.executable, "hpcdl.train"), *to_argv(tried)], text=True, check=False,
-            capture_output=True, errors="replace", preexec_fn=_limit_memory,
-        )  # fmt: skip
+            [*module_argv(sys.executable, "hpcdl.train"), *to_argv(tried)],
+            text=True,
+            check=False,
+            capture_output=True,
+            errors="replace",
+            preexec_fn=_limit_memory,
+        )
     lines = done.stderr.strip().splitlines()[-5:]
     return (lines or [f"it exited with status {done.returncode}"]) if done.returncode else []
 

@@ -104,10 +104,12 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     rates = [round(size / passed / _MEGA, 3) for passed in seconds[1:]]
     summary = {"read_mbs": median(rates), "best_read_mbs": max(rates), "past_cache": direct}
     write_measurement(
-        "storage", [place.host], summary=summary,
+        "storage",
+        [place.host],
+        summary=summary,
         options={"directory": str(folder), "bytes": size, "threads": args.threads},
         samples={"seconds": seconds[1:], "read_mbs": rates},
-    )  # fmt: skip
+    )
     print(f"{folder}: {summary['read_mbs']:,.0f} MB/s", flush=True)
 
 

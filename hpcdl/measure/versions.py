@@ -38,10 +38,14 @@ def _run(place: startup.RankPlace) -> None:
         "nccl_built": bool(horovod.nccl_built()),
     }
     write_measurement(
-        "versions", [place.host], gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
-        versions=versions, options={}, samples={},
+        "versions",
+        [place.host],
+        gpu_per_rank=len(tf.config.get_visible_devices("GPU")),
+        versions=versions,
+        options={},
+        samples={},
         summary={"startup_seconds": round(clock.total, 3)},
-    )  # fmt: skip
+    )
     print(", ".join(f"{name} {value}" for name, value in versions.items()), flush=True)
 
 

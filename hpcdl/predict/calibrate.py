@@ -46,8 +46,9 @@ class Calibration:
 def from_result(result: Result, batch: int) -> Calibration:
     """The calibration that a run of this site gives, for steps of another batch: the surest one."""
     rate = f"{result.images_per_second:g} images/s on {result.ranks} rank(s)"
-    return Calibration(result.seconds * batch / result.batch, result.batch,
-                       f"{result.origin.name}: {rate}", "run")  # fmt: skip
+    return Calibration(
+        result.seconds * batch / result.batch, result.batch, f"{result.origin.name}: {rate}", "run"
+    )
 
 
 def from_images_per_second(rate: float, training: Training, peak: float = math.inf) -> Calibration:
@@ -71,10 +72,13 @@ def from_plan(machine: Machine, training: Training) -> Calibration:
     plan = training.plan or Plan()
     work, known = work_of(machine, training), learned(machine.gpu, plan)
     return Calibration(
-        work.alone(plan), training.batch,
+        work.alone(plan),
+        training.batch,
         f"matrices at {work.efficiency:.0%} of the GPU's peak, as in published transformers",
-        "doubtful", known["low"], known["high"],
-    )  # fmt: skip
+        "doubtful",
+        known["low"],
+        known["high"],
+    )
 
 
 def from_records(machine: Machine, training: Training, records: tuple[Record, ...]) -> Calibration:
@@ -83,17 +87,22 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
     same = [
         row
         for row in records
-        if row.gpus == 1 and row.rate and row.model == training.net.name
-        and alike(row.precision, training.precision) and gpu_of(row.gpu) == machine.gpu
-    ]  # fmt: skip
+        if row.gpus == 1
+        and row.rate
+        and row.model == training.net.name
+        and alike(row.precision, training.precision)
+        and gpu_of(row.gpu) == machine.gpu
+    ]
     if not same:
         _refuse_unknown(machine, training)
         known = any(row.model == training.net.name for row in records)
         return Calibration(
-            seconds(machine, training), training.batch,
+            seconds(machine, training),
+            training.batch,
             "effects of GPU, precision and network in published rows (none joins these)",
-            "doubtful", **spreads["borrowed" if known else "unseen"],
-        )  # fmt: skip
+            "doubtful",
+            **spreads["borrowed" if known else "unseen"],
+        )
     size, batch = training.net.height, training.batch
     best = min(
         [row for row in same if not row.xla] or same,
@@ -108,10 +117,13 @@ def from_records(machine: Machine, training: Training, records: tuple[Record, ..
     ratio = (roof(machine, training) / batch) / (roof(machine, theirs) / theirs.batch)
     of_size = f" of {theirs.net.height}" if theirs.net.height != size else ""
     return Calibration(
-        batch / rate * ratio, theirs.batch,
+        batch / rate * ratio,
+        theirs.batch,
         f"{best.id}: {rate:g} images/s{of_size} at batch {best.batch or 'unknown'}"
-        f"{' with XLA' if best.xla else ''}", "published", **spreads["foreign"],
-    )  # fmt: skip
+        f"{' with XLA' if best.xla else ''}",
+        "published",
+        **spreads["foreign"],
+    )
 
 
 def _refuse_unknown(machine: Machine, training: Training) -> None:
@@ -125,8 +137,9 @@ def _refuse_unknown(machine: Machine, training: Training) -> None:
         )
     if machine.gpu == CPU:
         measure = "measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S"
-        raise BadInput(f"nothing says how fast '{net}' runs on one rank of '{machine.name}'",
-                       hint=measure)  # fmt: skip
+        raise BadInput(
+            f"nothing says how fast '{net}' runs on one rank of '{machine.name}'", hint=measure
+        )
 
 
 # ---- effects ----
@@ -176,8 +189,9 @@ class Effects:
         keys: list[dict[tuple[str, ...], int]] = [{} for _ in _EFFECTS]
         columns, weights = [], []
         for at, (key, ridge) in enumerate(_EFFECTS):
-            column = [(keys[at].setdefault(key(row), len(keys[at])), self._by(at, row))
-                      for row in rows]  # fmt: skip
+            column = [
+                (keys[at].setdefault(key(row), len(keys[at])), self._by(at, row)) for row in rows
+            ]
             counts = [0.0] * len(keys[at])
             for number, by in column:
                 counts[number] += by * by
@@ -211,10 +225,15 @@ def trait_of(machine: Machine, training: Training, framework: str, source: str) 
     """What a training on a machine is; nothing is known of what it reached."""
     precision = "amp" if training.precision == "fp16" else training.precision
     return Trait(
-        machine.gpu.partition("-")[0], machine.gpu, precision, training.net.name,
-        "images" if training.net.channels else "text", framework, source,
+        machine.gpu.partition("-")[0],
+        machine.gpu,
+        precision,
+        training.net.name,
+        "images" if training.net.channels else "text",
+        framework,
+        source,
         math.log(training.net.macs / sum(layer.moved for layer in training.net.layers)),
-    )  # fmt: skip
+    )
 
 
 def roof(machine: Machine, training: Training) -> float:

@@ -106,18 +106,27 @@ class Forecast:
         wide, node = plan.tensor if plan else 1, self.machine.per_node
         lacking = " and ".join(self.machine.lacks(self.training.precision))
         said = (
-            (base.batch != batch, f"it was measured at batch {base.batch}; the same images/s are "
-                                  f"assumed at {batch}"),
+            (
+                base.batch != batch,
+                f"it was measured at batch {base.batch}; the same images/s are assumed at {batch}",
+            ),
             # A run that had such a batch knows better than an estimate; ranks on CPUs share memory.
-            (self.machine.gpu != CPU and not (base.proof == "run" and base.batch >= batch),
-             self._memory_note),
-            (node % wide and wide % node,
-             f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: that some of "
-             "them work across nodes is not counted"),
-            (lacking, f"{lacking} of the {self.machine.gpu} are not known: the shares of the "
-                      "layers are a kindred GPU's"),
+            (
+                self.machine.gpu != CPU and not (base.proof == "run" and base.batch >= batch),
+                self._memory_note,
+            ),
+            (
+                node % wide and wide % node,
+                f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: "
+                "that some of them work across nodes is not counted",
+            ),
+            (
+                lacking,
+                f"{lacking} of the {self.machine.gpu} are not known: the shares of the "
+                "layers are a kindred GPU's",
+            ),
             (True, self.left_out),
-        )  # fmt: skip
+        )
         return tuple(text for so, text in said if so and text)
 
     @property
@@ -134,9 +143,11 @@ class Forecast:
         # Convolutions are not split: there only a smaller batch or image helps.
         less = f"no batch: {_SPLIT}" if self.training.net.shape.blocks else "no batch"
         where = f" on {gpus} GPUs" if self.training.plan else ""
-        return (f"batch {batch} is not likely to fit{where}: it needs about "
-                f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB, "
-                f"enough for {fits if fits > 0 else less}")  # fmt: skip
+        return (
+            f"batch {batch} is not likely to fit{where}: it needs about "
+            f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB, "
+            f"enough for {fits if fits > 0 else less}"
+        )
 
 
 def memory_bytes(training: steps.Training, gpus: int) -> float:
@@ -154,10 +165,16 @@ def memory_bytes(training: steps.Training, gpus: int) -> float:
 
 
 def forecast(
-    machine: Machine, training: steps.Training, calibration: Calibration, counts: Sequence[int], *,
-    images: int = IMAGENET_IMAGES, loss: float = 0.1, deadline_hours: float | None = None,
+    machine: Machine,
+    training: steps.Training,
+    calibration: Calibration,
+    counts: Sequence[int],
+    *,
+    images: int = IMAGENET_IMAGES,
+    loss: float = 0.1,
+    deadline_hours: float | None = None,
     measured: Sequence[Measured] = (),
-) -> Forecast:  # fmt: skip
+) -> Forecast:
     """Predict every count of GPUs (as `expand` gives them), and choose.
 
     `images` are those of an epoch, `loss` is the largest loss of efficiency that is accepted (0.1
@@ -183,8 +200,16 @@ def forecast(
         low, high = _bounds(step, training, calibration, ran)
         # One GPU does not hold what is split: there, it is the part of computing in a step.
         gain = (step.compute if training.plan else alone.seconds) / step.seconds
-        return Point(step, rate, rate * low, rate * high, gpus * gain, gain, images / rate,
-                     beyond=0 < machine.nodes < nodes)  # fmt: skip
+        return Point(
+            step,
+            rate,
+            rate * low,
+            rate * high,
+            gpus * gain,
+            gain,
+            images / rate,
+            beyond=0 < machine.nodes < nodes,
+        )
 
     points = tuple(map(point, counts))
     # Of a split transformer more GPUs may hold what fewer do not; a run knows better.
@@ -227,8 +252,10 @@ def choose(points: Sequence[Point], loss: float, deadline_hours: float | None = 
     return Choices(
         max(real, key=lambda p: p.images_per_second, default=None),
         min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
-        max(thrifty, key=lambda p: p.gpus, default=None), loss, deadline_hours,
-    )  # fmt: skip
+        max(thrifty, key=lambda p: p.gpus, default=None),
+        loss,
+        deadline_hours,
+    )
 
 
 def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
@@ -244,16 +271,21 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
             raise BadInput(f"'{text[:60]}' is not a count of GPUs", hint=_COUNTS)
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= MOST_GPUS:
-            raise BadInput(f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order",
-                           hint=_COUNTS)  # fmt: skip
+            raise BadInput(
+                f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order", hint=_COUNTS
+            )
         down = first if first <= per_node else first // per_node * per_node
         if not match[2] and first != down:
-            raise BadInput(f"{first} GPUs do not fill whole nodes of {per_node}",
-                           hint=f"take {down} or {down + per_node}")  # fmt: skip
+            raise BadInput(
+                f"{first} GPUs do not fill whole nodes of {per_node}",
+                hint=f"take {down} or {down + per_node}",
+            )
         found.update(_range(first, last, per_node, every))
     if not found:
-        raise BadInput(f"no count in '{text[:60]}' fills whole nodes of {per_node}",
-                       hint=f"take a range with {per_node} or {2 * per_node} in it")  # fmt: skip
+        raise BadInput(
+            f"no count in '{text[:60]}' fills whole nodes of {per_node}",
+            hint=f"take a range with {per_node} or {2 * per_node} in it",
+        )
     return tuple(sorted(found))
 
 

@@ -112,12 +112,27 @@ def of_partition(partition: Partition) -> Machine:
         flops = _CPU_CORE_FLOPS * partition.cores_per_socket
         inside = Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4)
         return Machine(
-            partition.name, CPU, (flops, flops, flops), _CPU_MEMORY, partition.memory_gb * GIGA,
-            partition.sockets, inside, network, partition.cores, 1, _CPU_MEMORY, nodes,
-        )  # fmt: skip
+            partition.name,
+            CPU,
+            (flops, flops, flops),
+            _CPU_MEMORY,
+            partition.memory_gb * GIGA,
+            partition.sockets,
+            inside,
+            network,
+            partition.cores,
+            1,
+            _CPU_MEMORY,
+            nodes,
+        )
     machine = of_gpu(gpu, usual_link(gpu), partition.cores, partition.sockets, network)
-    return replace(machine, name=partition.name, per_node=gpu.per_node, nodes=nodes,
-                   memory=gpu.memory_gb * GIGA)  # fmt: skip
+    return replace(
+        machine,
+        name=partition.name,
+        per_node=gpu.per_node,
+        nodes=nodes,
+        memory=gpu.memory_gb * GIGA,
+    )
 
 
 def of_host(
@@ -137,8 +152,11 @@ def of_host(
     host = next(row for row in known["hosts"] if row["match"] in hardware)
     if not host["match"]:
         board = known["board_gbps"].get(name.partition("-")[0]) if usual == "nvlink" else 0
-        host = {**host, "network_gbps": board or host["network_gbps"],
-                **_named_links(f"{hardware}, {interconnect}", kind)}  # fmt: skip
+        host = {
+            **host,
+            "network_gbps": board or host["network_gbps"],
+            **_named_links(f"{hardware}, {interconnect}", kind),
+        }
     # A host's usual GPUs may have what these lack.
     link = usual if host["link"] in (None, "nvlink") and usual != "nvlink" else host["link"]
     said = _CORES.search(hardware)  # such as `32 cores` or `2x 20 cores`
@@ -212,13 +230,20 @@ def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | No
         for name in ("tf32_tflops", "half_tflops")
     )
     return Machine(
-        name=kind.model, gpu=kind.model, flops=(fp32 * TERA, tf32 * TERA, half * TERA),
+        name=kind.model,
+        gpu=kind.model,
+        flops=(fp32 * TERA, tf32 * TERA, half * TERA),
         memory_rate=(own.memory_gbs or other.memory_gbs or 1.0) * GIGA,
-        memory=kind.memory_gb * GIGA, per_node=1, inside=_link(link, kind), network=network,
-        cores=cores, roots=max(1, roots), root=_link(_pcie(kind), kind).bandwidth,
+        memory=kind.memory_gb * GIGA,
+        per_node=1,
+        inside=_link(link, kind),
+        network=network,
+        cores=cores,
+        roots=max(1, roots),
+        root=_link(_pcie(kind), kind).bandwidth,
         compute=kind.compute,
         unknown=tuple(name for name in (*units, "memory_gbs") if getattr(own, name) is None),
-    )  # fmt: skip
+    )
 
 
 def _stand_in(gpu: Gpu) -> Gpu:

@@ -100,9 +100,14 @@ class Normal:
             self._matrix[i] = [a + sign * b for a, b in zip(self._matrix[i], line, strict=True)]
 
     def solved(
-        self, ridge: float, prior: Sequence[float], *, start: Sequence[float] | None = None,
-        least: float = 0.0, sweeps: int = _SWEEPS,
-    ) -> tuple[float, ...]:  # fmt: skip
+        self,
+        ridge: float,
+        prior: Sequence[float],
+        *,
+        start: Sequence[float] | None = None,
+        least: float = 0.0,
+        sweeps: int = _SWEEPS,
+    ) -> tuple[float, ...]:
         """Unknowns of at least `least`, drawn to the prior, by coordinates in turn."""
         found = list(start or prior)
         for _ in range(sweeps):
@@ -210,15 +215,19 @@ def laws(pairs: Sequence[Pair]) -> list[tuple[str, list[float]]]:
     """
     return [
         ("linear scaling", [0.0 for _ in pairs]),
-        ("Amdahl's law, 1 parameter", _one_parameter(
-            pairs, [(pair.gpus - 1, pair.base_gpus - 1) for pair in pairs]
-        )),
-        ("1/(1 + c log2 N), 1 parameter", _one_parameter(
-            pairs, [(math.log2(pair.gpus), math.log2(pair.base_gpus)) for pair in pairs]
-        )),
+        (
+            "Amdahl's law, 1 parameter",
+            _one_parameter(pairs, [(pair.gpus - 1, pair.base_gpus - 1) for pair in pairs]),
+        ),
+        (
+            "1/(1 + c log2 N), 1 parameter",
+            _one_parameter(
+                pairs, [(math.log2(pair.gpus), math.log2(pair.base_gpus)) for pair in pairs]
+            ),
+        ),
         ("alpha-beta without overlap", [_loss(1, pair.communication) for pair in pairs]),
         ("regression, 8 features", _regression(pairs)),
-    ]  # fmt: skip
+    ]
 
 
 def _loss(part: float, growths: tuple[float, float]) -> float:
@@ -248,12 +257,19 @@ def _one_parameter(pairs: Sequence[Pair], growths: Sequence[tuple[float, float]]
 def _regression(pairs: Sequence[Pair]) -> list[float]:
     """Least squares with a small ridge, without the rows of the row's own source."""
     features = [
-        [math.log2(pair.gpus / pair.base_gpus), inside, math.log2(pair.nodes),
-         (pair.kind == "real") * inside, math.sqrt(sent), math.log1p(sent),
-         float(pair.nodes > 1), pair.shares[3]]
+        [
+            math.log2(pair.gpus / pair.base_gpus),
+            inside,
+            math.log2(pair.nodes),
+            (pair.kind == "real") * inside,
+            math.sqrt(sent),
+            math.log1p(sent),
+            float(pair.nodes > 1),
+            pair.shares[3],
+        ]
         for pair in pairs
         for inside, sent in [(math.log2(pair.gpus / pair.nodes), pair.communication[0])]
-    ]  # fmt: skip
+    ]
     parts: dict[str, Normal] = {}
     for pair, own in zip(pairs, features, strict=True):
         parts.setdefault(pair.source, Normal(len(own))).add(own, pair.loss)

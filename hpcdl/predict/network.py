@@ -114,8 +114,9 @@ def network(name: str, size: int | None = None) -> Network:
         return transformer(name, Transformer(**others[name]), size or _USUAL_TOKENS)
     if name not in known:
         hint = "name one: a forecast is of one network" if "," in name else ""
-        raise BadInput(f"the layers of model '{name}' are not known",
-                       hint=hint or did_you_mean(name, names()))  # fmt: skip
+        raise BadInput(
+            f"the layers of model '{name}' are not known", hint=hint or did_you_mean(name, names())
+        )
     height, width, channels = known[name]["input"]
     layers = tuple(map(parse_layer, known[name]["layers"].splitlines()))
     if size and size != height:  # layers that slide over an image work in proportion to it
@@ -141,15 +142,25 @@ def transformer(name: str, shape: Transformer, tokens: int) -> Network:
     dense = (3 if shape.gated else 2) * wide * inner
     seen = 2.0 * wide * tokens
     block = (
-        Layer("attention", 8, attention, tokens * (attention + seen),
-              tokens * (8.0 * wide + 2 * shape.heads * tokens)),
+        Layer(
+            "attention",
+            8,
+            attention,
+            tokens * (attention + seen),
+            tokens * (8.0 * wide + 2 * shape.heads * tokens),
+        ),
         Layer("dense", 6, dense, float(tokens * dense), tokens * (4.0 * wide + 2 * inner)),
-    )  # fmt: skip
+    )
     ends = wide * shape.vocabulary
     first = Layer("embedding", 1, ends, 0.0, 2.0 * tokens * wide)
     # One table where input and output share it: its gradient is ready last.
-    last = Layer("output", 1, ends if shape.untied else 0, float(tokens * ends),
-                 float(tokens * shape.vocabulary))  # fmt: skip
+    last = Layer(
+        "output",
+        1,
+        ends if shape.untied else 0,
+        float(tokens * ends),
+        float(tokens * shape.vocabulary),
+    )
     return Network(name, tokens, 1, 0, (first, *block * shape.blocks, last), shape)
 
 
@@ -187,5 +198,8 @@ def kept_bytes(net: Network, batch: int, element_bytes: int = FLOAT_BYTES) -> fl
 def scaled(times: LayerTimes, seconds: float) -> LayerTimes:
     """`times` stretched to a measured step of `seconds`; the shares stay."""
     factor = seconds / times.total
-    return LayerTimes(tuple(factor * v for v in times.forward),
-                      tuple(factor * v for v in times.backward), factor * times.update)  # fmt: skip
+    return LayerTimes(
+        tuple(factor * v for v in times.forward),
+        tuple(factor * v for v in times.backward),
+        factor * times.update,
+    )

@@ -225,9 +225,13 @@ def split(work: Work, plan: Plan, gpus: int) -> tuple[float, float, dict[str, fl
     return (
         share * (3 * blocks * forward + output) + update,
         _exchange(work, plan, replicas, blocks * forward),
-        {"recomputing": share * blocks * again, "tensor": share * blocks * reduced,
-         "bubble": passing - share * every, "stages": plan.micro_batches * sends},
-    )  # fmt: skip
+        {
+            "recomputing": share * blocks * again,
+            "tensor": share * blocks * reduced,
+            "bubble": passing - share * every,
+            "stages": plan.micro_batches * sends,
+        },
+    )
 
 
 def _exchange(work: Work, plan: Plan, replicas: int, forward: float) -> float:

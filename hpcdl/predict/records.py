@@ -61,8 +61,19 @@ class Record:
     @property
     def setting(self) -> tuple[object, ...]:
         """What a record shares with its base, the batch left out."""
-        return (self.source, self.system, self.gpu, self.framework, self.software, self.model,
-                self.size, self.precision, self.xla, self.data, self.update)  # fmt: skip
+        return (
+            self.source,
+            self.system,
+            self.gpu,
+            self.framework,
+            self.software,
+            self.model,
+            self.size,
+            self.precision,
+            self.xla,
+            self.data,
+            self.update,
+        )
 
     @property
     def system(self) -> str:
@@ -113,8 +124,11 @@ def _read_table(path: Path) -> Document:
         rows = []
         for row in filter(None, table):
             here = Mark(table.line_num, 1)
-            cells = [(Scalar(name, True, first), Scalar(cell, False, here))
-                     for name, cell in zip(names, row, strict=False) if cell]  # fmt: skip
+            cells = [
+                (Scalar(name, True, first), Scalar(cell, False, here))
+                for name, cell in zip(names, row, strict=False)
+                if cell
+            ]
             rows.append(Mapping(tuple(cells), here))
     except (UnicodeDecodeError, csv.Error) as fault:
         raise BadInput(f"{path} is no CSV file: {fault}") from fault
@@ -128,12 +142,17 @@ def _record(value: dict[str, Any]) -> Record:
         same[key] = value[key] or ""
     size, batch = value["sequence_length"] or value["image_size"], value["batch_per_gpu"]
     return Record(
-        **same, software=f"{value['version']} {value['implementation']}",
-        model=_model(value["model"]), size=round(size) if size else None,
-        batch=round(batch) if batch else None, accumulation=value["accumulation"] or 1,
-        precision=_precision(value["precision"]), xla=value["xla"] == "true",
-        update=value["variable_update"] or "", rate=value["images_per_sec"],
-    )  # fmt: skip
+        **same,
+        software=f"{value['version']} {value['implementation']}",
+        model=_model(value["model"]),
+        size=round(size) if size else None,
+        batch=round(batch) if batch else None,
+        accumulation=value["accumulation"] or 1,
+        precision=_precision(value["precision"]),
+        xla=value["xla"] == "true",
+        update=value["variable_update"] or "",
+        rate=value["images_per_sec"],
+    )
 
 
 def _precision(text: str) -> str:

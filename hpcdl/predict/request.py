@@ -95,8 +95,10 @@ class Request:
     @cached_property
     def links(self) -> list[Exchange]:
         """The all-reduce checks, those within a node first."""
-        read = (one if isinstance(one, Exchange) else results.read_exchange(one)
-                for one in self.exchanges)  # fmt: skip
+        read = (
+            one if isinstance(one, Exchange) else results.read_exchange(one)
+            for one in self.exchanges
+        )
         return sorted(read, key=lambda one: one.nodes)
 
 
@@ -109,10 +111,15 @@ def answer(request: Request) -> Forecast:
     machine, training, calibration = prepare(request)
     counts, left_out = _counts(request, machine)
     found = forecast(
-        machine, training, calibration, counts, images=request.images or IMAGENET_IMAGES,
-        loss=request.loss, deadline_hours=request.deadline_hours,
+        machine,
+        training,
+        calibration,
+        counts,
+        images=request.images or IMAGENET_IMAGES,
+        loss=request.loss,
+        deadline_hours=request.deadline_hours,
         measured=_measured(request, training),
-    )  # fmt: skip
+    )
     return replace(found, links=tuple(one.describe for one in request.links), left_out=left_out)
 
 
@@ -122,8 +129,10 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
     for run in request.runs if request.result and not request.plan else ():
         if run.training != request.runs[0].training:
             what = "model, batch, precision, compression and image size"
-            raise BadInput(f"{run.origin} measured {run.described}, and {request.result} did not",
-                           hint=f"give runs of the same {what}, or one run")  # fmt: skip
+            raise BadInput(
+                f"{run.origin} measured {run.described}, and {request.result} did not",
+                hint=f"give runs of the same {what}, or one run",
+            )
         if (run.model, run.batch) == (training.net.name, training.batch) and run.ranks > 1:
             groups.setdefault((run.ranks, run.nodes), []).append(run.step)
     return tuple(Measured(*layout, tuple(seconds)) for layout, seconds in groups.items())
@@ -147,8 +156,10 @@ def _replicas(counts: tuple[int, ...], one: int, *, every: bool) -> tuple[int, .
     """The counts that hold whole replicas of `one` GPUs: doublings and the last, or all."""
     whole = [count for count in counts if count % one == 0]
     if not whole:
-        raise BadInput(f"none of these counts is a multiple of the {one} GPUs of a replica",
-                       hint=f"give --gpus {one} or a multiple: tensor times stages")  # fmt: skip
+        raise BadInput(
+            f"none of these counts is a multiple of the {one} GPUs of a replica",
+            hint=f"give --gpus {one} or a multiple: tensor times stages",
+        )
     return tuple(n for n in whole if every or (n // one).bit_count() == 1 or n == whole[-1])
 
 
@@ -202,17 +213,23 @@ def _check(request: Request) -> None:
         if value is not None and not low <= value <= high:
             # An integer may be beyond all floats.
             shown = math.copysign(math.inf, value > 0 or -1) if abs(value) >= _HUGE else value
-            raise BadInput(f"{what}: {shown:g} is not between {low:g} and {high:g}",
-                           hint="leave it out for the usual value")  # fmt: skip
+            raise BadInput(
+                f"{what}: {shown:g} is not between {low:g} and {high:g}",
+                hint="leave it out for the usual value",
+            )
     for field, known in _NAMES.items():
         value = getattr(request, field)
         if value is not None and value not in known:
             raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
     if request.result and request.images_per_second is not None:
-        raise BadInput("a run and a stated rate both say how fast one GPU is",
-                       hint="give --calibrate or --one, not both")  # fmt: skip
-    for given, what in ((request.storage_gbs is not None, "storage"),
-                        (request.pipeline != "new", "pipeline")):  # fmt: skip
+        raise BadInput(
+            "a run and a stated rate both say how fast one GPU is",
+            hint="give --calibrate or --one, not both",
+        )
+    for given, what in (
+        (request.storage_gbs is not None, "storage"),
+        (request.pipeline != "new", "pipeline"),
+    ):
         if given and request.data == SYNTHETIC:
             raise BadInput(f"synthetic data need no {what}", hint="give --data imagenet as well")
 
@@ -231,8 +248,10 @@ def _precision(request: Request, run: Result | None, machine: Machine) -> str:
 
 def _other(run: Result, measured: str, what: str) -> BadInput:
     """A run of something else than is asked."""
-    return BadInput(f"{run.origin} measured {measured}",
-                    hint=f"leave --{what} out, or calibrate by a run of that {what}")  # fmt: skip
+    return BadInput(
+        f"{run.origin} measured {measured}",
+        hint=f"leave --{what} out, or calibrate by a run of that {what}",
+    )
 
 
 def _training(request: Request, run: Result | None, machine: Machine) -> Training:
@@ -251,42 +270,75 @@ def _training(request: Request, run: Result | None, machine: Machine) -> Trainin
     rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
     real = request.data != SYNTHETIC
     return Training(
-        net, request.batch or (run.batch if run else 1 if request.plan else _DEFAULT_BATCH),
-        _precision(request, run, machine), request.form,
-        steps.feed(machine, net, rate, ahead=ahead) if real else steps.ENDLESS, plan=request.plan,
-    )  # fmt: skip
+        net,
+        request.batch or (run.batch if run else 1 if request.plan else _DEFAULT_BATCH),
+        _precision(request, run, machine),
+        request.form,
+        steps.feed(machine, net, rate, ahead=ahead) if real else steps.ENDLESS,
+        plan=request.plan,
+    )
 
 
 def _check_plan(plan: Plan, request: Request, net: Network) -> None:
     """Whether a network can be split so; the first fault is raised."""
     shape, pieces = net.shape, plan.stages * plan.interleave
-    parts = (("tensor", plan.tensor), ("pipeline-stages", plan.stages),
-             ("interleave", plan.interleave), ("micro-batches", plan.micro_batches))  # fmt: skip
-    bounds = [(not 1 <= value <= _MOST_PARTS, f"--{name} is 1 to {_MOST_PARTS}, not {value}",
-               f"leave out --{name}, which is then 1 or what suits the stages")
-              for name, value in parts]  # fmt: skip
+    parts = (
+        ("tensor", plan.tensor),
+        ("pipeline-stages", plan.stages),
+        ("interleave", plan.interleave),
+        ("micro-batches", plan.micro_batches),
+    )
+    bounds = [
+        (
+            not 1 <= value <= _MOST_PARTS,
+            f"--{name} is 1 to {_MOST_PARTS}, not {value}",
+            f"leave out --{name}, which is then 1 or what suits the stages",
+        )
+        for name, value in parts
+    ]
     faults = (
-        (not shape.blocks, f"'{net.name}' is no transformer, and only blocks are split",
-         "leave out the options that split, or name a transformer such as gpt_18b"),
+        (
+            not shape.blocks,
+            f"'{net.name}' is no transformer, and only blocks are split",
+            "leave out the options that split, or name a transformer such as gpt_18b",
+        ),
         *bounds,
-        (plan.zero not in range(4), f"--zero is a stage of ZeRO, 0 to 3, not {plan.zero}",
-         "3 is FSDP"),
-        (plan.checkpointing not in CHECKPOINTING,
-         f"--checkpointing is {', '.join(CHECKPOINTING)}, not '{plan.checkpointing}'",
-         did_you_mean(plan.checkpointing, CHECKPOINTING)),
-        (request.form != FORMS[0] or request.data != SYNTHETIC,
-         "a split transformer exchanges in its own form, and reads no images",
-         "leave out --form and --data; --zero 3 is FSDP"),
-        (shape.heads % max(1, plan.tensor), f"{plan.tensor} GPUs cannot share {shape.heads} heads",
-         f"give --tensor a divisor of {shape.heads}"),
-        (plan.stages > shape.blocks, f"{shape.blocks} blocks are too few for {plan.stages} stages",
-         f"give --pipeline-stages {shape.blocks} at most"),
-        (plan.interleave > 1 and plan.stages < 2, "only stages of a pipeline are virtual stages",
-         "give --pipeline-stages as well, or leave out --interleave"),
-        (shape.blocks and plan.interleave > 1 and shape.blocks % pieces,
-         f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline",
-         f"stages times --interleave is a divisor of {shape.blocks}"),
-    )  # fmt: skip
+        (
+            plan.zero not in range(4),
+            f"--zero is a stage of ZeRO, 0 to 3, not {plan.zero}",
+            "3 is FSDP",
+        ),
+        (
+            plan.checkpointing not in CHECKPOINTING,
+            f"--checkpointing is {', '.join(CHECKPOINTING)}, not '{plan.checkpointing}'",
+            did_you_mean(plan.checkpointing, CHECKPOINTING),
+        ),
+        (
+            request.form != FORMS[0] or request.data != SYNTHETIC,
+            "a split transformer exchanges in its own form, and reads no images",
+            "leave out --form and --data; --zero 3 is FSDP",
+        ),
+        (
+            shape.heads % max(1, plan.tensor),
+            f"{plan.tensor} GPUs cannot share {shape.heads} heads",
+            f"give --tensor a divisor of {shape.heads}",
+        ),
+        (
+            plan.stages > shape.blocks,
+            f"{shape.blocks} blocks are too few for {plan.stages} stages",
+            f"give --pipeline-stages {shape.blocks} at most",
+        ),
+        (
+            plan.interleave > 1 and plan.stages < 2,
+            "only stages of a pipeline are virtual stages",
+            "give --pipeline-stages as well, or leave out --interleave",
+        ),
+        (
+            shape.blocks and plan.interleave > 1 and shape.blocks % pieces,
+            f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline",
+            f"stages times --interleave is a divisor of {shape.blocks}",
+        ),
+    )
     for wrong, said, hint in faults:
         if wrong:
             raise BadInput(said, hint=hint)

@@ -53,8 +53,11 @@ class Place(NamedTuple):
 
 def place_of(value: dict[str, Any]) -> Place:
     """Where the run of a result.json took place."""
-    return Place(at(value, "job", "partition") or "", at(value, "layout", "gpu") or "",
-                 on_cpu=at(value, "layout", "gpu_per_rank") == 0)  # fmt: skip
+    return Place(
+        at(value, "job", "partition") or "",
+        at(value, "layout", "gpu") or "",
+        on_cpu=at(value, "layout", "gpu_per_rank") == 0,
+    )
 
 
 def read_sound(path: Path, *needed: str) -> dict[str, Any]:
@@ -81,8 +84,10 @@ def same_machine(found: Result | Exchange, machine: Machine) -> None:
     gpu = gpu_of(place.gpu) or elsewhere
     # `A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart.
     if gpu and gpu.partition("-")[0] != machine.gpu.partition("-")[0]:
-        raise BadInput(f"{found.origin} measured on {gpu}, but '{machine.name}' is of "
-                       f"{machine.gpu}", hint="calibrate by a run of that partition")  # fmt: skip
+        raise BadInput(
+            f"{found.origin} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
+            hint="calibrate by a run of that partition",
+        )
 
 
 # ---- runs ----
@@ -133,18 +138,27 @@ def read_result(path: Path) -> Result:
     own = sum(phases.get(name) or 0.0 for name in _OWN_PHASES) or 1.0
     seconds = ranks * batch / rate * own if rate > 0 else 0.0
     if not (rate < 1e12 and 0 < own <= 1.001 and 0 < seconds < LONGEST_STEP):
-        raise BadInput(f"{path} holds no measured step: {rate:g} images/s",
-                       hint="the run must have made steps beyond its warm-up")  # fmt: skip
+        raise BadInput(
+            f"{path} holds no measured step: {rate:g} images/s",
+            hint="the run must have made steps beyond its warm-up",
+        )
     precision: str | None = value.get("precision")
     if precision not in WORDS:
         raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
     size, hosts = at(value, "options", "image_size"), at(value, "layout", "hosts")
     return Result(
-        path, (value.get("model") or "")[:_LONGEST_NAME], batch, precision,
-        at(value, "options", "compress") is True, seconds, ranks,
-        len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1, rate,
-        place_of(value), size if isinstance(size, int) and 0 < size < _LARGEST_SIZE else None,
-    )  # fmt: skip
+        path,
+        (value.get("model") or "")[:_LONGEST_NAME],
+        batch,
+        precision,
+        at(value, "options", "compress") is True,
+        seconds,
+        ranks,
+        len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1,
+        rate,
+        place_of(value),
+        size if isinstance(size, int) and 0 < size < _LARGEST_SIZE else None,
+    )
 
 
 def usual_precision(compute: str | None) -> str:
@@ -310,8 +324,12 @@ def fitted(machine: Machine, found: Exchange) -> Machine:
         rate = max(link.bandwidth, found.rate)
         machine = replace(machine, inside=replace(link, bandwidth=rate))
         link = machine.network or slowest()
-    link = replace(link, name=f"{link.name}, measured {found.rate / GIGA:.3g} GB/s",
-                   bandwidth=found.rate, measured=True)  # fmt: skip
+    link = replace(
+        link,
+        name=f"{link.name}, measured {found.rate / GIGA:.3g} GB/s",
+        bandwidth=found.rate,
+        measured=True,
+    )
     if not found.steady or len(found.times) < 2:
         return put(link)
     size, seconds = found.times[0]

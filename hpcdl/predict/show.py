@@ -32,11 +32,13 @@ def forecast_text(found: Forecast) -> str:
     rows = [_cells(found, point) for point in found.points]
     shown = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
     timely = f" within {choices.deadline_hours:g} h" if choices.deadline_hours else ""
-    chosen = table([
-        ("fastest", _choice(choices.fastest)),
-        (f"cheapest{timely}", _choice(choices.cheapest)),
-        (f"best below {choices.loss:.0%} loss", _choice(choices.efficient)),
-    ])  # fmt: skip
+    chosen = table(
+        [
+            ("fastest", _choice(choices.fastest)),
+            (f"cheapest{timely}", _choice(choices.cheapest)),
+            (f"best below {choices.loss:.0%} loss", _choice(choices.efficient)),
+        ]
+    )
     counts = table([[row[name] for name in shown] for row in rows], shown)
     return "\n".join([head, "", counts, "", chosen, "", *_grounds(found)])
 
@@ -55,13 +57,28 @@ def _how(training: Training) -> str:
 def compared_text(found: list[Forecast]) -> str:
     """The forecasts of several partitions in one table, what each rests on below."""
     rows = [
-        {"partition": one.machine.name, "GPU": one.machine.gpu, **_cells(one, point),
-         "GPUs": str(point.gpus)}
+        {
+            "partition": one.machine.name,
+            "GPU": one.machine.gpu,
+            **_cells(one, point),
+            "GPUs": str(point.gpus),
+        }
         for one in found
         for point in one.points
-    ]  # fmt: skip
-    header = ("partition", "GPU", "GPUs", _unit(found[0].training), "likely", "efficiency", "epoch",
-              "GPU-h/epoch", "kWh/epoch", "cost/epoch", "limited by")  # fmt: skip
+    ]
+    header = (
+        "partition",
+        "GPU",
+        "GPUs",
+        _unit(found[0].training),
+        "likely",
+        "efficiency",
+        "epoch",
+        "GPU-h/epoch",
+        "kWh/epoch",
+        "cost/epoch",
+        "limited by",
+    )
     grounds = [
         f"{one.machine.name}, one GPU: {one.calibration.source} [{one.calibration.proof}]"
         for one in found
@@ -85,23 +102,31 @@ def _cells(found: Forecast, point: Point) -> dict[str, str]:
     training, energy, cost = found.training, found.kilowatt_hours(point), found.cost(point)
     cells = {
         "GPUs": f"{point.gpus} *" if point.beyond else str(point.gpus),
-        "nodes": str(point.step.nodes), "step ms": f"{1000 * point.step.seconds:.1f}",
+        "nodes": str(point.step.nodes),
+        "step ms": f"{1000 * point.step.seconds:.1f}",
         _unit(training): _rate(point.images_per_second),
         "likely": f"{_rate(point.low)}-{_rate(point.high)}",
-        "speed-up": f"{point.speedup:.2f}", "efficiency": f"{point.efficiency:.1%}",
-    }  # fmt: skip
+        "speed-up": f"{point.speedup:.2f}",
+        "efficiency": f"{point.efficiency:.1%}",
+    }
     if training.plan:
         memory, rate = memory_bytes(training, point.gpus), found.operations(point)
         part = rate / peak_of(found.machine, training.precision)
         fits = "" if memory <= found.machine.memory else " too much"
         tokens = point.images_per_second * training.net.height / point.gpus
-        cells |= {"tokens/s/GPU": _rate(tokens), "TFLOP/s/GPU": f"{rate / 1e12:.0f} ({part:.0%})",
-                  "GB/GPU": f"{memory / 1e9:.0f}{fits}"}  # fmt: skip
+        cells |= {
+            "tokens/s/GPU": _rate(tokens),
+            "TFLOP/s/GPU": f"{rate / 1e12:.0f} ({part:.0%})",
+            "GB/GPU": f"{memory / 1e9:.0f}{fits}",
+        }
     return {
-        **cells, "epoch": _hours(point.epoch_seconds), "GPU-h/epoch": f"{point.gpu_hours:.2f}",
+        **cells,
+        "epoch": _hours(point.epoch_seconds),
+        "GPU-h/epoch": f"{point.gpu_hours:.2f}",
         "kWh/epoch": "-" if energy is None else f"{energy:.2f}",
-        "cost/epoch": "-" if cost is None else f"{cost:.2f}", "limited by": point.step.limit,
-    }  # fmt: skip
+        "cost/epoch": "-" if cost is None else f"{cost:.2f}",
+        "limited by": point.step.limit,
+    }
 
 
 def _hours(seconds: float) -> str:
@@ -140,12 +165,21 @@ def forecast_data(found: Forecast) -> dict[str, Any]:
     base, choices, training = found.calibration, found.choices, found.training
     return {
         "schema": 1,
-        "partition": found.machine.name, "gpu": found.machine.gpu, "model": training.net.name,
-        "batch_per_gpu": training.batch, "precision": training.precision, "form": training.form,
-        "plan": training.plan and vars(training.plan), "images_per_epoch": found.images,
+        "partition": found.machine.name,
+        "gpu": found.machine.gpu,
+        "model": training.net.name,
+        "batch_per_gpu": training.batch,
+        "precision": training.precision,
+        "form": training.form,
+        "plan": training.plan and vars(training.plan),
+        "images_per_epoch": found.images,
         "calibration": {
-            "step_seconds": base.seconds, "batch": base.batch, "source": base.source,
-            "proof": base.proof, "low": base.low, "high": base.high,
+            "step_seconds": base.seconds,
+            "batch": base.batch,
+            "source": base.source,
+            "proof": base.proof,
+            "low": base.low,
+            "high": base.high,
         },
         "links": list(found.links),
         "notes": list(found.notes),
@@ -155,29 +189,40 @@ def forecast_data(found: Forecast) -> dict[str, Any]:
             "fastest": choices.fastest and choices.fastest.gpus,
             "cheapest": choices.cheapest and choices.cheapest.gpus,
             "best_below_loss": choices.efficient and choices.efficient.gpus,
-            "loss": choices.loss, "deadline_hours": choices.deadline_hours,
+            "loss": choices.loss,
+            "deadline_hours": choices.deadline_hours,
         },
-    }  # fmt: skip
+    }
 
 
 def _point_data(found: Forecast, point: Point) -> dict[str, Any]:
     step = point.step
     return {
-        "gpus": step.gpus, "nodes": step.nodes, "step_seconds": step.seconds,
+        "gpus": step.gpus,
+        "nodes": step.nodes,
+        "step_seconds": step.seconds,
         "parts_seconds": {
-            "compute": step.compute, "stragglers": step.straggler,
-            "communication": step.exposed, "contention": step.contention,
-            "input": step.input_wait, **step.losses,
+            "compute": step.compute,
+            "stragglers": step.straggler,
+            "communication": step.exposed,
+            "contention": step.contention,
+            "input": step.input_wait,
+            **step.losses,
         },
         "tflops_per_gpu": found.operations(point) / 1e12,
         "memory_gb_per_gpu": memory_bytes(found.training, point.gpus) / 1e9,
         "images_per_second": point.images_per_second,
-        "images_per_second_low": point.low, "images_per_second_high": point.high,
-        "speedup": point.speedup, "efficiency": point.efficiency,
-        "epoch_hours": point.epoch_seconds / _HOUR, "gpu_hours_per_epoch": point.gpu_hours,
-        "limit": step.limit, "beyond_partition": point.beyond,
-        "energy_kwh_per_epoch": found.kilowatt_hours(point), "cost_per_epoch": found.cost(point),
-    }  # fmt: skip
+        "images_per_second_low": point.low,
+        "images_per_second_high": point.high,
+        "speedup": point.speedup,
+        "efficiency": point.efficiency,
+        "epoch_hours": point.epoch_seconds / _HOUR,
+        "gpu_hours_per_epoch": point.gpu_hours,
+        "limit": step.limit,
+        "beyond_partition": point.beyond,
+        "energy_kwh_per_epoch": found.kilowatt_hours(point),
+        "cost_per_epoch": found.cost(point),
+    }
 
 
 def write_plot(found: Forecast, path: Path) -> None:
@@ -208,8 +253,10 @@ def _draw(figure: Any, found: Forecast) -> None:
     )
     upper.legend()
     lower.plot(gpus, [100 * p.efficiency for p in found.points], **style)
-    share = [[100 * value / p.gpus for value, p in zip(side, found.points, strict=True)]
-             for side in (lows, highs)]  # fmt: skip
+    share = [
+        [100 * value / p.gpus for value, p in zip(side, found.points, strict=True)]
+        for side in (lows, highs)
+    ]
     lower.fill_between(gpus, *share, alpha=0.2)
     lower.set(xlabel="GPUs", ylabel="efficiency (%)", ylim=(0, 105))
     for axes in (upper, lower):
@@ -238,8 +285,10 @@ def validation_text(found: Validation, *, verbose: bool) -> str:
     warned = [row.predicted for row in found.unfit if row.predicted]
     if warned:  # they are left out only for their uncertainty
         both = errors([row.error for row in (*found.judged, *warned)])
-        parts.append(f"with the {len(warned)} uncertain rows below: median "
-                     f"{both.median:.1%}, 90 % {both.ninetieth:.1%}")  # fmt: skip
+        parts.append(
+            f"with the {len(warned)} uncertain rows below: median "
+            f"{both.median:.1%}, 90 % {both.ninetieth:.1%}"
+        )
     inside = [(name, f"{part:.0%}") for name, part in coverage(found.judged).items()]
     for block in (
         table(inside, ("rows inside the range of 80 %", "")),
@@ -256,8 +305,10 @@ def _by(found: Validation, name: str) -> dict[str, Errors]:
 
 
 def _errors(groups: dict[str, Errors], title: str) -> str:
-    rows = [(name, str(one.rows), f"{one.median:.1%}", f"{one.ninetieth:.1%}", f"{one.bias:+.1%}")
-            for name, one in groups.items()]  # fmt: skip
+    rows = [
+        (name, str(one.rows), f"{one.median:.1%}", f"{one.ninetieth:.1%}", f"{one.bias:+.1%}")
+        for name, one in groups.items()
+    ]
     return table(rows, (title, "rows", "median", "90 %", "bias"))
 
 
@@ -265,46 +316,75 @@ def _rows(found: Validation, verbose: bool) -> str:
     ordered = sorted(found.judged, key=lambda row: -abs(row.error))
     shown = ordered if verbose else ordered[:_WORST]
     title = "row" if verbose else f"the {len(shown)} worst rows (-v shows all)"
-    rows = [(row.case.record.id, f"{row.case.measured:g}", f"{row.predicted:.4g}",
-             f"{row.error:+.1%}", row.case.unit, row.step.limit, "; ".join(row.case.assumed))
-            for row in shown]  # fmt: skip
+    rows = [
+        (
+            row.case.record.id,
+            f"{row.case.measured:g}",
+            f"{row.predicted:.4g}",
+            f"{row.error:+.1%}",
+            row.case.unit,
+            row.step.limit,
+            "; ".join(row.case.assumed),
+        )
+        for row in shown
+    ]
     return table(rows, (title, "measured", "predicted", "error", "", "limited by", "assumed"))
 
 
 def validation_data(found: Validation) -> dict[str, Any]:
     """A validation as JSON values; errors are relative, (predicted - measured) / measured."""
-    groups = {"table": dict(found.table), "by_source": _by(found, "source"),
-              "by_model": _by(found, "model")}  # fmt: skip
+    groups = {
+        "table": dict(found.table),
+        "by_source": _by(found, "source"),
+        "by_model": _by(found, "model"),
+    }
     return {
         "schema": 1,
         "rows": [_row_data(row) for row in found.judged],
         "unfit": [
-            {"id": row.record.id, "source": row.record.source, "reason": row.reason,
-             **(_numbers(row.predicted) if row.predicted else {})}
+            {
+                "id": row.record.id,
+                "source": row.record.source,
+                "reason": row.reason,
+                **(_numbers(row.predicted) if row.predicted else {}),
+            }
             for row in found.unfit
         ],
         **{
             name: {
-                key: {"rows": one.rows, "median_abs_relative_error": one.median,
-                      "p90_abs_relative_error": one.ninetieth, "mean_relative_error": one.bias}
+                key: {
+                    "rows": one.rows,
+                    "median_abs_relative_error": one.median,
+                    "p90_abs_relative_error": one.ninetieth,
+                    "mean_relative_error": one.bias,
+                }
                 for key, one in group.items()
             }
             for name, group in groups.items()
         },
         "inside_range": coverage(found.judged) if found.judged else {},
         "constants": dict(zip(CONSTANTS, found.constants, strict=False)),
-    }  # fmt: skip
+    }
 
 
 def _row_data(row: Judged) -> dict[str, Any]:
     record, case = row.case.record, row.case
     return {
-        "id": record.id, "source": record.source, "model": record.model,
-        "gpu": case.row.machine.gpu, "gpus": record.gpus, "nodes": record.nodes,
-        "form": case.row.training.form, "unit": case.unit, **_numbers(row),
-        "low": row.low, "high": row.high, "limit": row.step.limit, "base": case.base.id,
+        "id": record.id,
+        "source": record.source,
+        "model": record.model,
+        "gpu": case.row.machine.gpu,
+        "gpus": record.gpus,
+        "nodes": record.nodes,
+        "form": case.row.training.form,
+        "unit": case.unit,
+        **_numbers(row),
+        "low": row.low,
+        "high": row.high,
+        "limit": row.step.limit,
+        "base": case.base.id,
         "assumed": list(case.assumed),
-    }  # fmt: skip
+    }
 
 
 def _numbers(row: Judged) -> dict[str, Any]:

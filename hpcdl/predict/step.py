@@ -202,8 +202,12 @@ class Step:
         # Latency: start-ups and the wait for Horovod's cycle outweigh the transfers.
         small = self.latency_part > 0.5 or transfer < self.exposed / 2
         kind = "latency" if small else "communication"
-        losses = {"input": self.input_wait, kind: self.exposed + self.contention,
-                  "stragglers": self.straggler, **self.losses}  # fmt: skip
+        losses = {
+            "input": self.input_wait,
+            kind: self.exposed + self.contention,
+            "stragglers": self.straggler,
+            **self.losses,
+        }
         worst = max(losses, key=lambda name: losses[name])
         return worst if losses[worst] > 0.05 * self.seconds else "compute"
 
@@ -215,8 +219,14 @@ def constants(horovod: str = "now") -> Constants:
     """
     known = facts.load("links")
     four, settings = known["constants"], known["horovod"][horovod]
-    return Constants(four["straggler"], four["exposed"], four["contention"], four["input"],
-                     settings["fusion_bytes"], settings["cycle_s"])  # fmt: skip
+    return Constants(
+        four["straggler"],
+        four["exposed"],
+        four["contention"],
+        four["input"],
+        settings["fusion_bytes"],
+        settings["cycle_s"],
+    )
 
 
 def profile(
@@ -231,9 +241,10 @@ def profile(
     sizes = [layer.parameters * float(training.gradient_bytes) for layer in training.net.layers]
     ready = overlap.gradients(times.backward, sizes)
     packed = (
-        overlap.buckets(ready, _BUCKET) if training.form == "ddp"
+        overlap.buckets(ready, _BUCKET)
+        if training.form == "ddp"
         else overlap.pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
-    )  # fmt: skip
+    )
     forward, backward = sum(times.forward), sum(times.backward)
     return Profile(times.total, backward, forward, sum(sizes), ready, packed)
 
@@ -251,9 +262,13 @@ def largest_of(ranks: int) -> float:
 
 
 def predict_step(
-    machine: Machine, training: Training, one: Profile, gpus: int, nodes: int,
+    machine: Machine,
+    training: Training,
+    one: Profile,
+    gpus: int,
+    nodes: int,
     known: Constants | None = None,
-) -> Step:  # fmt: skip
+) -> Step:
     """The step of `gpus` GPUs spread evenly over `nodes` nodes."""
     known = known or constants()
     if training.plan:
@@ -266,22 +281,29 @@ def predict_step(
     # What was measured here needs no correction.
     link = machine.between if nodes > 1 else machine.inside
     return Step(
-        gpus, nodes, compute,
+        gpus,
+        nodes,
+        compute,
         straggler=compute * known.straggler * largest_of(gpus),
         exposed=(1.0 if link.measured else known.exposed) * exposed,
         contention=known.contention * max(0.0, busy - exposed),
         input_wait=training.feed.wait(compute, training.images, gpus, nodes, known.input),
-        busy=busy, latency_part=1 - transfer / busy if busy else 0.0,
-    )  # fmt: skip
+        busy=busy,
+        latency_part=1 - transfer / busy if busy else 0.0,
+    )
 
 
 def work_of(machine: Machine, training: Training) -> Work:
     """What the GPUs of a split training compute and exchange."""
     return Work(
-        machine, training.net, training.batch, peak_of(machine, training.precision),
-        training.activation_bytes, training.gradient_bytes,
+        machine,
+        training.net,
+        training.batch,
+        peak_of(machine, training.precision),
+        training.activation_bytes,
+        training.gradient_bytes,
         learned(machine.gpu, training.plan or Plan())["efficiency"],
-    )  # fmt: skip
+    )
 
 
 def lengthened(step: Step, loss: float) -> Step:

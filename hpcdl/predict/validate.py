@@ -78,9 +78,16 @@ class Case:
         ]
         sent, sent_before = (step.exposed / step.compute for step in bare)
         return Pair(
-            self.record.source, self.kind, row, start, math.log(self.linear / self.measured),
-            self.row.gpus, self.start.gpus, self.row.nodes, (sent, sent_before),
-        )  # fmt: skip
+            self.record.source,
+            self.kind,
+            row,
+            start,
+            math.log(self.linear / self.measured),
+            self.row.gpus,
+            self.start.gpus,
+            self.row.nodes,
+            (sent, sent_before),
+        )
 
     @property
     def kind(self) -> str:
@@ -116,14 +123,21 @@ def case_of(record: Record, bases: Bases) -> Case | str:
     )
     start = Side(
         _machine_of(base, base.gpus) or machine,
-        replace(training, accumulation=base.accumulation), base.gpus, base.nodes,
-    )  # fmt: skip
+        replace(training, accumulation=base.accumulation),
+        base.gpus,
+        base.nodes,
+    )
     one = steps.profile(machine, training, _one_seconds(start, base.rate), _known())
     return Case(
-        record, base, Side(machine, training, gpus, record.nodes), start, one,
-        record.rate or record.speedup or 0.0, IMAGES if record.rate else SPEEDUP,
+        record,
+        base,
+        Side(machine, training, gpus, record.nodes),
+        start,
+        one,
+        record.rate or record.speedup or 0.0,
+        IMAGES if record.rate else SPEEDUP,
         tuple(text for so, text in said if so),
-    )  # fmt: skip
+    )
 
 
 def _machine_of(row: Record, gpus: int) -> Machine | None:
@@ -144,14 +158,20 @@ def _unusable(record: Record) -> str:
     """Why a row alone rules itself out, or nothing."""
     reasons = (
         (record.gpus is None, "its number of GPUs is not stated"),
-        (record.rate is None and record.speedup is None,
-         "no number: images per second and speed-up are not stated"),
-        ((record.gpus or 0) % record.nodes,
-         f"{record.gpus} GPUs do not spread evenly over {record.nodes} nodes"),
+        (
+            record.rate is None and record.speedup is None,
+            "no number: images per second and speed-up are not stated",
+        ),
+        (
+            (record.gpus or 0) % record.nodes,
+            f"{record.gpus} GPUs do not spread evenly over {record.nodes} nodes",
+        ),
         (record.model not in names(), f"the layers of model '{record.model}' are not known"),
-        (record.precision not in steps.PRECISIONS,
-         f"the precision '{record.precision}' is not known"),
-    )  # fmt: skip
+        (
+            record.precision not in steps.PRECISIONS,
+            f"the precision '{record.precision}' is not known",
+        ),
+    )
     return next((reason for so, reason in reasons if so), "")
 
 
@@ -168,10 +188,13 @@ def _training(record: Record, base: Record, machine: Machine) -> Training:
     while batch < _MOST_ASSUMED and 2 * batch * kept <= machine.memory:
         batch *= 2
     return Training(
-        net, record.batch or base.batch or batch, record.precision, form_of(record),
+        net,
+        record.batch or base.batch or batch,
+        record.precision,
+        form_of(record),
         steps.ENDLESS if endless or not net.channels else steps.feed(decoders, net),
         accumulation=record.accumulation,
-    )  # fmt: skip
+    )
 
 
 def form_of(record: Record) -> str:
@@ -265,15 +288,26 @@ def validate(records: tuple[Record, ...]) -> Validation:
         (IN_SAMPLE, [pair.expected(_four()) for pair in pairs]),
     ]
     return Validation(
-        tuple(_judged(case, loss, ranges.of(pair.kind, pair.source))
-              for case, pair, loss in zip(cases, pairs, expected, strict=False)),
+        tuple(
+            _judged(case, loss, ranges.of(pair.kind, pair.source))
+            for case, pair, loss in zip(cases, pairs, expected, strict=False)
+        ),
         tuple(unfit),
-        tuple((name, errors([math.exp(pair.loss - loss) - 1
-                             for _, pair, loss in zip(cases, pairs, found, strict=False)]))
-              for name, found in losses),
+        tuple(
+            (
+                name,
+                errors(
+                    [
+                        math.exp(pair.loss - loss) - 1
+                        for _, pair, loss in zip(cases, pairs, found, strict=False)
+                    ]
+                ),
+            )
+            for name, found in losses
+        ),
         fit(pairs, prior),
         tuple((kind, ranges.of(kind)) for kind in ("within", "real", "across")),
-    )  # fmt: skip
+    )
 
 
 @cache

@@ -51,8 +51,9 @@ class Edits:
         with locked(self.files[0].path.with_name(".lock")):
             for edit in self.files:
                 if edit.before != text_of(edit.path):
-                    raise BadInput(f"{edit.path} was changed meanwhile",
-                                   hint="run the same command again")  # fmt: skip
+                    raise BadInput(
+                        f"{edit.path} was changed meanwhile", hint="run the same command again"
+                    )
             for edit in self.files:
                 write_atomic(edit.path, edit.after)
 
@@ -83,8 +84,14 @@ def answer_now(
     all checks (`names`) by default.
     """
     with read_history(site, given) as history:
-        return ask(history, partitions=partitions, names=names, now=datetime.now(timezone.utc),
-                   execution=current_or_cluster(), rulings=rulings or rulings_of(site))  # fmt: skip
+        return ask(
+            history,
+            partitions=partitions,
+            names=names,
+            now=datetime.now(timezone.utc),
+            execution=current_or_cluster(),
+            rulings=rulings or rulings_of(site),
+        )
 
 
 def read_accepted(path: Path) -> tuple[Acceptance, ...]:
@@ -97,8 +104,10 @@ def read_accepted(path: Path) -> tuple[Acceptance, ...]:
     document = read_document(path, if_empty="`hpcdl check accept` writes it")
     values = check(document, facts.load("check_formats")["accepted"])
     document.raise_faults()
-    return tuple(Acceptance(**{**row, "series": Series(**{"metric": "", **row["series"]})})
-                 for row in values["accepted"])  # fmt: skip
+    return tuple(
+        Acceptance(**{**row, "series": Series(**{"metric": "", **row["series"]})})
+        for row in values["accepted"]
+    )
 
 
 def accept(site: Site, history: History, answer: GateAnswer, what: str, given: Acceptance) -> Edits:
@@ -116,13 +125,23 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
         raise BadInput(said, hint="let it sleep until a day: --until YEAR-MONTH-DAY")
     since = "" if given.until or last is None else str(finding.began or last.time[:10])
     row = None if given.until else _reference(site, finding.series)
-    new = replace(given, id=finding.id, series=finding.series, since=since,
-                  replaced=references.entry_of(row) if row else None)  # fmt: skip
+    new = replace(
+        given,
+        id=finding.id,
+        series=finding.series,
+        since=since,
+        replaced=references.entry_of(row) if row else None,
+    )
     kept = [one for one in known if (one.id, bool(one.since)) != (new.id, bool(since))]
     files = [_accepted(site, [*kept, new])]
     if row is not None and value is not None and last is not None:
-        level = replace(row, value=float(f"{value:.6g}"), date=given.date,
-                        release=last.release or None, source=_source(given))  # fmt: skip
+        level = replace(
+            row,
+            value=float(f"{value:.6g}"),
+            date=given.date,
+            release=last.release or None,
+            source=_source(given),
+        )
         files.append(_set(site, level))
     return Edits(files, f"{finding.id} {finding.name}: {new.describe()}")
 

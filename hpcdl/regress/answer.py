@@ -74,8 +74,9 @@ class Finding:
 def of_change(series: Series, change: Change) -> Finding:
     """A change for the worse as a finding; a warning while it is not sure."""
     kind = change.word if change.sure else WARNING
-    return Finding(series, kind, describe(change), change.began, round(change.change, 5),
-                   change.after)  # fmt: skip
+    return Finding(
+        series, kind, describe(change), change.began, round(change.change, 5), change.after
+    )
 
 
 def describe(change: Change) -> str:
@@ -122,10 +123,17 @@ class GateAnswer:
 
     def as_data(self) -> dict[str, Any]:
         """As plain values."""
-        told = {name: [one.as_data() for one in getattr(self, name)]
-                for name in ("findings", "warnings", "accepted")}  # fmt: skip
-        return {"open": self.open, "headline": self.headline, "series": self.series, **told,
-                "ended": [one._asdict() for one in self.ended]}  # fmt: skip
+        told = {
+            name: [one.as_data() for one in getattr(self, name)]
+            for name in ("findings", "warnings", "accepted")
+        }
+        return {
+            "open": self.open,
+            "headline": self.headline,
+            "series": self.series,
+            **told,
+            "ended": [one._asdict() for one in self.ended],
+        }
 
 
 def beside(answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -178,8 +186,11 @@ class Rulings:
 
     def levels(self, today: datetime.date) -> list[Finding]:
         """The levels that are accepted, to be shown."""
-        return [Finding(one.series, "level", f"normal since {one.since}", accepted=one.describe())
-                for one in self.accepted if one.since and one.holds(today)]  # fmt: skip
+        return [
+            Finding(one.series, "level", f"normal since {one.since}", accepted=one.describe())
+            for one in self.accepted
+            if one.since and one.holds(today)
+        ]
 
     def over(
         self, finding: Finding, today: datetime.date, last: datetime.date | None
@@ -192,9 +203,12 @@ class Rulings:
         for one in self.accepted:
             asleep = not one.since and one.id == finding.id
             was_failing = (
-                one.since and one.series == finding.series and finding.kind == "FAIL"
-                and last is not None and last <= datetime.date.fromisoformat(one.date)
-            )  # fmt: skip
+                one.since
+                and one.series == finding.series
+                and finding.kind == "FAIL"
+                and last is not None
+                and last <= datetime.date.fromisoformat(one.date)
+            )
             if (asleep or was_failing) and one.holds(today):
                 return replace(finding, accepted=one.describe())
         return self._answered(finding)

@@ -86,8 +86,13 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
             continue
         nodes, local = int(found["nodes"]), int(found["local"])
         rates = [(sizes[row.metric], row.value) for row in group if row.metric in sizes]
-        one = Exchange(origin=str(path), place=Place(partition.name, gpu="", on_cpu=False),
-                       nodes=nodes, local=local, times=times_of(rates, nodes * local),
-                       steady=strategy != "horovod")  # fmt: skip
+        one = Exchange(
+            origin=str(path),
+            place=Place(partition.name, gpu="", on_cpu=False),
+            nodes=nodes,
+            local=local,
+            times=times_of(rates, nodes * local),
+            steady=strategy != "horovod",
+        )
         if nodes * local > 1 and one.times and one.slope[1] > 0:
             yield one

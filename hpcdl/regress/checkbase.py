@@ -171,18 +171,31 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.num_cpus_per_task = layout.cpus_per_task
         conf = os.environ.get("SLURM_CONF", "") if self.execution.raises_priority else ""
         self.job.plan = JobPlan(
-            batch.directives, batch.launcher, f"{self.check_name}/{self.case_name}", LOG,
-            self.restarts, self.silence_seconds, self.patience_seconds, priority_in=conf,
-        )  # fmt: skip
+            batch.directives,
+            batch.launcher,
+            f"{self.check_name}/{self.case_name}",
+            LOG,
+            self.restarts,
+            self.silence_seconds,
+            self.patience_seconds,
+            priority_in=conf,
+        )
         self.prerun_cmds = list(batch.before)
         self.executable = batch.program
         self.postrun_cmds = list(batch.after)
         self.evidence = {
-            "check": self.check_name, "case": self.case_name, "partition": partition.label,
-            "layout": asdict(layout), "release": module.release, "driver": partition.driver,
-            "faults": [], "metrics": {}, "script": str(directory / "rfm_job.sh"),
-            "log": str(directory / LOG), "result": str(directory / RESULT),
-        }  # fmt: skip
+            "check": self.check_name,
+            "case": self.case_name,
+            "partition": partition.label,
+            "layout": asdict(layout),
+            "release": module.release,
+            "driver": partition.driver,
+            "faults": [],
+            "metrics": {},
+            "script": str(directory / "rfm_job.sh"),
+            "log": str(directory / LOG),
+            "result": str(directory / RESULT),
+        }
         self.job.faults = self.evidence["faults"]
 
     @run_before("sanity")
@@ -200,13 +213,18 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         ]
         self.evidence |= {
             "metrics": {
-                one.name: {"value": found[one.name], "unit": one.unit, "judged": one.judged,
-                           "better": one.better, "most": self.most(one)}
+                one.name: {
+                    "value": found[one.name],
+                    "unit": one.unit,
+                    "judged": one.judged,
+                    "better": one.better,
+                    "most": self.most(one),
+                }
                 for one in self.metrics()
             },
             "faults": [as_fault(said).as_data() for said in faults],
             "job": job_record(self.job),
-        }  # fmt: skip
+        }
 
     @sanity_function
     def nothing_is_wrong(self) -> Any:

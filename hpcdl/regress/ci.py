@@ -139,11 +139,14 @@ def write(files: Mapping[str, str], output: Path) -> list[Path]:
 def _scrontab(site: Site, values: dict[str, object]) -> str:
     partition = controller(site)
     return _fill(
-        "scrontab.j2", **values, partition=partition,
+        "scrontab.j2",
+        **values,
+        partition=partition,
         minutes=min(_HOURS * 60, partition.max_minutes),
         nodes_short=partition.nodes <= _LARGEST_CHECK_NODES,
-        account=partition.account or site.slurm.account, qos=partition.qos or site.slurm.qos,
-    )  # fmt: skip
+        account=partition.account or site.slurm.account,
+        qos=partition.qos or site.slurm.qos,
+    )
 
 
 def controller(site: Site) -> Partition:
@@ -161,14 +164,24 @@ def controller(site: Site) -> Partition:
 
 
 def _systemd(values: dict[str, object]) -> dict[str, str]:
-    units = (("cache", "build cache", "refresh"), ("nightly", "nightly checks", "night"),
-             ("weekly", "weekly checks", "week"))  # fmt: skip
+    units = (
+        ("cache", "build cache", "refresh"),
+        ("nightly", "nightly checks", "night"),
+        ("weekly", "weekly checks", "week"),
+    )
     return {
-        f"hpcdl-{name}.{kind}": _fill(f"systemd.{kind}.j2", **values, name=name, summary=summary,
-                                      when=values[name], script=values[script])
-        for name, summary, script in units if values[script]
+        f"hpcdl-{name}.{kind}": _fill(
+            f"systemd.{kind}.j2",
+            **values,
+            name=name,
+            summary=summary,
+            when=values[name],
+            script=values[script],
+        )
+        for name, summary, script in units
+        if values[script]
         for kind in ("service", "timer")
-    }  # fmt: skip
+    }
 
 
 def _values(site: Site, request: Request) -> dict[str, object]:
@@ -178,8 +191,10 @@ def _values(site: Site, request: Request) -> dict[str, object]:
     where = ["--site", request.site_file]
     report = [*command, "check", "report", "verdicts.json"]
     reports = site.paths.work / "checks" / "reports"
-    builds = [shlex.join([*command, "stack", "build", "--name", name, *where])
-              for name in sorted(site.stacks)]  # fmt: skip
+    builds = [
+        shlex.join([*command, "stack", "build", "--name", name, *where])
+        for name in sorted(site.stacks)
+    ]
     hours, minutes = clock.hour, clock.minute
     return {
         **vars(request),
@@ -197,9 +212,10 @@ def _values(site: Site, request: Request) -> dict[str, object]:
         "page": shlex.join([*report, "--html", "report.html", *where]),
         "junit": shlex.join([*report, "--format", "junit", "--output", "junit.xml", *where]),
         "markdown": shlex.join([*report, *where]),
-        "gate": shlex.join([*command, "check", "gate", *where,
-                            *_told(request.notify, "report.html")]),
-    }  # fmt: skip
+        "gate": shlex.join(
+            [*command, "check", "gate", *where, *_told(request.notify, "report.html")]
+        ),
+    }
 
 
 def _run(command: list[str], where: list[str], name: str, file: str = "verdicts.json") -> str:
@@ -263,6 +279,7 @@ def unit_text(text: object) -> str:
 
 def _fill(template: str, **values: object) -> str:
     environment = templates("ci", trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(yaml=yaml_text, github=github_text, argv=systemd_argv,
-                               line=one_line, unit=unit_text)  # fmt: skip
+    environment.filters.update(
+        yaml=yaml_text, github=github_text, argv=systemd_argv, line=one_line, unit=unit_text
+    )
     return environment.get_template(template).render(**values)

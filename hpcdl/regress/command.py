@@ -64,5 +64,10 @@ def take_apart(text: str) -> Batch:
     while body[end].endswith("\\"):
         end += 1
     launch = [line.rstrip("\\").strip() for line in body[start : end + 1]]
-    return Batch(tuple(directives), tuple(body[:start]), launch[0], " ".join(launch[1:]),
-                 tuple(body[end + 1 :]))  # fmt: skip
+    return Batch(
+        tuple(directives),
+        tuple(body[:start]),
+        launch[0],
+        " ".join(launch[1:]),
+        tuple(body[end + 1 :]),
+    )

@@ -132,8 +132,7 @@ def incoming(paths: Sequence[Path]) -> list[Incoming]:
 
     Raises BadInput: nothing is named, or nothing of it holds results.
     """
-    files = [file for path in paths
-             if (file := Incoming(path)).path.exists() or not path.is_dir()]  # fmt: skip
+    files = [file for path in paths if (file := Incoming(path)).path.exists() or not path.is_dir()]
     if not files:
         more = ": no directory holds verdicts" if paths else ""
         hint = "name files of results (JSON lines, CSV) or directories of runs"
@@ -212,11 +211,17 @@ def _without_jobs_joined(found: Iterable[Result]) -> Iterator[Result]:
 def _entries(verdict: Mapping[str, Any], run: str, time: str, site: str) -> list[dict[str, Any]]:
     job = verdict.get("job") or {}
     common = {
-        **{name: verdict.get(name) for name in _OF_VERDICT}, "run": run, "site": site, "time": time,
-        "check_name": verdict["check"], "case_name": verdict["case"], "nodes": job.get("nodes"),
-        "job": job.get("id") or None, "queue_wait": job.get("queue_wait_seconds"),
+        **{name: verdict.get(name) for name in _OF_VERDICT},
+        "run": run,
+        "site": site,
+        "time": time,
+        "check_name": verdict["check"],
+        "case_name": verdict["case"],
+        "nodes": job.get("nodes"),
+        "job": job.get("id") or None,
+        "queue_wait": job.get("queue_wait_seconds"),
         "restarts": job.get("restarts"),
-    }  # fmt: skip
+    }
     rows = [
         {**common, "metric": metric["name"], **{name: metric.get(name) for name in _OF_METRIC}}
         for metric in verdict["metrics"]

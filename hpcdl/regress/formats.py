@@ -18,8 +18,14 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.inert import markdown_cell, prometheus_label, xml_attribute
 
 Run = Mapping[str, Any]
-_STATUS_CODES = {"PASS": 0, "FAIL": 1, "ERROR": 2, "NO-REFERENCE": 3, "STALE": 4,
-                 "INSUFFICIENT-DATA": 5}  # fmt: skip
+_STATUS_CODES = {
+    "PASS": 0,
+    "FAIL": 1,
+    "ERROR": 2,
+    "NO-REFERENCE": 3,
+    "STALE": 4,
+    "INSUFFICIENT-DATA": 5,
+}
 
 
 def read_run(path: Path) -> Run:
@@ -47,16 +53,24 @@ def read_run(path: Path) -> Run:
 
 def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
     """A table for a merge request or an issue."""
-    lines = [*([f"**{answer.headline}**", ""] if answer else []),
-             "| check | partition | verdict | measured | reference | reason |",
-             "|---|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        *([f"**{answer.headline}**", ""] if answer else []),
+        "| check | partition | verdict | measured | reference | reason |",
+        "|---|---|---|---|---|---|",
+    ]
     for verdict in run["verdicts"]:
         metric = next((m for m in verdict["metrics"] if m["wanted"]), None)
         measured = f"{number(metric['value'])} {metric['unit']}" if metric else "-"
         reference = number(metric["reference"]) if metric else "-"
         word = verdict["status"] + (" (waived)" if verdict["waived"] else "")
-        cells = [_name(verdict), _place(verdict) or "-", word, measured, reference,
-                 verdict["reason"]]  # fmt: skip
+        cells = [
+            _name(verdict),
+            _place(verdict) or "-",
+            word,
+            measured,
+            reference,
+            verdict["reason"],
+        ]
         lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
     told = [*beside(answer, run["verdicts"]), *answer.warnings, *answer.accepted] if answer else []
     lines += ["", "| finding | series | what | id |", "|---|---|---|---|"] if told else []
@@ -71,10 +85,17 @@ def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
     """JUnit XML: FAIL, unwaived verdicts and what closes the gate are failures, ERROR an error."""
     verdicts = [*run["verdicts"]]
     for one in beside(answer, verdicts) if answer else ():
-        verdicts.append({
-            "check": one.name, "case": "", "partition": "gate", "status": one.kind, "ok": False,
-            "reason": one.description, "seconds": 0.0,
-        })  # fmt: skip
+        verdicts.append(
+            {
+                "check": one.name,
+                "case": "",
+                "partition": "gate",
+                "status": one.kind,
+                "ok": False,
+                "reason": one.description,
+                "seconds": 0.0,
+            }
+        )
     errors = sum(v["status"] == "ERROR" for v in verdicts)
     failures = sum(not v["ok"] for v in verdicts) - errors
     head = (
@@ -91,22 +112,34 @@ def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
     It takes no file in which a series is there twice: of repeats on the same nodes the last
     counts, with all that it measured.
     """
-    lines = ["# HELP hpcdl_check_status 0 PASS, 1 FAIL, 2 ERROR, 3 NO-REFERENCE, 4 STALE, "
-             "5 INSUFFICIENT-DATA."]  # fmt: skip
+    lines = [
+        "# HELP hpcdl_check_status 0 PASS, 1 FAIL, 2 ERROR, 3 NO-REFERENCE, 4 STALE, "
+        "5 INSUFFICIENT-DATA."
+    ]
     site = str(run.get("site") or "")
     verdicts = {_labels(site, verdict): verdict for verdict in run["verdicts"]}
-    lines += _gauge("status", (
-        (f'{labels},waived="{str(bool(one["waived"])).lower()}"', _STATUS_CODES[one["status"]])
-        for labels, one in verdicts.items()
-    ))  # fmt: skip
+    lines += _gauge(
+        "status",
+        (
+            (f'{labels},waived="{str(bool(one["waived"])).lower()}"', _STATUS_CODES[one["status"]])
+            for labels, one in verdicts.items()
+        ),
+    )
     for what in ("value", "reference", "low", "high"):
-        lines += _gauge(what, (
-            (_labels(site, one, metric), metric[what])
-            for one in verdicts.values() for metric in one["metrics"] if metric[what] is not None
-        ))  # fmt: skip
+        lines += _gauge(
+            what,
+            (
+                (_labels(site, one, metric), metric[what])
+                for one in verdicts.values()
+                for metric in one["metrics"]
+                if metric[what] is not None
+            ),
+        )
     if isinstance(time := run.get("time"), (int, float)):  # the collector takes no time of a sample
-        lines += ["# HELP hpcdl_check_timestamp_seconds End of the run, since 1970 UTC.",
-                  *_gauge("timestamp_seconds", [(_joined({"site": site}), time)])]  # fmt: skip
+        lines += [
+            "# HELP hpcdl_check_timestamp_seconds End of the run, since 1970 UTC.",
+            *_gauge("timestamp_seconds", [(_joined({"site": site}), time)]),
+        ]
     lines += _of_gate(site, answer) if answer else []
     return "\n".join(lines) + "\n"
 
@@ -114,15 +147,27 @@ def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
 def _of_gate(site: str, answer: GateAnswer) -> list[str]:
     here = _joined({"site": site})
     found = (
-        (_joined({**one.series._asdict(), "site": site, "node": one.node, "kind": one.kind,
-                  "closes": closes}), 1)
+        (
+            _joined(
+                {
+                    **one.series._asdict(),
+                    "site": site,
+                    "node": one.node,
+                    "kind": one.kind,
+                    "closes": closes,
+                }
+            ),
+            1,
+        )
         for closes, told in (("true", answer.findings), ("false", answer.warnings))
         for one in told
-    )  # fmt: skip
-    return ["# HELP hpcdl_check_gate_open 1 where the gate is open.",
-            *_gauge("gate_open", [(here, int(answer.open))]),
-            *_gauge("series", [(here, answer.series)]),
-            *_gauge("finding", found)]  # fmt: skip
+    )
+    return [
+        "# HELP hpcdl_check_gate_open 1 where the gate is open.",
+        *_gauge("gate_open", [(here, int(answer.open))]),
+        *_gauge("series", [(here, answer.series)]),
+        *_gauge("finding", found),
+    ]
 
 
 def _joined(labels: Mapping[str, object]) -> str:
@@ -148,9 +193,12 @@ def as_openmetrics(run: Run, answer: GateAnswer | None = None) -> str:
 
 
 FORMATS: dict[str, Callable[..., str]] = {
-    "markdown": as_markdown, "junit": as_junit, "prometheus": as_prometheus,
-    "openmetrics": as_openmetrics, "json": as_json,
-}  # fmt: skip
+    "markdown": as_markdown,
+    "junit": as_junit,
+    "prometheus": as_prometheus,
+    "openmetrics": as_openmetrics,
+    "json": as_json,
+}
 
 
 def _name(verdict: Mapping[str, Any]) -> str:
@@ -178,6 +226,9 @@ def _labels(site: str, verdict: Mapping[str, Any], metric: Mapping[str, Any] | N
     labels["environment"] = verdict.get("environment") or ""
     labels["node"] = (verdict.get("job") or {}).get("nodes") or ""
     if metric is not None:
-        labels |= {"metric": metric["name"], "unit": metric["unit"],
-                   "better": metric.get("better") or ""}  # fmt: skip
+        labels |= {
+            "metric": metric["name"],
+            "unit": metric["unit"],
+            "better": metric.get("better") or "",
+        }
     return _joined(labels)

@@ -61,9 +61,15 @@ class _Question:
         return self.newest[series] < self.latest[series.of_case]
 
 
-def ask(history: History, *, now: datetime, partitions: tuple[str, ...] = (),
-        names: tuple[str, ...] = (), execution: ExecutionProfile = CLUSTER,
-        rulings: Rulings | None = None) -> GateAnswer:  # fmt: skip
+def ask(
+    history: History,
+    *,
+    now: datetime,
+    partitions: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
+    execution: ExecutionProfile = CLUSTER,
+    rulings: Rulings | None = None,
+) -> GateAnswer:
     """The gate's answer for the series of a history.
 
     It is about all partitions and all checks (`names`) by default. `now` is for results that are
@@ -71,12 +77,17 @@ def ask(history: History, *, now: datetime, partitions: tuple[str, ...] = (),
     """
     history = history.as_of(now)
     known = history.series()
-    chosen = [one for one in known if (not partitions or one.partition in partitions)
-              and (not names or {one.check, one.name} & {*names})]  # fmt: skip
+    chosen = [
+        one
+        for one in known
+        if (not partitions or one.partition in partitions)
+        and (not names or {one.check, one.name} & {*names})
+    ]
     newest = {series: history.newest_time(series) for series in chosen}
     measured = sum(bool(series.metric) for series in known)
-    question = _Question(history, newest, _latest(newest), now, execution.margin, measured,
-                         rulings or Rulings())  # fmt: skip
+    question = _Question(
+        history, newest, _latest(newest), now, execution.margin, measured, rulings or Rulings()
+    )
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
     each = (found for series in alive for found in _findings(question, series))
     told = [*{(one.id, one.kind, one.description): one for one in each}.values()]
@@ -119,8 +130,11 @@ def _latest(newest: dict[Series, str]) -> dict[Series, str]:
 def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
     """What was asked about by a name that the history does not have: others must not hide it."""
     none = Series("", "", "", "")
-    return [Finding(none._replace(**{what: name}), "unknown", f"the history has no {what} {name}")
-            for name in asked if name not in there]  # fmt: skip
+    return [
+        Finding(none._replace(**{what: name}), "unknown", f"the history has no {what} {name}")
+        for name in asked
+        if name not in there
+    ]
 
 
 def _findings(question: _Question, series: Series) -> list[Finding]:
@@ -161,8 +175,11 @@ def _vanished(history: History, series: Series, run: list[Result]) -> list[Findi
     before = history.last_on(series, _days_before(run[-1].time, NODES_DAYS))
     about = Series("", "", series.partition, "", site=series.site)
     text = "{} gave no result beside the other nodes; its last is of {}"
-    return [Finding(about, "lost node", text.format(node, day), node=node)
-            for node, day in sorted(before.items()) if node not in now]  # fmt: skip
+    return [
+        Finding(about, "lost node", text.format(node, day), node=node)
+        for node, day in sorted(before.items())
+        if node not in now
+    ]
 
 
 def first_night(series: Series, last: str, rulings: Rulings, today: date) -> str:
@@ -183,10 +200,15 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
         several = [one.day for one in means if one.day >= recent and one.first != one.last]
         nights = history.nights(series, several[-COMPARED:][0]) if several else []
         slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
-        found += [Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
-                  for node in slow]  # fmt: skip
-    looked_at = [(night.value, night.first if night.first == night.last else "")
-                 for night in means if night.day >= since]  # fmt: skip
+        found += [
+            Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
+            for node in slow
+        ]
+    looked_at = [
+        (night.value, night.first if night.first == night.last else "")
+        for night in means
+        if night.day >= since
+    ]
     look = may_be_worse(looked_at, lower=lower)
     # Where each night has the same nodes, what they differ by is in every mean alike; the newest
     # may not be over.

@@ -43,8 +43,12 @@ _KEY = ("site", "check_name", "case_name", "partition", "metric", "environment",
 _THIS = " AND ".join(f"{name} = ?" for name in _KEY)
 """What identifies a series: columns, and the condition that a result is of it."""
 _MEASURED = "AND value IS NOT NULL AND status != 'ERROR'"
-_SQL = {"str": "TEXT NOT NULL", "bool": "INTEGER NOT NULL", "float | None": "REAL",
-        "int | None": "INTEGER"}  # fmt: skip
+_SQL = {
+    "str": "TEXT NOT NULL",
+    "bool": "INTEGER NOT NULL",
+    "float | None": "REAL",
+    "int | None": "INTEGER",
+}
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,10 @@ _REASONS = {
     "DEADLINE": "its deadline was over",
     "REVOKED": "it was revoked",
 }
-_ENDS = {"NODE_FAIL": (FaultKind.NODE_LOST, "node lost"),
-         "TIMEOUT": (FaultKind.TIMEOUT, "time-out")}  # fmt: skip
+_ENDS = {
+    "NODE_FAIL": (FaultKind.NODE_LOST, "node lost"),
+    "TIMEOUT": (FaultKind.TIMEOUT, "time-out"),
+}
 
 
 def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = "") -> Fault | None:
@@ -47,8 +49,10 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = 
         return Fault(FaultKind.JOB_LOST, text)
     if record.restarts > allowed_restarts:
         on = f" after it ran on {was_on}" if was_on else ""
-        text = (f"node lost: Slurm put the job back into the queue{on} (restart {record.restarts});"
-                " its numbers would not be those of one run")  # fmt: skip
+        text = (
+            f"node lost: Slurm put the job back into the queue{on} (restart {record.restarts});"
+            " its numbers would not be those of one run"
+        )
         return Fault(FaultKind.NODE_LOST, text, "restarts", allowed_restarts, record.restarts)
     if record.active or record.state in JUDGED:
         return None

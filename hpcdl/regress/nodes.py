@@ -49,8 +49,10 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str
         rest = [value for node, value in each.items() if node not in slow]
         for node in slow:
             less = 1 - each[node] / median(rest)
-            text = (f"slow node: {node} is {less:.0%} slower than the others, {len(rest)} of them "
-                    f"({name})")  # fmt: skip
+            text = (
+                f"slow node: {node} is {less:.0%} slower than the others, {len(rest)} of them "
+                f"({name})"
+            )
             found.setdefault(node, Fault(FaultKind.SLOW_NODE, text, name, got=node))
     return found
 
@@ -133,8 +135,11 @@ def name_slow_nodes(
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault(place(verdict), []).append(verdict)
-    slow = {(*key, node): fault for key, group in groups.items()
-            for node, fault in find_slow_nodes(group, execution.margin).items()}  # fmt: skip
+    slow = {
+        (*key, node): fault
+        for key, group in groups.items()
+        for node, fault in find_slow_nodes(group, execution.margin).items()
+    }
     return [_named(one, slow.get((*place(one), node_of(one)))) for one in verdicts]
 
 

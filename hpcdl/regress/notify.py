@@ -124,24 +124,34 @@ def as_teams(notice: Notice) -> dict[str, Any]:
     actions = [{"type": "Action.OpenUrl", "title": "Page", "url": notice.link}]
     card = {
         "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
-        "type": "AdaptiveCard", "version": "1.4", "body": body,
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": body,
         **({"actions": actions} if notice.link else {}),
-    }  # fmt: skip
+    }
     kind = "application/vnd.microsoft.card.adaptive"
     return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
 
 
 def as_webhook(notice: Notice) -> dict[str, Any]:
     """Any other program: the gate's answer as `check gate --json` has it, and what changed."""
-    told = {"site": notice.site, "link": notice.link, "new": [one.id for one in notice.new],
-            "over": list(notice.over), "gate": notice.answer.as_data()}  # fmt: skip
+    told = {
+        "site": notice.site,
+        "link": notice.link,
+        "new": [one.id for one in notice.new],
+        "over": list(notice.over),
+        "gate": notice.answer.as_data(),
+    }
     inert: dict[str, Any] = inert_values(told)
     return inert
 
 
 BODIES: Mapping[str, Callable[[Notice], dict[str, Any]]] = {
-    "slack": as_slack, "mattermost": as_mattermost, "teams": as_teams, "webhook": as_webhook
-}  # fmt: skip
+    "slack": as_slack,
+    "mattermost": as_mattermost,
+    "teams": as_teams,
+    "webhook": as_webhook,
+}
 """What each kind of service takes, as JSON."""
 
 
@@ -189,8 +199,10 @@ def read_addressees(path: Path) -> Addressees:
     try:
         return _addressees(path)
     except InvalidDocument as found:
-        details = [f"{path}:{one.mark.line}:{one.mark.column}: {_VALUE.sub(': ', one.message)}"
-                   for one in found.faults]  # fmt: skip
+        details = [
+            f"{path}:{one.mark.line}:{one.mark.column}: {_VALUE.sub(': ', one.message)}"
+            for one in found.faults
+        ]
         raise BadInput(found.message, details=details, hint=found.hint) from None
 
 
@@ -231,15 +243,23 @@ def tell(
     """
     record = home("notices") / f"{site}.json"
     before, lines = _read(record), []
-    notices = [(target, notice_of(site, answer, before.get(target.key, {}), addressees.link))
-               for target in addressees.targets]  # fmt: skip
-    work = [(target, notice) for target, notice in notices
-            if addressees.when == "always" or notice.new or notice.over]  # fmt: skip
-    failed = _at_once([
-        partial(_mail, target.values, notice, page) if target.kind == "mail"
-        else partial(_post, target, notice)
-        for target, notice in work
-    ])  # fmt: skip
+    notices = [
+        (target, notice_of(site, answer, before.get(target.key, {}), addressees.link))
+        for target in addressees.targets
+    ]
+    work = [
+        (target, notice)
+        for target, notice in notices
+        if addressees.when == "always" or notice.new or notice.over
+    ]
+    failed = _at_once(
+        [
+            partial(_mail, target.values, notice, page)
+            if target.kind == "mail"
+            else partial(_post, target, notice)
+            for target, notice in work
+        ]
+    )
     for (target, _), fault in zip(work, failed, strict=True):
         if fault:
             lines.append(in_a_line(f"{target.name}: {fault}"))
@@ -272,8 +292,9 @@ def _at_once(senders: Sequence[Callable[[], None]]) -> list[str]:
             failed[index] = _reason(fault)
 
     # One that hangs is left behind: it ends with this process.
-    threads = [threading.Thread(target=call, args=(index,), daemon=True)
-               for index in range(len(senders))]  # fmt: skip
+    threads = [
+        threading.Thread(target=call, args=(index,), daemon=True) for index in range(len(senders))
+    ]
     for thread in threads:
         thread.start()
     end = time.monotonic() + SECONDS
@@ -326,8 +347,13 @@ def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
     program = shutil.which("sendmail") or "/usr/sbin/sendmail"
     if not Path(program).exists():
         raise BadInput("there is no sendmail on this machine; give `smtp: HOST:PORT`")
-    subprocess.run([program, "-t", "-i"], input=bytes(message), timeout=SECONDS,
-                   capture_output=True, check=True)  # fmt: skip
+    subprocess.run(
+        [program, "-t", "-i"],
+        input=bytes(message),
+        timeout=SECONDS,
+        capture_output=True,
+        check=True,
+    )
 
 
 def _by_smtp(message: EmailMessage, values: Mapping[str, Any], server: str) -> None:

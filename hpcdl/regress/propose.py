@@ -55,9 +55,13 @@ def propose(
     unknown partition, or a reference file with faults.
     """
     chosen = [part.label for part in site.by_groups(partitions)]
-    measured = [row for row in read_rows(site) if row.partition in chosen
-                and row.release == modules[row.partition].release
-                and (not names or row.names & {*names})]  # fmt: skip
+    measured = [
+        row
+        for row in read_rows(site)
+        if row.partition in chosen
+        and row.release == modules[row.partition].release
+        and (not names or row.names & {*names})
+    ]
     rows, waiting = draft(site, measured)
     edits = tuple(references.edit_of(site, name, new) for name, new in by_set(site, rows).items())
     return Drafts(edits, waiting, bool(measured), tuple(rows))
@@ -106,9 +110,12 @@ def read_rows(site: Site) -> Iterator[Reference]:
         try:
             run = VERDICTS.read(path).values
             good = [
-                one for one in run["verdicts"] if not run["settings"] and one["status"] in _USABLE
+                one
+                for one in run["verdicts"]
+                if not run["settings"]
+                and one["status"] in _USABLE
                 and FaultKind.FEW_STEPS not in {fault["kind"] for fault in one["faults"]}
-            ]  # fmt: skip
+            ]
             found = [*rows_of(good, run.get("machine"), date, source)]
         except (BadInput, KeyError, TypeError, AttributeError, ValueError, OverflowError):
             continue
@@ -125,13 +132,21 @@ def rows_of(
             if metric["wanted"] and metric["value"] is not None and not ruled:
                 better = metric.get("better") or (LOWER if metric["unit"] in TIMES else "")
                 yield Reference(
-                    check=verdict["check"], case=verdict["case"], partition=verdict["partition"],
-                    metric=metric["name"], value=float(metric["value"]), unit=metric["unit"],
-                    source=source, proof="run", date=date, release=verdict["release"],
-                    driver=verdict.get("driver"), machine=machine,
+                    check=verdict["check"],
+                    case=verdict["case"],
+                    partition=verdict["partition"],
+                    metric=metric["name"],
+                    value=float(metric["value"]),
+                    unit=metric["unit"],
+                    source=source,
+                    proof="run",
+                    date=date,
+                    release=verdict["release"],
+                    driver=verdict.get("driver"),
+                    machine=machine,
                     nodes=tuple(expand_hostlist(str(verdict["job"].get("nodes") or ""))),
                     upper=WIDEST if better == LOWER else None,
-                )  # fmt: skip
+                )
 
 
 def _stands(known: Reference, newest: Reference) -> bool:
@@ -171,8 +186,9 @@ def measure(
 
 def write(site: Site, rows: Iterable[Reference]) -> tuple[Path, ...]:
     """Put rows into the files of their sets, as those are by now; the files."""
-    return tuple(references.update_references(site, name, new)
-                 for name, new in by_set(site, rows).items())  # fmt: skip
+    return tuple(
+        references.update_references(site, name, new) for name, new in by_set(site, rows).items()
+    )
 
 
 def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
@@ -186,9 +202,14 @@ def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
     machine = references.fingerprint()
     for part in site.by_groups(request.partitions):
         rows = references.load_references(site, part.reference_set).values()
-        there = [row.names for row in rows if row.partition == part.label and row.proof == "run"
-                 and row.release == modules[part.label].release
-                 and row.machine in {None, machine}]  # fmt: skip
+        there = [
+            row.names
+            for row in rows
+            if row.partition == part.label
+            and row.proof == "run"
+            and row.release == modules[part.label].release
+            and row.machine in {None, machine}
+        ]
         if not set().union(*there).issuperset(request.names):
             return False
     return True

@@ -111,8 +111,9 @@ def published(reference_set: str) -> tuple[Reference, ...]:
     known = facts.load("references")
     groups = known["sets"].get(reference_set, ())
     records = {one["id"]: one for one in facts.load("throughput")["records"]} if groups else {}
-    return tuple(_of_record(known, group, records[name])
-                 for group in groups for name in group["records"])  # fmt: skip
+    return tuple(
+        _of_record(known, group, records[name]) for group in groups for name in group["records"]
+    )
 
 
 def _of_record(
@@ -123,11 +124,17 @@ def _of_record(
     data = record["data"] if record["data"] == "imagenet" else "synthetic"
     shape = f"{nodes}x{int(record['gpus']) // nodes}"
     return Reference(
-        check=known["check"], metric=known["metric"], partition="", unit="images/s",
+        check=known["check"],
+        metric=known["metric"],
+        partition="",
+        unit="images/s",
         case=f"{record['model']}-{shape}-{data}-{record['precision'].rpartition('/')[2]}",
-        value=float(record["images_per_sec"]), lower=float(group["lower"]), proof=record["proof"],
-        source=f"{record['source']}: {record['id']}", date=str(record.get("date") or "unknown"),
-    )  # fmt: skip
+        value=float(record["images_per_sec"]),
+        lower=float(group["lower"]),
+        proof=record["proof"],
+        source=f"{record['source']}: {record['id']}",
+        date=str(record.get("date") or "unknown"),
+    )
 
 
 def read_references(path: Path) -> tuple[Reference, ...]:
@@ -141,8 +148,11 @@ def read_references(path: Path) -> tuple[Reference, ...]:
     values = check(document, facts.load("check_formats")["references"])
     found = (values or {}).get("set")
     if found is not None and found != path.stem:
-        document.fault(f"these are references of '{found}', and the file is '{path.name}'",
-                       document.find(("set",)), "a set's file has its name")  # fmt: skip
+        document.fault(
+            f"these are references of '{found}', and the file is '{path.name}'",
+            document.find(("set",)),
+            "a set's file has its name",
+        )
     _look_through(document, (values or {}).get("references") or [])
     document.raise_faults()
     return tuple(map(reference_of, values["references"]))
@@ -156,8 +166,11 @@ def _look_through(document: Document, entries: Sequence[Mapping[str, Any]]) -> N
             continue
         place = document.find(("references", index))
         if entry.get("lower") is None and entry.get("upper") is None:
-            document.fault("a reference without bounds passes everything", place,
-                           "give 'lower', 'upper' or both")  # fmt: skip
+            document.fault(
+                "a reference without bounds passes everything",
+                place,
+                "give 'lower', 'upper' or both",
+            )
         key = tuple(entry.get(name) for name in ("check", "case", "partition", "metric"))
         if key in seen:
             document.fault(f"a second reference of {'/'.join(map(str, key))}", place)
@@ -177,9 +190,11 @@ class Edit:
         """A unified diff that `git apply` and `patch -p1` take in the site's prefix."""
         name = f"references/{self.path.name}"
         lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True), self.after.splitlines(keepends=True),
-            f"a/{name}" if self.before else "/dev/null", f"b/{name}",
-        )  # fmt: skip
+            self.before.splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            f"a/{name}" if self.before else "/dev/null",
+            f"b/{name}",
+        )
         return "".join(
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
             for line in lines
@@ -274,9 +289,17 @@ def from_runs(row: Reference, values: Sequence[float]) -> Reference:
 def rule(check: str, case: str, partition: str, metric: str, least: float) -> Reference:
     """A reference that is no measurement: the least value that a check itself demands."""
     return Reference(
-        check=check, case=case, partition=partition, metric=metric, value=least, unit="",
-        lower=0.0, source=OWN_DEMAND, proof="run", date=time.strftime("%Y-%m-%d"),
-    )  # fmt: skip
+        check=check,
+        case=case,
+        partition=partition,
+        metric=metric,
+        value=least,
+        unit="",
+        lower=0.0,
+        source=OWN_DEMAND,
+        proof="run",
+        date=time.strftime("%Y-%m-%d"),
+    )
 
 
 def fingerprint() -> str:

@@ -149,9 +149,12 @@ def binding_faults(
     """
     nodes, tasks = int(layout["nodes"]), int(layout["tasks_per_node"])
     expected = Expectation(
-        world=nodes * tasks, tasks_per_node=tasks, cpus_per_task=int(layout["cpus_per_task"]),
-        gpus_per_node=int(layout["gpus_per_node"]), release=release or "",
-    )  # fmt: skip
+        world=nodes * tasks,
+        tasks_per_node=tasks,
+        cpus_per_task=int(layout["cpus_per_task"]),
+        gpus_per_node=int(layout["gpus_per_node"]),
+        release=release or "",
+    )
     found = [problem.sentence for problem in judge(probes, expected)]
     found += [
         f"rank {probe.rank} on {probe.host} may run on {probe.affinity} CPUs, "
@@ -160,8 +163,9 @@ def binding_faults(
         if bound and probe.affinity < expected.cpus_per_task
     ]
     crowds = Counter(probe.host for probe in probes).items()
-    found += [f"{count} ranks are on {host}, not {tasks}" for host, count in crowds
-              if count != tasks]  # fmt: skip
+    found += [
+        f"{count} ranks are on {host}, not {tasks}" for host, count in crowds if count != tasks
+    ]
     return [Fault(FaultKind.BINDING, text) for text in found]
 
 

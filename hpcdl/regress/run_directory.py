@@ -102,10 +102,15 @@ def read_events(path: Path) -> dict[int, JobEvent]:
     for entry in json_lines(path):
         with suppress(KeyError, TypeError, ValueError):
             found[int(entry["job"])] = JobEvent(
-                int(entry["job"]), str(entry["name"]), Path(entry["directory"]),
-                str(entry["state"]), str(entry.get("why", "")), str(entry.get("nodes", "")),
-                int(entry.get("restarts", 0)), entry.get("record") or {},
-            )  # fmt: skip
+                int(entry["job"]),
+                str(entry["name"]),
+                Path(entry["directory"]),
+                str(entry["state"]),
+                str(entry.get("why", "")),
+                str(entry.get("nodes", "")),
+                int(entry.get("restarts", 0)),
+                entry.get("record") or {},
+            )
     return found
 
 
@@ -116,11 +121,18 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     cluster is set up anew. Raises HpcdlError: Slurm does not answer, so that their states are
     unknown.
     """
-    left = [event.job for event in read_events(directory.events).values()
-            if _still_ours(event, directory.path.resolve())]  # fmt: skip
+    left = [
+        event.job
+        for event in read_events(directory.events).values()
+        if _still_ours(event, directory.path.resolve())
+    ]
     found = once.by_token(_tokens(directory.events))
-    left += [job for ids in found.values() for job in ids
-             if (record := client.job(job)) and record.active]  # fmt: skip
+    left += [
+        job
+        for ids in found.values()
+        for job in ids
+        if (record := client.job(job)) and record.active
+    ]
     client.cancel(left)
     return left
 

@@ -74,35 +74,47 @@ def run_checks(
     with new_run(site) as run:
         execution = current()
         machine = fingerprint() if execution.machine_references else None
-        write_atomic(run.settings, render_settings(
-            site, modules, partitions=request.partitions, prefix=run.path, execution=execution
-        ))  # fmt: skip
+        write_atomic(
+            run.settings,
+            render_settings(
+                site, modules, partitions=request.partitions, prefix=run.path, execution=execution
+            ),
+        )
         usual = execution.retries if referenced else 0
         argv = process.to_argv(run, request, usual, serial=execution.serial)
         session = process.execute(run, argv, progress)
         _refuse_mistyped(request, session)
         found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
-        outcome = CheckOutcome(run, tuple(waive(found, request.waived)), time.monotonic() - start,
-                               machine, request.changed, site.name, time.time())  # fmt: skip
+        outcome = CheckOutcome(
+            run,
+            tuple(waive(found, request.waived)),
+            time.monotonic() - start,
+            machine,
+            request.changed,
+            site.name,
+            time.time(),
+        )
         VERDICTS.write(run.verdicts, as_data(outcome))
     return outcome
 
 
 def as_data(outcome: CheckOutcome) -> dict[str, Any]:
     """An outcome as verdicts.json has it."""
-    return VERDICTS.data({
-        "run": str(outcome.directory.path),
-        "site": outcome.site,
-        "ok": outcome.ok,
-        "machine": outcome.machine,
-        "settings": list(outcome.settings),
-        "seconds": round(outcome.seconds, 2),
-        "time": outcome.ended,
-        "verdicts": [
-            asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
-            for verdict in outcome.verdicts
-        ],
-    })  # fmt: skip
+    return VERDICTS.data(
+        {
+            "run": str(outcome.directory.path),
+            "site": outcome.site,
+            "ok": outcome.ok,
+            "machine": outcome.machine,
+            "settings": list(outcome.settings),
+            "seconds": round(outcome.seconds, 2),
+            "time": outcome.ended,
+            "verdicts": [
+                asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
+                for verdict in outcome.verdicts
+            ],
+        }
+    )
 
 
 def _check_request(site: Site, request: CheckRequest) -> bool:
@@ -146,9 +158,13 @@ def _refuse_mistyped(request: CheckRequest, session: Session) -> None:
 
 
 def _verdicts(
-    site: Site, modules: Modules, run: RunDirectory, request: CheckRequest, session: Session,
+    site: Site,
+    modules: Modules,
+    run: RunDirectory,
+    request: CheckRequest,
+    session: Session,
     machine: str | None,
-) -> list[Verdict]:  # fmt: skip
+) -> list[Verdict]:
     asked, known = request.retries is not None, _known(site, run, modules)
     told = [[with_evidence(case, known) for case in tries] for tries in session.cases]
     found = [_counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in told]
@@ -156,8 +172,13 @@ def _verdicts(
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
     if broken or found:
-        return [*found, *broken, *_partitions_without(site, request, found),
-                *_names_without(request, found), *_nodes_without(site, request, found)]  # fmt: skip
+        return [
+            *found,
+            *broken,
+            *_partitions_without(site, request, found),
+            *_names_without(request, found),
+            *_nodes_without(site, request, found),
+        ]
     kind = FaultKind.SELECTION if request.names and session.selected == 0 else FaultKind.RUN
     return [_problem(_why_nothing(run, request, session), kind=kind)]
 
@@ -167,9 +188,10 @@ def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
     return Plain(
         jobs={str(job): event.record for job, event in read_events(run.events).items()},
         partitions={reframe_name(label): label for label in labels},
-        releases={(one, "tensorflow"): modules[one].release or "" for one in labels
-                  if one in modules},
-    )  # fmt: skip
+        releases={
+            (one, "tensorflow"): modules[one].release or "" for one in labels if one in modules
+        },
+    )
 
 
 def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) -> Verdict:
@@ -184,11 +206,15 @@ def _nodes_without(site: Site, request: CheckRequest, found: Sequence[Verdict]) 
         node = node_of(verdict) or verdict.planned
         each.setdefault(verdict.partition, set()).update({node} - {""})
     return [
-        _problem(f"{len(each[part.label])} of {part.nodes} nodes were checked: "
-                 f"{', '.join(sorted(each[part.label]))}", part.label, FaultKind.NODE_LOST)
+        _problem(
+            f"{len(each[part.label])} of {part.nodes} nodes were checked: "
+            f"{', '.join(sorted(each[part.label]))}",
+            part.label,
+            FaultKind.NODE_LOST,
+        )
         for part in site.by_groups()
         if part.label in each and len(each[part.label]) < part.nodes
-    ]  # fmt: skip
+    ]
 
 
 def _partitions_without(
@@ -197,8 +223,11 @@ def _partitions_without(
     """A partition that was asked for by name, or a group of its nodes, on which nothing ran."""
     seen = {verdict.partition for verdict in found}
     asked = site.by_groups(request.partitions) if request.partitions else ()
-    return [_problem("no check fits this partition", part.label) for part in asked
-            if part.label not in seen]  # fmt: skip
+    return [
+        _problem("no check fits this partition", part.label)
+        for part in asked
+        if part.label not in seen
+    ]
 
 
 def _names_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:

@@ -23,11 +23,21 @@ SHAPES = ((1, 2), (2, 2), (1, ALL), (2, ALL), (4, ALL))
 YARDSTICKS = {
     # 1,440 digits are to be a global batch of four nodes of eight GPUs, too.
     "small": TrainingCase("mlp", 1, 1, steps=1000, batch=16),
-    "fp32": TrainingCase("resnet50", 1, 1, steps=100, batch=64, data="synthetic", real=True,
-                         minutes=30),
-    "fp16": TrainingCase("resnet50", 1, 1, steps=100, batch=64, data="synthetic",
-                         precision="fp16", real=True, minutes=30),
-}  # fmt: skip
+    "fp32": TrainingCase(
+        "resnet50", 1, 1, steps=100, batch=64, data="synthetic", real=True, minutes=30
+    ),
+    "fp16": TrainingCase(
+        "resnet50",
+        1,
+        1,
+        steps=100,
+        batch=64,
+        data="synthetic",
+        precision="fp16",
+        real=True,
+        minutes=30,
+    ),
+}
 _BANDS, _WIDEST = 2.0, 0.9
 FAST_CONVOLUTIONS = 4.0
 _UNITS = {"fp32": ("fp32", "tf32"), "tf32": ("fp32", "tf32")}
@@ -78,15 +88,28 @@ def expected_efficiency(
         return None
     try:
         precision = trained_precision(case.precision, partition.gpu.compute)
-        request = Request(partition, case.model, str(case.nodes * case.ranks), case.batch,
-                          precision, images_per_second=single)  # fmt: skip
+        request = Request(
+            partition,
+            case.model,
+            str(case.nodes * case.ranks),
+            case.batch,
+            precision,
+            images_per_second=single,
+        )
         (point,) = answer(request).points
     except HpcdlError:
         return None
     uncertainty = 1 - point.low / point.images_per_second
     lower, date = -min(_WIDEST, round(_BANDS * uncertainty, 3)), time.strftime("%Y-%m-%d")
     return Reference(
-        check=check, case=str(case), partition=partition.label, metric="efficiency",
-        value=round(point.efficiency, 4), unit="of ideal", lower=lower, date=date,
-        proof="doubtful", source="hpcdl predict, from one GPU's rate of the same night",
-    )  # fmt: skip
+        check=check,
+        case=str(case),
+        partition=partition.label,
+        metric="efficiency",
+        value=round(point.efficiency, 4),
+        unit="of ideal",
+        lower=lower,
+        date=date,
+        proof="doubtful",
+        source="hpcdl predict, from one GPU's rate of the same night",
+    )

@@ -19,8 +19,17 @@ from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import count_of, table
 
 COLUMNS = ("date", "value", "release", "driver", "node")
-_HEADER = ("what", "began", "between", "seen", "ended", "before", "after", "change",
-           "changed with it")  # fmt: skip
+_HEADER = (
+    "what",
+    "began",
+    "between",
+    "seen",
+    "ended",
+    "before",
+    "after",
+    "change",
+    "changed with it",
+)
 _SHOWN_FAULTS = 10
 _MOST_BYTES = 20_000_000
 
@@ -94,12 +103,14 @@ def analysis_data(analysis: Analysis) -> dict[str, Any]:
     return {
         "schema": 1,
         **{name: getattr(analysis, name) for name in ("nights", "enough", "level", "spread")},
-        "changes": [{**asdict(one), "kind": one.word, "change": round(one.change, 5)}
-                    for one in analysis.changes],
+        "changes": [
+            {**asdict(one), "kind": one.word, "change": round(one.change, 5)}
+            for one in analysis.changes
+        ],
         "alarm": analysis.alarm.kind.value if analysis.alarm else None,
         "warning": analysis.warning.kind.value if analysis.warning else None,
         "slow_nodes": list(analysis.slow_nodes),
-    }  # fmt: skip
+    }
 
 
 def _night(row: Mapping[str | None, str | None]) -> Night:
@@ -132,6 +143,14 @@ def _date(text: str) -> date:
 
 
 def _row(change: Change) -> list[str]:
-    return [change.word, str(change.began), f"{change.earliest} .. {change.latest}",
-            str(change.seen), str(change.ended or "-"), number(change.before), number(change.after),
-            f"{change.change:+.1%}", ", ".join(change.suspects) or "-"]  # fmt: skip
+    return [
+        change.word,
+        str(change.began),
+        f"{change.earliest} .. {change.latest}",
+        str(change.seen),
+        str(change.ended or "-"),
+        number(change.before),
+        number(change.after),
+        f"{change.change:+.1%}",
+        ", ".join(change.suspects) or "-",
+    ]

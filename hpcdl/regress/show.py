@@ -26,8 +26,11 @@ _HEADER = ("check", "partition", "verdict", "measured", "reference", "change", "
 
 def outcome_text(outcome: CheckOutcome) -> str:
     """Everything a person wants to see after a run: a line per metric, the reasons, files."""
-    reasons = [f"{_word(one)} {one.name} on {one.place}: {in_a_line(one.reason)}"
-               for one in outcome.verdicts if one.reason]  # fmt: skip
+    reasons = [
+        f"{_word(one)} {one.name} on {one.place}: {in_a_line(one.reason)}"
+        for one in outcome.verdicts
+        if one.reason
+    ]
     rows = [row for verdict in outcome.verdicts for row in _rows(verdict)]
     lines = [table(rows, _HEADER), *(["", *reasons] if reasons else []), ""]
     for verdict in outcome.verdicts:
@@ -57,8 +60,9 @@ def _snapshot(event: JobEvent) -> Snapshot:
     text = describe(event.state, event.why, event.nodes)
     if event.state == "SUBMITTED":
         text = "it is handed to Slurm"
-    return Snapshot(event.job, event.state, text, 0, event.nodes, event.restarts,
-                    PROGRESS.find(event.directory))  # fmt: skip
+    return Snapshot(
+        event.job, event.state, text, 0, event.nodes, event.restarts, PROGRESS.find(event.directory)
+    )
 
 
 def _rows(verdict: Verdict) -> list[list[str]]:
@@ -66,10 +70,14 @@ def _rows(verdict: Verdict) -> list[list[str]]:
     if not verdict.metrics:
         return [[*head, "-", "-", "-", "-"]]
     numbers = [
-        [f"{number(one.value)} {one.unit}", number(one.reference),
-         "-" if one.change is None else f"{one.change:+.1%}", bounds_text(one.low, one.high) or "-"]
+        [
+            f"{number(one.value)} {one.unit}",
+            number(one.reference),
+            "-" if one.change is None else f"{one.change:+.1%}",
+            bounds_text(one.low, one.high) or "-",
+        ]
         for one in verdict.metrics
-    ]  # fmt: skip
+    ]
     return [[*head, *numbers[0]], *(["", "", "", *row] for row in numbers[1:])]
 
 
@@ -92,11 +100,31 @@ def references_text(rows: Sequence[Reference]) -> str:
     """References as a table."""
     if not rows:
         return "no references; `hpcdl check references measure` makes them"
-    header = ("check", "partition", "metric", "reference", "bounds", "runs", "spread", "evidence",
-              "source")  # fmt: skip
-    each = [[f"{row.check}/{row.case}", row.partition, row.metric,
-             f"{number(row.value)} {row.unit}", bounds_text(*row.bounds), str(row.runs),
-             f"{row.spread:.1%}", row.proof, row.source] for row in rows]  # fmt: skip
+    header = (
+        "check",
+        "partition",
+        "metric",
+        "reference",
+        "bounds",
+        "runs",
+        "spread",
+        "evidence",
+        "source",
+    )
+    each = [
+        [
+            f"{row.check}/{row.case}",
+            row.partition,
+            row.metric,
+            f"{number(row.value)} {row.unit}",
+            bounds_text(*row.bounds),
+            str(row.runs),
+            f"{row.spread:.1%}",
+            row.proof,
+            row.source,
+        ]
+        for row in rows
+    ]
     return table(each, header)
 
 
@@ -104,8 +132,11 @@ def proposals_text(drafts: Drafts) -> str:
     """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
     diffs = "".join(edit.diff for edit in drafts.edits)
     waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
-    why = ("what was measured has its reference" if drafts.nights
-           else "no night of the release that is published now was measured yet")  # fmt: skip
+    why = (
+        "what was measured has its reference"
+        if drafts.nights
+        else "no night of the release that is published now was measured yet"
+    )
     return diffs + waiting or f"# nothing to propose: {why}\n"
 
 
@@ -115,8 +146,16 @@ def history_text(history: History, path: Path) -> str:
     for series in history.series():
         last = history.last(series)
         if last is not None:
-            rows.append([series.name, series.place, series.metric or "-", last.time[:16],
-                         f"{number(last.value)} {series.unit}".strip(), last.status])  # fmt: skip
+            rows.append(
+                [
+                    series.name,
+                    series.place,
+                    series.metric or "-",
+                    last.time[:16],
+                    f"{number(last.value)} {series.unit}".strip(),
+                    last.status,
+                ]
+            )
     header = ("check", "partition", "metric", "last", "value", "verdict")
     return table(rows, header) if rows else f"no results yet in {path}"
 

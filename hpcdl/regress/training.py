@@ -41,9 +41,14 @@ def shape_name(nodes: int, ranks: int) -> str:
 
 
 def job_on(
-    partition: Partition, name: str, program: tuple[str, ...], *, nodes: int = 1,
-    ranks: int = 1, minutes: int = MINUTES,
-) -> JobSpec:  # fmt: skip
+    partition: Partition,
+    name: str,
+    program: tuple[str, ...],
+    *,
+    nodes: int = 1,
+    ranks: int = 1,
+    minutes: int = MINUTES,
+) -> JobSpec:
     """A job of `ranks` per node, as a user would ask for it on this partition."""
     count = ranks_on(partition, ranks)
     per_node = {"gpus_per_node": count} if partition.gpu else {"tasks_per_node": count}
@@ -97,15 +102,24 @@ class TrainingCase:
         if named_set and not (site.paths.datasets / self.data / "dataset.json").exists():
             raise BadInput(f"there is no data set {self.data} in {site.paths.datasets}")
         return job_on(
-            partition, f"{name}-{self.on(partition)}", ("hpcdl", "train", *self._options(site)),
-            nodes=self.nodes, ranks=self.ranks, minutes=self.minutes,
-        )  # fmt: skip
+            partition,
+            f"{name}-{self.on(partition)}",
+            ("hpcdl", "train", *self._options(site)),
+            nodes=self.nodes,
+            ranks=self.ranks,
+            minutes=self.minutes,
+        )
 
     def _options(self, site: Site) -> tuple[str, ...]:
         data = self.data if self.data == "synthetic" else site.paths.datasets / self.data
-        return (f"--model={self.model}", f"--data={data}", f"--steps={self.steps}",
-                f"--batch-per-rank={self.batch}", f"--precision={self.precision}",
-                "--checkpoint-every=0")  # fmt: skip
+        return (
+            f"--model={self.model}",
+            f"--data={data}",
+            f"--steps={self.steps}",
+            f"--batch-per-rank={self.batch}",
+            f"--precision={self.precision}",
+            "--checkpoint-every=0",
+        )
 
 
 images_per_second = reads("summary", IMAGES_PER_SECOND)
@@ -162,8 +176,13 @@ DIGITS, DIGITS_ACCURACY = "mlp-digits-95", 0.95
 
 def digits_options(directory: Path) -> tuple[str, ...]:
     """Options of that training; `directory` holds the digits."""
-    return ("--model=mlp", f"--data={directory}", "--epochs=60", "--global-batch=128",
-            "--checkpoint-every=0")  # fmt: skip
+    return (
+        "--model=mlp",
+        f"--data={directory}",
+        "--epochs=60",
+        "--global-batch=128",
+        "--checkpoint-every=0",
+    )
 
 
 def curve_faults(curve: Sequence[float]) -> list[Fault]:
@@ -195,15 +214,19 @@ _WARNED = (
     "if [[ ${SLURM_RESTART_COUNT:-0} == 0 ]]; then "
     "if [[ $SLURM_PROCID == 0 ]]; then "
     "(" + _WAIT + "scancel --signal=USR2 --batch $SLURM_JOB_ID) & fi; "
-    'exec "$@" --steps=100000000; fi; '
-    + _NEWEST
-    + f'exec "$@" --steps=$((newest + {STEPS_AFTER}))'
-)  # fmt: skip
+    'exec "$@" --steps=100000000; fi; ' + _NEWEST + f'exec "$@" --steps=$((newest + {STEPS_AFTER}))'
+)
 
 
 def _training(data: Path) -> tuple[str, ...]:
-    return ("hpcdl", "train", "--model=mlp", f"--data={data}", "--global-batch=128",
-            f"--checkpoint-every={CHECKPOINT_EVERY}")  # fmt: skip
+    return (
+        "hpcdl",
+        "train",
+        "--model=mlp",
+        f"--data={data}",
+        "--global-batch=128",
+        f"--checkpoint-every={CHECKPOINT_EVERY}",
+    )
 
 
 def killed_program(data: Path) -> tuple[str, ...]:

@@ -172,8 +172,10 @@ def judge_tries(
 
 def waive(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[Verdict]:
     """The verdicts with those waived that a name means: `check` or `check/case`."""
-    return [replace(one, waived=one.status.waivable and bool({one.check, one.name} & {*names}))
-            for one in verdicts]  # fmt: skip
+    return [
+        replace(one, waived=one.status.waivable and bool({one.check, one.name} & {*names}))
+        for one in verdicts
+    ]
 
 
 def number(value: float | None) -> str:
@@ -343,8 +345,11 @@ def _suspects(
     """What has changed since the references of values beyond their bounds were measured."""
     slow = {fault.metric for fault in faults if fault.kind is FaultKind.BOUND}
     rows = [row for name, row in _references(evidence).items() if name in slow]
-    found = [f"since that was measured: {what} {row[what]} -> {current}"
-             for row in rows for what, current in outdated(row, evidence, machine)]  # fmt: skip
+    found = [
+        f"since that was measured: {what} {row[what]} -> {current}"
+        for row in rows
+        for what, current in outdated(row, evidence, machine)
+    ]
     return list(dict.fromkeys(found))
 
 

@@ -73,13 +73,29 @@ class FaultKind(str, Enum):
 
 _K = FaultKind
 _STATUSES = {
-    **dict.fromkeys((_K.RUN, _K.SELECTION, _K.NO_RESULT, _K.FOREIGN, _K.UNIT, _K.TOO_FAST,
-                     _K.NO_METRIC, _K.EXIT_CODE, _K.ENDED_EARLY, _K.TIMEOUT, _K.NODE_LOST,
-                     _K.JOB_LOST, _K.HANG, _K.SLURM_AWAY), Status.ERROR),
+    **dict.fromkeys(
+        (
+            _K.RUN,
+            _K.SELECTION,
+            _K.NO_RESULT,
+            _K.FOREIGN,
+            _K.UNIT,
+            _K.TOO_FAST,
+            _K.NO_METRIC,
+            _K.EXIT_CODE,
+            _K.ENDED_EARLY,
+            _K.TIMEOUT,
+            _K.NODE_LOST,
+            _K.JOB_LOST,
+            _K.HANG,
+            _K.SLURM_AWAY,
+        ),
+        Status.ERROR,
+    ),
     **dict.fromkeys((_K.FEW_STEPS, _K.FEW_RUNS), Status.INSUFFICIENT),
     _K.NO_REFERENCE: Status.NO_REFERENCE,
     _K.STALE_REFERENCE: Status.STALE,
-}  # fmt: skip
+}
 """All others are failures of what was checked."""
 _WORST = (Status.ERROR, Status.FAIL, Status.INSUFFICIENT, Status.NO_REFERENCE, Status.STALE)
 

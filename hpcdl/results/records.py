@@ -35,8 +35,11 @@ class Record:
         """Raise BadInput unless all these places hold what the schema wants of them."""
         for place in places:
             above = [place[:end] for end, sign in enumerate(f"{place}.") if sign == "."]
-            found = [said for other, said in self.faults.items()
-                     if other in above or other.startswith((f"{place}.", f"{place}["))]  # fmt: skip
+            found = [
+                said
+                for other, said in self.faults.items()
+                if other in above or other.startswith((f"{place}.", f"{place}["))
+            ]
             if not found and at(self.values, *place.split(".")) is None:
                 found = [f"it lacks {place}"]
             if found:

@@ -8,5 +8,13 @@ Slurm and compares the two.
 from hpcdl.site.load import find_site_file, load_site
 from hpcdl.site.model import External, Gpu, Partition, Site, SpackSettings, StackRequest
 
-__all__ = ["External", "Gpu", "Partition", "Site", "SpackSettings", "StackRequest",
-           "find_site_file", "load_site"]  # fmt: skip
+__all__ = [
+    "External",
+    "Gpu",
+    "Partition",
+    "Site",
+    "SpackSettings",
+    "StackRequest",
+    "find_site_file",
+    "load_site",
+]

@@ -202,8 +202,9 @@ class _Meaning:
         elsewhere = {feature for one in others for feature in one.get("features") or ()}
         lists = [_names(one) for one in others]
         apart = all(lists) and not set().union(*lists) & _names(group)
-        return bool((kind and kind not in kinds) or {*(group.get("features") or ())} - elsewhere
-                    or apart)  # fmt: skip
+        return bool(
+            (kind and kind not in kinds) or {*(group.get("features") or ())} - elsewhere or apart
+        )
 
 
 def _names(nodes: Values) -> set[str]:

@@ -172,9 +172,11 @@ class Draft(NamedTuple):
 
 def draft(cluster: LiveCluster) -> Draft:
     """The commented site file of a cluster. Pure but for reading the template."""
-    groups = [(f"partitions.{part.name}" + (f".groups.{number}" if part.groups else ""), group)
-              for part in cluster.partitions
-              for number, group in enumerate(part.node_groups, 1)]  # fmt: skip
+    groups = [
+        (f"partitions.{part.name}" + (f".groups.{number}" if part.groups else ""), group)
+        for part in cluster.partitions
+        for number, group in enumerate(part.node_groups, 1)
+    ]
     environment = templates("sites", trim_blocks=True, lstrip_blocks=True)
     text = environment.get_template("site.yaml.j2").render(
         cluster=cluster,
@@ -183,8 +185,11 @@ def draft(cluster: LiveCluster) -> Draft:
         known=sorted(facts.load("gpus")["gpus"]),
     )
     questions = [question for place, group in groups for question in _questions(place, group)]
-    questions += [f"partitions.{part.name}: {out_of_scope(kind)}; it is drafted for CPU jobs"
-                  for part in cluster.partitions for kind in part.foreign]  # fmt: skip
+    questions += [
+        f"partitions.{part.name}: {out_of_scope(kind)}; it is drafted for CPU jobs"
+        for part in cluster.partitions
+        for kind in part.foreign
+    ]
     return Draft(text, tuple(questions))
 
 
@@ -223,8 +228,11 @@ def compare(site: Site, cluster: LiveCluster) -> tuple[Drift, ...]:
         found += (_groups if together else _nodes)(key, part, live[name])
         if part.max_minutes > slurm_minutes(live[name].max_time):
             found.append(Drift(f"{key}.max_time", part.max_time, live[name].max_time))
-    found += [Drift(f"partitions.{name}", "not described", f"{part.nodes} nodes")
-              for name, part in live.items() if name not in site.partitions]  # fmt: skip
+    found += [
+        Drift(f"partitions.{name}", "not described", f"{part.nodes} nodes")
+        for name, part in live.items()
+        if name not in site.partitions
+    ]
     return tuple(found)
 
 

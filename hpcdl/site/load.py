@@ -24,12 +24,33 @@ from hpcdl.system.text import did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 # What decides whether a file is valid: values kept for other versions of these are not used.
-_DECIDING = tuple(_PACKAGE / name for name in (
-    "site/check.py", "site/gpu_models.py", "slurm/rules.py", "system/resources.py",
-    "system/schema.py", "facts/site_format.yaml", "facts/gpus.yaml", "facts/slurm_rules.yaml",
-))  # fmt: skip
-_AS_WRITTEN = ("nodes", "hostlist", "sockets", "cores_per_socket", "threads_per_core", "memory_gb",
-               "max_time", "target", "driver", "stack", "account", "qos")  # fmt: skip
+_DECIDING = tuple(
+    _PACKAGE / name
+    for name in (
+        "site/check.py",
+        "site/gpu_models.py",
+        "slurm/rules.py",
+        "system/resources.py",
+        "system/schema.py",
+        "facts/site_format.yaml",
+        "facts/gpus.yaml",
+        "facts/slurm_rules.yaml",
+    )
+)
+_AS_WRITTEN = (
+    "nodes",
+    "hostlist",
+    "sockets",
+    "cores_per_socket",
+    "threads_per_core",
+    "memory_gb",
+    "max_time",
+    "target",
+    "driver",
+    "stack",
+    "account",
+    "qos",
+)
 """Keys of a partition that are attributes of the same name."""
 
 
@@ -155,9 +176,11 @@ def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Part
         **_least((group for _, _, group in with_gpus), *sizes),
         gpu=common,
         reference_set=min(with_gpus, key=lambda one: one[0])[2].reference_set,
-        groups=tuple(replace(one, fellows=tuple(other for other in groups if other is not one))
-                     for one in groups),
-    )  # fmt: skip
+        groups=tuple(
+            replace(one, fellows=tuple(other for other in groups if other is not one))
+            for one in groups
+        ),
+    )
 
 
 def _least(some: Iterable[object], *keys: str) -> dict[str, Any]:

@@ -26,10 +26,15 @@ from hpcdl.system.run import CommandFailed, CommandResult, run
 _T = TypeVar("_T")
 _Text = TypeVar("_Text", str, Sequence[str])
 _AWAY = (
-    "Unable to contact slurm controller", "Connection refused", "Zero Bytes were transmitted",
-    "Protocol authentication error", "Unable to establish", "timed out",
-    "Invalid authentication credential", "Could not establish a configuration source",
-)  # fmt: skip
+    "Unable to contact slurm controller",
+    "Connection refused",
+    "Zero Bytes were transmitted",
+    "Protocol authentication error",
+    "Unable to establish",
+    "timed out",
+    "Invalid authentication credential",
+    "Could not establish a configuration source",
+)
 # What `sbatch --test-only` says where nodes are down, drained or taken: it looks at those that are
 # up now, while `sbatch` itself queues the job and refuses only what the partition can never hold.
 _NOT_NOW = (
@@ -56,8 +61,9 @@ def _clean_environment() -> dict[str, str]:
     """
     keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER"}
     foreign = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMIX|PMI|OMPI)_")
-    return {name: os.environ[name] for name in os.environ
-            if name in keep or not foreign.match(name)}  # fmt: skip
+    return {
+        name: os.environ[name] for name in os.environ if name in keep or not foreign.match(name)
+    }
 
 
 def query_environment() -> dict[str, str]:
@@ -322,8 +328,14 @@ def ask(argv: Sequence[str], *, check: bool = True, tied: bool = False) -> Comma
         # What sbatch has, the job has: there the user's own defaults stay.
         given = _clean_environment() if argv[0] == "sbatch" else query_environment()
         environment = {**given, "SLURM_TIME_FORMAT": "standard"}
-        answer = run(argv, base_env=environment, check=False, timeout=_ANSWER_SECONDS, tied=tied,
-                     watch=_patience(argv[0]))  # fmt: skip
+        answer = run(
+            argv,
+            base_env=environment,
+            check=False,
+            timeout=_ANSWER_SECONDS,
+            tied=tied,
+            watch=_patience(argv[0]),
+        )
     except Stopped as late:  # a controller that is gone may just be silent
         raise _away([late.message]) from late
     if check and not answer.ok:

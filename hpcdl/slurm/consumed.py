@@ -66,9 +66,14 @@ def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]
     if shutil.which("sacct") is None:
         raise MissingPrerequisite("there is no sacct here", hint=hint)
     answer, lines = client.sacct(
-        CONSUMED_FIELDS, "--allocations", "--duplicates", "--truncate", f"--starttime={since}",
-        f"--endtime={until}", "--allusers" if everybody else f"--uid={os.getuid()}",
-    )  # fmt: skip
+        CONSUMED_FIELDS,
+        "--allocations",
+        "--duplicates",
+        "--truncate",
+        f"--starttime={since}",
+        f"--endtime={until}",
+        "--allusers" if everybody else f"--uid={os.getuid()}",
+    )
     if not answer.ok or "is disabled" in answer.stderr:
         raise MissingPrerequisite(
             "Slurm's accounting does not answer", details=answer.last_lines(2), hint=hint

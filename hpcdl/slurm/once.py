@@ -24,8 +24,12 @@ from hpcdl.system.files import explain_os_errors
 from hpcdl.system.trust import require_own
 
 # What sbatch says where it reached nobody, so that nothing can have been queued.
-_NOT_SENT = ("connect failure", "Connection refused", "Could not establish a configuration source",
-             "SLURM_CONF names")  # fmt: skip
+_NOT_SENT = (
+    "connect failure",
+    "Connection refused",
+    "Could not establish a configuration source",
+    "SLURM_CONF names",
+)
 _TOKEN = re.compile(r"(hpcdl-[0-9a-f]{32})(?:\.sh)?\s*\Z")
 _LATE_SECONDS = 10.0
 _KILLED = 128
@@ -137,9 +141,17 @@ def accounted(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
     if not tokens or shutil.which("sacct") is None:
         return {}
     answer = ask(
-        ["sacct", "--noheader", "--parsable2", "--allocations", f"--uid={os.getuid()}",
-         "--starttime=now-7days", "--format=JobID,SubmitLine"], check=False,
-    )  # fmt: skip
+        [
+            "sacct",
+            "--noheader",
+            "--parsable2",
+            "--allocations",
+            f"--uid={os.getuid()}",
+            "--starttime=now-7days",
+            "--format=JobID,SubmitLine",
+        ],
+        check=False,
+    )
     lines = (re.match(r"(\d+)[^|]*\|(.*)", line) for line in answer.stdout.splitlines())
     return _told([line.groups() for line in lines if line], tokens) if answer.ok else {}
 

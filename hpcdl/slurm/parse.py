@@ -12,9 +12,22 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 ACTIVE = frozenset(
-    {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
-     "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "REQUEUE_FED", "SPECIAL_EXIT"}
-)  # fmt: skip
+    {
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "RESIZING",
+        "SIGNALING",
+        "STAGE_OUT",
+        "STOPPED",
+        "SUSPENDED",
+        "REQUEUE_FED",
+        "SPECIAL_EXIT",
+    }
+)
 """Job states that may still change (squeue(1), job state codes)."""
 
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()\s]+))?:(\d+)(?=[(,]|$)")
@@ -124,8 +137,7 @@ def pairs(line: str) -> dict[str, str]:
     """`Key=Value Key=Value` of `scontrol show ... -o`; values may hold blanks and `=`."""
     marks = list(_PAIR.finditer(line))
     ends = [*(mark.start() for mark in marks[1:]), len(line)]
-    return {mark[1]: line[mark.end() : end].strip()
-            for mark, end in zip(marks, ends, strict=False)}  # fmt: skip
+    return {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=False)}
 
 
 def job_id(text: str) -> int:

@@ -162,8 +162,10 @@ def span(row: Mapping[str, Any]) -> Span:
 
 
 def _rule(row: dict[str, Any]) -> Rule:
-    plain = {key: row[key] for key in ("id", "severity", "title", "consequence", "fix", "source",
-                                       "proof")}  # fmt: skip
+    plain = {
+        key: row[key]
+        for key in ("id", "severity", "title", "consequence", "fix", "source", "proof")
+    }
     return Rule(span=span(row), flags=tuple(row["flags"]), lint=row.get("lint", True), **plain)
 
 

@@ -53,8 +53,15 @@ class BuildPlan:
         """Content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
         if self.wheelhouse is None:
             return None
-        key = digest(SCHEMA, self.wheelhouse.lock(), self.horovod_key, self.python.version,
-                     self.own, self.partitions, self.modules)  # fmt: skip
+        key = digest(
+            SCHEMA,
+            self.wheelhouse.lock(),
+            self.horovod_key,
+            self.python.version,
+            self.own,
+            self.partitions,
+            self.modules,
+        )
         return f"{self.request.name}-{self.recipe.tensorflow}-{self.recipe.variant}-{key}"
 
     @property
@@ -85,8 +92,10 @@ class BuildPlan:
             return []
         recipe, steps = self.recipe, []
         if self.wheelhouse is None:
-            steps = [f"fetch {recipe.package} {recipe.tensorflow} and what it needs (about "
-                     f"{recipe.fetch_gb:.1f} GB)"]  # fmt: skip
+            steps = [
+                f"fetch {recipe.package} {recipe.tensorflow} and what it needs (about "
+                f"{recipe.fetch_gb:.1f} GB)"
+            ]
         if recipe.horovod is None:
             steps.append("leave Horovod out: the stack is for tf.distribute")
         elif self.needs_compilers:
@@ -161,9 +170,10 @@ class BuildPlan:
             hpcdl=f"{__version__}+{self.own}",
             needs={**recipe.needs, **({"modules": list(self.modules)} if self.modules else {})},
             lock=tuple(self.wheelhouse.lock()) if self.wheelhouse else (),
-            environment={key: text.format(packages=packages)
-                         for key, text in recipe.environment.items()},
-        )  # fmt: skip
+            environment={
+                key: text.format(packages=packages) for key, text in recipe.environment.items()
+            },
+        )
 
     def versions(self) -> Mapping[str, str]:
         """The components a person asks for, by name."""
@@ -192,9 +202,12 @@ class Blocked:
 
 
 def plan_stack(
-    site: Site, name: str | None = None, *, partition: str | None = None,
+    site: Site,
+    name: str | None = None,
+    *,
+    partition: str | None = None,
     without_horovod: bool = False,
-) -> tuple[tuple[BuildPlan, ...], tuple[Blocked, ...]]:  # fmt: skip
+) -> tuple[tuple[BuildPlan, ...], tuple[Blocked, ...]]:
     """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
 
     `partition` asks for its build only; `without_horovod` leaves that out, whatever the site says.
@@ -302,6 +315,11 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
 def _lock_of_horovod(plan: BuildPlan) -> dict[str, str]:
     wheel = horovod.find_horovod(plan.recipe, plan.python, plan.mpi)
     assert wheel is not None
-    return {"name": "horovod", "version": plan.recipe.versions["horovod"], "file": wheel.name,
-            "sha256": sha256(wheel), "built": wheel.parent.name,
-            "compilers": horovod.built_with(wheel)}  # fmt: skip
+    return {
+        "name": "horovod",
+        "version": plan.recipe.versions["horovod"],
+        "file": wheel.name,
+        "sha256": sha256(wheel),
+        "built": wheel.parent.name,
+        "compilers": horovod.built_with(wheel),
+    }

@@ -99,9 +99,11 @@ class Dispatch:
             "schema": 1,
             "default": self.default.id,
             "partitions": {name: release.id for name, release in self.partitions.items()},
-            "models": {name: {model: release.id for model, release in models.items()}
-                       for name, models in self.models.items()},
-        }  # fmt: skip
+            "models": {
+                name: {model: release.id for model, release in models.items()}
+                for name, models in self.models.items()
+            },
+        }
 
 
 def publish_history(events: Iterable[Event]) -> list[str]:
@@ -160,10 +162,12 @@ def given_since(
 ) -> set[str]:
     """The releases that a plain load gave on a partition after the `first` events, and since."""
     ends = range(first, len(events) + 1)
-    found = ([known[name] for name in publish_history(events[:end]) if name in known]
-             for end in ends)  # fmt: skip
-    return {one for published in found if published
-            for one in choose(site, published).given(partition)}  # fmt: skip
+    found = (
+        [known[name] for name in publish_history(events[:end]) if name in known] for end in ends
+    )
+    return {
+        one for published in found if published for one in choose(site, published).given(partition)
+    }
 
 
 def _last(published: list[str], name: str) -> int:
@@ -174,11 +178,14 @@ def choose(site: Site, published: Sequence[Release]) -> Dispatch:
     """The release of every partition by what counts: at least one release, newest last."""
     chosen = {name: _for_partition(name, site, published) for name in site.partitions}
     models = {
-        name: {group.gpu.model: _for_partition(name, site, published, group.gpu)
-               for group in part.node_groups if group.gpu}
+        name: {
+            group.gpu.model: _for_partition(name, site, published, group.gpu)
+            for group in part.node_groups
+            if group.gpu
+        }
         for name, part in site.partitions.items()
         if len(part.gpu_models) > 1
-    }  # fmt: skip
+    }
     return Dispatch(chosen, chosen[site.default_partition], models)
 
 

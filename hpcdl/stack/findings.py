@@ -71,8 +71,9 @@ def components(release: Release) -> tuple[Component, ...]:
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
     installed = {normal_name(found.name): found for found in distributions(path=folders)}
     found: dict[str, Component] = {}
-    for entry in sorted([*release.lock, *_beneath(release)],
-                        key=lambda entry: (entry["name"], entry["version"])):  # fmt: skip
+    for entry in sorted(
+        [*release.lock, *_beneath(release)], key=lambda entry: (entry["name"], entry["version"])
+    ):
         name = normal_name(entry["name"])
         words = [entry["licence"]] if "licence" in entry else []
         if not words and name in installed:
@@ -80,9 +81,15 @@ def components(release: Release) -> tuple[Component, ...]:
         licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
         # Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit.
         url, commit, purl = entry.get("url", ""), entry.get("commit"), purl_of(entry)
-        found[purl] = Component(name, entry["version"], entry.get("sha256"), licence,
-                                words[0] if words else "", purl,
-                                f"git+{url}@{commit}" if url and commit else url)  # fmt: skip
+        found[purl] = Component(
+            name,
+            entry["version"],
+            entry.get("sha256"),
+            licence,
+            words[0] if words else "",
+            purl,
+            f"git+{url}@{commit}" if url and commit else url,
+        )
     return tuple(found.values())
 
 
@@ -92,8 +99,11 @@ def _beneath(release: Release) -> list[Mapping[str, str]]:
     told = dict(release.versions)
     # "Open MPI 4.1.4": the program's name and its version.
     mpi, _, version = told.get("mpi", "").rpartition(" ")
-    versions = {"hpcdl": release.hpcdl, "python": told.get("python", ""),
-                mpi.lower().replace(" ", ""): version}  # fmt: skip
+    versions = {
+        "hpcdl": release.hpcdl,
+        "python": told.get("python", ""),
+        mpi.lower().replace(" ", ""): version,
+    }
     rows = facts.load("records")["beneath"]
     return [
         {"name": name, "version": version, "hash": "", **rows.get(name, {})}
@@ -108,8 +118,11 @@ def licence_words(metadata: Any) -> list[str]:
     `metadata` are headers, as `importlib.metadata` and `email.parser` give them.
     """
     said = [metadata.get("License-Expression") or "", metadata.get("License") or ""]
-    said += [text.split(" :: ")[-1] for text in metadata.get_all("Classifier") or []
-             if text.startswith("License ::")]  # fmt: skip
+    said += [
+        text.split(" :: ")[-1]
+        for text in metadata.get_all("Classifier") or []
+        if text.startswith("License ::")
+    ]
     return [line for text in said if (line := text.strip().split("\n")[0][:200])]
 
 
@@ -204,9 +217,15 @@ class Finding:
 
     def as_data(self) -> dict[str, object]:
         """For machines."""
-        return {"id": self.id, "aliases": list(self.aliases), "what": self.what,
-                "packages": list(self.packages), "fixed": self.fixed or None, "state": self.state,
-                "waiver": vars(self.waiver) if self.waiver else None}  # fmt: skip
+        return {
+            "id": self.id,
+            "aliases": list(self.aliases),
+            "what": self.what,
+            "packages": list(self.packages),
+            "fixed": self.fixed or None,
+            "state": self.state,
+            "waiver": vars(self.waiver) if self.waiver else None,
+        }
 
     def describe(self) -> str:
         """What the site says of it."""
@@ -227,8 +246,15 @@ def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[
     for name, row in facts.load("records")["weaknesses"].items():
         if concerns(release, row):
             hit = [one for one in inside if any(fnmatchcase(one.name, p) for p in row["packages"])]
-            own.append(Finding(name, (), row["what"], tuple(one.name for one in hit),
-                               tuple(one.purl for one in hit)))  # fmt: skip
+            own.append(
+                Finding(
+                    name,
+                    (),
+                    row["what"],
+                    tuple(one.name for one in hit),
+                    tuple(one.purl for one in hit),
+                )
+            )
     known = {one.id for one in own}
     told = vulnerabilities(path, inside) if path else []
     found = [*own, *(one for one in told if known.isdisjoint(one.names))]
@@ -276,8 +302,18 @@ def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Finding]:
             known.setdefault(normal_name(one.name), []).append(one)
     try:
         found = [hit for entry in _entries(path, known) for hit in _hits(entry, known)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError,
-            RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as fault:  # fmt: skip
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        RuntimeError,
+        EOFError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as fault:
         raise CheckFailed(
             f"{path} is not a file of OSV: {str(fault)[:200]}",
             hint=f"fetch it again from {ARCHIVE}, or move it away: {path}.broken",
@@ -289,8 +325,14 @@ def _without_doubles(found: Sequence[Finding]) -> list[Finding]:
     """What several databases (GHSA, PYSEC) say of one vulnerability of a package, as one."""
     kept: list[Finding] = []
     for one in found:
-        same = next((other for other in kept if other.purls == one.purls
-                     and not set(other.names).isdisjoint(one.names)), None)  # fmt: skip
+        same = next(
+            (
+                other
+                for other in kept
+                if other.purls == one.purls and not set(other.names).isdisjoint(one.names)
+            ),
+            None,
+        )
         if same is None:
             kept.append(one)
         else:
@@ -333,8 +375,14 @@ def _hits(entry: Mapping[str, Any], known: Mapping[str, Sequence[Component]]) ->
             listed = version in affected.get("versions", ())
             if listed or any(_in_range(one["events"], version) for one in ranges):
                 aliases = tuple(map(str, entry.get("aliases", ())))
-                yield Finding(str(entry["id"]), aliases, said or "no summary", (component.name,),
-                              (component.purl,), _fixed(ranges, version))  # fmt: skip
+                yield Finding(
+                    str(entry["id"]),
+                    aliases,
+                    said or "no summary",
+                    (component.name,),
+                    (component.purl,),
+                    _fixed(ranges, version),
+                )
 
 
 def _in_range(events: Sequence[Mapping[str, str]], version: str) -> bool:
@@ -353,5 +401,6 @@ def _in_range(events: Sequence[Mapping[str, str]], version: str) -> bool:
 def _fixed(ranges: Sequence[Mapping[str, Any]], version: str) -> str:
     """The first version after this one that is said to be without it."""
     told = (event.get("fixed", "") for one in ranges for event in one["events"])
-    return min((text for text in told if sort_key(text) > sort_key(version)), key=sort_key,
-               default="")  # fmt: skip
+    return min(
+        (text for text in told if sort_key(text) > sort_key(version)), key=sort_key, default=""
+    )

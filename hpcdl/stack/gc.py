@@ -78,8 +78,9 @@ def collect(
         leftovers = _leftovers(site, dry_run)
         with publish.switch_lock(site, _WAIT_SECONDS):  # a rollback may have come in between
             kept = _reasons(site, needed, keep, unpublished)
-            doomed = [releases_folder(site) / name for name in release_ids(site)
-                      if name not in kept]  # fmt: skip
+            doomed = [
+                releases_folder(site) / name for name in release_ids(site) if name not in kept
+            ]
             if not dry_run and doomed:
                 # First nobody is led there any more, then it goes.
                 publish.refresh_modules(site, without={tree.name for tree in doomed})

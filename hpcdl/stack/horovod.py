@@ -138,9 +138,13 @@ def build_horovod(
 
 
 def _build(
-    recipe: HorovodRecipe, programs: Path, packages: Path, folder: Path, compilers: Toolchain,
+    recipe: HorovodRecipe,
+    programs: Path,
+    packages: Path,
+    folder: Path,
+    compilers: Toolchain,
     say: Say,
-) -> None:  # fmt: skip
+) -> None:
     log = wheelhouse.new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = fetch_sdist(recipe, pip, folder, log, say)
@@ -157,11 +161,17 @@ def _build(
     try:
         run(
             [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources],
-            env={**recipe.environment, **compilers.environment(), **nccl,
-                 "PATH": f"{programs}:{os.environ['PATH']}",
-                 "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}"},
-            log=log, timeout=_BUILD_SECONDS, tied=True,
-        )  # fmt: skip
+            env={
+                **recipe.environment,
+                **compilers.environment(),
+                **nccl,
+                "PATH": f"{programs}:{os.environ['PATH']}",
+                "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+            },
+            log=log,
+            timeout=_BUILD_SECONDS,
+            tied=True,
+        )
     except CommandFailed as fault:
         said = first_complaint(log)
         raise CommandFailed(fault.result, hint=f"first error: {said}" if said else "") from fault
@@ -197,13 +207,24 @@ def fetch_sdist(
     wanted = folder / "wanted.txt"
     write_atomic(wanted, f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}\n")
     run(
-        [*pip, "download", "--no-deps", "--no-build-isolation", "--no-binary", ":all:",
-         "--require-hashes", "--requirement", wanted, "--dest", folder],
+        [
+            *pip,
+            "download",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-binary",
+            ":all:",
+            "--require-hashes",
+            "--requirement",
+            wanted,
+            "--dest",
+            folder,
+        ],
         log=log,
         hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; where the "
         "hashes differ, that one serves something else",
         tied=True,
-    )  # fmt: skip
+    )
     wanted.unlink()
     return folder / recipe.sdist
 
@@ -322,8 +343,11 @@ def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> list[Tool]:
     major = cuda.split(".")[0]
     release = ".".join(cuda.split(".")[:2]) if major == "11" else f"{major}.x"
     # The distributions whose own nvcc would fit.
-    rows = [row for row in facts.load("distributions")["distributions"]
-            if not _broken_by(str(row["cuda"]), computes, cuda)]  # fmt: skip
+    rows = [
+        row
+        for row in facts.load("distributions")["distributions"]
+        if not _broken_by(str(row["cuda"]), computes, cuda)
+    ]
     names = " and ".join(f"{row['name']} ({row['cuda']})" for row in rows)
     packaged = f"apt install nvidia-cuda-toolkit on {names}, non-free; elsewhere " if rows else ""
     raise MissingPrerequisite(
@@ -339,8 +363,9 @@ def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> list[Tool]:
 def _broken_by(nvcc: str, computes: Sequence[str], cuda: str) -> list[Rule]:
     """The rules that an nvcc breaks for these GPUs and the CUDA of the wheels."""
     broken = broken_rules({"cuda": cuda, "nvcc": nvcc}, "nvcc")
-    return broken + [rule for one in computes
-                     for rule in broken_rules({"gpu": one, "cuda": nvcc}, "cuda")]  # fmt: skip
+    return broken + [
+        rule for one in computes for rule in broken_rules({"gpu": one, "cuda": nvcc}, "cuda")
+    ]
 
 
 def _nvccs(stack: StackRequest) -> Iterator[Path]:
@@ -356,8 +381,11 @@ def _nvccs(stack: StackRequest) -> Iterator[Path]:
         yield named
         return
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    here = [*(Path(home, "bin", "nvcc") for home in homes), Path(shutil.which("nvcc") or ""),
-            *sorted(SYSTEM_CUDAS.glob("cuda*/bin/nvcc"), reverse=True)]  # fmt: skip
+    here = [
+        *(Path(home, "bin", "nvcc") for home in homes),
+        Path(shutil.which("nvcc") or ""),
+        *sorted(SYSTEM_CUDAS.glob("cuda*/bin/nvcc"), reverse=True),
+    ]
     found: dict[Path, Path] = {}
     for path in here:
         if path.is_file() and os.access(path, os.X_OK):

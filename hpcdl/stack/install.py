@@ -41,8 +41,9 @@ _BUILD_SECONDS = 7200
 _RELEASE_ID = re.compile(r".+-\d+(\.\d+)+-(cpu|cuda\d[a-z0-9.-]*)-[0-9a-f]{8}")
 _READ = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
 _ENTER = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
-_FREE = ("`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where wheels are "
-         "kept")  # fmt: skip
+_FREE = (
+    "`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where wheels are kept"
+)
 _SPARE_BYTES = 400_000_000
 _ROOT = 0
 _BELONGS = "belongs to user"
@@ -114,13 +115,32 @@ def find_uv() -> str | None:
 def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) -> None:
     """Install exactly these wheels into the environment of `python`; nothing is fetched."""
     uv = find_uv()
-    argv: list[str | Path] = [python, pip_wheel / "pip", "--disable-pip-version-check", "install",
-                              "--no-compile", "--no-cache-dir"]  # fmt: skip
+    argv: list[str | Path] = [
+        python,
+        pip_wheel / "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--no-compile",
+        "--no-cache-dir",
+    ]
     if uv is not None:
-        argv = [uv, "pip", "install", "--offline", "--no-progress", "--link-mode", "copy",
-                "--python", python]  # fmt: skip
-    env = {"UV_CACHE_DIR": str(cache("uv")), "UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never",
-           "NO_COLOR": "1"}  # fmt: skip
+        argv = [
+            uv,
+            "pip",
+            "install",
+            "--offline",
+            "--no-progress",
+            "--link-mode",
+            "copy",
+            "--python",
+            python,
+        ]
+    env = {
+        "UV_CACHE_DIR": str(cache("uv")),
+        "UV_NO_CONFIG": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+        "NO_COLOR": "1",
+    }
     run([*argv, "--no-index", "--no-deps", *wheels], env=env, log=log, tied=True)
 
 
@@ -172,8 +192,12 @@ def add_startup(stack: Path) -> None:
     there: a file in the place of `__pycache__` keeps all of them from it.
     """
     target = stack / "share" / "hpcdl" / "python"
-    shutil.copytree(folder("modulefiles") / "python", target, dirs_exist_ok=True,
-                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+    shutil.copytree(
+        folder("modulefiles") / "python",
+        target,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     (target / "__pycache__").touch()
     for functions in (folder("templates") / "sbatch").glob("*.sh"):
         shutil.copyfile(functions, target.parent / functions.name)
@@ -205,8 +229,9 @@ def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> No
         if free < wanted[device]:
             raise MissingPrerequisite(
                 f"no space left for the stack in {place}: it needs {wanted[device]:.1f} GB, "
-                f"{free:.1f} GB are free", hint=_FREE,
-            )  # fmt: skip
+                f"{free:.1f} GB are free",
+                hint=_FREE,
+            )
     for place in () if only_look else needs:
         with explain_os_errors(place):
             place.mkdir(parents=True, exist_ok=True)

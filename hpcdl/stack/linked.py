@@ -137,8 +137,10 @@ def _read(data: mmap.mmap, path: Path) -> Dynamic:
 
     origin = str(path.absolute().parent)  # of a link not what it leads to: so does the loader
     folders = (one for one in ":".join(texts(_RPATH, _RUNPATH)).split(":") if one)
-    found = (Path(one.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)).resolve()
-             for one in folders)  # fmt: skip
+    found = (
+        Path(one.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)).resolve()
+        for one in folders
+    )
     soname = (*texts(_SONAME), "")[0]
     return Dynamic(tuple(texts(_NEEDED)), soname, tuple(dict.fromkeys(found)))
 
@@ -271,8 +273,11 @@ def _inside(release: Release) -> _Inside:
     folders, hashes = [release.prefix.resolve()], set[str]()
     if release.backend == "spack":
         hashes = read_lock(release.root / "spack").to_run
-        named = [Path(one["external"]) for one in release.lock
-                 if "external" in one and one["hash"] in hashes]  # fmt: skip
+        named = [
+            Path(one["external"])
+            for one in release.lock
+            if "external" in one and one["hash"] in hashes
+        ]
         # In /usr lies everything else, too: `outside` says what may come from there.
         folders += [one.resolve() for one in named if one not in _SYSTEM]
 
@@ -297,8 +302,9 @@ def _package(folder: Path) -> str | None:
 def _objects(packages: Path, more: Iterable[Path]) -> list[Path]:
     """The shared objects of TensorFlow, Horovod and NVIDIA, each file once; `more` are others."""
     seen: set[Path] = set()
-    found = (path for name in ("horovod", "nvidia")
-             for path in shared_objects(packages / name, seen))  # fmt: skip
+    found = (
+        path for name in ("horovod", "nvidia") for path in shared_objects(packages / name, seen)
+    )
     every = (*more, *_of_tensorflow(packages), *found)
     return sorted({path.resolve(): path for path in every}.values())
 
@@ -348,8 +354,11 @@ def _opened_later(release: Release, packages: Path) -> Iterator[tuple[str, Path 
     module = [Path(one) for one in release.environment.get("LD_LIBRARY_PATH", ())]
     own = [folder for path in _of_tensorflow(packages) for folder in read_dynamic(path).folders]
     for name in facts.load("nvidia_wheels")["opened"]:
-        places = (path for folder in dict.fromkeys([*module, *own])
-                  for path in sorted(folder.glob(f"{name}*")))  # fmt: skip
+        places = (
+            path
+            for folder in dict.fromkeys([*module, *own])
+            for path in sorted(folder.glob(f"{name}*"))
+        )
         yield name, next(places, None)
 
 
@@ -365,8 +374,11 @@ def _other_nccl(
     packages: Path, own: Path | None, found: Mapping[Path, Mapping[str, str]]
 ) -> Iterator[str]:
     """Horovod with another NCCL than TensorFlow opens: two in one process."""
-    places = {path: libraries[_NCCL] for path, libraries in found.items()
-              if _NCCL in libraries and path.is_relative_to(packages / "horovod")}  # fmt: skip
+    places = {
+        path: libraries[_NCCL]
+        for path, libraries in found.items()
+        if _NCCL in libraries and path.is_relative_to(packages / "horovod")
+    }
     if not places:
         yield f"Horovod does not ask for {_NCCL}"
     for path, place in places.items():

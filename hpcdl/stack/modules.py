@@ -47,8 +47,12 @@ def lua(value: object, indent: str = "") -> str:
         return repr(value)
     if isinstance(value, str):
         # Everything but printable ASCII becomes decimal escapes.
-        plain = (c if " " <= c <= "~" and c not in '"\\' else "".join(
-            f"\\{byte:03d}" for byte in c.encode()) for c in value)  # fmt: skip
+        plain = (
+            c
+            if " " <= c <= "~" and c not in '"\\'
+            else "".join(f"\\{byte:03d}" for byte in c.encode())
+            for c in value
+        )
         return f'"{"".join(plain)}"'
     inner = indent + "  "
     if isinstance(value, Mapping):
@@ -63,13 +67,25 @@ def lua(value: object, indent: str = "") -> str:
 def _module_data(release: Release) -> dict[str, object]:
     """What the modulefile of this release differs in; a line of it for `module whatis`."""
     versions = release.versions
-    titles = {"TensorFlow": "tensorflow", "Horovod": "horovod", "CUDA": "cuda", "cuDNN": "cudnn",
-              "NCCL": "nccl", "Python": "python"}  # fmt: skip
+    titles = {
+        "TensorFlow": "tensorflow",
+        "Horovod": "horovod",
+        "CUDA": "cuda",
+        "cuDNN": "cudnn",
+        "NCCL": "nccl",
+        "Python": "python",
+    }
     inside = [f"{title} {versions[name]}" for title, name in titles.items() if name in versions]
     inside += [versions["mpi"]] if "mpi" in versions else []
-    return {"id": release.id, "version": release.module_version, "stack": str(release.prefix),
-            "summary": ", ".join(inside), "needs": dict(release.needs),
-            "environment": dict(release.environment), "proc": "/proc"}  # fmt: skip
+    return {
+        "id": release.id,
+        "version": release.module_version,
+        "stack": str(release.prefix),
+        "summary": ", ".join(inside),
+        "needs": dict(release.needs),
+        "environment": dict(release.environment),
+        "proc": "/proc",
+    }
 
 
 def _dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
@@ -79,22 +95,31 @@ def _dispatch_data(site: Site, chosen: Dispatch) -> dict[str, object]:
     """
     versions = {name: release.module_version for name, release in chosen.partitions.items()}
     models = {
-        name: {group.gpu.driver_name: by_model[group.gpu.model].module_version
-               for group in site.partitions[name].node_groups if group.gpu}
+        name: {
+            group.gpu.driver_name: by_model[group.gpu.model].module_version
+            for group in site.partitions[name].node_groups
+            if group.gpu
+        }
         for name, by_model in chosen.models.items()
-    }  # fmt: skip
-    gpus = {partition.gpu.driver_name: versions[name]
-            for name, partition in site.partitions.items()
-            if partition.gpu is not None and name in versions}  # fmt: skip
+    }
+    gpus = {
+        partition.gpu.driver_name: versions[name]
+        for name, partition in site.partitions.items()
+        if partition.gpu is not None and name in versions
+    }
     for by_model in models.values():
         gpus |= by_model
 
     def rows(versions: Mapping[str, str]) -> list[dict[str, str]]:
         return [{"model": model, "version": version} for model, version in versions.items()]
 
-    return {"default": chosen.default.module_version, "partitions": versions,
-            "models": {name: rows(by_model) for name, by_model in models.items()},
-            "gpus": rows(gpus), "proc": "/proc"}  # fmt: skip
+    return {
+        "default": chosen.default.module_version,
+        "partitions": versions,
+        "models": {name: rows(by_model) for name, by_model in models.items()},
+        "gpus": rows(gpus),
+        "proc": "/proc",
+    }
 
 
 def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> dict[str, str]:
@@ -104,11 +129,13 @@ def render_modules(site: Site, shown: Sequence[Release], chosen: Dispatch) -> di
     load tensorflow` gives where.
     """
     return {
-        **{f"{one.module}.lua": _file("release", _module_data(one), "tensorflow.lua")
-           for one in shown},
+        **{
+            f"{one.module}.lua": _file("release", _module_data(one), "tensorflow.lua")
+            for one in shown
+        },
         f"{MODULE}/.modulerc.lua": _file("dispatch", _dispatch_data(site, chosen), "modulerc.lua"),
         DISPATCH_FILE: json.dumps(chosen.as_data(), indent=2) + "\n",
-    }  # fmt: skip
+    }
 
 
 def _file(name: str, data: Mapping[str, object], code: str) -> str:
@@ -233,11 +260,26 @@ def plan_kernel(site: Site, release: Release, *, follow: bool, prefix: Path | No
         )
     name = f"hpcdl-{MODULE if follow else release.id}".lower()
     modules, module = (users_path(site), MODULE) if follow else (release.modules, release.module)
-    argv = ["/bin/bash", "--noprofile", "--norc", "-c", _KERNEL, "kernel", str(modules),
-            str(site.paths.lmod_init), module, "-f", "{connection_file}"]  # fmt: skip
+    argv = [
+        "/bin/bash",
+        "--noprofile",
+        "--norc",
+        "-c",
+        _KERNEL,
+        "kernel",
+        str(modules),
+        str(site.paths.lmod_init),
+        module,
+        "-f",
+        "{connection_file}",
+    ]
     title = "TensorFlow" if follow else release.module.replace("/", " ")
-    content = {"argv": argv, "display_name": f"{title} ({site.name})", "language": "python",
-               "metadata": {"debugger": True}}  # fmt: skip
+    content = {
+        "argv": argv,
+        "display_name": f"{title} ({site.name})",
+        "language": "python",
+        "metadata": {"debugger": True},
+    }
     # Where Jupyter looks for the user's own kernels (jupyter_core.paths).
     shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     own = os.environ.get("JUPYTER_DATA_DIR") or Path(shared).expanduser() / "jupyter"

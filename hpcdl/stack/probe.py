@@ -47,8 +47,12 @@ def _horovod() -> dict[str, Any]:
         import horovod.tensorflow as hvd
     except ImportError:
         return {"horovod": None}
-    return {"horovod": horovod.__version__, "mpi": hvd.mpi_built(), "nccl": int(hvd.nccl_built()),
-            "horovod_cuda": bool(hvd.cuda_built())}  # fmt: skip
+    return {
+        "horovod": horovod.__version__,
+        "mpi": hvd.mpi_built(),
+        "nccl": int(hvd.nccl_built()),
+        "horovod_cuda": bool(hvd.cuda_built()),
+    }
 
 
 def kernel() -> dict[str, Any]:
@@ -65,8 +69,11 @@ def kernel() -> dict[str, Any]:
         folded = tf.nn.conv2d(image, ones, strides=1, padding="VALID")
     wrong = max(float(np.abs(product - left @ right).max()), float(np.abs(folded - 18.0).max()))
     details = tf.config.experimental.get_device_details(gpus[0]) if gpus else {}
-    return {"device": product.device.rpartition("/")[2], "wrong": wrong,
-            "model": details.get("device_name")}  # fmt: skip
+    return {
+        "device": product.device.rpartition("/")[2],
+        "wrong": wrong,
+        "model": details.get("device_name"),
+    }
 
 
 def ranks() -> dict[str, Any]:
@@ -89,8 +96,14 @@ def ranks() -> dict[str, Any]:
         losses.append(float(loss))
         seconds.append(round(time.monotonic() - start, 4))
     apart = tf.reduce_max(tf.abs(hvd.broadcast(w, root_rank=0) - w))
-    return {"rank": hvd.rank(), "size": hvd.size(), "mean": mean, "losses": losses,
-            "seconds": seconds, "differ": float(hvd.allreduce(apart, op=hvd.Sum))}  # fmt: skip
+    return {
+        "rank": hvd.rank(),
+        "size": hvd.size(),
+        "mean": mean,
+        "losses": losses,
+        "seconds": seconds,
+        "differ": float(hvd.allreduce(apart, op=hvd.Sum)),
+    }
 
 
 def _timed(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -60,8 +60,9 @@ class PublishResult:
 
     def as_data(self) -> dict[str, Any]:
         """For machines."""
-        moves = {name: {"before": had or None, "after": gets}
-                 for name, (had, gets) in self.moves.items()}  # fmt: skip
+        moves = {
+            name: {"before": had or None, "after": gets} for name, (had, gets) in self.moves.items()
+        }
         proof = self.proof.as_data() if self.proof else None
         return {"before": self.before, "after": self.after, "proof": proof, "partitions": moves}
 

@@ -146,8 +146,12 @@ def interpreter(minor: str) -> Interpreter:
     if own.minor == minor:
         return own
     ask = "import platform, sys; print(sys._base_executable, platform.python_version())"
-    said = run([f"python{minor}", "-c", ask], directory=Path("/"), timeout=60,
-               hint=f"is Python {minor} whole?")  # fmt: skip
+    said = run(
+        [f"python{minor}", "-c", ask],
+        directory=Path("/"),
+        timeout=60,
+        hint=f"is Python {minor} whole?",
+    )
     path, version = said.stdout.split()
     return Interpreter(Path(path).resolve(), version)
 
@@ -179,9 +183,13 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         package=package,
         variant=variant_of(digits, versions.get("cuda", "")),
         python=versions["python"],
-        requirements=(f"{package}=={versions['tensorflow']}",
-                      *(_nvidia(versions) if computes else ()), *table["requirements"],
-                      f"keras=={versions['keras']}", *request.packages),
+        requirements=(
+            f"{package}=={versions['tensorflow']}",
+            *(_nvidia(versions) if computes else ()),
+            *table["requirements"],
+            f"keras=={versions['keras']}",
+            *request.packages,
+        ),
         horovod=_horovod(table["horovod"], versions, computes) if "horovod" in versions else None,
         proof=found.proof,
         source=found.tried.source if found.tried else _EACH,
@@ -191,7 +199,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         versions={name: versions[name] for name in parts if name in versions},
         environment=facts.load("nvidia_wheels")["environment"] if computes else {},
         packages=request.packages,
-    )  # fmt: skip
+    )
 
 
 def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
@@ -205,8 +213,9 @@ def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
         )
     own = {"cudnn": versions["cudnn"], "nccl": versions["nccl"]}
     major = cuda.split(".")[0]
-    return tuple(f"nvidia-{name}-cu{major}=={version}"
-                 for name, version in {**toolkits[cuda], **own}.items())  # fmt: skip
+    return tuple(
+        f"nvidia-{name}-cu{major}=={version}" for name, version in {**toolkits[cuda], **own}.items()
+    )
 
 
 def _horovod(

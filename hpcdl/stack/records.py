@@ -96,14 +96,18 @@ def open_questions(release: Release, records: Records, day: datetime.date) -> It
     accepted = {acceptance.agreement for acceptance in records.acceptances}
     for name, row in table["agreements"].items():
         if name not in accepted and _holds(release, row["packages"]):
-            yield (f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula "
-                   f"{name} --by NAME`")  # fmt: skip
+            yield (
+                f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula "
+                f"{name} --by NAME`"
+            )
     for name, row in table["weaknesses"].items():
         waiver = waiver_of(name, records)
         if concerns(release, row) and (waiver is None or waiver.expired(day)):
             state = f"its waiver expired on {waiver.until}" if waiver else "there is no waiver"
-            yield (f"{name} ({row['what']}): {state}; `hpcdl stack waive {name} "
-                   "--because ... --owner ... --until YEAR-MONTH-DAY`")  # fmt: skip
+            yield (
+                f"{name} ({row['what']}): {state}; `hpcdl stack waive {name} "
+                "--because ... --owner ... --until YEAR-MONTH-DAY`"
+            )
 
 
 def concerns(release: Release, row: Mapping[str, Any]) -> bool:

@@ -32,10 +32,23 @@ SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
 """In a modules directory: which release serves which partition."""
 _LAYER = Path(__file__).parent
-_RECIPES = (_LAYER / "recipe.py", _LAYER / "resolve_facts.py",
-            _LAYER / "spack_backend" / "environment.py")  # fmt: skip
-_DECIDING = ("wheels", "spack", "gpus", "tensorflow", "cuda", "cudnn", "nccl", "horovod",
-             "toolchain", "nvidia_wheels")  # fmt: skip
+_RECIPES = (
+    _LAYER / "recipe.py",
+    _LAYER / "resolve_facts.py",
+    _LAYER / "spack_backend" / "environment.py",
+)
+_DECIDING = (
+    "wheels",
+    "spack",
+    "gpus",
+    "tensorflow",
+    "cuda",
+    "cudnn",
+    "nccl",
+    "horovod",
+    "toolchain",
+    "nvidia_wheels",
+)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof", "content")
 _TABLES = ("versions", "needs", "environment")
@@ -200,10 +213,16 @@ def seal(record: Mapping[str, Any]) -> str:
 
 def as_record(release: Release) -> dict[str, Any]:
     """The content of release.json, sealed."""
-    record = {key: dict(one) if isinstance(one, Mapping) else one
-              for key, one in vars(release).items() if key != "root"}  # fmt: skip
-    record |= {"schema": SCHEMA, "partitions": list(release.partitions),
-               "lock": [dict(entry) for entry in release.lock]}  # fmt: skip
+    record = {
+        key: dict(one) if isinstance(one, Mapping) else one
+        for key, one in vars(release).items()
+        if key != "root"
+    }
+    record |= {
+        "schema": SCHEMA,
+        "partitions": list(release.partitions),
+        "lock": [dict(entry) for entry in release.lock],
+    }
     return {**record, "seal": seal(record)}
 
 

@@ -104,8 +104,11 @@ def _ways(site: Site, part: Partition) -> Iterator[tuple[StackRequest | None, st
         yield chosen, chosen.backend, True
     for way in BACKENDS:
         if chosen is None or way != chosen.backend:
-            serving = (one for one in site.stacks.values() if one.backend == way
-                       and (not one.partitions or part.name in one.partitions))  # fmt: skip
+            serving = (
+                one
+                for one in site.stacks.values()
+                if one.backend == way and (not one.partitions or part.name in one.partitions)
+            )
             other = next(serving, None)
             yield other, way, other is not None or chosen is None
 
@@ -127,8 +130,11 @@ def _resolve(
     served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
     rows = known().tried if backend == "venv" and not wheels else ()
     tried = next((row for row in rows if row.holds(versions, served)), None)
-    notes = (*solution.notes, *driver_notes(part.driver, versions.get("cuda", "")),
-             *_own_notes(site, part, stack, backend))  # fmt: skip
+    notes = (
+        *solution.notes,
+        *driver_notes(part.driver, versions.get("cuda", "")),
+        *_own_notes(site, part, stack, backend),
+    )
     return Resolution(
         partition=part.name,
         stack=stack.name if stack else None,
@@ -169,8 +175,9 @@ def _refuse_pins(
 ) -> None:
     """Pins that take part in a contradiction are the user's to mend."""
     for chain in problems:
-        pinned = [f"{rule.need.variable} {rule.need.range.text}" for rule in chain
-                  if rule.origin == "pin"]  # fmt: skip
+        pinned = [
+            f"{rule.need.variable} {rule.need.range.text}" for rule in chain if rule.origin == "pin"
+        ]
         if pinned:
             raise BadInput(
                 f"the pins of stack '{stack.name}' do not fit {where}: {', '.join(pinned)}",

@@ -29,8 +29,20 @@ from hpcdl.system.resources import folder
 
 FILES = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "toolchain")
 BACKENDS = ("venv", "spack")
-COMPONENTS = ("tensorflow", "horovod", "cuda", "cudnn", "nccl", "python", "keras", "gcc", "bazel",
-              "openmpi", "pmix", "ucx")  # fmt: skip
+COMPONENTS = (
+    "tensorflow",
+    "horovod",
+    "cuda",
+    "cudnn",
+    "nccl",
+    "python",
+    "keras",
+    "gcc",
+    "bazel",
+    "openmpi",
+    "pmix",
+    "ucx",
+)
 OF_GPUS = frozenset({"cuda", "cudnn", "nccl", "driver", "gpu"})
 """Variables that only a partition with GPUs has."""
 _WEIGHTS = {"gpu": 30, "driver": 20}
@@ -99,17 +111,23 @@ def known() -> Facts:
     """The facts of this installation."""
     files = [facts.load(name) for name in FILES]
     components = {
-        name: Component(name, row["title"],
-                        {way: newest_first(set(row[way])) for way in (*BACKENDS, "host")
-                         if way in row}, row["proof"], _source(row, file))
-        for file in files for name, row in file["components"].items()
-    }  # fmt: skip
+        name: Component(
+            name,
+            row["title"],
+            {way: newest_first(set(row[way])) for way in (*BACKENDS, "host") if way in row},
+            row["proof"],
+            _source(row, file),
+        )
+        for file in files
+        for name, row in file["components"].items()
+    }
     rules = (
         *chain.from_iterable(map(_rules, files)),
         *chain.from_iterable(map(_offers, components.values())),
     )
-    about_gpus = (rule for rule in rules
-                  if any(one.variable in _WEIGHTS for one in (*rule.when, rule.need)))  # fmt: skip
+    about_gpus = (
+        rule for rule in rules if any(one.variable in _WEIGHTS for one in (*rule.when, rule.need))
+    )
     notes = [row for file in files for row in file.get("notes", ())]
     own, tried = facts.load("cuda")["own_driver"], facts.load("wheels")["tried"]
     return Facts(
@@ -119,9 +137,16 @@ def known() -> Facts:
         proofs=tuple(_proofs(files)),
         notes=tuple((conditions(row["when"]), f"{row['note']} [{row['proof']}]") for row in notes),
         own_driver={name: text for name, text in own.items() if name[0].isdigit()},
-        tried=tuple(Tried(conditions(row["when"]), frozenset(row.get("compute", ())), row["proof"],
-                          row["source"]) for row in tried),
-    )  # fmt: skip
+        tried=tuple(
+            Tried(
+                conditions(row["when"]),
+                frozenset(row.get("compute", ())),
+                row["proof"],
+                row["source"],
+            )
+            for row in tried
+        ),
+    )
 
 
 def conditions(row: Mapping[str, str]) -> tuple[Condition, ...]:
@@ -158,14 +183,22 @@ def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
         served = [compute for compute in computes() if serves(row["code"], compute)]
         when = conditions({"tensorflow": row["tensorflow"], "backend": "venv"})
         need, why = Condition("gpu", Range(",".join(served))), ", ".join(row["code"])
-        yield Rule(when, need, f"machine code in its wheels: {why}", _source(row, file),
-                   row["proof"], weight=10)  # fmt: skip
+        yield Rule(
+            when,
+            need,
+            f"machine code in its wheels: {why}",
+            _source(row, file),
+            row["proof"],
+            weight=10,
+        )
 
 
 def _offers(component: Component) -> Iterator[Rule]:
     """What a backend can install: its list of versions, as a rule."""
-    sellers = {"venv": ("PyPI", "PyPI, wheels for Linux on x86_64"),
-               "spack": ("the recipe", component.source)}  # fmt: skip
+    sellers = {
+        "venv": ("PyPI", "PyPI, wheels for Linux on x86_64"),
+        "spack": ("the recipe", component.source),
+    }
     for backend, versions in component.versions.items():
         if backend in sellers and set(component.known()) != set(versions):
             who, source = sellers[backend]
@@ -177,8 +210,12 @@ def _offers(component: Component) -> Iterator[Rule]:
 
 
 def _proofs(files: Sequence[Mapping[str, Any]]) -> Iterator[ProofRow]:
-    rows = ((name, part, file) for file in files for name, row in file["components"].items()
-            for part in row.get("proofs", ()))  # fmt: skip
+    rows = (
+        (name, part, file)
+        for file in files
+        for name, row in file["components"].items()
+        for part in row.get("proofs", ())
+    )
     for name, part, file in rows:
         level = part.get("cpu") or part["proof"]
         yield ProofRow(name, conditions(part["when"]), level, _source(part, file), "cpu" in part)
@@ -301,8 +338,9 @@ def choose_wheels(site: Site, request: StackRequest, partitions: Sequence[str]) 
     lacking = ", ".join(sorted(compute for compute, arch in found.items() if not arch))
     if lacking:
         return Choice((), f"{what} has code for {', '.join(computes)}, and none for {lacking}")
-    foreign = [name for name, pin in request.pins.items()
-               if name not in has or not _pinned(has[name], pin)]  # fmt: skip
+    foreign = [
+        name for name, pin in request.pins.items() if name not in has or not _pinned(has[name], pin)
+    ]
     if foreign:
         pins = ", ".join(f"{name} {request.pins[name]}" for name in foreign)
         return Choice((), f"{what} is not what stack '{request.name}' pins: {pins}")
@@ -311,8 +349,11 @@ def choose_wheels(site: Site, request: StackRequest, partitions: Sequence[str]) 
     if old:
         return Choice((), f"{what} needs driver {least}, and the site has {old[0]}")
     codes = tuple(sorted({arch for arch in found.values() if arch}))
-    return Choice(codes, f"{what}: they load and have code for these GPUs; the recipes that "
-                         "compile TensorFlow are only solved")  # fmt: skip
+    return Choice(
+        codes,
+        f"{what}: they load and have code for these GPUs; the recipes that "
+        "compile TensorFlow are only solved",
+    )
 
 
 def cpu_versions(request: StackRequest) -> dict[str, str]:
@@ -321,8 +362,7 @@ def cpu_versions(request: StackRequest) -> dict[str, str]:
     Raises:
         BadInput: no list has what is pinned, or something else is pinned.
     """
-    sets = {name: wheel_sets(package)
-            for name, package in facts.load("spack")["wheels"].items()}  # fmt: skip
+    sets = {name: wheel_sets(package) for name, package in facts.load("spack")["wheels"].items()}
     sets["python"] = {facts.load("spack")["wheels_python"]: None}
     foreign = [name for name in request.pins if name not in sets]
     if foreign:
@@ -332,8 +372,10 @@ def cpu_versions(request: StackRequest) -> dict[str, str]:
             hint=f"pins that can be kept here: {', '.join(sets)}; what the machine has is named "
             "among spack.externals",
         )
-    offered = {name: [v for v in versions if _pinned(v, request.pins.get(name))]
-               for name, versions in sets.items()}  # fmt: skip
+    offered = {
+        name: [v for v in versions if _pinned(v, request.pins.get(name))]
+        for name, versions in sets.items()
+    }
     for name, versions in offered.items():
         if not versions:
             raise BadInput(

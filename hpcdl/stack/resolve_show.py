@@ -69,11 +69,16 @@ def answers_text(answers: Sequence[Answer]) -> str:
 def answers_data(answers: Sequence[Answer]) -> dict[str, Any]:
     """Answers to `--why-not` for machines."""
     rows = [
-        {"question": one.question, "partition": one.partition, "backend": one.backend,
-         "fits": one.fits, "versions": dict(one.versions),
-         "chain": _chain_data(one.chain, one.gpu)}
+        {
+            "question": one.question,
+            "partition": one.partition,
+            "backend": one.backend,
+            "fits": one.fits,
+            "versions": dict(one.versions),
+            "chain": _chain_data(one.chain, one.gpu),
+        }
         for one in answers
-    ]  # fmt: skip
+    ]
     return {"schema": 1, "answers": rows}
 
 
@@ -81,12 +86,10 @@ def chain_lines(
     chain: Iterable[Rule], gpu: str | None = None, sources: Sources | None = None
 ) -> list[str]:
     """A chain of rules as sentences, one per line, with the numbers of their sources."""
-    return [
-        f"{sentence(rule, gpu)}{' ' + sources.number(rule.source) if sources is not None else ''}"
-        .rstrip()
-        for rule in chain
-        if rule.origin != "choice"
-    ]  # fmt: skip
+    rules = [rule for rule in chain if rule.origin != "choice"]
+    if sources is None:
+        return [sentence(rule, gpu).rstrip() for rule in rules]
+    return [f"{sentence(rule, gpu)} {sources.number(rule.source)}".rstrip() for rule in rules]
 
 
 def sentence(rule: Rule, gpu: str | None = None) -> str:
@@ -176,8 +179,15 @@ def _data(one: Resolution) -> dict[str, Any]:
         because = (
             {"not": limit.newer, "because": _chain_data(limit.chain, one.gpu)} if limit else None
         )
-        rows.append({"component": choice.component, "version": choice.version,
-                     "proof": choice.proof, "source": choice.source, "limit": because})  # fmt: skip
+        rows.append(
+            {
+                "component": choice.component,
+                "version": choice.version,
+                "proof": choice.proof,
+                "source": choice.source,
+                "limit": because,
+            }
+        )
     return {
         **{name: getattr(one, name) for name in told},
         "tried": one.tried.source if one.tried else None,
@@ -194,9 +204,14 @@ def _chain_data(chain: Iterable[Rule], gpu: str | None) -> list[dict[str, Any]]:
 
 
 def _rule_data(rule: Rule, gpu: str | None) -> dict[str, Any]:
-    return {"text": sentence(rule, gpu), "component": rule.need.variable,
-            "allowed": rule.need.range.text, "source": rule.source, "proof": rule.proof,
-            "origin": rule.origin}  # fmt: skip
+    return {
+        "text": sentence(rule, gpu),
+        "component": rule.need.variable,
+        "allowed": rule.need.range.text,
+        "source": rule.source,
+        "proof": rule.proof,
+        "origin": rule.origin,
+    }
 
 
 def _subject(condition: Condition, gpu: str | None) -> str:

@@ -52,8 +52,11 @@ def make_problem(setting: Setting, dropped: Collection[str] = ()) -> Problem:
     parts = {name: book.components[name] for name in (*COMPONENTS, "driver")}
     left_out = {*(() if setting.compute else OF_GPUS), *(() if setting.horovod else ("horovod",))}
     ways = {setting.backend, "host"}
-    domains = {name: part.known() for name, part in parts.items()
-               if ways.intersection(part.versions) and name not in left_out}  # fmt: skip
+    domains = {
+        name: part.known()
+        for name, part in parts.items()
+        if ways.intersection(part.versions) and name not in left_out
+    }
     if setting.compute is not None:
         domains["gpu"] = (setting.compute,)
     domains["backend"] = (setting.backend,)
@@ -70,8 +73,11 @@ def make_problem(setting: Setting, dropped: Collection[str] = ()) -> Problem:
         drivers = {*parts["driver"].known(), *([driver] if driver is not None else [])}
         domains[names["driver"]] = newest_first(drivers)
         others += [_of_other(rule, names) for rule in book.of_gpus]
-    own = (rule for rule in _site_rules(setting)
-           if rule.origin == "pin" or rule.need.variable not in dropped)  # fmt: skip
+    own = (
+        rule
+        for rule in _site_rules(setting)
+        if rule.origin == "pin" or rule.need.variable not in dropped
+    )
     return Problem(domains, (*book.rules, *others, *own))
 
 
@@ -95,16 +101,32 @@ def _site_rules(setting: Setting) -> Iterator[Rule]:
         ("gcc", ",".join(setting.compilers), "the compilers the site offers"),
         ("pmix", setting.pmix, "the PMIx that Slurm was built with"),
         ("python", ",".join(setting.pythons), "the Pythons of this machine"),
-        *((_other_driver(compute, driver), driver, "of other nodes that the same build serves")
-          for compute, driver in setting.also),
-    ]  # fmt: skip
+        *(
+            (_other_driver(compute, driver), driver, "of other nodes that the same build serves")
+            for compute, driver in setting.also
+        ),
+    ]
     for name, text, why in found:
         if text:
-            yield Rule((), Condition(name, Range(text)), why, "site.yaml", "published", "site",
-                       _SITE_WEIGHT[name.partition("@")[0]])  # fmt: skip
+            yield Rule(
+                (),
+                Condition(name, Range(text)),
+                why,
+                "site.yaml",
+                "published",
+                "site",
+                _SITE_WEIGHT[name.partition("@")[0]],
+            )
     for name, text in setting.pins:
-        yield Rule((), Condition(name, Range(text)), f"pinned by stack '{setting.stack}'",
-                   "site.yaml", "published", "pin", 2)  # fmt: skip
+        yield Rule(
+            (),
+            Condition(name, Range(text)),
+            f"pinned by stack '{setting.stack}'",
+            "site.yaml",
+            "published",
+            "pin",
+            2,
+        )
 
 
 def fix(name: str, version: str, origin: str, weight: int) -> Rule:
@@ -227,11 +249,16 @@ def _choices(setting: Setting, solver: Solver, values: Mapping[str, str]) -> tup
     book = known()
     names = [name for name in (*COMPONENTS, "driver") if name in values]
     return tuple(
-        Choice(name, book.components[name].title, values[name], *_proof(name, setting, values),
-               _limit(solver, values, name, names))
+        Choice(
+            name,
+            book.components[name].title,
+            values[name],
+            *_proof(name, setting, values),
+            _limit(solver, values, name, names),
+        )
         for name in names
         if name != "driver" or not setting.driver
-    )  # fmt: skip
+    )
 
 
 def _limit(solver: Solver, values: Mapping[str, str], name: str, names: list[str]) -> Limit | None:
@@ -247,8 +274,10 @@ def _limit(solver: Solver, values: Mapping[str, str], name: str, names: list[str
         solver.explain([question, *beside]) for beside in (([], choices) if choices else ([],))
     )
     # Shorter explanations are better; a choice of ours explains less than a fact.
-    best = min(filter(None, chains), key=lambda chain: sum(
-        2 if rule.origin == "choice" else 3 for rule in chain))  # fmt: skip
+    best = min(
+        filter(None, chains),
+        key=lambda chain: sum(2 if rule.origin == "choice" else 3 for rule in chain),
+    )
     return Limit(newer, tuple(rule for rule in best if rule.origin != "question"))
 
 

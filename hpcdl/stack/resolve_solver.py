@@ -158,11 +158,16 @@ class Solver:
     def _compile(self, rules: Sequence[Rule], first: int = 0) -> list[_Clause]:
         """Clauses of the rules whose variables the problem has, numbered from `first`."""
         return [
-            _Clause(number, (*(self._literal(one, negated=True) for one in rule.when),
-                             self._literal(rule.need)))
+            _Clause(
+                number,
+                (
+                    *(self._literal(one, negated=True) for one in rule.when),
+                    self._literal(rule.need),
+                ),
+            )
             for number, rule in enumerate(rules, first)
             if all(one.variable in self._index for one in (*rule.when, rule.need))
-        ]  # fmt: skip
+        ]
 
     def _literal(self, condition: Condition, *, negated: bool = False) -> tuple[int, int]:
         index = self._index[condition.variable]

@@ -84,9 +84,11 @@ def _cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Fi
     from cyclonedx.output.json import JsonV1Dot6
 
     whole = cyclone.Component(
-        type=cyclone.ComponentType.APPLICATION, name=release.id, bom_ref=release.id,
+        type=cyclone.ComponentType.APPLICATION,
+        name=release.id,
+        bom_ref=release.id,
         version=release.module_version,
-    )  # fmt: skip
+    )
     parts = [_cyclone_component(component) for component in inside]
     bom = Bom(
         serial_number=_serial(release),
@@ -152,8 +154,13 @@ def _spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding
         creators=[model.Actor(model.ActorType.TOOL, f"hpcdl-{release.hpcdl}")],
         created=_created(release).replace(tzinfo=None),
     )
-    whole = model.Package("SPDXRef-Release", release.id, model.SpdxNoAssertion(),
-                          files_analyzed=False, version=release.module_version)  # fmt: skip
+    whole = model.Package(
+        "SPDXRef-Release",
+        release.id,
+        model.SpdxNoAssertion(),
+        files_analyzed=False,
+        version=release.module_version,
+    )
     packages = [_spdx_package(component, found) for component in inside]
     kinds = model.RelationshipType
     relations = [
@@ -164,8 +171,12 @@ def _spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding
     used = {one.licence for one in inside}
     own = facts.load("records")["own_licences"]
     described = [model.ExtractedLicensingInfo(name, **own[name]) for name in own if name in used]
-    document = model.Document(info, packages=[whole, *packages], relationships=relations,
-                              extracted_licensing_info=described)  # fmt: skip
+    document = model.Document(
+        info,
+        packages=[whole, *packages],
+        relationships=relations,
+        extracted_licensing_info=described,
+    )
     with scratch_directory() as scratch:
         path = scratch / SPDX_FILE
         write_document_to_file(document, str(path), validate=True)
@@ -188,10 +199,13 @@ def _spdx_package(component: Component, found: Sequence[Finding]) -> Any:
         if component.purl in one.purls
     ]
     return model.Package(
-        f"SPDXRef-{safe}", component.name, component.url or unknown,
-        version=component.version, files_analyzed=False,
+        f"SPDXRef-{safe}",
+        component.name,
+        component.url or unknown,
+        version=component.version,
+        files_analyzed=False,
         checksums=[model.Checksum(model.ChecksumAlgorithm.SHA256, text) for text in digests],
         license_declared=declared,
         license_comment=None if component.licence else component.words or None,
         external_references=about,
-    )  # fmt: skip
+    )

@@ -62,8 +62,13 @@ class Integrity:
 
     def faults(self) -> list[str]:
         """One line per path, the first ones and how many more."""
-        return shortened([f"{kind}: {path}" for kind in ("changed", "missing", "added")
-                          for path in getattr(self, kind)])  # fmt: skip
+        return shortened(
+            [
+                f"{kind}: {path}"
+                for kind in ("changed", "missing", "added")
+                for path in getattr(self, kind)
+            ]
+        )
 
     def describe(self) -> str:
         """One line for people."""
@@ -75,10 +80,18 @@ class Integrity:
 
     def as_data(self) -> dict[str, Any]:
         """For machines."""
-        return {"schema": 1, "release": self.release, "ok": self.ok, "files": self.files,
-                "bytes": self.size, "seconds": round(self.seconds, 2), "full": self.full,
-                "changed": list(self.changed), "missing": list(self.missing),
-                "added": list(self.added)}  # fmt: skip
+        return {
+            "schema": 1,
+            "release": self.release,
+            "ok": self.ok,
+            "files": self.files,
+            "bytes": self.size,
+            "seconds": round(self.seconds, 2),
+            "full": self.full,
+            "changed": list(self.changed),
+            "missing": list(self.missing),
+            "added": list(self.added),
+        }
 
 
 def shortened(lines: Sequence[str]) -> list[str]:
@@ -163,11 +176,15 @@ def check_integrity(
     with explain_os_errors(release.root):
         found = _rows(entries)
     result = Integrity(
-        release.id, len(entries), size, time.monotonic() - start, True,
+        release.id,
+        len(entries),
+        size,
+        time.monotonic() - start,
+        True,
         changed=tuple(name for name, row in known.items() if found.get(name, row) != row),
         missing=tuple(name for name in known if name not in found),
         added=tuple(name for name in found if name not in known),
-    )  # fmt: skip
+    )
     if result.ok:
         _note_checked(release, entries)
     return result
@@ -282,8 +299,10 @@ def _fingerprint(release: Release, entries: Mapping[str, Entry]) -> str:
 
     Who changes a file changes its ctime.
     """
-    rows = ((name, link, one.st_mode, one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns)
-            for name, (_, one, link) in entries.items())  # fmt: skip
+    rows = (
+        (name, link, one.st_mode, one.st_size, one.st_ino, one.st_mtime_ns, one.st_ctime_ns)
+        for name, (_, one, link) in entries.items()
+    )
     text = "\n".join([release.content, *map(repr, rows)])
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 

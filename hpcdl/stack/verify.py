@@ -169,9 +169,23 @@ def _launcher() -> list[str]:
     """What starts two ranks on this machine; nothing where there is no mpirun."""
     if shutil.which("mpirun") is None:
         return []
-    return ["mpirun", "-np", str(RANKS), "--oversubscribe", "--bind-to", "none",
-            "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
-            "--mca", "mpi_yield_when_idle", "1"]  # fmt: skip
+    return [
+        "mpirun",
+        "-np",
+        str(RANKS),
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "--mca",
+        "pml",
+        "ob1",
+        "--mca",
+        "btl",
+        "self,vader",
+        "--mca",
+        "mpi_yield_when_idle",
+        "1",
+    ]
 
 
 def read_seen(path: Path) -> dict[str, Any] | None:
@@ -201,8 +215,11 @@ def judge(
 
 def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
     wanted = {name: release.versions.get(name) for name in ("tensorflow", "horovod")}
-    wrong = [f"{name} is {seen[name]}, not {version}" for name, version in wanted.items()
-             if version is not None and seen[name] != version]  # fmt: skip
+    wrong = [
+        f"{name} is {seen[name]}, not {version}"
+        for name, version in wanted.items()
+        if version is not None and seen[name] != version
+    ]
     place = Path(seen["place"])
     # A package lies in the release, or where a link in the release leads.
     links = release.prefix.glob(f"lib/python3*/site-packages/{place.name}")
@@ -245,17 +262,24 @@ def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int)
         lack = "one rank was started: there is no mpirun here, or no space left for a second one"
         return [Check(name, True, lack, 0.0, skipped=True) for name in names]
     if seen["size"] != started:
-        lack = (f"{started} ranks were started, and Horovod sees {seen['size']}: its MPI does not "
-                "find the launcher's PMIx")  # fmt: skip
+        lack = (
+            f"{started} ranks were started, and Horovod sees {seen['size']}: its MPI does not "
+            "find the launcher's PMIx"
+        )
         return [Check(name, False, lack, seen["took"]) for name in names]
     agreed = abs(seen["mean"] - 1.5) < _PRECISION
     first, last = seen["losses"][0], seen["losses"][-1]
     learned = last < 0.1 * first and seen["differ"] == 0
     return [
         Check(names[0], agreed, f"{seen['size']} ranks have the mean {seen['mean']}", seen["took"]),
-        Check(names[1], learned, f"loss from {first:.2f} to {last:.2g}, weights of the ranks "
-              f"differ by {seen['differ']:.2g}", seen["took"]),
-    ]  # fmt: skip
+        Check(
+            names[1],
+            learned,
+            f"loss from {first:.2f} to {last:.2g}, weights of the ranks "
+            f"differ by {seen['differ']:.2g}",
+            seen["took"],
+        ),
+    ]
 
 
 def in_module(site: Site, release: Release, argv: Sequence[str | Path]) -> CommandResult:
@@ -296,8 +320,10 @@ def check_files(site: Site, release: Release, names: Collection[str] = ()) -> li
     start = time.monotonic()
     faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
     sound = f"{count} shared objects find what they need in the release"
-    checks = [_of_faults("libraries", faults, sound, start),
-              check_device_code(site, release, names)]  # fmt: skip
+    checks = [
+        _of_faults("libraries", faults, sound, start),
+        check_device_code(site, release, names),
+    ]
     if "compute" in release.needs and "horovod" in release.versions:
         start = time.monotonic()
         checks.append(_of_faults("device code of Horovod", *code_faults(release), start))
@@ -333,8 +359,11 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
         for label, gpu in gpus:
             where = f"{label} ({gpu.compute})"
             verdicts = [(runs_on(found.codes, gpu.compute), found) for found in objects]
-            faults += [f"{where}: {found.path.name} has {', '.join(map(str, found.codes))}"
-                       for verdict, found in verdicts if verdict == "no"]  # fmt: skip
+            faults += [
+                f"{where}: {found.path.name} has {', '.join(map(str, found.codes))}"
+                for verdict, found in verdicts
+                if verdict == "no"
+            ]
             by_driver = [found.path.name for verdict, found in verdicts if verdict == "ptx"]
             note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
             notes.append(f"{where}: {note} of {len(objects)} files")

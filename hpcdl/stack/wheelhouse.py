@@ -47,8 +47,17 @@ _RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")
 # The second line is what Spack makes in a directory of spack/environments: links to gigabytes.
-_JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".gitignore",
-         ".spack-env", "view", "._view", "concretize.log"}  # fmt: skip
+_JUNK = {
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".gitignore",
+    ".spack-env",
+    "view",
+    "._view",
+    "concretize.log",
+}
 _BUILD_SECONDS = 600
 _ATTEMPTS = 5
 _T = TypeVar("_T")
@@ -186,8 +195,10 @@ def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
         if found is not None:
             return found
         program = tools(python, say) / "bin" / "python"
-        say(f"fetching {recipe.package} {recipe.tensorflow} and what it needs "
-            f"(about {recipe.fetch_gb:.1f} GB, once)")  # fmt: skip
+        say(
+            f"fetching {recipe.package} {recipe.tensorflow} and what it needs "
+            f"(about {recipe.fetch_gb:.1f} GB, once)"
+        )
         folder = wheelhouse_folder(recipe, python)
         # Begun anew each time (pip caches what it fetched): two versions of one package, fetched
         # on different days, must not meet in one lock.
@@ -210,22 +221,35 @@ def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, 
     """Let the pip of a Python fetch wheels; it installs nothing, and of wheels it runs nothing."""
     beside = pins(recipe.tensorflow, python.minor)
     if not beside:
-        say(f"note: digests of wheels come with hpcdl for {_MACHINE}, and none for Python "
-            f"{python.minor} on {platform.machine()}: the index is believed")  # fmt: skip
+        say(
+            f"note: digests of wheels come with hpcdl for {_MACHINE}, and none for Python "
+            f"{python.minor} on {platform.machine()}: the index is believed"
+        )
     constraints = target / "constraints.txt"
     with explain_os_errors(target):
         constraints.write_text("".join(f"{one}\n" for one in beside))
     run(
-        [*module_argv(program, "pip"), "--disable-pip-version-check", "--no-input", "--no-color",
-         "download", "--only-binary", ":all:", "--dest", target,
-         "--constraint", constraints, *recipe.requirements],
+        [
+            *module_argv(program, "pip"),
+            "--disable-pip-version-check",
+            "--no-input",
+            "--no-color",
+            "download",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            target,
+            "--constraint",
+            constraints,
+            *recipe.requirements,
+        ],
         log=new_log("fetch"),
         timeout=_FETCH_SECONDS,
         hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; what "
         f"`packages:` in site.yaml asks for must have wheels and agree with {recipe.package} "
         f"{recipe.tensorflow} and what goes with it",
         tied=True,
-    )  # fmt: skip
+    )
 
 
 def tools(python: Interpreter, say: Say) -> Path:
@@ -234,8 +258,12 @@ def tools(python: Interpreter, say: Say) -> Path:
     # On another machine of this cache its Python may be elsewhere: a link that leads nowhere.
     if not all((where / "bin" / name).is_file() for name in ("python", "pip")):
         say(f"making pip ready for Python {python.minor}")
-        run([*module_argv(python.path, "venv"), "--clear", where], log=new_log("tools"), tied=True,
-            hint="Debian and Ubuntu: apt install python3-venv")  # fmt: skip
+        run(
+            [*module_argv(python.path, "venv"), "--clear", where],
+            log=new_log("tools"),
+            tied=True,
+            hint="Debian and Ubuntu: apt install python3-venv",
+        )
     for part in (where, where / "bin"):  # what is in it is executed
         require_private(part)
     return where
@@ -339,12 +367,20 @@ def _from_checkout(python: Path, name: str) -> bytes:
         for folder in ("hpcdl", *_FOLDERS):
             shutil.copytree(checkout / folder, copy / folder, ignore=shutil.ignore_patterns(*_JUNK))
         run(
-            [*module_argv(python, "pip"), "--disable-pip-version-check", "wheel", "--no-deps",
-             "--no-build-isolation", "--wheel-dir", scratch, copy],
+            [
+                *module_argv(python, "pip"),
+                "--disable-pip-version-check",
+                "wheel",
+                "--no-deps",
+                "--no-build-isolation",
+                "--wheel-dir",
+                scratch,
+                copy,
+            ],
             env={"TMPDIR": str(scratch)},
             log=new_log("hpcdl"),
             tied=True,
-        )  # fmt: skip
+        )
         return (scratch / name).read_bytes()
 
 
@@ -356,8 +392,13 @@ def _from_installed(name: str) -> bytes:
     info = f"hpcdl-{__version__}.dist-info"
     members = {entry: path.read_bytes() for entry, path in own_files()}
     for entry in installed.files or ():
-        if entry.parts[0] == info and entry.name in {"METADATA", "WHEEL", "entry_points.txt",
-                                                     "top_level.txt", "LICENSE"}:  # fmt: skip
+        if entry.parts[0] == info and entry.name in {
+            "METADATA",
+            "WHEEL",
+            "entry_points.txt",
+            "top_level.txt",
+            "LICENSE",
+        }:
             members[entry.as_posix()] = Path(str(entry.locate())).read_bytes()
     return pack(members, f"{info}/RECORD")
 

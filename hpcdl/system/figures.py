@@ -20,8 +20,10 @@ _NARROW = 32
 def check_figure(path: Path) -> None:
     """BadInput for a path at which no figure can be written, before anything is worked out."""
     if path.suffix.lower() not in _SUFFIXES:
-        raise BadInput(f"a figure cannot be a '{path.suffix or path.name}'",
-                       hint=f"end the name in {', '.join(_SUFFIXES)}")  # fmt: skip
+        raise BadInput(
+            f"a figure cannot be a '{path.suffix or path.name}'",
+            hint=f"end the name in {', '.join(_SUFFIXES)}",
+        )
     if not path.parent.is_dir():
         raise BadInput(f"there is no directory {path.parent}", hint="make it, or correct the path")
 
@@ -77,5 +79,11 @@ def legend_below(axes: Any, *entries: Any) -> None:
     """A legend under the axis' name, where it hides nothing; no wider than the axes."""
     names = [str(name) for name in (entries[1] if entries else axes.get_legend_handles_labels()[1])]
     narrow = max(map(len, names), default=0) <= _NARROW
-    axes.legend(*entries, fontsize=7, frameon=False, loc="upper center",
-                bbox_to_anchor=(0.5, -0.14), ncols=2 if narrow else 1)  # fmt: skip
+    axes.legend(
+        *entries,
+        fontsize=7,
+        frameon=False,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.14),
+        ncols=2 if narrow else 1,
+    )

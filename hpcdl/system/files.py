@@ -49,8 +49,25 @@ _NO_LOCKS = (
 )
 _NAMED = 100
 """So many characters of a file's name are in that of its temporary one."""
-OF_NETWORKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "smbfs", "afs",
-                         "9p", "fuse.sshfs", "orangefs", "panfs", "pvfs2", "ceph"})  # fmt: skip
+OF_NETWORKS = frozenset(
+    {
+        "nfs",
+        "nfs4",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "afs",
+        "9p",
+        "fuse.sshfs",
+        "orangefs",
+        "panfs",
+        "pvfs2",
+        "ceph",
+    }
+)
 """File systems of several machines, whose locks a database cannot rely on."""
 _FLOCK = "hhqqi4x"  # struct flock on 64-bit Linux: type, whence, start, length, process
 _WHOLE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -82,8 +82,11 @@ def cache(*parts: str) -> Path:
 
 def expand(text: str) -> str:
     """A path with `~` and the variables that are known here replaced: HOME, USER, HPCDL_HOME."""
-    known = {"HPCDL_HOME": lambda: str(home()), "HOME": lambda: str(Path.home()),
-             "USER": lambda: user_name(os.environ.get("USER"))}  # fmt: skip
+    known = {
+        "HPCDL_HOME": lambda: str(home()),
+        "HOME": lambda: str(Path.home()),
+        "USER": lambda: user_name(os.environ.get("USER")),
+    }
     text = re.sub(
         r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
         lambda m: known.get(m.group(1) or m.group(2), m.group)(),

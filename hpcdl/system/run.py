@@ -125,9 +125,17 @@ def run(
     try:
         with ExitStack() as stack:
             out = subprocess.PIPE if log is None else stack.enter_context(_log(log, command))
-            ended = _execute(command, stdin, timeout, watch, cwd=where, env=merged, stdout=out,
-                             stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
-                             preexec_fn=tie() if tied else None)  # one call, no threads # fmt: skip
+            ended = _execute(
+                command,
+                stdin,
+                timeout,
+                watch,
+                cwd=where,
+                env=merged,
+                stdout=out,
+                stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+                preexec_fn=tie() if tied else None,
+            )  # one call, no threads
     except subprocess.TimeoutExpired as fault:
         said = f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}"
         raise Stopped(said, hint=hint) from fault

@@ -28,8 +28,14 @@ _INTEGER = re.compile(r"[-+]?[0-9]{1,18}\Z")
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?\Z")
 _BOOLEANS = {"true": True, "false": False}
 _OTHER_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-_NAMES = {"object": "a mapping", "array": "a list", "string": "text", "integer": "a whole number",
-          "number": "a number", "boolean": "true or false"}  # fmt: skip
+_NAMES = {
+    "object": "a mapping",
+    "array": "a list",
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+}
 _PLAIN: dict[str, set[type]] = {"integer": {int}, "number": {int, float}}
 _ROOT = "the file"
 _LONGEST_INTEGER = 2**63

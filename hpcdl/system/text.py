@@ -118,8 +118,10 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
             "\n".join(f"{name} {cell}".strip() for name, cell in zip(lines[0], line, strict=True))
             for line in lines[1:]
         )
-    padded = [[cell + " " * (width - len(plain(cell)))
-               for cell, width in zip(line, widths, strict=True)] for line in lines]  # fmt: skip
+    padded = [
+        [cell + " " * (width - len(plain(cell))) for cell, width in zip(line, widths, strict=True)]
+        for line in lines
+    ]
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 

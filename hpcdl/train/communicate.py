@@ -175,8 +175,9 @@ class MultiWorker(Communicator):
         mine = 1.0 if self.rank == 0 else 0.0
 
         def spread() -> None:
-            values = [variable.read_value() * tf.cast(mine, variable.dtype)
-                      for variable in variables]  # fmt: skip
+            values = [
+                variable.read_value() * tf.cast(mine, variable.dtype) for variable in variables
+            ]
             # They are packed into one: numbers drawn from have another type than weights.
             for members in by_type(variables):
                 sent = [values[member] for member in members]
@@ -202,8 +203,10 @@ class MultiWorker(Communicator):
 
 def no_server(fault: Exception) -> MissingPrerequisite:
     """The error of a server of TensorFlow's that did not start."""
-    return MissingPrerequisite(f"TensorFlow's server does not start: {first_line(fault)}",
-                               hint="another run may have its port; try again")  # fmt: skip
+    return MissingPrerequisite(
+        f"TensorFlow's server does not start: {first_line(fault)}",
+        hint="another run may have its port; try again",
+    )
 
 
 def join(place: RankPlace) -> MultiWorker:
@@ -228,9 +231,12 @@ def compiled(body: Callable[..., Any], signature: Any = None) -> Callable[..., A
     With a `signature` it is traced once; else again for other shapes.
     """
     function: Callable[..., Any] = tf.function(
-        body, input_signature=signature, autograph=False, jit_compile=False,
+        body,
+        input_signature=signature,
+        autograph=False,
+        jit_compile=False,
         reduce_retracing=signature is None,
-    )  # fmt: skip
+    )
     return function
 
 

@@ -33,11 +33,14 @@ _NEEDED = {".onnx": ("tf2onnx", "onnx"), ".parquet": ("pyarrow",)}
 def check_outputs(options: TrainOptions) -> None:
     """Refuse, at the start of a run, files that could not be written later."""
     if options.export and Path(options.export).exists():
-        raise BadInput(f"the directory of --export exists: {options.export}",
-                       hint="remove it, or name another one")  # fmt: skip
-    needed = [(f"{option} {path}", _NEEDED.get(Path(path or "").suffix, ()))
-              for option, path in (("--export", options.export), ("--predict", options.predict))
-              ]  # fmt: skip
+        raise BadInput(
+            f"the directory of --export exists: {options.export}",
+            hint="remove it, or name another one",
+        )
+    needed = [
+        (f"{option} {path}", _NEEDED.get(Path(path or "").suffix, ()))
+        for option, path in (("--export", options.export), ("--predict", options.predict))
+    ]
     if options.tensorboard:
         needed.append(("--tensorboard", ("tensorboard",)))
     for option, packages in needed:
@@ -71,8 +74,9 @@ def export_onnx(network: Network, path: Path) -> None:
     forward = tf.function(lambda inputs: model(inputs, training=False), input_signature=given)
     logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # what is lacking is said here
     made, _ = tf2onnx.convert.from_function(forward, input_signature=given)
-    lacking = {node.op_type for node in made.graph.node
-               if not onnx.defs.has(node.op_type, node.domain)}  # fmt: skip
+    lacking = {
+        node.op_type for node in made.graph.node if not onnx.defs.has(node.op_type, node.domain)
+    }
     if lacking:
         raise MissingPrerequisite(
             f"{network.name} cannot be written for ONNX, which lacks {', '.join(sorted(lacking))}",
@@ -115,10 +119,13 @@ def load_weights(network: Network, path: Path) -> str:
     last = names[-1].rpartition("/")[0]
     head = [i for i, name in enumerate(names) if name.rpartition("/")[0] == last]
     if not set(other) <= set(head):
-        raise _mismatch(path, [
-            f"{names[i]}: {tuple(found[i].shape)} there, {tuple(wanted[i].shape)} here"
-            for i in other
-        ])  # fmt: skip
+        raise _mismatch(
+            path,
+            [
+                f"{names[i]}: {tuple(found[i].shape)} there, {tuple(wanted[i].shape)} here"
+                for i in other
+            ],
+        )
     for index, (array, variable) in enumerate(zip(found, wanted, strict=True)):
         if not (other and index in head):
             variable.assign(array)
@@ -128,9 +135,11 @@ def load_weights(network: Network, path: Path) -> str:
 
 def _mismatch(path: Path, details: Sequence[str]) -> BadInput:
     more = [f"and {len(details) - _SHOWN} more"] if len(details) > _SHOWN else []
-    return BadInput(f"the weights in {path} are of another network",
-                    details=[*details[:_SHOWN], *more],
-                    hint="--model and --image-size must be those of the weights")  # fmt: skip
+    return BadInput(
+        f"the weights in {path} are of another network",
+        details=[*details[:_SHOWN], *more],
+        hint="--model and --image-size must be those of the weights",
+    )
 
 
 def _read(network: Network, path: Path) -> Sequence[Any]:

@@ -33,17 +33,25 @@ def synchronize(model: Any, ranks: Communicator, *, wanted: bool, xla: bool) -> 
     Raises BadInput where there is no such layer, or nothing that would synchronize it, such as XLA.
     """
     kind = tf.keras.layers.BatchNormalization
-    layers = [each for each in model._flatten_layers() if isinstance(each, kind)
-              and (wanted or getattr(each, "synchronized", False))]  # fmt: skip
+    layers = [
+        each
+        for each in model._flatten_layers()
+        if isinstance(each, kind) and (wanted or getattr(each, "synchronized", False))
+    ]
     if wanted and not layers:
         raise BadInput("--sync-bn: the model has no batch normalisation", hint="leave it out")
     apart = ranks.name == "parameter-server"  # its workers do not wait for each other
     alone = ranks.size == 1 and not apart
-    unfit = {"--xla": xla, "--strategy parameter-server": apart,
-             "Keras 2": not hasattr(kind, "_moments")}  # fmt: skip
+    unfit = {
+        "--xla": xla,
+        "--strategy parameter-server": apart,
+        "Keras 2": not hasattr(kind, "_moments"),
+    }
     if layers and not alone and any(unfit.values()):
-        raise BadInput("batch normalisation over all ranks cannot be had with "
-                       + next(name for name, here in unfit.items() if here))  # fmt: skip
+        raise BadInput(
+            "batch normalisation over all ranks cannot be had with "
+            + next(name for name, here in unfit.items() if here)
+        )
     for layer in layers:
         layer.synchronized = not alone
         if not alone:
@@ -124,12 +132,15 @@ def _fused(layer: Any, bias: Any) -> Callable[..., Any]:
         learning = bool(training and layer.trainable)
         empty = tf.constant([], tf.float32)
         output, new_mean, new_variance, *_ = tf.raw_ops.FusedBatchNormV3(
-            x=inputs, scale=tf.convert_to_tensor(scale), offset=tf.convert_to_tensor(offset),
+            x=inputs,
+            scale=tf.convert_to_tensor(scale),
+            offset=tf.convert_to_tensor(offset),
             mean=empty if learning else mean - missing,
             variance=empty if learning else tf.convert_to_tensor(variance),
-            epsilon=layer.epsilon, data_format="NCHW" if layer.axis == 1 else "NHWC",
+            epsilon=layer.epsilon,
+            data_format="NCHW" if layer.axis == 1 else "NHWC",
             is_training=learning,
-        )  # fmt: skip
+        )
         if learning:
             mean.assign(mean * keep + (new_mean + missing) * (1.0 - keep))
             variance.assign(variance * keep + new_variance * (1.0 - keep))
@@ -168,8 +179,10 @@ def _stages(sizes: Sequence[int], wanted: int) -> list[int]:
     ]
     stages = [min(wanted - 1, int(wanted * middle / max(sum(sizes), 1))) for middle in middles]
     if sizes and len({stage for stage, size in zip(stages, sizes, strict=True) if size}) < wanted:
-        raise BadInput(f"the model's layers cannot be divided among {wanted} devices",
-                       hint="a smaller --model-parallel, or smaller layers")  # fmt: skip
+        raise BadInput(
+            f"the model's layers cannot be divided among {wanted} devices",
+            hint="a smaller --model-parallel, or smaller layers",
+        )
     return stages
 
 

@@ -41,8 +41,10 @@ def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
         place, equals, text = setting.partition("=")
         owner, _, name = place.partition(".")
         if not (equals and name) or owner not in PARTS:
-            raise BadInput(f"--set {setting}: not like optimizer.weight_decay=0.05",
-                           hint=f"it begins with one of {', '.join(PARTS)}")  # fmt: skip
+            raise BadInput(
+                f"--set {setting}: not like optimizer.weight_decay=0.05",
+                hint=f"it begins with one of {', '.join(PARTS)}",
+            )
         value: Any = text
         with suppress(ValueError):
             value = json.loads(text)
@@ -52,9 +54,14 @@ def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
 
 
 def make(
-    module: Any, base: type, option: str, name: str, arguments: dict[str, Any],
-    usual: Mapping[str, Any] = MappingProxyType({}), **ours: Any,
-) -> Any:  # fmt: skip
+    module: Any,
+    base: type,
+    option: str,
+    name: str,
+    arguments: dict[str, Any],
+    usual: Mapping[str, Any] = MappingProxyType({}),
+    **ours: Any,
+) -> Any:
     """An object of the class of that name in any case of letters, which derives from `base`.
 
     `option` is for messages; `usual` are arguments where it takes them, `ours` are not checked.
@@ -71,14 +78,17 @@ def make(
     known = [each for each in inspect.signature(kind).parameters if each != "kwargs"]
     for argument in arguments:
         if argument not in known:
-            raise BadInput(f"{option} {name} has no argument '{argument}'",
-                           hint=did_you_mean(argument, known))  # fmt: skip
+            raise BadInput(
+                f"{option} {name} has no argument '{argument}'", hint=did_you_mean(argument, known)
+            )
     try:
         given = {name: value for name, value in usual.items() if name in known} | arguments
         return kind(**given, **ours)
     except (TypeError, ValueError) as fault:
-        raise BadInput(f"{option} {name}: {str(fault).splitlines()[0]}",
-                       hint="`--set` gives the arguments of Keras' class") from fault  # fmt: skip
+        raise BadInput(
+            f"{option} {name}: {str(fault).splitlines()[0]}",
+            hint="`--set` gives the arguments of Keras' class",
+        ) from fault
 
 
 class KerasOptimizer:
@@ -167,11 +177,15 @@ def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
         if ":" in name:
             found[name.partition(":")[2]] = user_function("--metrics", name)
             continue
-        known = {each: value for each, value in vars(tf.keras.metrics).items()
-                 if inspect.isfunction(value) and each.islower()}  # fmt: skip
+        known = {
+            each: value
+            for each, value in vars(tf.keras.metrics).items()
+            if inspect.isfunction(value) and each.islower()
+        }
         if name.lower() not in known:
-            raise BadInput(f"--metrics: Keras has no function '{name}'",
-                           hint=did_you_mean(name.lower(), known))  # fmt: skip
+            raise BadInput(
+                f"--metrics: Keras has no function '{name}'", hint=did_you_mean(name.lower(), known)
+            )
         found[name.lower()] = known[name.lower()]
     return found
 
@@ -199,20 +213,26 @@ def make_augment(options: TrainOptions, source: Source, random: Draws | None, ra
     if not names or random is None:
         return lambda images, labels: (images, labels)
     if len(source.shape) != 3:
-        raise BadInput(f"--augment is for images; an example here has the shape {source.shape}",
-                       hint="leave out --augment")  # fmt: skip
+        raise BadInput(
+            f"--augment is for images; an example here has the shape {source.shape}",
+            hint="leave out --augment",
+        )
     keras = tf.keras
     if not hasattr(keras.layers, "CutMix"):
-        raise MissingPrerequisite(f"Keras {keras.__version__} lacks layers that --augment needs",
-                                  hint="Keras 3.9 and newer have them")  # fmt: skip
+        raise MissingPrerequisite(
+            f"Keras {keras.__version__} lacks layers that --augment needs",
+            hint="Keras 3.9 and newer have them",
+        )
     base, given = keras.layers.MixUp.__base__, _arguments(options, names)
     # Not what the network computes in, nor in its layout.
     ours = {"dtype": "float32", "data_format": "channels_last"}
     chosen = partial(make, keras.layers, base, "--augment")
     layers = [chosen(name, given[name], {}, **ours) for name in names]
     if (options.loss or "").lower().startswith("sparse") and _MIXERS.intersection(names):
-        raise BadInput(f"--loss {options.loss} takes no labels that are mixed",
-                       hint="categoricalcrossentropy does, or leave out --loss")  # fmt: skip
+        raise BadInput(
+            f"--loss {options.loss} takes no labels that are mixed",
+            hint="categoricalcrossentropy does, or leave out --loss",
+        )
     states = [v for layer in layers for v in layer.variables if v.name == "seed_generator_state"]
     # A place that no part of a batch has: the network draws other numbers.
     draws = Draws(random.seeds, -1 - rank, tuple(state._value for state in states))
@@ -240,8 +260,10 @@ def _arguments(options: TrainOptions, names: list[str]) -> dict[str, dict[str, A
     for place, value in settings_of(options.settings, "augment").items():
         name, _, argument = place.partition(".")
         if name.lower() not in found:
-            raise BadInput(f"--set augment.{place}: --augment has no '{name}'",
-                           hint="like augment.mixup.alpha=0.4")  # fmt: skip
+            raise BadInput(
+                f"--set augment.{place}: --augment has no '{name}'",
+                hint="like augment.mixup.alpha=0.4",
+            )
         found[name.lower()][argument] = value
     return found
 
@@ -255,5 +277,8 @@ def _try(names: str, change: Change, source: Source) -> None:
             raise ValueError(f"it gives images of {tuple(changed.shape[1:])}")
     except Exception as fault:  # Keras' layers raise whatever comes to them
         size = " x ".join(map(str, source.shape))
-        raise BadInput(f"--augment {names} does not take images of {size}", details=origin(fault),
-                       hint="`keras.layers` says what each layer takes") from fault  # fmt: skip
+        raise BadInput(
+            f"--augment {names} does not take images of {size}",
+            details=origin(fault),
+            hint="`keras.layers` says what each layer takes",
+        ) from fault

@@ -27,9 +27,20 @@ from hpcdl.train.step import RankSignal, Step, StepParts, StepResult, StopReques
 from hpcdl.train.tasks import Validation, scores_line
 from hpcdl.train.train_report import Reporter
 
-_CHANGEABLE = ("task", "loss", "optimizer", "settings", "momentum", "weight_decay",
-               "label_smoothing", "lr_schedule", "lr_warmup_steps", "precision", "augment",
-               "sync_bn")  # fmt: skip
+_CHANGEABLE = (
+    "task",
+    "loss",
+    "optimizer",
+    "settings",
+    "momentum",
+    "weight_decay",
+    "label_smoothing",
+    "lr_schedule",
+    "lr_warmup_steps",
+    "precision",
+    "augment",
+    "sync_bn",
+)
 _FIXED = ("model", "seed", "shape", "global_batch", "steps_per_epoch")
 """What --allow-change cannot name: the place in the data, or the weights, depend on it."""
 _GROUP_SECONDS = 0.025
@@ -170,9 +181,11 @@ def _check_identity(training: Training, found: checkpoints.Checkpoint) -> None:
     if other:
         names = ",".join(key for key in changed if key not in _FIXED)
         advice = f"; --allow-change {names} accepts the difference" if names else ""
-        raise BadInput(f"the checkpoints in {training.checkpoint_directory} are of another run",
-                       details=other, hint="use another --job-dir, or --fresh to start over"
-                       + advice)  # fmt: skip
+        raise BadInput(
+            f"the checkpoints in {training.checkpoint_directory} are of another run",
+            details=other,
+            hint="use another --job-dir, or --fresh to start over" + advice,
+        )
 
 
 def save(training: Training) -> float:
@@ -191,9 +204,14 @@ def save(training: Training) -> float:
 
 
 def _checkpoint(training: Training) -> checkpoints.Checkpoint:
-    meta = {**identity_of(training), "last_loss": training.loss, "ranks": training.ranks.size,
-            "streams": training.source.streams, "order": training.parts.network.order(),
-            "validations": training.validation.found if training.validation else []}  # fmt: skip
+    meta = {
+        **identity_of(training),
+        "last_loss": training.loss,
+        "ranks": training.ranks.size,
+        "streams": training.source.streams,
+        "order": training.parts.network.order(),
+        "validations": training.validation.found if training.validation else [],
+    }
     arrays = tuple(variable.numpy() for variable in training.variables)
     return checkpoints.Checkpoint(training.step_number, meta, arrays)
 
@@ -362,10 +380,18 @@ def _note(
         last = saved if number == training.step_number - 1 else 0.0
         took = result.seconds + between + last
         training.samples.add(
-            batch, result.loss, seconds=took, input=waited / count, compute=result.compute,
-            communication=result.communication, update=result.update, checkpoint=last,
-        )  # fmt: skip
+            batch,
+            result.loss,
+            seconds=took,
+            input=waited / count,
+            compute=result.compute,
+            communication=result.communication,
+            update=result.update,
+            checkpoint=last,
+        )
         training.scalars.step(
-            number + 1, loss=result.loss, learning_rate=training.plan.lr_at(number),
+            number + 1,
+            loss=result.loss,
+            learning_rate=training.plan.lr_at(number),
             images_per_second=batch / max(took, 1e-9),
-        )  # fmt: skip
+        )

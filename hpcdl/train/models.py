@@ -101,10 +101,18 @@ class Network:
 
 
 def build(
-    model: str, shape: tuple[int, ...], classes: int, seed: int, *,
-    precision: str = "fp32", channels_first: bool = False, keras: bool = False,
-    freeze: str = "", split: int = 1, adapt: Callable[[Any], None] | None = None,
-) -> Network:  # fmt: skip
+    model: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    *,
+    precision: str = "fp32",
+    channels_first: bool = False,
+    keras: bool = False,
+    freeze: str = "",
+    split: int = 1,
+    adapt: Callable[[Any], None] | None = None,
+) -> Network:
     """The network for images of `shape` (height, width, channels), weights drawn from `seed`."""
     if facts_of(model)["builder"] == "mlp" and not keras:
         return _mlp(model, shape, classes, seed)
@@ -147,9 +155,18 @@ def build(
             tf.keras.mixed_precision.set_global_policy(policy)
 
     return Network(
-        model, forward, trainable, state, random, penalties, weights, names, plain,
-        split, made,
-    )  # fmt: skip
+        model,
+        forward,
+        trainable,
+        state,
+        random,
+        penalties,
+        weights,
+        names,
+        plain,
+        split,
+        made,
+    )
 
 
 def _mlp(model: str, shape: tuple[int, ...], classes: int, seed: int) -> Network:
@@ -244,10 +261,16 @@ def _make(model: str, builder: Callable[..., Any], shape: tuple[int, ...], class
         raise
     except Exception as fault:
         size = " x ".join(map(str, shape))
-        hint = ("the function is called with (shape, classes) and returns a Keras model"
-                if ":" in model else "give another --image-size, or --model")  # fmt: skip
-        raise BadInput(f"the model '{model}' cannot be made for images of {size}",
-                       details=origin(fault), hint=hint) from fault  # fmt: skip
+        hint = (
+            "the function is called with (shape, classes) and returns a Keras model"
+            if ":" in model
+            else "give another --image-size, or --model"
+        )
+        raise BadInput(
+            f"the model '{model}' cannot be made for images of {size}",
+            details=origin(fault),
+            hint=hint,
+        ) from fault
     # What is no image may have a logit per class at each of several places.
     if logits[-1:] != (classes,) or (len(shape) == 3 and len(logits) != 2):
         raise BadInput(

@@ -36,15 +36,19 @@ class Optimizer:
     def apply(self, variables: tuple[Any, ...], gradients: list[Any], lr: Any) -> list[Any]:
         """Update every variable as soon as its gradient is there; returns the operations."""
         operations = []
-        for variable, velocity, gradient in zip(
-            variables, self.velocities, gradients, strict=True
-        ):  # fmt: skip
+        for variable, velocity, gradient in zip(variables, self.velocities, gradients, strict=True):
             with tf.device(variable.device) if self.placed else nullcontext():
-                operations.append(tf.raw_ops.ResourceApplyMomentum(
-                    var=variable.handle, accum=velocity.handle, lr=lr,
-                    grad=self._direction(variable, gradient), momentum=self.momentum,
-                    use_locking=False, use_nesterov=False,
-                ))  # fmt: skip
+                operations.append(
+                    tf.raw_ops.ResourceApplyMomentum(
+                        var=variable.handle,
+                        accum=velocity.handle,
+                        lr=lr,
+                        grad=self._direction(variable, gradient),
+                        momentum=self.momentum,
+                        use_locking=False,
+                        use_nesterov=False,
+                    )
+                )
         return operations
 
     def _direction(self, variable: Any, gradient: Any) -> Any:

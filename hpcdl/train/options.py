@@ -31,9 +31,16 @@ SYNTHETIC = "synthetic"
 DEFAULT_STEPS = 100
 _KERAS_LR = 0.001
 _USER_MODEL: dict[str, Any] = {
-    "builder": "keras", "input": [224, 224, 3], "classes": 1000, "global_batch": 64, "epochs": 1,
-    "lr": 0.1, "task": "classes", "source": "the user", "proof": "doubtful",
-}  # fmt: skip
+    "builder": "keras",
+    "input": [224, 224, 3],
+    "classes": 1000,
+    "global_batch": 64,
+    "epochs": 1,
+    "lr": 0.1,
+    "task": "classes",
+    "source": "the user",
+    "proof": "doubtful",
+}
 
 _METAVARS = {str: "NAME", positive: "N", not_negative: "N", seed: "N", amount: "X", fraction: "X"}
 
@@ -55,121 +62,193 @@ class Argument:
 
 
 def _option(
-    default: Any, text: str, kind: Any = str, *, choices: tuple[str, ...] | None = None,
+    default: Any,
+    text: str,
+    kind: Any = str,
+    *,
+    choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """A field with its option: help, and the function that reads its value; list: given often."""
     metavar = metavar or (None if choices else _METAVARS.get(kind))
-    return field(default=default, metadata={"help": text, "type": kind, "choices": choices,
-                                            "metavar": metavar})  # fmt: skip
+    return field(
+        default=default,
+        metadata={"help": text, "type": kind, "choices": choices, "metavar": metavar},
+    )
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """One run. Times in seconds unless the name says otherwise; None means "by the model"."""
 
-    # fmt: off
     model: str = _option("mlp", "network to train (default mlp)")
-    data: str = _option(SYNTHETIC, "directory made by `hpcdl data make`, or 'synthetic'",
-        metavar="DIR")
-    dataset: str | None = _option(None, "data of your own: package.module:function, called with "
-        "'train' and 'test', returns arrays or a tf.data.Dataset")
-    image_size: int | None = _option(None, "side of the images in pixels (default by the model)",
-        positive, metavar="PX")
-    task: str | None = _option(None, "one class, or several findings per image (default by the "
-        "model)", choices=("classes", "findings"))
-    pipeline: str = _option("new", "input pipeline for JPEG records; old: slow, for comparison",
-        choices=("new", "old"))
+    data: str = _option(
+        SYNTHETIC, "directory made by `hpcdl data make`, or 'synthetic'", metavar="DIR"
+    )
+    dataset: str | None = _option(
+        None,
+        "data of your own: package.module:function, called with "
+        "'train' and 'test', returns arrays or a tf.data.Dataset",
+    )
+    image_size: int | None = _option(
+        None, "side of the images in pixels (default by the model)", positive, metavar="PX"
+    )
+    task: str | None = _option(
+        None,
+        "one class, or several findings per image (default by the model)",
+        choices=("classes", "findings"),
+    )
+    pipeline: str = _option(
+        "new", "input pipeline for JPEG records; old: slow, for comparison", choices=("new", "old")
+    )
     max_damaged: int = _option(16, "damaged records a rank may skip (default 16)", not_negative)
     global_batch: int | None = _option(None, "images per step over all ranks", positive)
     batch_per_rank: int | None = _option(None, "images per step and rank", positive)
     epochs: int | None = _option(None, "passes over the data (default by the model)", positive)
     steps: int | None = _option(None, "number of steps, instead of epochs", positive)
     strategy: str = _option("auto", "how ranks communicate (default auto)", choices=STRATEGIES)
-    servers: int = _option(1, "servers that hold the weights with --strategy parameter-server "
-        "(default 1)", positive)
-    model_parallel: int = _option(1, "devices of a node to split the model's layers over (default "
-        "1)", positive)
-    job_dir: str | None = _option(None, "directory of the results (default: HPCDL_JOB_DIR, or .)",
-        metavar="DIR")
+    servers: int = _option(
+        1, "servers that hold the weights with --strategy parameter-server (default 1)", positive
+    )
+    model_parallel: int = _option(
+        1, "devices of a node to split the model's layers over (default 1)", positive
+    )
+    job_dir: str | None = _option(
+        None, "directory of the results (default: HPCDL_JOB_DIR, or .)", metavar="DIR"
+    )
     seed: int = _option(1, "random seed (default 1)", seed)
-    hang_limit: float = _option(600.0, "seconds without a step until the run is stopped; 0: never "
-        "(default 600)", amount, metavar="S")
+    hang_limit: float = _option(
+        600.0,
+        "seconds without a step until the run is stopped; 0: never (default 600)",
+        amount,
+        metavar="S",
+    )
     lr: float | None = _option(None, "learning rate (default by the model)", amount)
     momentum: float = _option(0.9, "momentum of SGD (default 0.9)", fraction)
     optimizer: str = _option("sgd", "sgd (default), lars, or one of Keras, such as adamw")
-    settings: tuple[str, ...] = _option((), "argument of Keras' optimizer, schedule, loss, "
-        "callback or augment, such as optimizer.weight_decay=0.05", list, metavar="PART.NAME=VALUE")
-    loss: str | None = _option(None, "one of Keras, or package.module:function of (labels, "
-        "outputs)")
-    augment: str = _option("", "Keras' layers that change images while training, such as "
-        "mixup,randaugment", metavar="NAMES")
+    settings: tuple[str, ...] = _option(
+        (),
+        "argument of Keras' optimizer, schedule, loss, "
+        "callback or augment, such as optimizer.weight_decay=0.05",
+        list,
+        metavar="PART.NAME=VALUE",
+    )
+    loss: str | None = _option(
+        None, "one of Keras, or package.module:function of (labels, outputs)"
+    )
+    augment: str = _option(
+        "",
+        "Keras' layers that change images while training, such as mixup,randaugment",
+        metavar="NAMES",
+    )
     sync_bn: bool = _option(False, "batch normalisation takes its statistics over all ranks", bool)
     weight_decay: float = _option(0.0, "L2 penalty on kernels (default 0)", amount)
     label_smoothing: float = _option(0.0, "label smoothing (default 0)", fraction)
-    lr_schedule: str = _option("constant", "constant (default), cosine, linear, or one of Keras, "
-        "such as exponentialdecay")
-    lr_warmup_steps: int = _option(0, "steps over which the rate rises from 0 (default 0)",
-        not_negative)
-    scale_lr: bool = _option(False, "multiply the learning rate by global batch / default batch",
-        bool)
-    precision: str = _option("fp32", "precision of compute (default fp32); fp16 scales the loss",
-        choices=PRECISIONS)
+    lr_schedule: str = _option(
+        "constant", "constant (default), cosine, linear, or one of Keras, such as exponentialdecay"
+    )
+    lr_warmup_steps: int = _option(
+        0, "steps over which the rate rises from 0 (default 0)", not_negative
+    )
+    scale_lr: bool = _option(
+        False, "multiply the learning rate by global batch / default batch", bool
+    )
+    precision: str = _option(
+        "fp32", "precision of compute (default fp32); fp16 scales the loss", choices=PRECISIONS
+    )
     accumulate: int = _option(1, "compute a batch in N parts, to save memory", positive)
     compress: bool = _option(False, "send gradients as fp16", bool)
     xla: bool = _option(False, "compile forward and backward with XLA", bool)
-    layout: str = _option("auto", "layout of images in memory (default: by the device)",
-        choices=LAYOUTS)
+    layout: str = _option(
+        "auto", "layout of images in memory (default: by the device)", choices=LAYOUTS
+    )
     deterministic: bool = _option(False, "bit-identical results; slower on GPUs", bool)
-    metrics: str = _option("", "functions of Keras, or package.module:function, to score by as "
-        "well", metavar="NAMES")
-    validate_every: int = _option(0, "epochs between validations on the test set (default: at the "
-        "end)", not_negative)
+    metrics: str = _option(
+        "", "functions of Keras, or package.module:function, to score by as well", metavar="NAMES"
+    )
+    validate_every: int = _option(
+        0, "epochs between validations on the test set (default: at the end)", not_negative
+    )
     validate_steps: int = _option(0, "the same in steps", not_negative)
-    best: str | None = _option(None, "metric by which the best validated weights are kept and used "
-        "at the end", metavar="METRIC")
+    best: str | None = _option(
+        None,
+        "metric by which the best validated weights are kept and used at the end",
+        metavar="METRIC",
+    )
     patience: int = _option(0, "end after N validations without anything better", not_negative)
-    callback: str = _option("", "callbacks of Keras, or package.module:Class, that rank 0 tells of "
-        "the run", metavar="NAMES")
-    warmup_steps: int = _option(5, "first steps not included in the throughput (default 5)",
-        not_negative)
-    profile: bool = _option(False, "write timeline.json: all ranks' steps and threads, for "
-        "Perfetto", bool)
+    callback: str = _option(
+        "",
+        "callbacks of Keras, or package.module:Class, that rank 0 tells of the run",
+        metavar="NAMES",
+    )
+    warmup_steps: int = _option(
+        5, "first steps not included in the throughput (default 5)", not_negative
+    )
+    profile: bool = _option(
+        False, "write timeline.json: all ranks' steps and threads, for Perfetto", bool
+    )
     tensorboard: bool = _option(False, "write loss and throughput for TensorBoard", bool)
-    report_every: float = _option(5.0, "seconds between progress lines in a log (default 5)",
-        amount, metavar="S")
-    find_batch: bool = _option(False, "measure the largest batch per rank that fits into memory, "
-        "and stop", bool)
-    target_accuracy: float | None = _option(None, "exit with status 1 if the test accuracy stays "
-        "below", fraction)
-    delay_ms: float = _option(0.0, "sleep in every step, to emulate a slow run",
-        amount, metavar="MS")
-    checkpoint_every: int | None = _option(None, "steps between checkpoints; 0: only at the end "
-        "(default: an epoch)", not_negative)
+    report_every: float = _option(
+        5.0, "seconds between progress lines in a log (default 5)", amount, metavar="S"
+    )
+    find_batch: bool = _option(
+        False, "measure the largest batch per rank that fits into memory, and stop", bool
+    )
+    target_accuracy: float | None = _option(
+        None, "exit with status 1 if the test accuracy stays below", fraction
+    )
+    delay_ms: float = _option(
+        0.0, "sleep in every step, to emulate a slow run", amount, metavar="MS"
+    )
+    checkpoint_every: int | None = _option(
+        None, "steps between checkpoints; 0: only at the end (default: an epoch)", not_negative
+    )
     keep_checkpoints: int = _option(3, "newest checkpoints to keep (default 3)", positive)
-    fresh: bool = _option(False, "start over and keep earlier checkpoints aside; a requeued job "
-        "resumes", bool)
-    allow_change: str = _option("", "settings that may differ from those of the checkpoint, such "
-        "as lr,momentum", metavar="NAMES")
-    weights: str | None = _option(None, "start from these weights: a directory of --export, a "
-        ".keras or .weights.h5 file, or a checkpoint", metavar="PATH")
+    fresh: bool = _option(
+        False, "start over and keep earlier checkpoints aside; a requeued job resumes", bool
+    )
+    allow_change: str = _option(
+        "",
+        "settings that may differ from those of the checkpoint, such as lr,momentum",
+        metavar="NAMES",
+    )
+    weights: str | None = _option(
+        None,
+        "start from these weights: a directory of --export, a "
+        ".keras or .weights.h5 file, or a checkpoint",
+        metavar="PATH",
+    )
     freeze: str = _option("", "layers that are not trained, such as 'conv*,bn_1'", metavar="NAMES")
-    export: str | None = _option(None, "write the trained model for Keras and TensorFlow; "
-        "FILE.onnx: for ONNX", metavar="DIR")
+    export: str | None = _option(
+        None, "write the trained model for Keras and TensorFlow; FILE.onnx: for ONNX", metavar="DIR"
+    )
     evaluate: bool = _option(False, "score the checkpoint, or --weights, and train nothing", bool)
-    predict: str | None = _option(None, "write a table of the test set's predictions; "
-        "FILE.parquet: as Parquet", metavar="FILE.csv")
+    predict: str | None = _option(
+        None,
+        "write a table of the test set's predictions; FILE.parquet: as Parquet",
+        metavar="FILE.csv",
+    )
     json: bool = False  # of the whole command line
-    # fmt: on
 
     @property
     def needs_keras(self) -> bool:
         """Whether even the smallest network must be one of Keras."""
-        return any((
-            self.loss, self.metrics, self.settings, self.keras_optimizer, self.model_parallel > 1,
-            self.callback, self.augment, self.weights, self.freeze, self.export, self.sync_bn,
-            self.lr_schedule not in SCHEDULES,
-        ))  # fmt: skip
+        return any(
+            (
+                self.loss,
+                self.metrics,
+                self.settings,
+                self.keras_optimizer,
+                self.model_parallel > 1,
+                self.callback,
+                self.augment,
+                self.weights,
+                self.freeze,
+                self.export,
+                self.sync_bn,
+                self.lr_schedule not in SCHEDULES,
+            )
+        )
 
     @property
     def keras_optimizer(self) -> bool:
@@ -183,8 +262,14 @@ class TrainOptions:
         return Path(self.job_dir or os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
 
 
-_SECTIONS = {"model": "run", "lr": "step", "metrics": "validation", "callback": "measuring",
-             "checkpoint_every": "checkpoints", "weights": "models"}  # fmt: skip
+_SECTIONS = {
+    "model": "run",
+    "lr": "step",
+    "metrics": "validation",
+    "callback": "measuring",
+    "checkpoint_every": "checkpoints",
+    "weights": "models",
+}
 """The groups of the help, by the first option of each."""
 ARGUMENTS = tuple(
     Argument(one.name, **one.metadata) for one in fields(TrainOptions) if one.metadata
@@ -200,19 +285,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
         if argument.type is bool:
             group.add_argument(argument.flag, action="store_true", default=None, help=argument.help)
         elif argument.type is list:
-            group.add_argument(argument.flag, action="append", dest=argument.field,
-                               metavar=argument.metavar, help=argument.help)  # fmt: skip
+            group.add_argument(
+                argument.flag,
+                action="append",
+                dest=argument.field,
+                metavar=argument.metavar,
+                help=argument.help,
+            )
         else:
-            group.add_argument(argument.flag, type=argument.type, choices=argument.choices,
-                               metavar=argument.metavar, help=argument.help)  # fmt: skip
+            group.add_argument(
+                argument.flag,
+                type=argument.type,
+                choices=argument.choices,
+                metavar=argument.metavar,
+                help=argument.help,
+            )
 
 
 def from_namespace(args: argparse.Namespace) -> TrainOptions:
     """The options of a parsed command line; BadInput: two that exclude each other."""
     names = [one.name for one in fields(TrainOptions)]
     given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
-    for one, other in (("global_batch", "batch_per_rank"), ("epochs", "steps"),
-                       ("validate_every", "validate_steps")):  # fmt: skip
+    for one, other in (
+        ("global_batch", "batch_per_rank"),
+        ("epochs", "steps"),
+        ("validate_every", "validate_steps"),
+    ):
         if one in given and other in given:
             flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
             raise BadInput(f"{flags[0]} and {flags[1]} exclude each other", hint="give one of them")
@@ -319,8 +417,10 @@ def check_parallel(options: TrainOptions, ranks: int) -> None:
     unfit += ["--strategy parameter-server"] if options.strategy == "parameter-server" else []
     unfit += [f"{ranks} ranks"] if ranks > 1 else []
     if unfit:
-        raise BadInput(f"--model-parallel cannot be had with {', '.join(unfit)}",
-                       hint="it is for one process that has several devices")  # fmt: skip
+        raise BadInput(
+            f"--model-parallel cannot be had with {', '.join(unfit)}",
+            hint="it is for one process that has several devices",
+        )
 
 
 def make_plan(

@@ -62,8 +62,10 @@ def check(options: TrainOptions) -> None:
     unfit = [f"--{name}" for name in _UNFIT if getattr(options, name)]
     unfit += ["--precision fp16"] if options.precision == "fp16" else []
     if unfit:
-        raise BadInput(f"{', '.join(unfit)} cannot be had with --strategy {NAME}",
-                       hint="leave it out, or use --strategy multiworker")  # fmt: skip
+        raise BadInput(
+            f"{', '.join(unfit)} cannot be had with --strategy {NAME}",
+            hint="leave it out, or use --strategy multiworker",
+        )
 
 
 def lead(options: TrainOptions, place: RankPlace) -> int:
@@ -147,8 +149,11 @@ def _watch(
                     f"{kind} {index} of the cluster ended with status {process.returncode}",
                     hint="its own error stands before this one; -9 is often too little memory",
                 )
-            print(f"{kind} {index} was killed by signal {-process.returncode}; it starts again",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"{kind} {index} was killed by signal {-process.returncode}; it starts again",
+                file=sys.stderr,
+                flush=True,
+            )
             members[kind, index] = _start(replace(options, fresh=False), cluster, kind, index)
         time.sleep(0.1)
     return code
@@ -158,8 +163,10 @@ def _open(meeting: Meeting) -> socket.socket:
     try:
         door = socket.create_server(("", meeting[1]), backlog=4096)
     except OSError as fault:
-        raise MissingPrerequisite(f"cannot listen on port {meeting[1]}: {fault.strerror}",
-                                  hint="another run has it; try again") from fault  # fmt: skip
+        raise MissingPrerequisite(
+            f"cannot listen on port {meeting[1]}: {fault.strerror}",
+            hint="another run has it; try again",
+        ) from fault
     door.settimeout(30.0)
     return door
 

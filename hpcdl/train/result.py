@@ -62,8 +62,12 @@ class Samples:
     def as_json(self) -> dict[str, Any]:
         """The columns as result.json has them."""
         losses = [finite(loss) for loss in self.loss]
-        return {"first_step": self.first_step, "images": self.images, "loss": losses,
-                **self.columns}  # fmt: skip
+        return {
+            "first_step": self.first_step,
+            "images": self.images,
+            "loss": losses,
+            **self.columns,
+        }
 
 
 def summarize(samples: Samples, warmup: int) -> dict[str, Any]:
@@ -212,5 +216,7 @@ class History:
         width = -(-len(steps) // _POINTS) or 1
         parts = [losses[at : at + width] for at in range(0, len(losses), width)]
         means = [None if None in part else finite(sum(part) / len(part)) for part in parts]
-        return {"step": [steps[min(at + width, len(steps)) - 1]
-                         for at in range(0, len(steps), width)], "loss": means}  # fmt: skip
+        return {
+            "step": [steps[min(at + width, len(steps)) - 1] for at in range(0, len(steps), width)],
+            "loss": means,
+        }

@@ -54,9 +54,15 @@ class Run:
     """One run of one rank: what is needed to write its result, however it ends."""
 
     def __init__(
-        self, options: TrainOptions, place: RankPlace, clock: StartupClock,
-        ranks: Communicator, model: dict[str, Any], *, keras: bool,
-    ) -> None:  # fmt: skip
+        self,
+        options: TrainOptions,
+        place: RankPlace,
+        clock: StartupClock,
+        ranks: Communicator,
+        model: dict[str, Any],
+        *,
+        keras: bool,
+    ) -> None:
         self.options = options
         self.place = place
         self.clock = clock
@@ -72,9 +78,11 @@ class Run:
         self.evaluator: Evaluator | None = None
         self.damaged: set[str] = set()  # of all ranks, once they have told each other
         self.repairs = Repairs(
-            options.max_damaged, lambda path: count_records(path) is not None, self._complain,
+            options.max_damaged,
+            lambda path: count_records(path) is not None,
+            self._complain,
             lambda: self.training.watchdog.work() if self.training else None,
-        )  # fmt: skip
+        )
 
     def go(self) -> int:
         """Train, score, write the result; returns the exit code."""
@@ -129,8 +137,9 @@ class Run:
             same = same and at(before, "steps", "done") == training.step_number
             if same and at(before, "outcome", "status") in _ENDED:
                 code = float(at(before, "outcome", "exit_code"))
-                training.reporter.say(f"this run has ended; {path} has its result, and --fresh "
-                                      "starts over")  # fmt: skip
+                training.reporter.say(
+                    f"this run has ended; {path} has its result, and --fresh starts over"
+                )
         code = float(self.ranks.sum_on_host(np.array([code if self.ranks.rank == 0 else 0.0]))[0])
         return None if code < 0 else int(code)
 
@@ -147,8 +156,10 @@ class Run:
             wait = 150.0 if job_of(os.environ)["restarts"] else 2.0
             self.open.enter_context(locked(folder / ".train.lock", wait_seconds=wait))
         except LockBusy as busy:
-            raise LockBusy(f"another run works in {folder}: {busy.message}",
-                           hint="wait for it, or give another --job-dir") from None  # fmt: skip
+            raise LockBusy(
+                f"another run works in {folder}: {busy.message}",
+                hint="wait for it, or give another --job-dir",
+            ) from None
         except MissingPrerequisite as fault:  # a parallel file system may have no locks
             self._complain(f"{fault.message}: nothing keeps other runs out of {folder}")
 
@@ -202,17 +213,30 @@ class Run:
         wanted = options.tensorboard and not silent
         scalars = Scalars(options.folder / "tensorboard" if wanted else None)
         training = Training(
-            options, numbers, self.ranks, parts, source, step, reporter, stop, watchdog, guard,
+            options,
+            numbers,
+            self.ranks,
+            parts,
+            source,
+            step,
+            reporter,
+            stop,
+            watchdog,
+            guard,
             scalars,
-        )  # fmt: skip
+        )
         self.evaluator = Evaluator(
-            parts.task, parts.network, source, self.ranks,
+            parts.task,
+            parts.network,
+            source,
+            self.ranks,
             lambda: watchdog.step(training.step_number),
-        )  # fmt: skip
+        )
         if numbers.validate_every:
             needed = bool(options.best or options.patience)
-            training.validation = Validation(numbers.validate_every, metric, options.patience,
-                                             self.evaluator.evaluate, needed)  # fmt: skip
+            training.validation = Validation(
+                numbers.validate_every, metric, options.patience, self.evaluator.evaluate, needed
+            )
         if options.callback and not silent:
             training.callbacks = make_callbacks(options.callback, options.settings, parts.network)
         if not silent:
@@ -240,8 +264,10 @@ class Run:
                 training.reporter.say(load_weights(network, Path(wanted)))
             self.ranks.broadcast((*network.trainable, *network.state))
         elif self.options.evaluate and not training.step_number:
-            raise BadInput("there is no checkpoint to evaluate",
-                           hint="give --weights, or the --job-dir of a run")  # fmt: skip
+            raise BadInput(
+                "there is no checkpoint to evaluate",
+                hint="give --weights, or the --job-dir of a run",
+            )
 
     def _score(self, training: Training) -> dict[str, float]:
         """The metrics of the best weights, or else the last ones, on the test set."""
@@ -275,17 +301,24 @@ class Run:
         try:
             return checkpoint.load(checkpoint.path_of(training.checkpoint_directory / "best", best))
         except (checkpoint.DamagedCheckpoint, OSError) as fault:
-            training.reporter.say(f"the weights of step {best}, the best ones, cannot be read "
-                                  f"({fault}); the last ones count")  # fmt: skip
+            training.reporter.say(
+                f"the weights of step {best}, the best ones, cannot be read "
+                f"({fault}); the last ones count"
+            )
             return None
 
     def _export(self, training: Training) -> None:
         if not self.options.export or self.ranks.rank:
             return
         folder, source = Path(self.options.export), training.source
-        said = {"input": list(source.shape), "classes": source.classes, "pixels": source.pixels,
-                "task": training.parts.task.name, "step": training.step_number,
-                "channels_first": channels_first(self.options)}  # fmt: skip
+        said = {
+            "input": list(source.shape),
+            "classes": source.classes,
+            "pixels": source.pixels,
+            "task": training.parts.task.name,
+            "step": training.step_number,
+            "channels_first": channels_first(self.options),
+        }
         if folder.suffix == ".onnx":
             export_onnx(training.parts.network, folder)
         else:

@@ -141,8 +141,11 @@ def _looped(single: Callable[..., Any]) -> Callable[..., Any]:
         def one(index: Any, rows: Any) -> tuple[Any, Any]:
             row = single(
                 tf.nest.map_structure(lambda all_: _entry(all_, index), images),
-                _entry(labels, index), rates[index], signal, number + index,
-            )  # fmt: skip
+                _entry(labels, index),
+                rates[index],
+                signal,
+                number + index,
+            )
             return index + 1, rows.write(index, row)
 
         rows = tf.TensorArray(tf.float64, count, element_shape=(6,))
@@ -169,18 +172,25 @@ def _call(parts: StepParts, body: Callable[..., Any]) -> Step:
         begun = time.perf_counter()
         arguments = (
             tf.nest.map_structure(tf.convert_to_tensor, group.images),
-            tf.convert_to_tensor(group.labels), tf.constant(rates, tf.float32),
-            tf.constant(signal, tf.float32), tf.constant(number, tf.int32),
-        )  # fmt: skip
+            tf.convert_to_tensor(group.labels),
+            tf.constant(rates, tf.float32),
+            tf.constant(signal, tf.float32),
+            tf.constant(number, tf.int32),
+        )
         if (signature := _signature(arguments)) not in made:
             made[signature] = compiled(body, signature)
         rows = made[signature](*arguments).numpy().tolist()
         if not parts.clocked:
             each = (time.perf_counter() - begun) / len(rows)
             rows = [[*row[:3], each, 0.0, 0.0] for row in rows]
-        return [StepResult(loss / parts.ranks.size, RankSignal(stop, round(level)),
-                           *(max(0.0, seconds) for seconds in phases))
-                for loss, stop, level, *phases in rows]  # fmt: skip
+        return [
+            StepResult(
+                loss / parts.ranks.size,
+                RankSignal(stop, round(level)),
+                *(max(0.0, seconds) for seconds in phases),
+            )
+            for loss, stop, level, *phases in rows
+        ]
 
     return step
 
@@ -193,9 +203,12 @@ def _signature(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
     images, labels, rates, signal, number = arguments
     return (
-        tf.nest.map_structure(spec, images), spec(labels), spec(rates),
-        tf.TensorSpec(signal.shape, signal.dtype), tf.TensorSpec((), number.dtype),
-    )  # fmt: skip
+        tf.nest.map_structure(spec, images),
+        spec(labels),
+        spec(rates),
+        tf.TensorSpec(signal.shape, signal.dtype),
+        tf.TensorSpec((), number.dtype),
+    )
 
 
 def _make_single(parts: StepParts) -> Callable[..., Any]:
@@ -305,17 +318,27 @@ def update(
 
 
 def make_parts(
-    options: TrainOptions, model: dict[str, Any], source: Source, ranks: Communicator, *,
+    options: TrainOptions,
+    model: dict[str, Any],
+    source: Source,
+    ranks: Communicator,
+    *,
     keras: bool,
-) -> StepParts:  # fmt: skip
+) -> StepParts:
     """The parts of a run's step; `keras` makes a Keras model even of the smallest network."""
     settings_of(options.settings, "")  # a typo is refused before the network is built
     network = models.build(
-        options.model, source.shape, source.classes, options.seed, precision=options.precision,
-        channels_first=channels_first(options), keras=keras, freeze=options.freeze,
+        options.model,
+        source.shape,
+        source.classes,
+        options.seed,
+        precision=options.precision,
+        channels_first=channels_first(options),
+        keras=keras,
+        freeze=options.freeze,
         split=options.model_parallel,
         adapt=partial(synchronize, ranks=ranks, wanted=options.sync_bn, xla=options.xla),
-    )  # fmt: skip
+    )
     task = make_task(str(options.task or model["task"]), options.label_smoothing)
     if options.loss:
         arguments = settings_of(options.settings, "loss")
@@ -328,7 +351,7 @@ def make_parts(
     else:
         optimizer = make_optimizer(
             network, options.optimizer, options.momentum, options.weight_decay
-        )  # fmt: skip
+        )
     return StepParts(
         network=network,
         task=task,

@@ -137,8 +137,12 @@ class Chief(Communicator):
         """For the result: workers, servers, and by how many updates gradients came late."""
         late = self.late or [0]
         mean = round(sum(late) / len(late), 3)
-        return {"workers": len(self.hosts), "servers": self._servers, "mean_staleness": mean,
-                "max_staleness": max(late)}  # fmt: skip
+        return {
+            "workers": len(self.hosts),
+            "servers": self._servers,
+            "mean_staleness": mean,
+            "max_staleness": max(late),
+        }
 
     def recover(self, fault: BaseException, first: int) -> HpcdlError | None:
         """Begin anew where a server was lost: with the last checkpoint, in this process' place.
@@ -153,10 +157,16 @@ class Chief(Communicator):
         lines = str(fault).splitlines()
         why = next((line for line in lines if "/job:" in line), lines[0])[:200]
         if before[-2:] == [str(first)] * 2:
-            return Stopped("a parameter server was lost three times, and no checkpoint between",
-                           details=[why], hint="a smaller --checkpoint-every")  # fmt: skip
-        print(f"a parameter server was lost, with its weights; waiting for it ({why})",
-              file=sys.stderr, flush=True)  # fmt: skip
+            return Stopped(
+                "a parameter server was lost three times, and no checkpoint between",
+                details=[why],
+                hint="a smaller --checkpoint-every",
+            )
+        print(
+            f"a parameter server was lost, with its weights; waiting for it ({why})",
+            file=sys.stderr,
+            flush=True,
+        )
         os.environ[_LOST] = ",".join([*before, str(first)])
         argv = [word for word in sys.orig_argv if word != "--fresh"]
         return os.execv(sys.executable, [sys.executable, *argv[1:]])  # noqa: S606 - itself, afresh

@@ -60,14 +60,18 @@ def chosen_metric(options: TrainOptions, task: Task, *, tested: bool) -> str:
     """The metric by which validation chooses; refuses now what could fail only when it scores."""
     asked = {"--best": options.best, "--patience": options.patience, "--predict": options.predict}
     if not tested and (named := next((name for name, value in asked.items() if value), "")):
-        raise BadInput(f"{named} needs a test set, and the data have none",
-                       hint="leave it out, or train on data with a test split")  # fmt: skip
+        raise BadInput(
+            f"{named} needs a test set, and the data have none",
+            hint="leave it out, or train on data with a test split",
+        )
     areas = task.name == "findings"
     known = ["auroc" if areas else "accuracy", "test_loss", *task.metrics]
     best = options.best or known[0]
     if best not in known and not (areas and best.startswith("auroc/")):
-        raise BadInput(f"there is no metric '{best}' to choose the best weights by",
-                       hint=f"--best is one of {', '.join(known)}")  # fmt: skip
+        raise BadInput(
+            f"there is no metric '{best}' to choose the best weights by",
+            hint=f"--best is one of {', '.join(known)}",
+        )
     return best
 
 
@@ -78,9 +82,13 @@ class Evaluator:
     """
 
     def __init__(
-        self, task: Task, network: Network, source: Source, ranks: Communicator,
+        self,
+        task: Task,
+        network: Network,
+        source: Source,
+        ranks: Communicator,
         alive: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._network = network
         self._task = task
         self._source = source
@@ -89,8 +97,10 @@ class Evaluator:
 
         def body(images: Any, labels: Any) -> Any:
             logits = tf.cast(network.forward(source.prepare(images), False), tf.float32)
-            more = [tf.reduce_mean(tf.cast(m(labels, logits), tf.float32))
-                    for m in task.metrics.values()]  # fmt: skip
+            more = [
+                tf.reduce_mean(tf.cast(m(labels, logits), tf.float32))
+                for m in task.metrics.values()
+            ]
             return logits, tf.stack([network.penalized(task.loss(logits, labels)), *more])
 
         self._predict = compiled(body)
@@ -178,8 +188,10 @@ def write_predictions(path: Path, task: Task, logits: Floats, labels: Floats) ->
         pyarrow.parquet.write_table(pyarrow.table(columns), sink)
         write_atomic(path, bytes(sink.getvalue()))
         return
-    texts = [[f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in column]
-             for column in columns.values()]  # fmt: skip
+    texts = [
+        [f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in column]
+        for column in columns.values()
+    ]
     rows = [columns, *zip(*texts, strict=True)]
     write_atomic(path, "\n".join(",".join(row) for row in rows) + "\n")
 
@@ -220,8 +232,10 @@ class Validation:
     def add(self, step: int, metrics: dict[str, float]) -> bool:
         """Keep the scores after a step; whether they are the best. BadInput: no such metric."""
         if self.metric not in metrics and self.required:
-            raise BadInput(f"there is no metric '{self.metric}' to choose the best weights by",
-                           hint=f"--best is one of {', '.join(metrics) or 'none'}")  # fmt: skip
+            raise BadInput(
+                f"there is no metric '{self.metric}' to choose the best weights by",
+                hint=f"--best is one of {', '.join(metrics) or 'none'}",
+            )
         self.found.append({"step": step, **metrics})
         return self._best() == len(self.found) - 1
 

@@ -27,9 +27,7 @@ Event = dict[str, Any]
 def events(rank: int, host: str, columns: Mapping[str, Sequence[float]]) -> list[Event]:
     """The trace events of one rank: its parts one after the other in every step, in µs."""
     found = [_name("process_name", f"rank {rank} on {host}", pid=rank)]
-    found += [
-        _name("thread_name", part, pid=rank, tid=row) for row, part in enumerate(PARTS)
-    ]  # fmt: skip
+    found += [_name("thread_name", part, pid=rank, tid=row) for row, part in enumerate(PARTS)]
     begun = 0.0
     for step, seconds in enumerate(columns["seconds"]):
         at = begun
@@ -87,8 +85,13 @@ def _name(kind: str, name: str, **place: int) -> Event:
 
 def _block(name: str, begin: float, seconds: float, **more: Any) -> Event:
     """A block of time; microseconds with three decimals, so nanoseconds."""
-    return {"ph": "X", "name": name, "ts": round(begin * 1e6, 3), "dur": round(seconds * 1e6, 3),
-            **more}  # fmt: skip
+    return {
+        "ph": "X",
+        "name": name,
+        "ts": round(begin * 1e6, 3),
+        "dur": round(seconds * 1e6, 3),
+        **more,
+    }
 
 
 FIRST_CALL, CALLS = 3, 8

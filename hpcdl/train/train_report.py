@@ -72,10 +72,13 @@ class Bar(Log):
         from rich.progress import Progress as RichProgress
 
         columns = (
-            TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("loss [bold]{task.fields[loss]:.4f}[/]"), TextColumn("{task.fields[pace]}"),
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss [bold]{task.fields[loss]:.4f}[/]"),
+            TextColumn("{task.fields[pace]}"),
             TextColumn("{task.fields[left]}"),
-        )  # fmt: skip
+        )
         # Rich's own commands pass; it is told numbers, and text of ours in `say`.
         raw = sys.stdout.raw if isinstance(sys.stdout, InertStream) else None
         self._bar = RichProgress(*columns, console=Console(file=raw), auto_refresh=False)
@@ -174,16 +177,20 @@ class Reporter:
 
     def _write(self, step: int, epoch: int, loss: float, outcome: str, reason: str = "") -> None:
         # Not synced, since the next one comes soon.
-        PROGRESS.write(self._path, {
-            "step": step,
-            "steps": self._steps,
-            "epoch": epoch,
-            "loss": loss,
-            "images_per_second": round(self._rate, 3),
-            "seconds_left": self._seconds_left(step),
-            "outcome": {"status": outcome, "reason": reason},
-            "time": time.time(),
-        }, sync=False)  # fmt: skip
+        PROGRESS.write(
+            self._path,
+            {
+                "step": step,
+                "steps": self._steps,
+                "epoch": epoch,
+                "loss": loss,
+                "images_per_second": round(self._rate, 3),
+                "seconds_left": self._seconds_left(step),
+                "outcome": {"status": outcome, "reason": reason},
+                "time": time.time(),
+            },
+            sync=False,
+        )
 
     def _seconds_left(self, step: int) -> float | None:
         """By the pace since the first step, which is not counted because it compiles."""

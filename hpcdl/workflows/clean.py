@@ -158,8 +158,9 @@ def _check_runs(site: Site) -> Found:
     for path in runs.iterdir():
         if not is_named_as_run(path) or path.is_symlink():
             continue
-        open_jobs = [event.job for event in read_events(path / "events.jsonl").values()
-                     if not event.ended]  # fmt: skip
+        open_jobs = [
+            event.job for event in read_events(path / "events.jsonl").values() if not event.ended
+        ]
         if os.path.realpath(path) == latest:
             yield path, "it is the latest run"
         elif is_held(path / "lock"):
@@ -169,8 +170,11 @@ def _check_runs(site: Site) -> Found:
 
 
 def _job_index(site: Site) -> Found:
-    links = {path: number for path in index(site).iterdir() if path.is_symlink()
-             and (number := path.name.partition(".")[0]).isdecimal()}  # fmt: skip
+    links = {
+        path: number
+        for path in index(site).iterdir()
+        if path.is_symlink() and (number := path.name.partition(".")[0]).isdecimal()
+    }
     active, unknown = set[int](), ""
     try:
         active = {job.id for job in client.queue() if job.active} if links else active
@@ -189,8 +193,9 @@ def _files(*parts: str) -> Callable[[Site], Found]:
 
 def _job_records(_: Site) -> Found:
     """What embedded clusters note of ended jobs; they append to it while they run."""
-    running = {state.directory for state in all_states()
-               if any(map(alive, state.processes.values()))}  # fmt: skip
+    running = {
+        state.directory for state in all_states() if any(map(alive, state.processes.values()))
+    }
     for path in home("cluster").glob("*/log/jobcomp.txt"):
         yield path, "its cluster is up" if path.parent.parent in running else ""
 

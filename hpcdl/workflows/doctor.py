@@ -86,8 +86,10 @@ def diagnose(role: str = DEMO, site_file: str | None = None) -> Diagnosis:
     answers = filter(None, [QUESTIONS[question](role, here) for question in row["asks"]])
     return Diagnosis(
         findings=(own, *packages, *map(_module, modules), *answers),
-        apt=apt_line(needed), apt_optional=apt_line(optional), role=role,
-    )  # fmt: skip
+        apt=apt_line(needed),
+        apt_optional=apt_line(optional),
+        role=role,
+    )
 
 
 def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -109,8 +111,11 @@ def as_text(diagnosis: Diagnosis) -> str:
     todo = [f"  {line}" for line in dict.fromkeys(remedies) if line]
     parts.append("\n".join(["what to do:", *todo]) if todo else "nothing is missing")
     extra = [diagnosis.apt_optional] if diagnosis.apt_optional else []
-    extra += [_remedy(one) for one in diagnosis.findings
-              if one.remedy and one.found is None and not one.required]  # fmt: skip
+    extra += [
+        _remedy(one)
+        for one in diagnosis.findings
+        if one.remedy and one.found is None and not one.required
+    ]
     if extra:
         parts.append("\n".join(["and what is optional:", *(f"  {line}" for line in extra)]))
     if diagnosis.role == DEMO:
@@ -323,7 +328,15 @@ def _driver(role: str, here: Here) -> Finding | None:
 
 
 QUESTIONS: Mapping[str, Callable[[str, Here], Finding | None]] = {
-    "slurm": _slurm, "site": _site, "pmix": _pmix, "accounting": _accounting,
-    "all_jobs": _all_jobs, "modules": _modules, "prefix": _prefix, "work": _work,
-    "release": _release, "scratch": _scratch, "driver": _driver,
-}  # fmt: skip
+    "slurm": _slurm,
+    "site": _site,
+    "pmix": _pmix,
+    "accounting": _accounting,
+    "all_jobs": _all_jobs,
+    "modules": _modules,
+    "prefix": _prefix,
+    "work": _work,
+    "release": _release,
+    "scratch": _scratch,
+    "driver": _driver,
+}

@@ -49,8 +49,16 @@ _FEWEST_STEPS = 10
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
 # What may be wrong with the files of other jobs and with data sets: not this job's fault.
-_UNUSABLE = (HpcdlError, OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError,
-             RecursionError)  # fmt: skip
+_UNUSABLE = (
+    HpcdlError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True)
@@ -185,9 +193,13 @@ def _expectation(
 
 
 def _predicted(
-    partition: Partition, layout: Layout, training: Training, data: Data, own: Sequence[Path],
+    partition: Partition,
+    layout: Layout,
+    training: Training,
+    data: Data,
+    own: Sequence[Path],
     links: tuple[Exchange, ...],
-) -> Forecast:  # fmt: skip
+) -> Forecast:
     from hpcdl.predict.request import Request, answer
     from hpcdl.predict.results import trained_precision
 
@@ -251,8 +263,11 @@ def _alike(
             return
         result = RESULT.find(folder)
         if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
-            run = (at(result, "batch_per_rank"), at(result, "layout", "ranks"),
-                   at(result, "precision"))  # fmt: skip
+            run = (
+                at(result, "batch_per_rank"),
+                at(result, "layout", "ranks"),
+                at(result, "precision"),
+            )
             yield abs(ranks - layout.world_size), run, folder / RESULT.name
 
 

@@ -85,10 +85,12 @@ class JobGate:
         tried = {name: dict(_groups(site, release, name)) for name in self.partitions}
         lack = "no job was started: the release has device code for none of its GPUs, "
         checks = [
-            Check("job", False, lack + ", ".join(site.partition(name).gpu_models), 0.0,
-                  partition=name)
-            for name, found in tried.items() if not found
-        ]  # fmt: skip
+            Check(
+                "job", False, lack + ", ".join(site.partition(name).gpu_models), 0.0, partition=name
+            )
+            for name, found in tried.items()
+            if not found
+        ]
         nodes = {label: group for found in tried.values() for label, group in found.items()}
         for name, group in nodes.items():
             try:

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
 
 def module_for(
-    site: Site, partition: str, names: Sequence[str] = (), *, gpu_model: str | None = None,
+    site: Site,
+    partition: str,
+    names: Sequence[str] = (),
+    *,
+    gpu_model: str | None = None,
     published: bool = False,
-) -> Module:  # fmt: skip
+) -> Module:
     """The modules of a job on a partition.
 
     `names` are the user's, instead of the release's; partitions, and GPU models of one, may be
@@ -50,9 +54,14 @@ def module_for(
 
 
 def modules_of_job(
-    site: Site, partitions: Sequence[str], named: Sequence[str] | None, *,
-    gpu_model: str | None, container: bool, published: bool,
-) -> dict[str, Module]:  # fmt: skip
+    site: Site,
+    partitions: Sequence[str],
+    named: Sequence[str] | None,
+    *,
+    gpu_model: str | None,
+    container: bool,
+    published: bool,
+) -> dict[str, Module]:
     """The module of a job on each of these partitions: each may have its own stack.
 
     `named` are the user's modules instead of the release's, () for none. A container brings its own
@@ -61,8 +70,10 @@ def modules_of_job(
     """
     if container if named is None else not named:
         return dict.fromkeys(partitions, Module(()))
-    found = {name: module_for(site, name, named or (), gpu_model=gpu_model, published=published)
-             for name in partitions}  # fmt: skip
+    found = {
+        name: module_for(site, name, named or (), gpu_model=gpu_model, published=published)
+        for name in partitions
+    }
     if published and named:
         for module in dict.fromkeys(found.values()):
             check_available(site, module)
@@ -102,8 +113,9 @@ def modules_by_partition(
     """
     found: dict[str, Module] = {}
     for group in site.by_groups(partitions):
-        module = module_for(site, group.name, named, gpu_model=group.gpu_asked_for,
-                            published=published)  # fmt: skip
+        module = module_for(
+            site, group.name, named, gpu_model=group.gpu_asked_for, published=published
+        )
         found[group.label] = module
         found.setdefault(group.name, module)
     return found

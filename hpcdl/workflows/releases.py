@@ -89,11 +89,15 @@ def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
             named.setdefault(release, []).append(use.job.id)
     kept: dict[str, str] = {}
     for jobs, why in (
-        ([use.job.id for use in found if use.interactive and interactive],
-         "may have loaded it: interactive (salloc, srun)"),
-        ([use.job.id for use in found if not use.known],
-         "may use it: only root or a Slurm operator can read the script"),
-    ):  # fmt: skip
+        (
+            [use.job.id for use in found if use.interactive and interactive],
+            "may have loaded it: interactive (salloc, srun)",
+        ),
+        (
+            [use.job.id for use in found if not use.known],
+            "may use it: only root or a Slurm operator can read the script",
+        ),
+    ):
         kept |= dict.fromkeys(release_ids(site), f"{_jobs(jobs)} {why}") if jobs else {}
     return {**kept, **{name: f"{_jobs(jobs)} will load it" for name, jobs in named.items()}}
 

@@ -245,8 +245,9 @@ def _version_changes(target: Target, before: Release | None) -> Iterator[Version
 def _contents(release: Release) -> dict[str, str]:
     """Every version in a release: its components, then the packages of its lock."""
     named = ("hpcdl", "horovod", "tensorflow-cpu")  # among the components
-    packages = {entry["name"]: entry["version"] for entry in release.lock
-                if entry["name"] not in named}  # fmt: skip
+    packages = {
+        entry["name"]: entry["version"] for entry in release.lock if entry["name"] not in named
+    }
     own = {"hpcdl": release.hpcdl} if release.hpcdl else {}
     return {**release.versions, **own, **packages}
 
@@ -260,16 +261,19 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
         return ModulesPlan((), (), (), rewritten=False)
     before, then = _names(shown_after(site, history)), _names(after)
     own = {name for one in stacks if one.target.stack for name in one.target.partitions}
-    defaults = [Default(name, _serving(site, name), release)
-                for name, release in after.chosen.partitions.items()]  # fmt: skip
+    defaults = [
+        Default(name, _serving(site, name), release)
+        for name, release in after.chosen.partitions.items()
+    ]
     return ModulesPlan(
         added=tuple(name for name in then if name not in before),
         moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
         # Where nothing can be built for a partition, what the others have is not for it.
-        defaults=tuple(one for one in defaults
-                       if one.before or one.serves or one.partition not in own),
+        defaults=tuple(
+            one for one in defaults if one.before or one.serves or one.partition not in own
+        ),
         rewritten=not new and current_id(site) is not None and _differ(site, after),
-    )  # fmt: skip
+    )
 
 
 def _names(shown: Published | None) -> dict[str, str]:
@@ -281,8 +285,10 @@ def _differ(site: Site, shown: Published) -> bool:
     """Whether the modulefiles on disk are not those that a publish would write now."""
     modules = site.paths.prefix / "current" / "modules"
     with suppress(OSError):
-        return any((modules / name).read_text(encoding="utf-8") != text
-                   for name, text in render_modules(site, *shown).items())  # fmt: skip
+        return any(
+            (modules / name).read_text(encoding="utf-8") != text
+            for name, text in render_modules(site, *shown).items()
+        )
     return True
 
 

@@ -50,8 +50,9 @@ def _stack(one: StackPlan) -> Iterator[str]:
     yield f"  release {was} -> {known}; evidence: {after.proof}"
     yield from (f"  {step}" for step in target.steps or [f"nothing to build: {after.id} is built"])
     yield from (f"  note: {note}" for note in target.notes)
-    rows = [[f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}"]
-            for row in one.versions]  # fmt: skip
+    rows = [
+        [f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}"] for row in one.versions
+    ]
     if rows:
         yield table(rows)
 
@@ -89,9 +90,11 @@ def _jobs(jobs: JobsPlan) -> Iterator[str]:
 def _references(plan: Plan) -> Iterator[str]:
     for row in plan.references:
         many = "reference" if row.count == 1 else "references"
-        yield (f"{row.partition}: {row.count} {many} of set '{row.reference_set}', measured with "
-               f"{row.measured_with}, would be STALE: "
-               f"hpcdl check references measure --partition {row.partition}")  # fmt: skip
+        yield (
+            f"{row.partition}: {row.count} {many} of set '{row.reference_set}', measured with "
+            f"{row.measured_with}, would be STALE: "
+            f"hpcdl check references measure --partition {row.partition}"
+        )
 
 
 def _next(plan: Plan) -> str:
@@ -115,15 +118,22 @@ def _next(plan: Plan) -> str:
 def as_data(plan: Plan) -> dict[str, Any]:
     """The plan as JSON values."""
     return {
-        "schema": 1, "site": plan.site_name,
-        "changes": plan.changes, "blocked": plan.blocked,
+        "schema": 1,
+        "site": plan.site_name,
+        "changes": plan.changes,
+        "blocked": plan.blocked,
         "stacks": [_stack_data(one) for one in plan.stacks],
         "modules": {
-            "added": list(plan.modules.added), "moved": list(plan.modules.moved),
+            "added": list(plan.modules.added),
+            "moved": list(plan.modules.moved),
             "rewritten": plan.modules.rewritten,
             "defaults": [
-                {"partition": one.partition, "before": _release_data(one.before),
-                 "after": _release_data(one.after), "changes": one.changes}
+                {
+                    "partition": one.partition,
+                    "before": _release_data(one.before),
+                    "after": _release_data(one.after),
+                    "changes": one.changes,
+                }
                 for one in plan.modules.defaults
             ],
         },
@@ -134,7 +144,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
             "unknown": [_use_data(use) for use in plan.jobs.unknown],
         },
         "references": [asdict(row) for row in plan.references],
-    }  # fmt: skip
+    }
 
 
 def _stack_data(one: StackPlan) -> dict[str, Any]:
@@ -157,11 +167,21 @@ def _stack_data(one: StackPlan) -> dict[str, Any]:
 def _release_data(release: Release | None) -> dict[str, Any] | None:
     if release is None:
         return None
-    return {"id": release.id, "module": release.module, "proof": release.proof,
-            "created": release.created or None}  # fmt: skip
+    return {
+        "id": release.id,
+        "module": release.module,
+        "proof": release.proof,
+        "created": release.created or None,
+    }
 
 
 def _use_data(use: Use) -> dict[str, Any]:
     job = use.job
-    return {"job": job.id, "name": job.name, "partition": job.partition, "state": job.state,
-            "releases": list(use.releases), "loads": list(use.loads)}  # fmt: skip
+    return {
+        "job": job.id,
+        "name": job.name,
+        "partition": job.partition,
+        "state": job.state,
+        "releases": list(use.releases),
+        "loads": list(use.loads),
+    }

@@ -24,8 +24,15 @@ def report(name, value, unit, *, most=None, least=None, yardstick="", note=""):
         goal, met = f"<= {most:g} {unit}".strip(), value is not None and value <= most
     if least is not None:
         goal, met = f">= {least:g} {unit}".strip(), value is not None and value >= least
-    figure = {"name": name, "value": value, "unit": unit, "goal": goal, "yardstick": yardstick,
-              "met": None if value is None else met, "note": note}  # fmt: skip
+    figure = {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "goal": goal,
+        "yardstick": yardstick,
+        "met": None if value is None else met,
+        "note": note,
+    }
     print(MARK + json.dumps(figure), flush=True)
 
 

@@ -37,8 +37,14 @@ def row(figure):
     value, met = figure["value"], figure["met"]
     shown = f"{value:.4g} {figure['unit']}".strip() if isinstance(value, (int, float)) else "-"
     verdict = {True: "met", False: "MISSED", None: "" if value is not None else "skipped"}[met]
-    return [str(figure["name"]), shown, str(figure["goal"]), verdict, str(figure["yardstick"]),
-            str(figure["note"])]  # fmt: skip
+    return [
+        str(figure["name"]),
+        shown,
+        str(figure["goal"]),
+        verdict,
+        str(figure["yardstick"]),
+        str(figure["note"]),
+    ]
 
 
 def write_page(rows, command):

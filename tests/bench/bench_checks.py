@@ -65,10 +65,20 @@ def overhead(site, folder):
             assert outcome.ok, outcome.verdicts
             times[count].append(outcome.seconds)
     job, one, many = (median(times[count]) for count in (0, 1, MANY))
-    report("checks: ReFrame's own start", one - job, "s", yardstick=f"the bare job: {job:.2f} s",
-           note=f"one check that does nothing takes {one:.1f} s; {load()}")  # fmt: skip
-    report("checks: each further check, one after the other", (many - one) / (MANY - 1) - job, "s",
-           yardstick=f"the bare job: {job:.2f} s", note=load())  # fmt: skip
+    report(
+        "checks: ReFrame's own start",
+        one - job,
+        "s",
+        yardstick=f"the bare job: {job:.2f} s",
+        note=f"one check that does nothing takes {one:.1f} s; {load()}",
+    )
+    report(
+        "checks: each further check, one after the other",
+        (many - one) / (MANY - 1) - job,
+        "s",
+        yardstick=f"the bare job: {job:.2f} s",
+        note=load(),
+    )
 
 
 def smoke(site):
@@ -77,12 +87,25 @@ def smoke(site):
     except HpcdlError as lack:
         report("checks: the whole smoke set", None, "s", note=lack.message)
         return
-    subprocess.run([site.paths.prefix / "current/stack/bin/hpcdl", "data", "make", "digits",
-                    site.paths.datasets / "digits"], check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            site.paths.prefix / "current/stack/bin/hpcdl",
+            "data",
+            "make",
+            "digits",
+            site.paths.datasets / "digits",
+        ],
+        check=True,
+        capture_output=True,
+    )
     outcome = run_checks(site, modules, CheckRequest(tags=("smoke",), measuring=True))
-    report("checks: the whole smoke set", outcome.seconds, "s", most=300,
-           note=f"{len(outcome.verdicts)} checks on {len(site.partitions)} partitions, "
-           f"{load()}")  # fmt: skip
+    report(
+        "checks: the whole smoke set",
+        outcome.seconds,
+        "s",
+        most=300,
+        note=f"{len(outcome.verdicts)} checks on {len(site.partitions)} partitions, {load()}",
+    )
 
 
 def main():

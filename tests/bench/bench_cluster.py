@@ -47,8 +47,10 @@ def measure(nodes, mode, runs):
 
 def main():
     for nodes, mode, seconds, megabytes in (
-        (4, "namespaces", 5.0, None), (4, "loopback", 5.0, None), (128, "loopback", 20.0, 500.0),
-    ):  # fmt: skip
+        (4, "namespaces", 5.0, None),
+        (4, "loopback", 5.0, None),
+        (128, "loopback", 20.0, 500.0),
+    ):
         name = f"cluster: {nodes} nodes, {mode}"
         try:
             ready, size, gone = measure(nodes, mode, RUNS if nodes < 10 else 1)

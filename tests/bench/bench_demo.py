@@ -19,8 +19,13 @@ def main():
         said.append(done.stdout)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
-    report("demo: whatever came first", timed(demo), "s", most=900,
-           note="a first one builds Horovod, a later one does not")  # fmt: skip
+    report(
+        "demo: whatever came first",
+        timed(demo),
+        "s",
+        most=900,
+        note="a first one builds Horovod, a later one does not",
+    )
     second = timed(demo)
     caught = len(re.findall("FAIL as expected", said[-1]))
     report("demo: the second", second, "s", most=90, note=f"{caught} slowed job caught")

@@ -98,8 +98,10 @@ class Tally:
 
     def text(self):
         drops = max(1, self.drops)
-        return (f"{100 * self.in_time / drops:.0f} % / {100 * self.ever / drops:.0f} % / "
-                f"{self.rate:.2g}")  # fmt: skip
+        return (
+            f"{100 * self.in_time / drops:.0f} % / {100 * self.ever / drops:.0f} % / "
+            f"{self.rate:.2g}"
+        )
 
 
 def of_kind(kind, runs):
@@ -129,12 +131,17 @@ def otava(kind, runs, python):
     quiet = [night_values(series(kind, rng, runs)) for _ in range(OTAVA_SERIES // 3)]
     drops = [series(kind, rng, runs, drop(0.05)) for _ in range(OTAVA_SERIES)]
     work = [{"values": values, "first": FIRST} for values in quiet]
-    work += [{"values": night_values(nights)[: onset(nights) + 10], "first": onset(nights)}
-             for nights in drops]  # fmt: skip
+    work += [
+        {"values": night_values(nights)[: onset(nights) + 10], "first": onset(nights)}
+        for nights in drops
+    ]
     done = subprocess.run(
-        [python, str(Path(__file__).with_name("otava_alarms.py"))], input=json.dumps(work),
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        [python, str(Path(__file__).with_name("otava_alarms.py"))],
+        input=json.dumps(work),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     answers, tally = json.loads(done.stdout), Tally()
     for values, alarms in zip(quiet, answers[: len(quiet)], strict=True):
         tally.healthy(alarms, len(values) - FIRST)
@@ -157,8 +164,14 @@ def report_kind(kind, runs, python):
     beside = "; ".join(f"{name} {one.text()}" for name, one in tallies.items() if name != "hpcdl")
     limit = 0.5 if runs > 1 else 1.0
     off = 1.96 * 1000 * math.sqrt(max(1, ours.false)) / ours.series_nights
-    report(f"drift: false alarms ({what})", ours.rate, "/1,000 series-nights", most=limit,
-           yardstick=beside, note=f"+-{off:.2f}; beside: in 3 nights / ever / false")  # fmt: skip
+    report(
+        f"drift: false alarms ({what})",
+        ours.rate,
+        "/1,000 series-nights",
+        most=limit,
+        yardstick=beside,
+        note=f"+-{off:.2f}; beside: in 3 nights / ever / false",
+    )
     if kind == WIDENING:
         return
     calm = kind in INDEPENDENT
@@ -167,8 +180,13 @@ def report_kind(kind, runs, python):
     shares = (ours.in_time / ours.drops, ours.ever / ours.drops, two)
     names = ("5 % drop within 3 nights", "5 % drop ever seen", "10 % drop within 2 nights")
     for name, share, goal in zip(names, shares, goals, strict=True):
-        report(f"drift: {name} ({what})", 100 * share, "%", least=100 * goal,
-               note=interval(share, ours.drops))  # fmt: skip
+        report(
+            f"drift: {name} ({what})",
+            100 * share,
+            "%",
+            least=100 * goal,
+            note=interval(share, ours.drops),
+        )
 
 
 def sure_nights(nights, enough):
@@ -195,9 +213,13 @@ def report_site(runs):
             nights |= sure_nights(runs_of(one).nights, enough)
         closed += len(nights)
     share = closed / (sites * NIGHTS)
-    report(f"drift: nights of a healthy site of {SITE} series wrongly closed ({runs} a night)",
-           100 * share, "%", most=1,
-           note=f"{sites} sites of all kinds x {NIGHTS} nights")  # fmt: skip
+    report(
+        f"drift: nights of a healthy site of {SITE} series wrongly closed ({runs} a night)",
+        100 * share,
+        "%",
+        most=1,
+        note=f"{sites} sites of all kinds x {NIGHTS} nights",
+    )
 
 
 def report_ramp(runs):
@@ -209,18 +231,28 @@ def report_ramp(runs):
         worse = analyse(nights).worse
         right += worse is not None and abs(worse.change + 0.1) <= 0.015
     limit = 10 if runs > 1 else 12
-    report(f"drift: 0.2 % a night, nights until seen ({runs} a night)", median(waits), "",
-           most=limit, note="median")  # fmt: skip
-    report(f"drift: its size after 50 nights told within 1.5 points ({runs} a night)",
-           100 * right / CHANGED, "%", note=interval(right / CHANGED, CHANGED))  # fmt: skip
+    report(
+        f"drift: 0.2 % a night, nights until seen ({runs} a night)",
+        median(waits),
+        "",
+        most=limit,
+        note="median",
+    )
+    report(
+        f"drift: its size after 50 nights told within 1.5 points ({runs} a night)",
+        100 * right / CHANGED,
+        "%",
+        note=interval(right / CHANGED, CHANGED),
+    )
 
 
 def blamed(rng, size, later, runs):
     """What is told of a drop, with a release so many nights later."""
     at = CHANGE_AT + later
     plain = series("normal", rng, runs, drop(size), CHANGE_AT + 10)
-    nights = [night._replace(release="r2" if (night.date - START).days >= at else "r1")
-              for night in plain]  # fmt: skip
+    nights = [
+        night._replace(release="r2" if (night.date - START).days >= at else "r1") for night in plain
+    ]
     return analyse(nights).worse
 
 
@@ -232,9 +264,14 @@ def report_blame():
         wrong = sum(bool(one and one.suspects) for one in late)
         named = sum(bool(one and one.suspects) for one in same)
         what = f"{size:.0%} drop, {runs} a night"
-        report(f"drift: blamed on a release 1 or 2 nights later ({what})", 100 * wrong / CHANGED,
-               "%", most=0, yardstick=f"of the same night: {named / CHANGED:.0%}",
-               note=f"{CHANGED} series")  # fmt: skip
+        report(
+            f"drift: blamed on a release 1 or 2 nights later ({what})",
+            100 * wrong / CHANGED,
+            "%",
+            most=0,
+            yardstick=f"of the same night: {named / CHANGED:.0%}",
+            note=f"{CHANGED} series",
+        )
 
 
 def main():

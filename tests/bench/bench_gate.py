@@ -51,7 +51,7 @@ def gate(folder):
     _, _, used = os.wait4(child, 0)
     seconds, memory = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
     note = f"{results:,} results of {LOOK_BACK_DAYS} nights; CPU time, {load()}"
-    report(f"gate: its answer for {series:,} series", seconds, "s", most=5, note=note)  # fmt: skip
+    report(f"gate: its answer for {series:,} series", seconds, "s", most=5, note=note)
     report(f"gate: memory for {series:,} series", memory, "MB", most=300)
 
 
@@ -62,8 +62,14 @@ def case(node, rng):
     row = {"value": 6.0, "unit": "GB/s", "lower": -0.2, "upper": None, "runs": 20, "proof": "run"}
     metrics = {"read_rate": {"value": value, "unit": "GB/s", "reference": row}}
     job = {"id": node, "state": "COMPLETED", "exit_code": 0, "nodes": name}
-    evidence = {"check": "storage", "case": "read", "partition": "all", "release": "r1",
-                "job": job, "metrics": metrics}  # fmt: skip
+    evidence = {
+        "check": "storage",
+        "case": "read",
+        "partition": "all",
+        "release": "r1",
+        "job": job,
+        "metrics": metrics,
+    }
     return {"name": "storage", "result": "success", "time_total": 30.0, "evidence": evidence}
 
 
@@ -82,12 +88,20 @@ def night(folder):
         note = f"verdicts, history and gate; CPU time, {load()}"
         report(f"a night on {NODES:,} nodes, judged", seconds, "s", most=5, note=note)
         start = time.process_time()
-        page = night_page(run, history, [{}] * NODES, site="wide", now=nights.END, answer=answer,
-                          rulings=Rulings())  # fmt: skip
+        page = night_page(
+            run,
+            history,
+            [{}] * NODES,
+            site="wide",
+            now=nights.END,
+            answer=answer,
+            rulings=Rulings(),
+        )
         seconds = time.process_time() - start
     (folder / "night.html").write_text(page)
-    report(f"a night on {NODES:,} nodes, its page made", seconds, "s",
-           note=f"{len(page) / 1e6:.1f} MB")  # fmt: skip
+    report(
+        f"a night on {NODES:,} nodes, its page made", seconds, "s", note=f"{len(page) / 1e6:.1f} MB"
+    )
 
 
 def judged(folder, cases, back, history):

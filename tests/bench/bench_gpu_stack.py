@@ -79,8 +79,13 @@ def loads(root):
         for wanted in ("none", "tensorflow")
     )
     beyond = (full - empty) * 1000
-    report("module load and unload of a GPU release", beyond, "ms", most=100,
-           yardstick=f"an empty module: {empty * 1000:.0f} ms")  # fmt: skip
+    report(
+        "module load and unload of a GPU release",
+        beyond,
+        "ms",
+        most=100,
+        yardstick=f"an empty module: {empty * 1000:.0f} ms",
+    )
 
 
 def tell(name, seconds, goal, note=""):

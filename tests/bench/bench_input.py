@@ -36,17 +36,28 @@ def _median(runs, key):
 def _against_old(found):
     new, old = (_median(found[pipeline], "images_per_second") for pipeline in ("new", "old"))
     ratio, cores = new / old, _median(found["new"], "cores_used")
-    report("input: new over old", ratio, "x", least=2.4, yardstick=f"old: {old:.0f} images/s",
-           note=f"new: {new:.0f} images/s on {cores:.2f} cores")  # fmt: skip
+    report(
+        "input: new over old",
+        ratio,
+        "x",
+        least=2.4,
+        yardstick=f"old: {old:.0f} images/s",
+        note=f"new: {new:.0f} images/s on {cores:.2f} cores",
+    )
 
 
 def _against_good(new, good):
     key = "images_per_cpu_second"
     ours, theirs = _median(new, key), _median(good, key)
     clock = _median(new, "images_per_second") / _median(good, "images_per_second")
-    report("input: beside a good pipeline of tf.data", ours / theirs, "x", least=1.3,
-           yardstick=f"tf.data: {theirs:.0f} images per CPU-second",
-           note=f"ours: {ours:.0f}; by the clock {clock:.2f} x; medians of 3")  # fmt: skip
+    report(
+        "input: beside a good pipeline of tf.data",
+        ours / theirs,
+        "x",
+        least=1.3,
+        yardstick=f"tf.data: {theirs:.0f} images per CPU-second",
+        note=f"ours: {ours:.0f}; by the clock {clock:.2f} x; medians of 3",
+    )
 
 
 def _against_bound(new, bounds, lack):
@@ -55,6 +66,11 @@ def _against_bound(new, bounds, lack):
         report(name, None, "", least=0.8, yardstick="simplejpeg", note=f"skipped: {lack}")
         return
     ours, bound = _median(new, "images_per_cpu_second"), statistics.median(bounds)
-    report(name, ours / bound, "x", least=0.8,
-           yardstick=f"simplejpeg: {1000 / bound:.2f} ms an image",
-           note=f"{1000 / ours:.2f} ms by CPU time, cut by {new[0]['decoder']}")  # fmt: skip
+    report(
+        name,
+        ours / bound,
+        "x",
+        least=0.8,
+        yardstick=f"simplejpeg: {1000 / bound:.2f} ms an image",
+        note=f"{1000 / ours:.2f} ms by CPU time, cut by {new[0]['decoder']}",
+    )

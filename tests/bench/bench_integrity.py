@@ -31,10 +31,21 @@ def main():
     assert found.ok
     size = f"{found.files:,} files, {found.size / 1e9:.1f} GB, {os.cpu_count()} cores"
     took, again = median(full), median(quick)
-    report("integrity of a release, every byte", took, "s", most=10,
-           yardstick=f"sealing it: {sealing:.1f} s", note=size)  # fmt: skip
-    report("integrity, as a publish asks it again", again, "s", most=1,
-           note="the file system's records only")  # fmt: skip
+    report(
+        "integrity of a release, every byte",
+        took,
+        "s",
+        most=10,
+        yardstick=f"sealing it: {sealing:.1f} s",
+        note=size,
+    )
+    report(
+        "integrity, as a publish asks it again",
+        again,
+        "s",
+        most=1,
+        note="the file system's records only",
+    )
 
 
 def fill(where):

@@ -45,8 +45,19 @@ def submit_many(env, folder):
             subprocess.run(["sbatch", script], env=env, check=True, capture_output=True)
 
     def ours(name):
-        words = ["job", "sweep", "--no-module", "--partition", "cpu", "--name", name, "--over",
-                 "n=" + ",".join(map(str, range(100))), "--", "true"]  # fmt: skip
+        words = [
+            "job",
+            "sweep",
+            "--no-module",
+            "--partition",
+            "cpu",
+            "--name",
+            name,
+            "--over",
+            "n=" + ",".join(map(str, range(100))),
+            "--",
+            "true",
+        ]
         subprocess.run([HPCDL, *words], env=env, check=True, capture_output=True)
 
     times = {"bare": [], "ours": []}
@@ -56,9 +67,14 @@ def submit_many(env, folder):
         times["ours"].append(timed(partial(ours, f"bench{index}")))
         clear(env)
     ratio = median(times["ours"]) / median(times["bare"])
-    report("jobs: 100 submitted", ratio, "x", most=1.2,
-           yardstick=f"100 sbatch and one --test-only: {median(times['bare']):.2f} s",
-           note=f"{median(times['ours']):.2f} s, as job arrays")  # fmt: skip
+    report(
+        "jobs: 100 submitted",
+        ratio,
+        "x",
+        most=1.2,
+        yardstick=f"100 sbatch and one --test-only: {median(times['bare']):.2f} s",
+        note=f"{median(times['ours']):.2f} s, as job arrays",
+    )
 
 
 def report_many(env):
@@ -74,8 +90,13 @@ def report_many(env):
     seconds = middle(RUNS, look)
     used = (children() - before) / RUNS
     told = look().stdout.splitlines()
-    report("jobs: state of a sweep of 1,000 tasks", seconds, "s", most=2,
-           note=f"{used:.2f} CPU-s; {told[0]}")  # fmt: skip
+    report(
+        "jobs: state of a sweep of 1,000 tasks",
+        seconds,
+        "s",
+        most=2,
+        note=f"{used:.2f} CPU-s; {told[0]}",
+    )
 
 
 def first_step(env, folder):
@@ -91,20 +112,49 @@ def first_step(env, folder):
                 subprocess.run(["sbatch", script], env=env, check=True, capture_output=True)
             else:
                 program = f"date +%s.%N > {stamp}.$SLURM_PROCID"
-                words = ["job", "submit", "--no-module", "--no-preflight", "--partition", "cpu",
-                         "--nodes", "2", "--", "bash", "-c", program]  # fmt: skip
+                words = [
+                    "job",
+                    "submit",
+                    "--no-module",
+                    "--no-preflight",
+                    "--partition",
+                    "cpu",
+                    "--nodes",
+                    "2",
+                    "--",
+                    "bash",
+                    "-c",
+                    program,
+                ]
                 subprocess.run([HPCDL, *words], env=env, check=True, capture_output=True)
             gaps[key].append(started(stamp, 2) - start)
             time.sleep(1)
     ratio = median(gaps["ours"]) / median(gaps["hand"])
-    report("jobs: submit to first step", ratio, "x", most=1.1,
-           yardstick=f"a hand-written script: {median(gaps['hand']):.2f} s",
-           note=f"{median(gaps['ours']):.2f} s, without preflight")  # fmt: skip
+    report(
+        "jobs: submit to first step",
+        ratio,
+        "x",
+        most=1.1,
+        yardstick=f"a hand-written script: {median(gaps['hand']):.2f} s",
+        note=f"{median(gaps['ours']):.2f} s, without preflight",
+    )
 
 
 def preflight(env, folder):
-    words = [HPCDL, "job", "render", "--no-module", "--partition", "cpu", "--nodes", "4",
-             "--tasks-per-node", "4", "--", "true"]  # fmt: skip
+    words = [
+        HPCDL,
+        "job",
+        "render",
+        "--no-module",
+        "--partition",
+        "cpu",
+        "--nodes",
+        "4",
+        "--tasks-per-node",
+        "4",
+        "--",
+        "true",
+    ]
     text = subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout
     lines = text.splitlines()
     place = next(i for i, line in enumerate(lines) if line.startswith("preflight --"))
@@ -112,11 +162,17 @@ def preflight(env, folder):
     lines.insert(place + 2, f'echo "$begun $(date +%s.%N)" > {folder}/preflight.time')
     script = folder / "preflight.sh"
     script.write_text("\n".join(lines))
-    subprocess.run(["sbatch", "--wait", script], env=env, check=True, capture_output=True,
-                   cwd=folder)  # fmt: skip
+    subprocess.run(
+        ["sbatch", "--wait", script], env=env, check=True, capture_output=True, cwd=folder
+    )
     begun, ended = map(float, (folder / "preflight.time").read_text().split())
-    report("jobs: preflight of 4 nodes", ended - begun, "s", most=10,
-           note="16 ranks on this machine's cores")  # fmt: skip
+    report(
+        "jobs: preflight of 4 nodes",
+        ended - begun,
+        "s",
+        most=10,
+        note="16 ranks on this machine's cores",
+    )
 
 
 def started(stamp, ranks):
@@ -137,8 +193,15 @@ def cluster():
         cpu = "  cpu:\n    nodes: "
         site = site_file(folder, ("$HPCDL_HOME", folder), (f"{cpu}2", f"{cpu}4"))
         state = up(load_site(site), directory=folder / "c")
-        yield {**environment(state), "HPCDL_SITE": str(site), "HPCDL_HOME": str(folder),
-               "PATH": f"{HPCDL.parent}:{os.environ['PATH']}"}, folder  # fmt: skip
+        yield (
+            {
+                **environment(state),
+                "HPCDL_SITE": str(site),
+                "HPCDL_HOME": str(folder),
+                "PATH": f"{HPCDL.parent}:{os.environ['PATH']}",
+            },
+            folder,
+        )
 
 
 def render_many():

@@ -52,8 +52,9 @@ def publish_built():
         (site.paths.prefix / "releases").mkdir(parents=True)
         root = site.paths.prefix / "releases" / names[-1]
         # Linked, not copied: the release of the tests stays as it is.
-        shutil.copytree(built.paths.prefix / "releases" / names[-1], root, symlinks=True,
-                        copy_function=os.link)  # fmt: skip
+        shutil.copytree(
+            built.paths.prefix / "releases" / names[-1], root, symlinks=True, copy_function=os.link
+        )
 
         def anew():
             for name in (SPDX_FILE, CYCLONEDX_FILE):
@@ -77,8 +78,9 @@ def measure(prefix, scratch):
     )
     beyond = (full - empty) / MANY * 1000
     nothing = f"an empty module: {empty / MANY * 1000:.0f} ms"
-    report("module load and unload beyond an empty module", beyond, "ms", most=100,
-           yardstick=nothing)  # fmt: skip
+    report(
+        "module load and unload beyond an empty module", beyond, "ms", most=100, yardstick=nothing
+    )
     rc = {"LMOD_RC": str(prefix / "etc" / "lmodrc.lua")}
     shell, plain, listed = alternate(
         RUNS,
@@ -87,5 +89,10 @@ def measure(prefix, scratch):
         lmod("module avail", modules, **rc),
     )
     avail = (listed - shell) * 1000
-    report("module avail with 50 releases", avail, "ms", most=300,
-           yardstick=f"without the list: {(plain - shell) * 1000:.0f} ms")  # fmt: skip
+    report(
+        "module avail with 50 releases",
+        avail,
+        "ms",
+        most=300,
+        yardstick=f"without the list: {(plain - shell) * 1000:.0f} ms",
+    )

@@ -29,8 +29,11 @@ def main():
     points = len(answer(request).points)
     note = f"CPU time; {points} counts that fill nodes; a command of its own: {whole:.0f} ms"
     report("predict: 1 to 4,096 GPUs", ours, "ms", most=100, note=note)
-    worst = max(_difference(site.partition("p100"), model, gpus)
-                for model in NETWORKS for gpus in ("4", "16", "64"))  # fmt: skip
+    worst = max(
+        _difference(site.partition("p100"), model, gpus)
+        for model in NETWORKS
+        for gpus in ("4", "16", "64")
+    )
     note = f"equal ranks and links, {len(NETWORKS)} networks, 4 to 64 GPUs"
     report("predict: closed form off the simulation", 100 * worst, "%", most=2, note=note)
     found = errors([row.error for row in validate(read_records()).judged])

@@ -28,8 +28,22 @@ srun {{ program }}
 values = {"name": "train", "nodes": 2, "options": ["--exclusive"], "program": "python train.py"}
 print(jinja2.Template(text).render(values))
 """
-RENDER = ["-m", "hpcdl", "job", "render", "--site", "p100-v100-k80", "--partition", "p100",
-          "--gpus", "8", "--", "python", "-c", "pass"]  # fmt: skip
+RENDER = [
+    "-m",
+    "hpcdl",
+    "job",
+    "render",
+    "--site",
+    "p100-v100-k80",
+    "--partition",
+    "p100",
+    "--gpus",
+    "8",
+    "--",
+    "python",
+    "-c",
+    "pass",
+]
 
 LINT = ["-m", "hpcdl", "job", "lint", "--slurm-version", "22.05"]
 
@@ -40,9 +54,12 @@ def main():
 
         def call(*words):
             subprocess.run(
-                [sys.executable, *words], env=env, check=True, stdout=subprocess.DEVNULL,
+                [sys.executable, *words],
+                env=env,
+                check=True,
+                stdout=subprocess.DEVNULL,
                 cwd=Path(__file__).resolve().parents[2],
-            )  # fmt: skip
+            )
 
         start = time.perf_counter()
         call(*RENDER)
@@ -58,12 +75,26 @@ def main():
         )
     shown = f"{yardstick * 1000:.0f} ms (empty Python {empty * 1000:.0f} ms)"
     ratio = render / yardstick
-    report("job render, a new process", ratio, "x", most=GOAL,
-           yardstick=f"import yaml, jinja2 and one template: {shown}",
-           note=f"{render * 1000:.0f} ms")  # fmt: skip
-    report("job lint, a new process", linted / yardstick, "x", most=LINT_GOAL,
-           yardstick=f"the same yardstick: {shown}",
-           note=f"{linted * 1000:.0f} ms, the script of that render")  # fmt: skip
-    report("job render, the first on a machine", first * 1000, "ms",
-           yardstick=f"the same yardstick: {shown}",
-           note="site judged, template compiled")  # fmt: skip
+    report(
+        "job render, a new process",
+        ratio,
+        "x",
+        most=GOAL,
+        yardstick=f"import yaml, jinja2 and one template: {shown}",
+        note=f"{render * 1000:.0f} ms",
+    )
+    report(
+        "job lint, a new process",
+        linted / yardstick,
+        "x",
+        most=LINT_GOAL,
+        yardstick=f"the same yardstick: {shown}",
+        note=f"{linted * 1000:.0f} ms, the script of that render",
+    )
+    report(
+        "job render, the first on a machine",
+        first * 1000,
+        "ms",
+        yardstick=f"the same yardstick: {shown}",
+        note="site judged, template compiled",
+    )

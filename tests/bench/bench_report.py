@@ -33,8 +33,20 @@ def made(folder):
     (folder / "verdicts.json").write_text(json.dumps(nights.verdicts(folder)))
     page = folder / "night.html"
     hpcdl = [sys.executable, "-m", "hpcdl"]
-    words = [*hpcdl, "check", "report", folder, "--site", "embedded", "--html", page,
-             "--history", folder / "history.sqlite", "--nights", "36500"]  # fmt: skip
+    words = [
+        *hpcdl,
+        "check",
+        "report",
+        folder,
+        "--site",
+        "embedded",
+        "--html",
+        page,
+        "--history",
+        folder / "history.sqlite",
+        "--nights",
+        "36500",
+    ]
     seconds = middle(RUNS, lambda: run(words), children)
     clock = timed(lambda: run(words))
     bare = timed(lambda: run([*hpcdl, "--version"]), children)
@@ -43,8 +55,14 @@ def made(folder):
         f"{NIGHTS} nights, {series - 1} series, seed {SEED}; CPU seconds, median of {RUNS}; "
         f"{clock:.1f} s on the clock at load {load:.0f}"
     )
-    report("report: the page is made", seconds, "s", most=2,
-           yardstick=f"hpcdl --version: {bare:.2f} s", note=note)  # fmt: skip
+    report(
+        "report: the page is made",
+        seconds,
+        "s",
+        most=2,
+        yardstick=f"hpcdl --version: {bare:.2f} s",
+        note=note,
+    )
     report("report: size of the page", page.stat().st_size / 1e6, "MB", note="scripts and logs in")
     return page
 
@@ -64,9 +82,14 @@ def opened(page, folder):
     except pytest.skip.Exception as reason:
         report("report: the page is open", None, "s", most=1, note=str(reason))
         return
-    report("report: the page is open", seconds, "s", most=1,
-           yardstick=f"an empty page: {bare:.2f} s",
-           note="headless Chromium, loaded and painted")  # fmt: skip
+    report(
+        "report: the page is open",
+        seconds,
+        "s",
+        most=1,
+        yardstick=f"an empty page: {bare:.2f} s",
+        note="headless Chromium, loaded and painted",
+    )
     report("report: a figure further down is drawn", 1000 * first, "ms", note="when in view")
 
 
@@ -96,8 +119,12 @@ def queries(folder):
         start = time.perf_counter()
         added = history.add(islice(many(), RESULTS))
         seconds = time.perf_counter() - start
-    report("history: 1,000,000 results added", seconds, "s",
-           note=f"{added:,} in one transaction, {file.stat().st_size / 1e6:.0f} MB")  # fmt: skip
+    report(
+        "history: 1,000,000 results added",
+        seconds,
+        "s",
+        note=f"{added:,} in one transaction, {file.stat().st_size / 1e6:.0f} MB",
+    )
     with open_history(file, "here") as history:
         times = {name: middle(RUNS, query) for name, query in _queries(history).items()}
         gate = middle(RUNS, lambda: ask(history, now=nights.END), time.process_time)
@@ -105,11 +132,21 @@ def queries(folder):
         everything = timed(lambda: list(history.results()))
     slowest = max(times, key=lambda name: times[name])
     words = ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in times.items())
-    report("history: the report's slowest query", times[slowest], "s", most=1,
-           yardstick=f"all results: {everything:.1f} s",
-           note=f"{RESULTS:,} results; {words}")  # fmt: skip
-    report("gate: its answer from 1,000,000 results", gate, "s", most=1,
-           note=f"CPU time; {series} series, {LOOK_BACK_DAYS} days of each, {load()}")  # fmt: skip
+    report(
+        "history: the report's slowest query",
+        times[slowest],
+        "s",
+        most=1,
+        yardstick=f"all results: {everything:.1f} s",
+        note=f"{RESULTS:,} results; {words}",
+    )
+    report(
+        "gate: its answer from 1,000,000 results",
+        gate,
+        "s",
+        most=1,
+        note=f"CPU time; {series} series, {LOOK_BACK_DAYS} days of each, {load()}",
+    )
 
 
 def _queries(history):

@@ -24,5 +24,10 @@ def main():
         command(*resolve, "--partition", "k80", "--why-not", "tensorflow@2.18"),
     )
     for name, seconds in (("stack resolve, 5 partitions", all_of_it), ("--why-not", asked)):
-        report(name, seconds * 1000, "ms", most=GOAL_MS,
-               yardstick=f"`import yaml` alone: {empty * 1000:.0f} ms")  # fmt: skip
+        report(
+            name,
+            seconds * 1000,
+            "ms",
+            most=GOAL_MS,
+            yardstick=f"`import yaml` alone: {empty * 1000:.0f} ms",
+        )

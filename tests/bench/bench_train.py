@@ -46,9 +46,14 @@ def _step(made):
     for model, batch, steps, turns in (("mlp", 64, 200, 20), ("resnet50", 8, 1, 9)):
         found = script(made.python, "train_step", model, batch, steps, turns)[clock]
         ratio, seconds = found["ratio"], found["bare"] / found["ratio"]
-        report(f"step: {model}, batch {batch}, share of a bare loop", ratio, "x", least=0.99,
-               yardstick=f"bare: {found['bare'] * 1e3:.3f} ms",
-               note=f"whole loop: {seconds * 1e3:.3f} ms; by {clock} time")  # fmt: skip
+        report(
+            f"step: {model}, batch {batch}, share of a bare loop",
+            ratio,
+            "x",
+            least=0.99,
+            yardstick=f"bare: {found['bare'] * 1e3:.3f} ms",
+            note=f"whole loop: {seconds * 1e3:.3f} ms; by {clock} time",
+        )
     return seconds
 
 
@@ -57,8 +62,13 @@ def _fit(made):
     for name, goal in (("resnet50", 1.2), ("vit_s16", 1.0), ("gpt", 1.0)):
         found = script(made.python, "train_fit", name, 8, 1, 5)
         for other, shown in (("fit", "model.fit"), ("bare", "a bare Keras step")):
-            report(f"step: {name}, batch 8, beside {shown}", found[other], "x", least=goal,
-                   note=f"ours: {found['ours']:.2f} CPU-s; alternating, without XLA")  # fmt: skip
+            report(
+                f"step: {name}, batch 8, beside {shown}",
+                found[other],
+                "x",
+                least=goal,
+                note=f"ours: {found['ours']:.2f} CPU-s; alternating, without XLA",
+            )
 
 
 def _checkpoint(made, step):
@@ -66,16 +76,26 @@ def _checkpoint(made, step):
     clock = _clock()
     added = script(made.python, "train_keeping", "resnet50", "checkpoint", 4, _PIXELS, 5)[clock]
     share = 100 * added / (100 * step)
-    report("checkpoint: resnet50, share of an epoch of 100 steps", share, "%", most=0.5,
-           yardstick=f"100 steps: {100 * step:.0f} s",
-           note=f"adds {added:.2f} s until it is on disk; by {clock} time")  # fmt: skip
+    report(
+        "checkpoint: resnet50, share of an epoch of 100 steps",
+        share,
+        "%",
+        most=0.5,
+        yardstick=f"100 steps: {100 * step:.0f} s",
+        note=f"adds {added:.2f} s until it is on disk; by {clock} time",
+    )
 
 
 def _memory(made):
     found = script(made.python, "train_keeping", "mlp", "memory", 64, 0, 1000)
-    report("memory: growth over 1,000 steps", found["grown"], "MB", most=0.01 * found["first"],
-           yardstick=f"{found['first']:.0f} MB before",
-           note="mlp, a checkpoint every 50 steps")  # fmt: skip
+    report(
+        "memory: growth over 1,000 steps",
+        found["grown"],
+        "MB",
+        most=0.01 * found["first"],
+        yardstick=f"{found['first']:.0f} MB before",
+        note="mlp, a checkpoint every 50 steps",
+    )
 
 
 @dataclass
@@ -116,17 +136,34 @@ def _tf_cnn(made):
     name = "step: resnet50, batch 8, beside tf_cnn_benchmarks"
     path = os.environ.get(_TF_CNN)
     if not path:
-        report(name, None, "x", least=1.05, yardstick="tf_cnn_benchmarks",
-               note=f"skipped: {_TF_CNN} is not set")  # fmt: skip
+        report(
+            name,
+            None,
+            "x",
+            least=1.05,
+            yardstick="tf_cnn_benchmarks",
+            note=f"skipped: {_TF_CNN} is not set",
+        )
         return
     threads = os.cpu_count() or 1
     theirs = _start(
-        [str(made.python), str(Path(path) / "tf_cnn_benchmarks.py"), "--device=cpu",
-         "--data_format=NHWC", "--model=resnet50", "--batch_size=8", "--num_batches=99",
-         "--num_warmup_batches=1", "--optimizer=momentum", "--display_every=1",
-         f"--num_intra_threads={threads}", f"--num_inter_threads={threads}"],
-        r"\d+\timages/sec", {"TF_USE_LEGACY_KERAS": "1"},
-    )  # fmt: skip
+        [
+            str(made.python),
+            str(Path(path) / "tf_cnn_benchmarks.py"),
+            "--device=cpu",
+            "--data_format=NHWC",
+            "--model=resnet50",
+            "--batch_size=8",
+            "--num_batches=99",
+            "--num_warmup_batches=1",
+            "--optimizer=momentum",
+            "--display_every=1",
+            f"--num_intra_threads={threads}",
+            f"--num_inter_threads={threads}",
+        ],
+        r"\d+\timages/sec",
+        {"TF_USE_LEGACY_KERAS": "1"},
+    )
     words = ["-m", "tests.bench.train_lines", "resnet50", "8", "99"]
     ours = _start([str(made.python), *words], r"done", {})
     clock = _clock()
@@ -138,20 +175,35 @@ def _tf_cnn(made):
             program.process.wait()
     pairs = [(them[clock], us[clock]) for them, us in turns if them and us]
     if len(pairs) < _TURNS:
-        report(name, None, "x", least=1.05,
-               note=f"skipped: it ended with: {(theirs.last or ours.last)[:120]}")  # fmt: skip
+        report(
+            name,
+            None,
+            "x",
+            least=1.05,
+            note=f"skipped: it ended with: {(theirs.last or ours.last)[:120]}",
+        )
         return
     ratio = statistics.median(them / us for them, us in pairs)
     them, us = (statistics.median(column) for column in zip(*pairs, strict=True))
-    report(name, ratio, "x", least=1.05, yardstick=f"tf_cnn_benchmarks: {8 / them:.2f} images/s",
-           note=f"ours: {8 / us:.2f} images/s; in turns of two steps, by {clock} time")  # fmt: skip
+    report(
+        name,
+        ratio,
+        "x",
+        least=1.05,
+        yardstick=f"tf_cnn_benchmarks: {8 / them:.2f} images/s",
+        note=f"ours: {8 / us:.2f} images/s; in turns of two steps, by {clock} time",
+    )
 
 
 def _start(command, line, extra):
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment() | {"PYTHONUNBUFFERED": "1"} | extra, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        command,
+        cwd=ROOT,
+        env=environment() | {"PYTHONUNBUFFERED": "1"} | extra,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     steps = _Steps(process, re.compile(line))
     threading.Thread(target=steps.read, daemon=True).start()
     process.send_signal(signal.SIGSTOP)
@@ -175,22 +227,38 @@ def _ranks(made):
         process = _pinned(made, job, launcher)
         ratios.append(_rate(made.end(process, job, 900)) / apart)
     ratio = statistics.median(ratios)
-    report("2 ranks: share of two single runs", ratio, "x", least=0.95,
-           yardstick=f"two runs of one rank at a time: {apart:.2f} images/s",
-           note="resnet50, 224 px, batch 8, a core and a thread each; by the clock")  # fmt: skip
+    report(
+        "2 ranks: share of two single runs",
+        ratio,
+        "x",
+        least=0.95,
+        yardstick=f"two runs of one rank at a time: {apart:.2f} images/s",
+        note="resnet50, 224 px, batch 8, a core and a thread each; by the clock",
+    )
 
 
 def _pinned(made, job, launcher):
     """A run of ResNet-50 with one thread per process, started by `launcher`."""
-    words = ("--model=resnet50", "--steps=10", "--warmup-steps=3", "--batch-per-rank=8",
-             "--checkpoint-every=0", "--lr=0.0001")  # fmt: skip
+    words = (
+        "--model=resnet50",
+        "--steps=10",
+        "--warmup-steps=3",
+        "--batch-per-rank=8",
+        "--checkpoint-every=0",
+        "--lr=0.0001",
+    )
     command = [str(made.python), "-m", "hpcdl.train", "--job-dir", str(made.folder / job), *words]
     # What a run sets for itself is measured, not what the tests set for containers.
     env = {key: value for key, value in environment().items() if "OMPI_MCA" not in key}
     return subprocess.Popen(
-        [*launcher, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=made.folder, env=env | {"SLURM_CPUS_PER_TASK": "1"}, start_new_session=True,
-    )  # fmt: skip
+        [*launcher, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=made.folder,
+        env=env | {"SLURM_CPUS_PER_TASK": "1"},
+        start_new_session=True,
+    )
 
 
 _STILL, _MOVES = 0.3, 0.1
@@ -202,8 +270,15 @@ _SECOND = {
 
 def _slowed(made):
     """Asynchronous beside synchronous SGD where the second worker stands still 3 s of 4."""
-    asked = ("--model=googlenet", "--image-size=112", "--batch-per-rank=8", "--steps=160",
-             "--warmup-steps=60", "--checkpoint-every=0", "--lr=0.0001")  # fmt: skip
+    asked = (
+        "--model=googlenet",
+        "--image-size=112",
+        "--batch-per-rank=8",
+        "--steps=160",
+        "--warmup-steps=60",
+        "--checkpoint-every=0",
+        "--lr=0.0001",
+    )
     rates = {strategy: [] for strategy in _SECOND}
     for turn in range(3):
         for strategy, mark in _SECOND.items():
@@ -213,10 +288,15 @@ def _slowed(made):
             rates[strategy].append(_rate(made.end(process, job, 900)))
     medians = {strategy: statistics.median(each) for strategy, each in rates.items()}
     ratio = medians["parameter-server"] / medians["horovod"]
-    report("asynchronous over synchronous, one of two workers slowed", ratio, "x", least=1.5,
-           yardstick=f"horovod: {medians['horovod']:.1f} images/s",
-           note=f"parameter-server: {medians['parameter-server']:.1f} images/s; googlenet, 112 px, "
-           "batch 8; the second worker stands still 3 s of 4; by the clock")  # fmt: skip
+    report(
+        "asynchronous over synchronous, one of two workers slowed",
+        ratio,
+        "x",
+        least=1.5,
+        yardstick=f"horovod: {medians['horovod']:.1f} images/s",
+        note=f"parameter-server: {medians['parameter-server']:.1f} images/s; googlenet, 112 px, "
+        "batch 8; the second worker stands still 3 s of 4; by the clock",
+    )
 
 
 def _hold_back(process, job, mark):
@@ -251,14 +331,24 @@ def _startup(made):
     spent = {"ours": [], "keras": []}
     for _ in range(_TURNS + 1):
         for name, words in (("ours", ours), ("keras", ["-c", _PLAIN])):
-            run = partial(subprocess.run, [made.python, *words], check=True, capture_output=True,
-                          env=environment() | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+            run = partial(
+                subprocess.run,
+                [made.python, *words],
+                check=True,
+                capture_output=True,
+                env=environment() | {"PYTHONPATH": str(ROOT)},
+            )
             spent[name].append(timed(run, children))
     medians = {name: statistics.median(seconds[1:]) for name, seconds in spent.items()}
     ratio = medians["ours"] / medians["keras"]
-    report("start to the first step and end: mlp, beside plain Keras", ratio, "x", most=1,
-           yardstick=f"plain Keras: {medians['keras']:.2f} CPU-s",
-           note=f"ours: {medians['ours']:.2f} CPU-s, with its checkpoint and result")  # fmt: skip
+    report(
+        "start to the first step and end: mlp, beside plain Keras",
+        ratio,
+        "x",
+        most=1,
+        yardstick=f"plain Keras: {medians['keras']:.2f} CPU-s",
+        note=f"ours: {medians['ours']:.2f} CPU-s, with its checkpoint and result",
+    )
 
 
 def main():

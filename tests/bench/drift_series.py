@@ -12,8 +12,17 @@ from hpcdl.regress.identity import Night
 START = date(2026, 1, 5)
 NIGHTS, CHANGE_AT, SD = 150, 90, 0.02
 DEPENDENT = {"AR .3": 0.3, "AR .5": 0.5, "AR .7": 0.7, "night effect": 0.0}
-INDEPENDENT = ("normal", "Student t3", "weekly", "spikes", "20 % missing", "two nodes",
-               "quantized 2 %", "one-sided", "release up before")  # fmt: skip
+INDEPENDENT = (
+    "normal",
+    "Student t3",
+    "weekly",
+    "spikes",
+    "20 % missing",
+    "two nodes",
+    "quantized 2 %",
+    "one-sided",
+    "release up before",
+)
 KINDS = (*INDEPENDENT, *DEPENDENT)
 WIDENING = "sd 2 -> 5 %"
 

@@ -18,10 +18,19 @@ def alarms(values, first):
     known = []
     told = []
     for night in range(first, len(values)):
-        series = Series("", None, list(range(night + 1)), {"value": Metric(1, 1.0, "")},
-                        {"value": values[: night + 1]}, {})  # fmt: skip
-        found = [point.index for point in series.analyze().change_points["value"]
-                 if point.forward_change_percent() < 0]  # fmt: skip
+        series = Series(
+            "",
+            None,
+            list(range(night + 1)),
+            {"value": Metric(1, 1.0, "")},
+            {"value": values[: night + 1]},
+            {},
+        )
+        found = [
+            point.index
+            for point in series.analyze().change_points["value"]
+            if point.forward_change_percent() < 0
+        ]
         new = [index for index in found if all(abs(index - old) > NEAR for old in known)]
         known += new
         if new:

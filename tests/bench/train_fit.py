@@ -45,8 +45,11 @@ def contenders(name, size, steps):
     images, labels = batch_of(shape, classes, size)
     network = models.build(model, shape, classes, 1, keras=True)
     transformer = "transformers" in model
-    optimizer = (KerasOptimizer(network, "adamw", {}) if transformer
-                 else make_optimizer(network, "sgd", 0.9, 0.0))  # fmt: skip
+    optimizer = (
+        KerasOptimizer(network, "adamw", {})
+        if transformer
+        else make_optimizer(network, "sgd", 0.9, 0.0)
+    )
     task = make_task("classes", 0.0)
     step = make_step(StepParts(network, task, optimizer, Communicator(), lambda x: x))
     group = Group(images[None], labels[None], 1)
@@ -58,9 +61,11 @@ def contenders(name, size, steps):
     def theirs():
         made = network.plain()
         keras = tf.keras.optimizers
-        made.compile(keras.AdamW(RATE) if transformer else keras.SGD(RATE, momentum=0.9),
-                     tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                     jit_compile=False)  # fmt: skip
+        made.compile(
+            keras.AdamW(RATE) if transformer else keras.SGD(RATE, momentum=0.9),
+            tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=False,
+        )
         return made
 
     fitted, plain = theirs(), theirs()

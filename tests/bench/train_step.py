@@ -41,10 +41,18 @@ def prepare(model, batch, folder, size=0):
     source = Synthetic(shape, row["classes"], Share(batch, 1, 0, 1))
     parts = StepParts(network, make_task("classes", 0.0), optimizer, Communicator(), source.prepare)
     return loop.Training(
-        TrainOptions(model=model, job_dir=str(folder)), RunPlan(batch, 0, 0, 1e-6, 0), parts.ranks,
-        parts, source, make_step(parts), Reporter(folder, 0, 1e9, silent=False),
-        StopRequest(), Watchdog(folder, 0, 1, 600.0), LossGuard(0), Scalars(None),
-    )  # fmt: skip
+        TrainOptions(model=model, job_dir=str(folder)),
+        RunPlan(batch, 0, 0, 1e-6, 0),
+        parts.ranks,
+        parts,
+        source,
+        make_step(parts),
+        Reporter(folder, 0, 1e9, silent=False),
+        StopRequest(),
+        Watchdog(folder, 0, 1, 600.0),
+        LossGuard(0),
+        Scalars(None),
+    )
 
 
 def bare_step(training):
@@ -95,8 +103,10 @@ def compare(ours, plain, steps, turns):
     found = {}
     for clock in clocks:
         pairs = list(zip(times[clock, plain], times[clock, ours], strict=True))[2:]
-        found[clock] = {"ratio": statistics.median(bare / own for bare, own in pairs),
-                        "bare": statistics.median(bare for bare, _ in pairs)}  # fmt: skip
+        found[clock] = {
+            "ratio": statistics.median(bare / own for bare, own in pairs),
+            "bare": statistics.median(bare for bare, _ in pairs),
+        }
     return found
 
 

@@ -12,18 +12,24 @@ from pathlib import Path
 import tensorflow as tf
 
 BATCH, SIDE, WARMUP = 64, 224, 3
-FEATURES = {"image/encoded": tf.io.FixedLenFeature([], tf.string),
-            "image/class/label": tf.io.FixedLenFeature([], tf.int64)}  # fmt: skip
+FEATURES = {
+    "image/encoded": tf.io.FixedLenFeature([], tf.string),
+    "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+}
 
 
 def image(record):
     found = tf.io.parse_single_example(record, FEATURES)
     encoded = found["image/encoded"]
     begin, size, _ = tf.image.sample_distorted_bounding_box(
-        tf.image.extract_jpeg_shape(encoded), [[[0.0, 0.0, 1.0, 1.0]]], min_object_covered=0.1,
-        aspect_ratio_range=[3 / 4, 4 / 3], area_range=[0.08, 1.0], max_attempts=100,
+        tf.image.extract_jpeg_shape(encoded),
+        [[[0.0, 0.0, 1.0, 1.0]]],
+        min_object_covered=0.1,
+        aspect_ratio_range=[3 / 4, 4 / 3],
+        area_range=[0.08, 1.0],
+        max_attempts=100,
         use_image_if_no_bounding_boxes=True,
-    )  # fmt: skip
+    )
     window = tf.concat([begin[:2], size[:2]], 0)
     pixels = tf.image.decode_and_crop_jpeg(encoded, window, channels=3, dct_method="INTEGER_FAST")
     pixels = tf.image.random_flip_left_right(tf.image.resize(pixels, (SIDE, SIDE)))

@@ -34,9 +34,14 @@ def runs():
 def script(python, name, *words):
     command = [str(python), "-m", f"tests.bench.{name}", *map(str, words)]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+        command,
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
         timeout=1800,
-    )  # fmt: skip
+    )
     if done.returncode:
         raise RuntimeError(done.stderr.strip().splitlines()[-1])
     return json.loads(done.stdout.strip().splitlines()[-1])

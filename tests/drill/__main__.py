@@ -44,11 +44,16 @@ def _one(drill, goal, seed):
     minutes = float(os.environ.get("MINUTES", "inf"))
     with short_home() as home:
         tally = carry_out(drill, range(first, goal), home / "d", seed, 60 * minutes)
-    found = [*(f"lost: {one}" for one in tally.lost), *(f"wrong: {one}" for one in tally.wrong),
-             *(f"left: {one}" for one in tally.left)]  # fmt: skip
-    print(f"{drill.name}: {tally.count} of {goal}, {len(tally.lost)} lost, {len(tally.wrong)} "
-          f"wrong, {len(tally.left)} left, {time.monotonic() - start:.0f} s {tally.note}",
-          flush=True)  # fmt: skip
+    found = [
+        *(f"lost: {one}" for one in tally.lost),
+        *(f"wrong: {one}" for one in tally.wrong),
+        *(f"left: {one}" for one in tally.left),
+    ]
+    print(
+        f"{drill.name}: {tally.count} of {goal}, {len(tally.lost)} lost, {len(tally.wrong)} "
+        f"wrong, {len(tally.left)} left, {time.monotonic() - start:.0f} s {tally.note}",
+        flush=True,
+    )
     for line in found[:_SHOWN]:
         print(f"  {line}", flush=True)
     _keep(drill, tally, before)
@@ -60,8 +65,12 @@ def _kept():
 
 
 def _keep(drill, tally, before):
-    counts = {"count": tally.count, "lost": len(tally.lost), "wrong": len(tally.wrong),
-              "left": len(tally.left)}  # fmt: skip
+    counts = {
+        "count": tally.count,
+        "lost": len(tally.lost),
+        "wrong": len(tally.wrong),
+        "left": len(tally.left),
+    }
     counts = {key: count + before.get(key, 0) for key, count in counts.items()}
     kept = {**_kept(), drill.name: {**counts, "date": time.strftime("%Y-%m-%d", time.gmtime())}}
     RESULTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
@@ -73,9 +82,16 @@ def _keep(drill, tally, before):
 def table():
     kept = _kept()
     head = ["drill", "command", "fault", "count", "lost", "wrong", "left behind", "date"]
-    rows = [[f"`{d.name}`", d.command, d.fault,
-             *(str(kept[d.name][key]) for key in ("count", "lost", "wrong", "left", "date"))]
-            for d in DRILLS if d.name in kept]  # fmt: skip
+    rows = [
+        [
+            f"`{d.name}`",
+            d.command,
+            d.fault,
+            *(str(kept[d.name][key]) for key in ("count", "lost", "wrong", "left", "date")),
+        ]
+        for d in DRILLS
+        if d.name in kept
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
 
 

@@ -20,16 +20,23 @@ from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, own_digest
 from hpcdl.system.errors import HpcdlError
 from tests.small_release import passing, silent, small_site
 
-_WHEELS = (*(Path.home() / ".cache" / "hpcdl" / "wheels").glob("*"),
-           Path("/usr/share/python-wheels"),
-           Path(os.__file__).parent / "ensurepip" / "_bundled")  # fmt: skip
+_WHEELS = (
+    *(Path.home() / ".cache" / "hpcdl" / "wheels").glob("*"),
+    Path("/usr/share/python-wheels"),
+    Path(os.__file__).parent / "ensurepip" / "_bundled",
+)
 
 
 def publish_anew(site, name, added):
     """All of a publish: the admin has added a partition, so there are modulefiles to write."""
     partitions = {**site.partitions, added: site.partitions["cpu"]}
-    publish(dataclasses.replace(site, partitions=partitions), name, passing, say=silent,
-            verify_again=True)  # fmt: skip
+    publish(
+        dataclasses.replace(site, partitions=partitions),
+        name,
+        passing,
+        say=silent,
+        verify_again=True,
+    )
 
 
 def build_tiny(site, version):
@@ -50,10 +57,22 @@ def tiny_plan(site, version):
         aside = house / f"{os.getpid()}-{found.name}"  # another build may read it just now
         aside.write_bytes(found.read_bytes())
         aside.replace(files[-1])
-    wheels = tuple(Wheel(one.name.split("-")[0].replace("_", "-"), one.name.split("-")[1],
-                         one.name, sha256(one)) for one in files)  # fmt: skip
-    return BuildPlan(site, request, (), recipe, running_interpreter(), "", own_digest(),
-                     Wheelhouse(house, wheels))  # fmt: skip
+    wheels = tuple(
+        Wheel(
+            one.name.split("-")[0].replace("_", "-"), one.name.split("-")[1], one.name, sha256(one)
+        )
+        for one in files
+    )
+    return BuildPlan(
+        site,
+        request,
+        (),
+        recipe,
+        running_interpreter(),
+        "",
+        own_digest(),
+        Wheelhouse(house, wheels),
+    )
 
 
 def _empty_wheel(house, name, version):

@@ -49,8 +49,9 @@ def running(bench):
 
 def works(bench, after):
     conf = place(bench) / "etc" / "slurm.conf"
-    done = bench.run(["srun", "-p", "p100", "-N2", "true"], seconds=60,
-                     env={"SLURM_CONF": str(conf)})  # fmt: skip
+    done = bench.run(
+        ["srun", "-p", "p100", "-N2", "true"], seconds=60, env={"SLURM_CONF": str(conf)}
+    )
     return bench.must(done.ok, f"no job runs after {after}: {done}")
 
 
@@ -82,9 +83,14 @@ def killed(bench):
 
 def _next(bench, number):
     node = f"p100-0{bench.chance.randint(1, 2)}"
-    return (("cluster", "up"), ("cluster", "down"), ("cluster", "node", "kill", node),
-             ("cluster", "node", "up", node), ("cluster", "node", "cut", node),
-             ("cluster", "node", "heal", node))[number % 6]  # fmt: skip
+    return (
+        ("cluster", "up"),
+        ("cluster", "down"),
+        ("cluster", "node", "kill", node),
+        ("cluster", "node", "up", node),
+        ("cluster", "node", "cut", node),
+        ("cluster", "node", "heal", node),
+    )[number % 6]
 
 
 def _prepared(bench, words):
@@ -112,7 +118,14 @@ def twice(bench):
 
 
 DRILLS = (
-    Drill("cluster-kill", "cluster up, down, node kill, up, cut, heal", "SIGKILL", 200,
-          "down leaves nothing, up brings it back", 7200, killed),
+    Drill(
+        "cluster-kill",
+        "cluster up, down, node kill, up, cut, heal",
+        "SIGKILL",
+        200,
+        "down leaves nothing, up brings it back",
+        7200,
+        killed,
+    ),
     Drill("cluster-twice", "cluster up, down", "two at once", 20, "up works", 1800, twice),
-)  # fmt: skip
+)

@@ -18,8 +18,10 @@ from tests.drill.stacks import ACT, releases, sound
 from tests.nights import simulated
 from tests.small_release import make_release, passing, silent, small_site
 
-FAKETIME = ("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
-            "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1")  # fmt: skip
+FAKETIME = (
+    "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+    "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+)
 
 
 def commands(bench, place):
@@ -30,13 +32,42 @@ def commands(bench, place):
         "publish": [*ACT, "publish", str(place / "prefix"), "b", "new"],
         "rollback": [*ACT, "rollback", str(place / "prefix")],
         "gc": [*ACT, "gc", str(place / "prefix")],
-        "import": [*HPCDL, "check", "history", "import", "--site", "embedded", "--history",
-                   str(place / "history.sqlite"), str(night)],
-        "render": [*HPCDL, "job", "render", "--site", "embedded", "--partition", "p100",
-                   "--gpus", "1", "--no-module", "--", "true"],
-        "ci": [*HPCDL, "check", "ci", "gitlab", "--site", "embedded", "--output",
-               str(place / "ci.yml")],
-    }  # fmt: skip
+        "import": [
+            *HPCDL,
+            "check",
+            "history",
+            "import",
+            "--site",
+            "embedded",
+            "--history",
+            str(place / "history.sqlite"),
+            str(night),
+        ],
+        "render": [
+            *HPCDL,
+            "job",
+            "render",
+            "--site",
+            "embedded",
+            "--partition",
+            "p100",
+            "--gpus",
+            "1",
+            "--no-module",
+            "--",
+            "true",
+        ],
+        "ci": [
+            *HPCDL,
+            "check",
+            "ci",
+            "gitlab",
+            "--site",
+            "embedded",
+            "--output",
+            str(place / "ci.yml"),
+        ],
+    }
 
 
 def _filled(bench):
@@ -150,9 +181,12 @@ def clocks(bench):
     if library is None:
         bench.tally.note = "libfaketime is not installed"
         return
-    shifts = ({"FAKETIME": "+400d"}, {"FAKETIME": "-1h"},
-              {"FAKETIME": "@2026-10-25 02:30:00", "TZ": "Europe/Berlin"},
-              {"FAKETIME": "@2026-03-29 01:59:58", "TZ": "Europe/Berlin"})  # fmt: skip
+    shifts = (
+        {"FAKETIME": "+400d"},
+        {"FAKETIME": "-1h"},
+        {"FAKETIME": "@2026-10-25 02:30:00", "TZ": "Europe/Berlin"},
+        {"FAKETIME": "@2026-03-29 01:59:58", "TZ": "Europe/Berlin"},
+    )
     site = releases(bench)
     site_file(bench)
     for number in bench.times():
@@ -182,13 +216,29 @@ OLD = "the old state or the new one; it works afterwards"
 DRILLS = (
     Drill("disk-full", FILES, "no space from a change on", 60, OLD, 1800, _broken(errno.ENOSPC)),
     Drill("disk-quota", FILES, "quota from a change on", 60, OLD, 1800, _broken(errno.EDQUOT)),
-    Drill("disk-read-only", FILES, "read-only from a change on", 60, OLD, 1800,
-          _broken(errno.EROFS)),
-    Drill("disk-error", FILES, "I/O error at a change", 120, OLD, 3600,
-          _broken(errno.EIO, once=True)),
+    Drill(
+        "disk-read-only", FILES, "read-only from a change on", 60, OLD, 1800, _broken(errno.EROFS)
+    ),
+    Drill(
+        "disk-error", FILES, "I/O error at a change", 120, OLD, 3600, _broken(errno.EIO, once=True)
+    ),
     Drill("disk-real", FILES, "tmpfs full, without inodes, read-only", 36, OLD, 1200, real_disks),
-    Drill("locks", "publish, rollback, gc, history import", "locks that fail", 24,
-          "nothing is done without one", 600, no_locks),
-    Drill("clocks", "publish, rollback, gc", "+400 days, -1 h, summer time", 40,
-          "order and history hold", 1200, clocks),
-)  # fmt: skip
+    Drill(
+        "locks",
+        "publish, rollback, gc, history import",
+        "locks that fail",
+        24,
+        "nothing is done without one",
+        600,
+        no_locks,
+    ),
+    Drill(
+        "clocks",
+        "publish, rollback, gc",
+        "+400 days, -1 h, summer time",
+        40,
+        "order and history hold",
+        1200,
+        clocks,
+    ),
+)

@@ -16,17 +16,27 @@ from tests.drill.clusters import place, running
 from tests.drill.harness import HPCDL, ROOT, Done, Drill
 from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
 
-LIES = ("exit 0", "echo nonsense", "head -c 100000 /dev/urandom", "printf 'a|b\\n'; exit 0",
-        "echo 'JobId=zz JobState=RUNNING'", "echo 'Killed' >&2; exit 137")  # fmt: skip
+LIES = (
+    "exit 0",
+    "echo nonsense",
+    "head -c 100000 /dev/urandom",
+    "printf 'a|b\\n'; exit 0",
+    "echo 'JobId=zz JobState=RUNNING'",
+    "echo 'Killed' >&2; exit 137",
+)
 
 
 def slurm_words(bench, number):
     choices = [
-        submit_words(bench, 3 * number), submit_words(bench, 3 * number + 2),
-        [*HPCDL, "job", "list"], [*HPCDL, "job", "cancel", "1"], [*HPCDL, "site", "check"],
-        [*HPCDL, "stack", "gc", "--dry-run"], [*HPCDL, "cluster", "status"],
+        submit_words(bench, 3 * number),
+        submit_words(bench, 3 * number + 2),
+        [*HPCDL, "job", "list"],
+        [*HPCDL, "job", "cancel", "1"],
+        [*HPCDL, "site", "check"],
+        [*HPCDL, "stack", "gc", "--dry-run"],
+        [*HPCDL, "cluster", "status"],
         [sys.executable, "-c", CHECK, bench.extra["HPCDL_SITE"], str(STANDINS), "run"],
-    ]  # fmt: skip
+    ]
     return choices[number % len(choices)]
 
 
@@ -91,8 +101,11 @@ def controller_slow(bench):
     def stop(b, _):
         pid = _controller(b)
         os.kill(pid, signal.SIGSTOP)
-        subprocess.Popen(["sh", "-c", f"sleep 60; kill -CONT {pid}"],
-                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        subprocess.Popen(
+            ["sh", "-c", f"sleep 60; kill -CONT {pid}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
     _each(bench, stop, gone=True)
 
@@ -136,8 +149,21 @@ def killed_training(bench):
     data = bench.home / "digits"
     make = [str(python), "-m", "hpcdl.train.data", "make", "digits", str(data)]
     job = bench.home / "job"
-    train = [str(python), "-m", "hpcdl.train", "--job-dir", str(job), "--model", "mlp", "--data",
-             str(data), "--epochs", "4", "--checkpoint-every", "20"]  # fmt: skip
+    train = [
+        str(python),
+        "-m",
+        "hpcdl.train",
+        "--job-dir",
+        str(job),
+        "--model",
+        "mlp",
+        "--data",
+        str(data),
+        "--epochs",
+        "4",
+        "--checkpoint-every",
+        "20",
+    ]
     bench.must((done := bench.run(make)).ok, str(done))
     whole = _inspected(bench, python, data)
     for number in bench.times():
@@ -157,19 +183,28 @@ def _inspected(bench, python, data):
 
 def demo(bench):
     """A whole demo is ended by a signal; then it runs to its end, and `down` leaves nothing."""
-    env = {"HPCDL_SITE": "embedded", "HPCDL_CACHE": str(Path.home() / ".cache" / "hpcdl"),
-           "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # fmt: skip
+    env = {
+        "HPCDL_SITE": "embedded",
+        "HPCDL_CACHE": str(Path.home() / ".cache" / "hpcdl"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     bench.extra.update(env)
     words = [*HPCDL, "tour", "--yes"]
     seconds = 240.0
     for number in bench.times():
         sent = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)[number % 3]
         running_demo = subprocess.Popen(
-            words, env=bench.env, cwd=bench.home, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL)
-                                for one in (signal.SIGINT, signal.SIGHUP)],
-        )  # fmt: skip
+            words,
+            env=bench.env,
+            cwd=bench.home,
+            start_new_session=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=lambda: [
+                signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, signal.SIGHUP)
+            ],
+        )
         begun = time.monotonic()
         try:
             _, err = running_demo.communicate(timeout=bench.chance.uniform(1, seconds))
@@ -195,13 +230,34 @@ def demo(bench):
 
 ONCE = "each job once; a clear message; it works afterwards"
 DRILLS = (
-    Drill("slurm-killed", "submit, sweep, list, cancel, site check, gc, status, check run",
-          "slurmctld killed meanwhile", 40, ONCE, 3600, controller_killed),
+    Drill(
+        "slurm-killed",
+        "submit, sweep, list, cancel, site check, gc, status, check run",
+        "slurmctld killed meanwhile",
+        40,
+        ONCE,
+        3600,
+        controller_killed,
+    ),
     Drill("slurm-absent", "the same", "no slurmctld", 16, ONCE, 1800, controller_absent),
     Drill("slurm-slow", "the same", "slurmctld hangs for 60 s", 16, ONCE, 3600, controller_slow),
     Drill("slurm-lies", "the same", "squeue, sinfo or scontrol lie", 48, ONCE, 3600, lies),
-    Drill("training-kill", "data make, train", "SIGKILL", 50, "same data; a result", 5400,
-          killed_training),
-    Drill("demo-signals", "make demo", "SIGHUP, SIGTERM, Ctrl-C", 20, "down leaves nothing", 7200,
-          demo),
-)  # fmt: skip
+    Drill(
+        "training-kill",
+        "data make, train",
+        "SIGKILL",
+        50,
+        "same data; a result",
+        5400,
+        killed_training,
+    ),
+    Drill(
+        "demo-signals",
+        "make demo",
+        "SIGHUP, SIGTERM, Ctrl-C",
+        20,
+        "down leaves nothing",
+        7200,
+        demo,
+    ),
+)

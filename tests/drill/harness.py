@@ -91,11 +91,15 @@ class Bench:
     def env(self):
         """The environment of commands: this bench's, and nobody else's."""
         return {
-            **clean_environment(), "HPCDL_HOME": str(self.home), "PYTHONPATH": str(ROOT),
-            "HPCDL_CACHE": str(self.home / "cache"), "TMPDIR": str(self.home / "tmp"),
-            "HPCDL_DRILL": str(self.home), "PYTHONDONTWRITEBYTECODE": "",
+            **clean_environment(),
+            "HPCDL_HOME": str(self.home),
+            "PYTHONPATH": str(ROOT),
+            "HPCDL_CACHE": str(self.home / "cache"),
+            "TMPDIR": str(self.home / "tmp"),
+            "HPCDL_DRILL": str(self.home),
+            "PYTHONDONTWRITEBYTECODE": "",
             **self.extra,
-        }  # fmt: skip
+        }
 
     def run(self, argv, *, fault=None, seconds=120, env=None):
         """Run a command to its end, or to the fault's; one that hangs counts as wrong."""
@@ -112,9 +116,15 @@ class Bench:
     def start(self, argv, *, fault=None, env=None):
         merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
         return subprocess.Popen(
-            [str(one) for one in argv], env=merged, cwd=self.home, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [str(one) for one in argv],
+            env=merged,
+            cwd=self.home,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def kill(self, what, turn, argv, below=None, prepare=lambda: None, seconds=120):
         """Kill a command at one of its changes, which is returned, in the state it is for."""
@@ -250,5 +260,6 @@ def carry_out(drill, numbers, home, seed, most):
 def _links(home):
     """The bridge and cables of the clusters that a home can have."""
     places = [home / "cluster" / name for name in ("small", "embedded")]
-    return [one for place in places
-            for one in Path("/sys/class/net").glob(f"{bridge_name(place)}*")]  # fmt: skip
+    return [
+        one for place in places for one in Path("/sys/class/net").glob(f"{bridge_name(place)}*")
+    ]

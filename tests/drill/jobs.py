@@ -164,8 +164,17 @@ def killed_imports(bench):
     file.write_text("\n".join(lines) + "\n")
     for number in bench.times():
         path = bench.home / f"history-{number}.sqlite"
-        words = [*HPCDL, "check", "history", "import", "--history", str(path), "--site",
-                 "embedded", str(file)]  # fmt: skip
+        words = [
+            *HPCDL,
+            "check",
+            "history",
+            "import",
+            "--history",
+            str(path),
+            "--site",
+            "embedded",
+            str(file),
+        ]
         at = bench.kill("import", number, words, prepare=partial(path.unlink, missing_ok=True))
         bench.must((done := bench.run(words)).ok, f"killed at {at}, then {done}")
         count = _results(path)
@@ -173,13 +182,41 @@ def killed_imports(bench):
 
 
 DRILLS = (
-    Drill("submit-kill", "job submit, submit --chain, sweep", "SIGKILL", 100,
-          "each job once, and each is known", 3600, killed_submits),
+    Drill(
+        "submit-kill",
+        "job submit, submit --chain, sweep",
+        "SIGKILL",
+        100,
+        "each job once, and each is known",
+        3600,
+        killed_submits,
+    ),
     Drill("sweep-twice", "job sweep", "two at once", 20, "each point once", 900, submits_twice),
-    Drill("check-kill", "check run, check references measure", "SIGKILL", 50,
-          "no job is left, references are whole", 5400, killed_checks),
-    Drill("history-crowd", "check history import, show", "4 writers, 20 readers", 24,
-          "each result once", 900, history),
-    Drill("history-kill", "check history import", "SIGKILL", 50, "each result once", 900,
-          killed_imports),
-)  # fmt: skip
+    Drill(
+        "check-kill",
+        "check run, check references measure",
+        "SIGKILL",
+        50,
+        "no job is left, references are whole",
+        5400,
+        killed_checks,
+    ),
+    Drill(
+        "history-crowd",
+        "check history import, show",
+        "4 writers, 20 readers",
+        24,
+        "each result once",
+        900,
+        history,
+    ),
+    Drill(
+        "history-kill",
+        "check history import",
+        "SIGKILL",
+        50,
+        "each result once",
+        900,
+        killed_imports,
+    ),
+)

@@ -41,9 +41,14 @@ class Fault:
     def env(self, home):
         counter = _counter(home)
         counter.write_bytes(bytes(8))
-        found = {"LD_PRELOAD": str(library()), "DRILL_BELOW": str(self.below),
-                 "DRILL_FROM": str(self.at), "DRILL_FAULT": str(self.error),
-                 "DRILL_LOCK": str(self.lock), "DRILL_COUNTER": str(counter)}  # fmt: skip
+        found = {
+            "LD_PRELOAD": str(library()),
+            "DRILL_BELOW": str(self.below),
+            "DRILL_FROM": str(self.at),
+            "DRILL_FAULT": str(self.error),
+            "DRILL_LOCK": str(self.lock),
+            "DRILL_COUNTER": str(counter),
+        }
         found |= {"DRILL_ONCE": "1"} if self.once else {}
         return found | ({"DRILL_ALL": "1"} if self.everybody else {})
 

@@ -63,4 +63,4 @@ def _adopt(bench, environment):
 
 DRILLS = (
     Drill("adopt-kill", "adopt", "SIGKILL", 20, "the next one completes", 3600, killed_adopts),
-)  # fmt: skip
+)

@@ -45,15 +45,23 @@ def published_site(prefix, *, lmod):
 def load_while(site, scratch, loads, work):
     """Load in four shells while `work` runs, and unload some; the loads, and what failed."""
     env = {
-        "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LMOD_INIT": str(LMOD),
-        "MODULEPATH": str(site.paths.prefix / "current/modules"), "COUNT": str(loads // 4),
-        "STOP": str(scratch / "stop"), "ERRORS": str(scratch / "errors"),
-    }  # fmt: skip
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        "LMOD_INIT": str(LMOD),
+        "MODULEPATH": str(site.paths.prefix / "current/modules"),
+        "COUNT": str(loads // 4),
+        "STOP": str(scratch / "stop"),
+        "ERRORS": str(scratch / "errors"),
+    }
     shells = [
-        subprocess.Popen(["bash", "--noprofile", "--norc", "-c", LOADS], env=env,
-                         stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            ["bash", "--noprofile", "--norc", "-c", LOADS],
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(4)
-    ]  # fmt: skip
+    ]
     try:
         work()
     finally:
@@ -191,8 +199,9 @@ def waits_for_nobody(bench):
     """A lock's holder is killed: the next command goes on within seconds."""
     site = releases(bench)
     for _ in bench.times():
-        holder = bench.start(["flock", "-x", str(site.paths.prefix / ".publish.lock"),
-                              "sleep", "300"])  # fmt: skip
+        holder = bench.start(
+            ["flock", "-x", str(site.paths.prefix / ".publish.lock"), "sleep", "300"]
+        )
         time.sleep(0.3)
         waiting = bench.start([*ACT, "publish", str(site.paths.prefix), "b", "y"])
         time.sleep(0.5)
@@ -208,8 +217,22 @@ DRILLS = (
     Drill("switch-kill", "publish, rollback, gc", "SIGKILL", 150, WHOLE, 3600, killed_switches),
     Drill("build-kill", "build", "SIGKILL", 50, WHOLE, 3600, killed_builds),
     Drill("loads", "module load during publishes", "none", 10_000, "no load fails", 7200, loads),
-    Drill("stack-twice", "publish, rollback, gc, build", "two at once", 40,
-          "both end well", 1800, two_at_once),
-    Drill("lock-holder-killed", "publish", "SIGKILL of the lock's holder", 20,
-          "it goes on", 600, waits_for_nobody),
-)  # fmt: skip
+    Drill(
+        "stack-twice",
+        "publish, rollback, gc, build",
+        "two at once",
+        40,
+        "both end well",
+        1800,
+        two_at_once,
+    ),
+    Drill(
+        "lock-holder-killed",
+        "publish",
+        "SIGKILL of the lock's holder",
+        20,
+        "it goes on",
+        600,
+        waits_for_nobody,
+    ),
+)

@@ -38,27 +38,42 @@ _REFERENCE = """\
 """
 _REFERENCES = f"schema: 1\nset: embedded\nreferences:\n{_REFERENCE}{_REFERENCE}"
 _RESULT = {
-    "schema": 2, "model": "resnet50", "batch_per_rank": 64, "precision": "fp32",
-    "layout": {"ranks": 1, "gpu": "P100-PCIe"}, "job": {"partition": "p100"},
+    "schema": 2,
+    "model": "resnet50",
+    "batch_per_rank": 64,
+    "precision": "fp32",
+    "layout": {"ranks": 1, "gpu": "P100-PCIe"},
+    "job": {"partition": "p100"},
     "summary": {"images_per_second": 200.0},
-}  # fmt: skip
+}
 _DEEP = "[" * 100_000
 _VERDICT = {
-    "check": "c", "case": "x", "status": "PASS", "reason": "", "partition": None,
-    "ok": True, "waived": False, "seconds": 1, "metrics": [],
-}  # fmt: skip
+    "check": "c",
+    "case": "x",
+    "status": "PASS",
+    "reason": "",
+    "partition": None,
+    "ok": True,
+    "waived": False,
+    "seconds": 1,
+    "metrics": [],
+}
 _EXCHANGE = {**_RESULT, "kind": "allreduce"}
 
 _SITES = [
-    ("later", "schema: 1", "schema: 99"), ("negative", "nodes: 2", "nodes: -2"),
+    ("later", "schema: 1", "schema: 99"),
+    ("negative", "nodes: 2", "nodes: -2"),
     ("default", "default_partition: p100", "default_partition: gpu"),
-    ("stack", "stack: tensorflow", "stack: pytorch"), ("gpu", "model: K80", "model: K8O"),
-    ("amd", "model: K80", "model: MI250"), ("time", 'max_time: "24:00:00"', "max_time: a day"),
-    ("type", "memory_gb: 120", "memory_gb: 120 GB"), ("tab", "  p100:", "\tp100:"),
+    ("stack", "stack: tensorflow", "stack: pytorch"),
+    ("gpu", "model: K80", "model: K8O"),
+    ("amd", "model: K80", "model: MI250"),
+    ("time", 'max_time: "24:00:00"', "max_time: a day"),
+    ("type", "memory_gb: 120", "memory_gb: 120 GB"),
+    ("tab", "  p100:", "\tp100:"),
     ("anchor", "name: embedded", "name: &n embedded"),
     ("cluster", "name: embedded", "name: broken"),
     ("package", "backend: venv", "backend: venv\n    packages: [tensorflow]"),
-]  # fmt: skip
+]
 """Sites that differ from {site} in one thing, which they are named for."""
 
 # What lies in {tmp}: text by name.
@@ -69,8 +84,10 @@ FILES = {
     "site-duplicate.yaml": _SITE + "name: twice\n",
     "site-new-gpu.yaml": _SITE + "gpus: {X1: {compute: 8.4}}\n",
     "site-two.yaml": _SITE + "---\nname: second\n",
-    **{f"site-{name}.yaml": _SITE.replace("/embedded/", f"/{name}/")
-       for name in ("broken", "torn", "deep")},
+    **{
+        f"site-{name}.yaml": _SITE.replace("/embedded/", f"/{name}/")
+        for name in ("broken", "torn", "deep")
+    },
     "site-text.yaml": "hello\n",
     "site.json": '{"schema": 1, "name": "x"}\n',
     "empty.yaml": "",
@@ -131,7 +148,7 @@ FILES = {
     "deep/prefix/releases/tensorflow-1/release.json": _DEEP,
     "home-deep/cluster/embedded/cluster.json": _DEEP,
     "results/deep.jsonl": _DEEP,
-}  # fmt: skip
+}
 
 
 def make(tmp):
@@ -186,9 +203,14 @@ def said(command, tmp):
 
 def _run(call, words, tmp, variables):
     """Exit code and standard error; a traceback is printed there, as Python would."""
-    env = {"HPCDL_SITE": str(tmp / "site.yaml"), "HPCDL_HOME": str(tmp / "home"),
-           "HPCDL_CACHE": str(tmp / "cache"), "HOME": str(tmp / "home"),
-           "PATH": str(tmp / "home"), "NO_COLOR": "1"} | variables  # fmt: skip
+    env = {
+        "HPCDL_SITE": str(tmp / "site.yaml"),
+        "HPCDL_HOME": str(tmp / "home"),
+        "HPCDL_CACHE": str(tmp / "cache"),
+        "HOME": str(tmp / "home"),
+        "PATH": str(tmp / "home"),
+        "NO_COLOR": "1",
+    } | variables
     with (
         pytest.MonkeyPatch.context() as patch,
         mock.patch.dict(os.environ, env, clear=True),

@@ -19,23 +19,31 @@ from hpcdl.system.resources import folder
 
 HERE = Path(__file__).parent
 PARTITIONS = {
-    "k80": "p100-v100-k80", "p100": "p100-v100-k80", "v100": "p100-v100-k80",
-    "a100": "a100-h100", "h100": "a100-h100",
-}  # fmt: skip
+    "k80": "p100-v100-k80",
+    "p100": "p100-v100-k80",
+    "v100": "p100-v100-k80",
+    "a100": "a100-h100",
+    "h100": "a100-h100",
+}
 SIZES = {"1-gpu": {"gpus": 1}, "1-node": {"nodes": 1}, "4-nodes": {"nodes": 4}}
 # The releases whose script differs from that of the release before.
 FORMS = ("20.11", "22.05", "23.11")
 WHOLE = [
-    *(f"a100-4-nodes-{release}" for release in FORMS), "a100-1-node-23.11", "a100-1-gpu-23.11",
-    "launcher-horovod", "standalone",
-]  # fmt: skip
+    *(f"a100-4-nodes-{release}" for release in FORMS),
+    "a100-1-node-23.11",
+    "a100-1-gpu-23.11",
+    "launcher-horovod",
+    "standalone",
+]
 # Not whole, yet nearer to their like than any that is.
 SECOND = ["container-apptainer", "container-apptainer-staged", "gpu-model-gpus-per-node"]
 _RELEASE = Path("/apps/hpcdl/releases/tensorflow-1")
 MODULE = Module(
-    ("tensorflow/2.20.0",), _RELEASE / "modules", "tensorflow-1",
+    ("tensorflow/2.20.0",),
+    _RELEASE / "modules",
+    "tensorflow-1",
     _RELEASE / "stack" / "share" / "hpcdl" / FILE,
-)  # fmt: skip
+)
 
 
 def script(partition, size, version):

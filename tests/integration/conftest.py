@@ -40,9 +40,13 @@ class Shell:
     def __call__(self, *argv, timeout=60, check=True):
         done = subprocess.run(
             [str(word) for word in argv],
-            env=dict(self.env), cwd=self.directory, timeout=timeout,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            env=dict(self.env),
+            cwd=self.directory,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if check and done.returncode != 0:
             raise AssertionError(f"{argv} gave {done.returncode}:\n{done.stdout}{done.stderr}")
         return done

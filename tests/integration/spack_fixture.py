@@ -127,10 +127,14 @@ def want(home, *specs, tree="tree"):
         "repos": {"hpcdl": "$env/../../spack_repo/hpcdl"},
         "specs": list(specs),
         "packages": {"all": {"require": ["target=x86_64_v3"]}},
-        "concretizer": {"unify": True, "reuse": False, "static_analysis": True,
-                        "targets": {"host_compatible": False}},
+        "concretizer": {
+            "unify": True,
+            "reuse": False,
+            "static_analysis": True,
+            "targets": {"host_compatible": False},
+        },
         "config": {"install_tree": {"root": str(home.parent / tree), "padded_length": 128}},
         "view": {"default": {"root": "view", "link": "run"}},
-    }  # fmt: skip
+    }
     (where / "spack.yaml").write_text(yaml.safe_dump({"spack": settings}))
     return where

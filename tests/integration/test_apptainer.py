@@ -58,8 +58,13 @@ def _install(root):
     get = "apt-get install -qq --no-install-recommends --download-only apptainer"
     update = "apt-get update -qq -o Acquire::Check-Valid-Until=false"  # a mirror may lag behind
     command = f"{update} && {get} && {unpack} && ldconfig"
-    done = subprocess.run(["chroot", root, "sh", "-c", command], capture_output=True, text=True,
-                          timeout=600, check=False)  # fmt: skip
+    done = subprocess.run(
+        ["chroot", root, "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     if done.returncode:
         pytest.skip(f"Apptainer cannot be had here: {done.stderr[-300:]}")
 
@@ -76,10 +81,14 @@ def test_a_job_in_an_image_sees_its_data_and_its_own_directory(with_apptainer):
         folder.mkdir(parents=True, exist_ok=True)
     program = 'echo "$(cat $HPCDL_DATA/shard) by $SLURM_PROCID"; ls /usr; echo kept >kept'
     spec = JobSpec(
-        "cpu", nodes=2, program=("sh", "-c", program), data=str(data),
+        "cpu",
+        nodes=2,
+        program=("sh", "-c", program),
+        data=str(data),
         container=str(busybox_image(machine.folder / "image")),
-        job_dir=machine.folder / "job", preflight=False,
-    )  # fmt: skip
+        job_dir=machine.folder / "job",
+        preflight=False,
+    )
     ended = machine.submit(render_script(site, spec, Module(())).text, **HERE).end()
     assert ended.state == "COMPLETED", ended.said
     assert {"shard by 0", "shard by 1"} <= set(ended.log.splitlines()), ended.log

@@ -59,9 +59,14 @@ def evil(shared):
 def hpcdl(place, *words, **env):
     own = {"HPCDL_HOME": str(place / ".victim"), **env}
     return subprocess.run(
-        [HPCDL, *words], cwd=place, env=clean_environment() | own, capture_output=True, text=True,
-        check=False, timeout=120,
-    )  # fmt: skip
+        [HPCDL, *words],
+        cwd=place,
+        env=clean_environment() | own,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
 
 
 @as_root
@@ -72,8 +77,12 @@ def test_modules_in_the_current_directory_are_not_imported(shared, evil, name):
     hpcdl(shared, "doctor")
     done = subprocess.run(
         [*module_argv(sys.executable, "hpcdl"), "site", "show", "--site", "embedded"],
-        cwd=shared, env=clean_environment(), check=False, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=shared,
+        env=clean_environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "embedded" in done.stdout
 
@@ -81,8 +90,10 @@ def test_modules_in_the_current_directory_are_not_imported(shared, evil, name):
 @as_root
 def test_data_and_training_in_a_release_import_nothing_from_there(shared, evil):
     """`hpcdl data make` in /tmp starts the release's Python in the same directory."""
-    file = site_file(published(shared).paths.prefix.parent, ("$HPCDL_HOME/embedded/prefix",
-                     shared / ".victim/prefix"))  # fmt: skip
+    file = site_file(
+        published(shared).paths.prefix.parent,
+        ("$HPCDL_HOME/embedded/prefix", shared / ".victim/prefix"),
+    )
     for name in ("hpcdl", "hpcdl/train", "hpcdl/train/data"):
         evil.plant(evil.python, f"{name}/__init__.py", f"{name}/__main__.py")
     evil.plant(evil.python, "runpy.py")
@@ -111,10 +122,24 @@ def test_a_site_file_in_the_directory_or_above_is_not_read(shared, evil, place):
 
 @as_root
 def test_programs_in_the_current_directory_are_not_run(shared, evil):
-    evil.plant(evil.program, "sbatch", "squeue", "scontrol", "sinfo", "mpirun", "git", "ip", "uv",
-               "python3")  # fmt: skip
-    for words in (("doctor",), ("site", "check", "--site", "embedded"), ("job", "list"),
-                  ("cluster", "status", "--site", "embedded")):  # fmt: skip
+    evil.plant(
+        evil.program,
+        "sbatch",
+        "squeue",
+        "scontrol",
+        "sinfo",
+        "mpirun",
+        "git",
+        "ip",
+        "uv",
+        "python3",
+    )
+    for words in (
+        ("doctor",),
+        ("site", "check", "--site", "embedded"),
+        ("job", "list"),
+        ("cluster", "status", "--site", "embedded"),
+    ):
         hpcdl(shared, *words)
 
 
@@ -153,14 +178,25 @@ def test_reframe_s_settings_of_others_are_not_read(shared, evil, slurm, tmp_path
     (shared / "work").mkdir(mode=0o1777)
     (shared / "work").chmod(0o1777)
     for place in (".", "work"):
-        names = ("settings.py", ".reframe/settings.py", "reframe.py", "reframe/__init__.py",
-                 "hpcdl/__init__.py", "sitecustomize.py", "rfm.py")  # fmt: skip
+        names = (
+            "settings.py",
+            ".reframe/settings.py",
+            "reframe.py",
+            "reframe/__init__.py",
+            "hpcdl/__init__.py",
+            "sitecustomize.py",
+            "rfm.py",
+        )
         evil.plant(evil.python, *(f"{place}/{name}" for name in names))
         evil.plant("systems: [{name: evil}]\n", f"{place}/settings.yaml")
     site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
     (tmp_path / "check.py").write_text(CHECK)
-    env = {"RFM_CONFIG_FILES": f"{shared}/settings.py", "RFM_CONFIG_PATH": str(shared),
-           "RFM_CHECK_SEARCH_PATH": str(shared), "RFM_SYSTEM": "evil"}  # fmt: skip
+    env = {
+        "RFM_CONFIG_FILES": f"{shared}/settings.py",
+        "RFM_CONFIG_PATH": str(shared),
+        "RFM_CHECK_SEARCH_PATH": str(shared),
+        "RFM_SYSTEM": "evil",
+    }
     check = (sys.executable, tmp_path / "check.py", site, STANDINS, "run")
     Shell({**slurm.env, **env}, shared)(*check)
     (verdicts,) = (shared / "work/checks/runs").glob("*/verdicts.json")
@@ -172,10 +208,17 @@ def test_reframe_s_settings_of_others_are_not_read(shared, evil, slurm, tmp_path
 def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, slurm, tmp_path):
     """Programs, modules of Python and libraries that lie in /tmp, where the user happens to be."""
     evil.plant(evil.program, "python3", "srun", "bash", "scontrol", "id")
-    evil.plant(evil.python, "yaml.py", "json.py", "sitecustomize.py", "usercustomize.py",
-               "hpcdl/__init__.py")  # fmt: skip
-    evil.plant(f"touch {evil.mark}\n", ".bashrc", ".profile", ".bash_profile", "libc.so.6",
-               ".sbatchrc")  # fmt: skip
+    evil.plant(
+        evil.python,
+        "yaml.py",
+        "json.py",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "hpcdl/__init__.py",
+    )
+    evil.plant(
+        f"touch {evil.mark}\n", ".bashrc", ".profile", ".bash_profile", "libc.so.6", ".sbatchrc"
+    )
     site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
     program = "import json, os; print('at', os.getcwd())"
     words = ("job", "submit", "--site", site, "--no-module", "--watch", "--json", "--partition=cpu")
@@ -188,9 +231,16 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, s
 
 @as_root
 @pytest.mark.cluster
-@pytest.mark.parametrize("prepared", ["mkdir -m 777 {job}", "ln -s {victim} {job}", "touch {job}",
-                                      "mv {jobs} away && mkdir -m 777 {jobs}",
-                                      "mv {jobs} away && ln -s {victim} {jobs}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        "mkdir -m 777 {job}",
+        "ln -s {victim} {job}",
+        "touch {job}",
+        "mv {jobs} away && mkdir -m 777 {jobs}",
+        "mv {jobs} away && ln -s {victim} {jobs}",
+    ],
+)
 def test_a_job_does_not_run_in_a_directory_that_another_prepared(shared, slurm, tmp_path, prepared):
     """That of a rendered script has the job's number in its name: anybody knows the next one."""
     site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
@@ -252,16 +302,20 @@ def test_modules_and_modulerc_of_others_do_not_reach_a_job(shared, evil):
     evil.plant('module_version("99.0", "default")\n', "modules/tensorflow/.modulerc.lua")
     release = release_for(site, "p100")
     module = Module((release.module,), release.modules, release.id)
-    spec = JobSpec(partition="p100", gpus=1, name="x", program=("true",),
-                   job_dir=shared / ".victim" / "job")  # fmt: skip
+    spec = JobSpec(
+        partition="p100", gpus=1, name="x", program=("true",), job_dir=shared / ".victim" / "job"
+    )
     script = render_script(site, spec, module).text
     lines = [line for line in script.splitlines() if line.startswith("module ")]
     assert any("load" in line for line in lines)
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "MODULEPATH": f"{shared}/modules"}
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-c", "\n".join([f". {LMOD}", *lines, "env"])],
-        env=env, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert f"HPCDL_RELEASE={release.id}" in done.stdout
 
 

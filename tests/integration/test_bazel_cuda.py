@@ -183,8 +183,14 @@ def recipes_options(root, name, **env):
         f"cd /opt/{name} && {spack} -C /opt/scope -e /opt/spack/environments/{name} python "
         f"/opt/bazel_recipe.py /opt/{name}.json /opt/cuda /opt/cudnn /opt/nccl {COMPILER}"
     )
-    root.run("bash", "-ec", script, SPACK_USER_CACHE_PATH="/opt/spack-cache",
-             SPACK_DISABLE_LOCAL_CONFIG="1", **env)  # fmt: skip
+    root.run(
+        "bash",
+        "-ec",
+        script,
+        SPACK_USER_CACHE_PATH="/opt/spack-cache",
+        SPACK_DISABLE_LOCAL_CONFIG="1",
+        **env,
+    )
     return json.loads((root.directory / "opt" / f"{name}.json").read_text())
 
 
@@ -194,8 +200,10 @@ def bazel(root, name, before="", **env):
     command = shlex.join(["bazel", *DEBIANS, *told["arguments"]])
     state = told["environment"]["TEST_TMPDIR"]
     objects = "bazel-bin/tensorflow/tools/pip_package/_objs/wheel/*.o"
-    script = (f"cd /opt/{name}; {before} {command}; code=$?; mkdir -p out; rm -f out/*; "
-              f"cp -L {objects} out; rm -rf {state}; exit $code")  # fmt: skip
+    script = (
+        f"cd /opt/{name}; {before} {command}; code=$?; mkdir -p out; rm -f out/*; "
+        f"cp -L {objects} out; rm -rf {state}; exit $code"
+    )
     return root.run("bash", "-c", script, check=False, **{**told["environment"], "CC": COMPILER})
 
 

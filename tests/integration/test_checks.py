@@ -65,10 +65,20 @@ def site(cluster_env, tmp_path, monkeypatch):
 
 def reference(check, **changes):
     row = Reference(
-        check=check, case="default", partition="p100", metric="images_per_second", value=1000.0,
-        unit="images/s", lower=-0.2, upper=None, runs=5, spread=0.02, source="this test",
-        proof="run", date="2026-01-01",
-    )  # fmt: skip
+        check=check,
+        case="default",
+        partition="p100",
+        metric="images_per_second",
+        value=1000.0,
+        unit="images/s",
+        lower=-0.2,
+        upper=None,
+        runs=5,
+        spread=0.02,
+        source="this test",
+        proof="run",
+        date="2026-01-01",
+    )
     return replace(row, **changes)
 
 
@@ -79,8 +89,15 @@ def run(site, file, **request):
 
 def test_nothing_passes_that_does_not_deserve_it(site):
     foreign = ["of_another_job", "of_another_node", "of_2020", "on_another_gpu"]
-    wrong = ["cancelled_after_its_result", "exit_code", "no_metric", "infinite_metric", "nonsense",
-             "no_result", "too_fast"]  # fmt: skip
+    wrong = [
+        "cancelled_after_its_result",
+        "exit_code",
+        "no_metric",
+        "infinite_metric",
+        "nonsense",
+        "no_result",
+        "too_fast",
+    ]
     names = ["honest", "slower", "says_insufficient", "says_missing", *wrong, *foreign]
     update_references(site, "embedded", [*map(reference, names), reference("on_a_node", runs=2)])
     outcome = run(site, "checks_that_look_well.py", waived=("says_insufficient", "says_missing"))
@@ -111,8 +128,10 @@ def test_nothing_passes_that_does_not_deserve_it(site):
     assert not outcome.ok
     assert not any(verdict.waived for verdict in outcome.verdicts)
     # Faults come through ReFrame's report as data, also those of a job that was given up.
-    told = {name: [(fault.kind, fault.got) for fault in verdict.faults]
-            for name, verdict in found.items()}  # fmt: skip
+    told = {
+        name: [(fault.kind, fault.got) for fault in verdict.faults]
+        for name, verdict in found.items()
+    }
     assert told["says_missing"] == [(FaultKind.CHECK, None)]
     assert told["cancelled_after_its_result"] == [(FaultKind.ENDED_EARLY, "CANCELLED")]
     assert told["exit_code"] == [(FaultKind.EXIT_CODE, 3)]
@@ -130,10 +149,13 @@ def test_a_run_without_a_check_fails(site):
     assert "ReFrame left out check file" in outcome.verdicts[0].reason
 
 
-@pytest.mark.parametrize(("asked", "said"), [
-    ({"tags": ("nobody-has-this",)}, "no check has the tag nobody-has-this"),
-    ({"paths": (STANDINS / "missing.py",)}, "there are no checks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tags": ("nobody-has-this",)}, "no check has the tag nobody-has-this"),
+        ({"paths": (STANDINS / "missing.py",)}, "there are no checks"),
+    ],
+)
 def test_what_selects_no_check_is_refused_and_no_verdict(site, asked, said):
     with pytest.raises(BadInput, match=said):
         run(site, "checks_that_look_well.py", **asked)
@@ -261,8 +283,13 @@ def test_a_check_for_a_drained_node_answers_within_a_minute(site, slurm):
     slurm("scontrol", "update", "NodeName=p100-02", "State=DRAIN", "Reason=test")
     try:
         begun = time.monotonic()
-        outcome = run(site, "checks_that_look_well.py", names=("on_a_node",), distribute=True,
-                      waived=("on_a_node",))  # fmt: skip
+        outcome = run(
+            site,
+            "checks_that_look_well.py",
+            names=("on_a_node",),
+            distribute=True,
+            waived=("on_a_node",),
+        )
         seconds = time.monotonic() - begun
     finally:
         slurm("scontrol", "update", "NodeName=p100-02", "State=RESUME")

@@ -117,8 +117,10 @@ def test_a_sites_log_server_gets_hpcdls_fields(site, tmp_path):
     evidence = record["check_evidence"]
     assert (record["index"], record["check_name"]) == ("nights", "answers")
     assert (evidence["check"], evidence["case"], evidence["partition"]) == (
-        verdict.check, verdict.case, verdict.partition
-    )  # fmt: skip
+        verdict.check,
+        verdict.case,
+        verdict.partition,
+    )
     assert evidence["job"] == verdict.job
     assert evidence["metrics"]["answer"]["value"] == 42.0
     assert evidence["layout"]["gpus_per_node"] == 1

@@ -79,10 +79,21 @@ def test_every_nightly_check_works_on_two_emulated_nodes(site):
     found = statuses(outcome)
     assert set(found.values()) <= MEASURED, told(outcome)
     assert {name.partition("/")[0] for name in found} == {
-        "allreduce", "alone", "binding", "convergence", "copies", "input_pipeline", "killed",
-        "modules", "resume_after_kill", "resume_after_requeue", "scaling_small", "storage",
-        "throughput", "users_job",
-    }  # fmt: skip
+        "allreduce",
+        "alone",
+        "binding",
+        "convergence",
+        "copies",
+        "input_pipeline",
+        "killed",
+        "modules",
+        "resume_after_kill",
+        "resume_after_requeue",
+        "scaling_small",
+        "storage",
+        "throughput",
+        "users_job",
+    }
 
 
 @pytest.mark.long

@@ -30,8 +30,11 @@ def dry_run(site, folder, pattern):
     (folder / "settings.py").write_text(render_settings(site, modules, prefix=folder / "rfm"))
     subprocess.run(
         [REFRAME, "-C", folder / "settings.py", "-n", pattern, "--dry-run"],
-        check=True, capture_output=True, timeout=300, cwd=folder,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=300,
+        cwd=folder,
+    )
     found = {}
     for path in (folder / "rfm").rglob("rfm_job.sh"):
         options = dict(
@@ -49,8 +52,9 @@ def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
     scripts = dry_run(site, tmp_path, "throughput.*resnet50.*synthetic-fp32")
     compared = 0
     for nodes, ranks in SHAPES:
-        case = TrainingCase("resnet50", nodes, ranks, steps=100, batch=64, data="synthetic",
-                            real=True, minutes=30)  # fmt: skip
+        case = TrainingCase(
+            "resnet50", nodes, ranks, steps=100, batch=64, data="synthetic", real=True, minutes=30
+        )
         for partition in site.partitions.values():
             if partition.nodes < nodes or partition.gpu is None:
                 continue

@@ -25,9 +25,13 @@ def written(kind, folder):
     return paths
 
 
-@pytest.mark.parametrize(("kind", "schema"), [
-    ("gitlab", "vendor.gitlab-ci"), ("github", "vendor.github-workflows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        ("gitlab", "vendor.gitlab-ci"),
+        ("github", "vendor.github-workflows"),
+    ],
+)
 def test_a_pipeline_fits_the_schema_of_its_service(kind, schema, tmp_path):
     words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema]
     done = subprocess.run([*words, *written(kind, tmp_path)], capture_output=True, text=True)
@@ -42,8 +46,12 @@ def test_systemd_takes_the_units(tmp_path):
         words = ["systemd-analyze", "verify", "--man=no", *folder.iterdir()]
         done = subprocess.run(words, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
-    times = {line.partition("=")[2] for path in units for line in path.read_text().splitlines()
-             if line.startswith("OnCalendar=")}  # fmt: skip
+    times = {
+        line.partition("=")[2]
+        for path in units
+        for line in path.read_text().splitlines()
+        if line.startswith("OnCalendar=")
+    }
     done = subprocess.run(["systemd-analyze", "calendar", *times], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.count("Next elapse") == len(times) == 3

@@ -22,9 +22,11 @@ def test_slurm_has_the_nodes_and_the_hardware_of_the_site(slurm, embedded_site):
         assert idle.count(name) == partition.nodes
         shown = slurm("sinfo", "-h", "-p", name, "-o", "%X|%Y|%Z|%m|%G").stdout.strip().split("|")
         assert [int(word) for word in shown[:4]] == [
-            partition.sockets, partition.cores_per_socket, partition.threads_per_core,
+            partition.sockets,
+            partition.cores_per_socket,
+            partition.threads_per_core,
             partition.memory_gb * 1024,
-        ]  # fmt: skip
+        ]
         gpu = partition.gpu
         gres = f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else "(null)"
         assert re.sub(r"\(S:[^)]*\)", "", shown[4]) == gres

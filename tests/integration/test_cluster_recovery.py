@@ -87,8 +87,13 @@ def test_a_machine_without_hosts_file_has_loopback(small_site, place):
     said = {}
     for words in ("up --slurm 24.11", "up --mode namespaces", "up"):
         command = f"{bare} && {hpcdl} {words} && {hpcdl} down"
-        done = subprocess.run(["unshare", "--mount", "sh", "-c", command], env=env, cwd=ROOT,
-                              capture_output=True, text=True)  # fmt: skip
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", command],
+            env=env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
         said[words] = (done.returncode, done.stdout + done.stderr)
     assert said["up --slurm 24.11"][0] == said["up --mode namespaces"][0] == 3, said
     assert "touch /etc/hosts" in said["up --slurm 24.11"][1]
@@ -148,8 +153,17 @@ def test_everything_killed_is_brought_back(small_site, place, mode):
 
 
 def test_up_killed_at_any_moment_can_be_stopped_and_repeated(small_site, place, mode):
-    words = [sys.executable, "-m", "hpcdl", "cluster", "up", "--mode", mode, "--site",
-             small_site.source]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "hpcdl",
+        "cluster",
+        "up",
+        "--mode",
+        mode,
+        "--site",
+        small_site.source,
+    ]
     env = {**clean_environment(), "HPCDL_CLUSTER_DIR": str(place)}
     for step in range(8):
         starting = subprocess.Popen(words, env=env, stderr=subprocess.DEVNULL)
@@ -223,9 +237,17 @@ def submit_to(slurm, node):
         '[ "${SLURM_RESTART_COUNT:-0}" = 1 ] || srun sleep 300\n'
     )
     return slurm(
-        "sbatch", "--parsable", "-p", node.split("-")[0], "-w", node, "--requeue",
-        "--open-mode=append", f"--output={slurm.directory}/log/%j.txt", script,
-    ).stdout.strip()  # fmt: skip
+        "sbatch",
+        "--parsable",
+        "-p",
+        node.split("-")[0],
+        "-w",
+        node,
+        "--requeue",
+        "--open-mode=append",
+        f"--output={slurm.directory}/log/%j.txt",
+        script,
+    ).stdout.strip()
 
 
 def started(place, job, restart):
@@ -285,9 +307,12 @@ def test_without_root_the_nodes_share_the_machine(place, small_site):
     (home / "bin" / "hpcdl").chmod(0o755)
     subprocess.run(["chown", "-R", "nobody", home], check=True)
     env = {
-        "HOME": str(home), "HPCDL_HOME": str(home), "HPCDL_SITE": str(home / "small.yaml"),
-        "PATH": f"{home}/bin:/usr/bin:/bin", "PYTHONPATH": str(home / "code"),
-    }  # fmt: skip
+        "HOME": str(home),
+        "HPCDL_HOME": str(home),
+        "HPCDL_SITE": str(home / "small.yaml"),
+        "PATH": f"{home}/bin:/usr/bin:/bin",
+        "PYTHONPATH": str(home / "code"),
+    }
     lines = f"""
         set -e
         hpcdl cluster up
@@ -303,8 +328,13 @@ def test_without_root_the_nodes_share_the_machine(place, small_site):
     try:
         done = subprocess.run(
             [*as_nobody, lines],
-            env=env, cwd=home, capture_output=True, text=True, timeout=150, check=False,
-        )  # fmt: skip
+            env=env,
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         assert "processes: namespaces need root" in done.stdout + done.stderr
         assert done.stdout.split("\n").count("nobody") == 2

@@ -19,8 +19,14 @@ from hpcdl.train.data.tfrecord import crc32c, masked_crc32c, walk
 from tests.records import example, picture, write
 
 pytestmark = pytest.mark.stack
-PHOTOS = ("--count=96", "--test-count=32", "--shards=3", "--size=128x96", "--bytes=8000",
-          "--classes=10")  # fmt: skip
+PHOTOS = (
+    "--count=96",
+    "--test-count=32",
+    "--shards=3",
+    "--size=128x96",
+    "--bytes=8000",
+    "--classes=10",
+)
 SMALL = """
 import tensorflow as tf
 def network(shape, classes):
@@ -28,8 +34,13 @@ def network(shape, classes):
     return tf.keras.Sequential([tf.keras.Input(shape), layers.Conv2D(8, 3, 4, activation="relu"),
         layers.GlobalAveragePooling2D(), layers.Dense(classes)])
 """
-TRAIN = ("--model=small:network", "--image-size=32", "--global-batch=16", "--lr=0.01",
-         "--deterministic")  # fmt: skip
+TRAIN = (
+    "--model=small:network",
+    "--image-size=32",
+    "--global-batch=16",
+    "--lr=0.01",
+    "--deterministic",
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +85,9 @@ def spoil_image(shard, record):
 
 
 def same_shards(photos, other):
-    return all((other / one.name).read_bytes() == one.read_bytes()
-               for one in photos.glob("*.tfrecord"))  # fmt: skip
+    return all(
+        (other / one.name).read_bytes() == one.read_bytes() for one in photos.glob("*.tfrecord")
+    )
 
 
 def test_the_checksum_is_that_of_rfc_3720():
@@ -97,8 +109,13 @@ def test_inspect_names_every_fault_by_file_and_offset(runs, photos, copied):
     gone.unlink()
     test.write_bytes(b"")
     wrong = [f"{damaged.name}: at byte {one:,}: its checksum is wrong" for one in offsets]
-    says = (*wrong, f"{torn.name}: at byte", "the file is truncated: 100 bytes are missing",
-            f"{gone.name}: missing", f"{test.name}: at byte 0: the file is empty")  # fmt: skip
+    says = (
+        *wrong,
+        f"{torn.name}: at byte",
+        "the file is truncated: 100 bytes are missing",
+        f"{gone.name}: missing",
+        f"{test.name}: at byte 0: the file is empty",
+    )
     runs.data("inspect", copied, code=1, says=(*says, "5 faults"))
     shutil.copy(photos / damaged.name, damaged)
     last = list(walk(damaged, check_data=False))[-1]
@@ -110,8 +127,9 @@ def test_inspect_names_every_fault_by_file_and_offset(runs, photos, copied):
 def test_a_killed_make_is_taken_up_and_ends_the_same(runs, photos):
     again = runs.folder / "again"
     words = ("make", "photos", "again", *PHOTOS, "--threads=1")
-    process = subprocess.Popen([runs.python, "-m", "hpcdl.train.data", *words], cwd=runs.folder,
-                               env=environment())  # fmt: skip
+    process = subprocess.Popen(
+        [runs.python, "-m", "hpcdl.train.data", *words], cwd=runs.folder, env=environment()
+    )
     runs.wait_for("train-00000*.tfrecord", "again")
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -185,8 +203,15 @@ def test_ranks_that_decode_differently_refuse_to_start(runs, fed, copied):
         "runpy.run_module('hpcdl.train', run_name='__main__')\n",
     )
     words = [*MPIRUN, "2", runs.python, "mixed.py", "--data=set", *TRAIN, "--steps=2"]
-    done = subprocess.run(words, cwd=runs.folder, env=environment(), text=True,
-                          capture_output=True, timeout=300, check=False)  # fmt: skip
+    done = subprocess.run(
+        words,
+        cwd=runs.folder,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
     said = "ranks decode images with different libraries"
     Done(done.returncode, done.stdout, done.stderr, runs.folder).must(3, said)
 
@@ -210,8 +235,17 @@ def test_records_that_do_not_do_are_refused_before_training(fed, copied):
 
 
 def test_findings_are_scored_by_their_areas(runs, fed):
-    runs.data("make", "photos", "chest", "--count=64", "--test-count=64", "--shards=2",
-              "--size=64x64", "--bytes=3500", "--task=findings")  # fmt: skip
+    runs.data(
+        "make",
+        "photos",
+        "chest",
+        "--count=64",
+        "--test-count=64",
+        "--shards=2",
+        "--size=64x64",
+        "--bytes=3500",
+        "--task=findings",
+    )
     words = ("--data=chest", "--task=findings", "--steps=3")
     one, two = (fed(*words, ranks=ranks, job=f"of-{ranks}").metrics for ranks in (1, 2))
     assert {"auroc", "auroc/Hernia", "auroc/Pneumonia", "test_loss"} <= one.keys()
@@ -232,10 +266,16 @@ def test_a_folder_in_imagenets_layout_is_indexed_and_trained_on(runs, fed, copie
 
 
 ODD = [
-    picture(70, 80, "PNG"), picture(60, 60, mode="L"), picture(50, 90, mode="CMYK"),
-    picture(40, 50, "PNG", "LA"), picture(33, 44, "GIF"), picture(1, 1), picture(1, 1, "PNG"),
-    picture(2000, 3000), picture(300, 8),
-]  # fmt: skip
+    picture(70, 80, "PNG"),
+    picture(60, 60, mode="L"),
+    picture(50, 90, mode="CMYK"),
+    picture(40, 50, "PNG", "LA"),
+    picture(33, 44, "GIF"),
+    picture(1, 1),
+    picture(1, 1, "PNG"),
+    picture(2000, 3000),
+    picture(300, 8),
+]
 BAD = [b"", b"hello", b"\xff\xd8\xff" + bytes(99), picture(90, 90)[:500]]
 BENCH = ("bench", "set", "--seconds=0.2", "--batch=8", "--crop=32")
 
@@ -267,18 +307,26 @@ def test_bench_names_what_cannot_be_read_and_goes_on(runs, tmp_path, monkeypatch
     shards = sorted(folder.glob("train-*"))
     shards[1].write_bytes(shards[1].read_bytes()[:-10])
     (folder / "train-00002-of-00003").write_bytes(b"no records")
-    says = (f"skipped a damaged record: {shards[1]} at byte", "Unknown image file format",
-            "the file is truncated: 10 bytes are missing",
-            "train-00002-of-00003 gives no records")  # fmt: skip
+    says = (
+        f"skipped a damaged record: {shards[1]} at byte",
+        "Unknown image file format",
+        "the file is truncated: 10 bytes are missing",
+        "train-00002-of-00003 gives no records",
+    )
     done = runs.data(*BENCH, "--json", says=says)
     assert json.loads(done.out)["damaged_records"] == 4
     assert "Traceback" not in done.err
     assert not list(copies.glob("hpcdl-repaired-*"))
 
 
-@pytest.mark.parametrize(("images", "said"), [
-    (BAD[:1] * 9, "too few sound records"), ([], "no record can be read"),
-], ids=["no images", "no records"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [
+        (BAD[:1] * 9, "too few sound records"),
+        ([], "no record can be read"),
+    ],
+    ids=["no images", "no records"],
+)
 def test_bench_of_nothing_is_refused(runs, images, said):
     folder_of(runs, images)
     runs.data(*BENCH, code=2, says=said)

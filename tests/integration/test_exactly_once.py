@@ -73,8 +73,11 @@ class Once:
         argv = ["strace", "-o", str(log), "-s", "200", "-e", f"trace={KINDS}", *self.argv(*words)]
         assert self.slurm(*argv, check=False, timeout=120).returncode == self.code
         found = calls(log)
-        ours = [at for at, (kind, _, said) in enumerate(found)
-                if str(self.work) in said and kind != "write"]  # fmt: skip
+        ours = [
+            at
+            for at, (kind, _, said) in enumerate(found)
+            if str(self.work) in said and kind != "write"
+        ]
         return [(kind, count) for kind, count, _ in found[ours[0] : ours[-1] + 1]]
 
     def jobs(self, name):
@@ -89,8 +92,12 @@ class Once:
 
     def left(self):
         """What submissions need on their way only."""
-        return [one for one in self.work.rglob("*") if "unconfirmed" in one.parent.name
-                or one.name.startswith((".job.", ".sweep", ".array"))]  # fmt: skip
+        return [
+            one
+            for one in self.work.rglob("*")
+            if "unconfirmed" in one.parent.name
+            or one.name.startswith((".job.", ".sweep", ".array"))
+        ]
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ def run(runs, name, ranks=1):
         return together(runs, command, kept, ranks)
     if ranks > 1:
         command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *command]
-    done = subprocess.run(command, cwd=runs.folder, env=kept, text=True, capture_output=True,
-                          timeout=400, check=False)  # fmt: skip
+    done = subprocess.run(
+        command, cwd=runs.folder, env=kept, text=True, capture_output=True, timeout=400, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -44,10 +45,16 @@ def together(runs, command, env, ranks):
     started = []
     for rank in range(ranks):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        started.append(subprocess.Popen(
-            command, cwd=runs.folder, env=env | {"TF_CONFIG": json.dumps(task)}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        ))  # fmt: skip
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=runs.folder,
+                env=env | {"TF_CONFIG": json.dumps(task)},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        )
     outs = [process.communicate(timeout=400) for process in started]
     assert [process.returncode for process in started] == [0] * ranks, outs
     return str(outs[0][0])
@@ -75,10 +82,15 @@ def tasks(runs):
     def start(kind, index=0):
         config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
         with (runs.folder / f"{kind}.out").open("a") as out:
-            started.append(subprocess.Popen(
-                command, cwd=runs.folder, env=environment() | {"TF_CONFIG": config}, stdout=out,
-                stderr=subprocess.STDOUT,
-            ))  # fmt: skip
+            started.append(
+                subprocess.Popen(
+                    command,
+                    cwd=runs.folder,
+                    env=environment() | {"TF_CONFIG": config},
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                )
+            )
         return started[-1]
 
     yield start

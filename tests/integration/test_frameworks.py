@@ -18,8 +18,12 @@ from tests.integration.test_launchers import python_with
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frameworks"
 # Of hpcdl train's networks, for 64 x 64 pixels and 1,000 classes.
-WEIGHTS = {"alexnet": 24_400_680, "googlenet": 6_624_904, "resnet50": 25_583_592,
-           "vit_s16": 21_980_776}  # fmt: skip
+WEIGHTS = {
+    "alexnet": 24_400_680,
+    "googlenet": 6_624_904,
+    "resnet50": 25_583_592,
+    "vit_s16": 21_980_776,
+}
 # What the launcher and Slurm tell a process of JAX.
 JAX = """\
 import jax, runpy, sys
@@ -36,19 +40,33 @@ def trained(folder, framework, *options):
     port = str(free_ports(1)[0])
     program, started = PROGRAMS / f"{framework}_networks.py", []
     for rank in range(2):
-        env = {**os.environ, "HPCDL_JOB_DIR": str(folder), "SLURMD_NODENAME": f"n{rank}",
-               "SLURM_JOB_ID": "7",
-               "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+        env = {
+            **os.environ,
+            "HPCDL_JOB_DIR": str(folder),
+            "SLURMD_NODENAME": f"n{rank}",
+            "SLURM_JOB_ID": "7",
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         env.pop("PYTHONPATH", None)
         argv = [str(program), *options]
         if framework == "jax":
             argv = ["-c", JAX, str(rank), f"127.0.0.1:{port}", *argv]
             env["PYTHONPATH"] = str(PROGRAMS)
-        started.append(subprocess.Popen(
-            [python, *argv], env=env, cwd=folder, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ))  # fmt: skip
+        started.append(
+            subprocess.Popen(
+                [python, *argv],
+                env=env,
+                cwd=folder,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
     outs = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outs
     return json.loads((folder / "result.json").read_text())
@@ -58,8 +76,9 @@ def trained(folder, framework, *options):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_two_ranks_train_and_leave_a_result_as_hpcdl_train_does(tmp_path, framework):
-    found = trained(tmp_path, framework, "--steps", "4", "--warmup-steps", "1",
-                    "--batch-per-rank", "2")  # fmt: skip
+    found = trained(
+        tmp_path, framework, "--steps", "4", "--warmup-steps", "1", "--batch-per-rank", "2"
+    )
     record = RESULT.read(tmp_path / "result.json")
     record.need(*NEEDED)
     assert not record.faults
@@ -102,9 +121,19 @@ def test_batches_are_those_of_hpcdl_train_in_its_order(harness, monkeypatch, ran
 
 def test_without_the_framework_a_program_says_so(tmp_path):
     for name, said in (("torch_networks", "PyTorch"), ("jax_networks", "JAX")):
-        done = subprocess.run([sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, "
-                               f"{str(PROGRAMS)!r}); sys.modules.update(torch=None, jax=None); "
-                               f"import {name}"], capture_output=True, text=True, cwd=tmp_path,
-                              check=False)  # fmt: skip
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                f"import sys; sys.path.insert(0, "
+                f"{str(PROGRAMS)!r}); sys.modules.update(torch=None, jax=None); "
+                f"import {name}",
+            ],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
         assert done.returncode == 1
         assert f"error: {said} is not installed for {sys.executable}" in done.stderr

@@ -109,8 +109,13 @@ def test_it_is_what_resolve_plan_and_list_say(built):
 def test_the_gate_looked_at_links_and_device_code(built):
     checks = {check["name"]: check for check in built.proof["checks"]}
     assert all(check["ok"] for check in checks.values())
-    for name in ("import", "all-reduce of 2 ranks", "libraries", "device code",
-                 "device code of Horovod"):  # fmt: skip
+    for name in (
+        "import",
+        "all-reduce of 2 ranks",
+        "libraries",
+        "device code",
+        "device code of Horovod",
+    ):
         assert not checks[name]["skipped"], name
     assert built.proof["level"] == "compiled"
 
@@ -152,8 +157,12 @@ def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_conta
     assert {int(sm) for sm in re.findall(r"\.sm_(\d+)\.cubin", listed)} == built.case.codes
     assert {code.sm for code in read_device_code(library) if code.machine} == built.case.codes
     majors = {sm // 10 for sm in built.case.codes}
-    patterns = ("tensorflow/libtensorflow_cc.so.2", "nvidia/cudnn/lib/libcudnn_cnn*.so.*",
-                "nvidia/nccl/lib/libnccl.so.2", "nvidia/cublas/lib/libcublas.so.*")  # fmt: skip
+    patterns = (
+        "tensorflow/libtensorflow_cc.so.2",
+        "nvidia/cudnn/lib/libcudnn_cnn*.so.*",
+        "nvidia/nccl/lib/libnccl.so.2",
+        "nvidia/cublas/lib/libcublas.so.*",
+    )
     for pattern in patterns:
         for path in built.packages().glob(pattern):
             have = {code.sm // 10 for code in read_device_code(path) if code.machine}
@@ -173,8 +182,9 @@ def test_ptxas_and_libdevice_come_from_the_wheels_and_flags_come_back(built):
 
 def test_the_guard_names_the_missing_driver_in_a_job(built):
     use = f"module use {built.root.prefix}/current/modules"
-    told = built.root.shell(f"{use}; module load tensorflow 2>&1; echo CODE $?", check=False,
-                            SLURMD_NODENAME="p100-01")  # fmt: skip
+    told = built.root.shell(
+        f"{use}; module load tensorflow 2>&1; echo CODE $?", check=False, SLURMD_NODENAME="p100-01"
+    )
     assert "does not fit this machine: this node has no NVIDIA driver" in " ".join(told.split())
     assert "CODE 0" not in told
 

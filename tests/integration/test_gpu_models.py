@@ -79,12 +79,15 @@ def submit(shell, *words):
     return {line.removeprefix("saw ") for line in lines if line.startswith("saw ")}
 
 
-@pytest.mark.parametrize(("asked", "ran"), [
-    (["--gpu-model", "l40s", "--gpus", "8"], {"m3 0,1,2,3,4,5,6,7"}),
-    (["--gpu-model", "A100", "--gpus", "8"], {"m1 0,1,2,3", "m2 0,1,2,3"}),
-    (["--partition", "odd", "--gpu-model", "t4", "--gpus", "2"], {"o1 0,1"}),
-    (["--partition", "odd", "--gpu-model", "x1", "--gpus", "2"], {"o2 0,1"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "ran"),
+    [
+        (["--gpu-model", "l40s", "--gpus", "8"], {"m3 0,1,2,3,4,5,6,7"}),
+        (["--gpu-model", "A100", "--gpus", "8"], {"m1 0,1,2,3", "m2 0,1,2,3"}),
+        (["--partition", "odd", "--gpu-model", "t4", "--gpus", "2"], {"o1 0,1"}),
+        (["--partition", "odd", "--gpu-model", "x1", "--gpus", "2"], {"o2 0,1"}),
+    ],
+)
 def test_a_job_runs_on_the_nodes_of_the_model_it_asks_for(shell, drafted, asked, ran):
     assert submit(shell, *asked) == ran
 

@@ -28,9 +28,16 @@ class Hostile:
         (self.place / script).write_text("#!/bin/sh\nsleep 60\n")
         done = subprocess.run(
             ["sbatch", "--parsable", "--hold", "--mem=10", *options, script, argument],
-            cwd=self.place, env={**self.slurm.env, "HOME": "/"}, user=STRANGER, group="nogroup",
-            extra_groups=[], capture_output=True, text=True, check=True, timeout=60,
-        )  # fmt: skip
+            cwd=self.place,
+            env={**self.slurm.env, "HOME": "/"},
+            user=STRANGER,
+            group="nogroup",
+            extra_groups=[],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
         self.jobs.add(int(done.stdout))
         return int(done.stdout)
 
@@ -48,8 +55,12 @@ def hostile(slurm, cluster_home, shared, monkeypatch):
 
 
 def test_what_a_stranger_calls_his_job_is_no_field_and_no_record(hostile):
-    names = ("x JobId=999999 JobState=COMPLETED ExitCode=0:0", "x\nJobId=999998 JobState=COMPLETED",
-             "999998|COMPLETED\n999998 0:0 0", "\x1b[2J")  # fmt: skip
+    names = (
+        "x JobId=999999 JobState=COMPLETED ExitCode=0:0",
+        "x\nJobId=999998 JobState=COMPLETED",
+        "999998|COMPLETED\n999998 0:0 0",
+        "\x1b[2J",
+    )
     ids = [hostile.submit("-J", name, f"--comment=JobId=999997 {name}") for name in names]
     found = {job.id: job for job in client.queue()}
     assert set(ids) <= set(found)

@@ -9,8 +9,14 @@ from hpcdl.slurm.rules import Release
 from tests.unit.lint.conftest import CONFIG
 from tests.unit.lint.test_values import takes, verdicts
 
-ELSEWHERE = ("Unable to contact", "any GPU", "needs either", "not allowed by",
-             "nodelist or hostfile", "unrecognized option")  # fmt: skip
+ELSEWHERE = (
+    "Unable to contact",
+    "any GPU",
+    "needs either",
+    "not allowed by",
+    "nodelist or hostfile",
+    "unrecognized option",
+)
 """What a value is refused for that is read rightly: something else is missing."""
 
 

@@ -24,14 +24,17 @@ PROBE = (
 )
 
 
-@pytest.mark.parametrize(("words", "ranks", "gpus", "hosts"), [
-    ("--partition cpu --nodes 2", 2, "none", 2),
-    ("--partition p100 --gpus 1", 1, r"\d", 1),
-    ("--partition p100 --gpus 4", 4, "0,1,2,3", 1),
-    ("--partition v100 --gpus 16", 16, "0,1,2,3,4,5,6,7", 2),
-    ("--partition v100 --nodes 2 --gpus-per-node 6", 12, r"\d(,\d){5}", 2),
-    ("--partition k80 --gpus 4 --launcher single", 1, "0,1,2,3", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "ranks", "gpus", "hosts"),
+    [
+        ("--partition cpu --nodes 2", 2, "none", 2),
+        ("--partition p100 --gpus 1", 1, r"\d", 1),
+        ("--partition p100 --gpus 4", 4, "0,1,2,3", 1),
+        ("--partition v100 --gpus 16", 16, "0,1,2,3,4,5,6,7", 2),
+        ("--partition v100 --nodes 2 --gpus-per-node 6", 12, r"\d(,\d){5}", 2),
+        ("--partition k80 --gpus 4 --launcher single", 1, "0,1,2,3", 1),
+    ],
+)
 def test_every_layout_reaches_its_ranks(slurm, words, ranks, gpus, hosts):
     lines = slurm.run(*words.split(), "--", "bash", "-c", PROBE)["text"].splitlines()
     found = [dict(part.split("=", 1) for part in line.split()) for line in lines if "rank=" in line]
@@ -42,8 +45,20 @@ def test_every_layout_reaches_its_ranks(slurm, words, ranks, gpus, hosts):
     assert len({(one["host"], one["local"]) for one in found}) == ranks
 
 
-NASTY = ["a b", "$(touch evil)", "`touch evil`", "quo'te\"s", "new\nline", "-e", "ünï", "", "*",
-         "back\\slash", ":", "#SBATCH --nodes=9"]  # fmt: skip
+NASTY = [
+    "a b",
+    "$(touch evil)",
+    "`touch evil`",
+    "quo'te\"s",
+    "new\nline",
+    "-e",
+    "ünï",
+    "",
+    "*",
+    "back\\slash",
+    ":",
+    "#SBATCH --nodes=9",
+]
 
 
 def test_any_text_arrives_byte_for_byte_and_nothing_else_is_run(slurm, tmp_path):
@@ -72,8 +87,11 @@ def test_tensorflow_s_server_does_not_start_on_nodes_that_others_may_use(slurm, 
     """Slurm says so; a script from which somebody took the option does not go on."""
     answer = slurm.submit("--gpus", "2", "--launcher", "multiworker", "--", "true")
     script = Path(answer["directory"]) / "job.sh"
-    text = script.read_text().replace("#SBATCH --exclusive\n", "").replace(
-        str(script.parent), str(tmp_path / "shared"))  # fmt: skip
+    text = (
+        script.read_text()
+        .replace("#SBATCH --exclusive\n", "")
+        .replace(str(script.parent), str(tmp_path / "shared"))
+    )
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared.sh").write_text(text)
     done = slurm("sbatch", "--wait", tmp_path / "shared.sh", check=False)
@@ -187,8 +205,18 @@ class Sweep:
 
     def __init__(self, slurm, program, running):
         self.slurm, self.program = slurm, ("--", "bash", "-c", program)
-        self.words = ("job", "sweep", "--no-module", "--name", f"s{time.time_ns()}", *CPU, "--over",
-                      "n=1,2,3", "--running", str(running))  # fmt: skip
+        self.words = (
+            "job",
+            "sweep",
+            "--no-module",
+            "--name",
+            f"s{time.time_ns()}",
+            *CPU,
+            "--over",
+            "n=1,2,3",
+            "--running",
+            str(running),
+        )
 
     def __call__(self, *options):
         """Run the command; the states of its points."""

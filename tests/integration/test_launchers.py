@@ -145,8 +145,10 @@ def test_a_plain_mpi_program_under_srun_and_mpirun(slurm, tmp_path, launcher):
 
 def test_many_plain_processes_of_which_one_fails(slurm, tmp_path):
     """The others go on; the job has the code of the one that failed. OpenMP has a rank's cores."""
-    program = ("[ $SLURM_PROCID != 3 ] || exit 7; sleep 3; "
-               "echo done $SLURM_PROCID with $OMP_NUM_THREADS on $(hostname)")  # fmt: skip
+    program = (
+        "[ $SLURM_PROCID != 3 ] || exit 7; sleep 3; "
+        "echo done $SLURM_PROCID with $OMP_NUM_THREADS on $(hostname)"
+    )
     words = "--partition cpu --tasks 8 --nodes 2 --cpus-per-task 2 --launcher plain --job-dir"
     ended = slurm.run(*words.split(), tmp_path / "job", "--", "sh", "-c", program)
     assert (ended["state"], ended["exit_code"]) == ("FAILED", 7), ended["text"]
@@ -214,19 +216,41 @@ rule call:
 def test_a_workflow_of_snakemake(slurm, tmp_path):
     python = python_with("snakemake_executor_plugin_slurm", "its name with dashes, from PyPI")
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
-    slurm(python, "-m", "snakemake", "--executor", "slurm", "--jobs", "2",
-          "--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "2",
-          "--seconds-between-status-checks", "2", "--latency-wait", "30", "--default-resources",
-          "slurm_partition=cpu", "slurm_account=none", "mem_mb=200", "runtime=5",
-          timeout=280)  # fmt: skip
+    slurm(
+        python,
+        "-m",
+        "snakemake",
+        "--executor",
+        "slurm",
+        "--jobs",
+        "2",
+        "--slurm-status-command",
+        "squeue",
+        "--slurm-init-seconds-before-status-checks",
+        "2",
+        "--seconds-between-status-checks",
+        "2",
+        "--latency-wait",
+        "30",
+        "--default-resources",
+        "slurm_partition=cpu",
+        "slurm_account=none",
+        "mem_mb=200",
+        "runtime=5",
+        timeout=280,
+    )
     samples = [line.split() for line in (tmp_path / "all.txt").read_text().splitlines()]
     assert [name for name, _ in samples] == ["A", "B"]
     assert len({job for _, job in samples}) == 2
 
 
-@pytest.mark.parametrize(("module", "example", "said"), [
-    ("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "example", "said"),
+    [
+        ("submitit", SUBMITIT, r"\[11, 22, 33\]"),
+        ("dask_jobqueue", DASK, r"^285$"),
+    ],
+)
 def test_a_client_s_example(slurm, tmp_path, module, example, said):
     config = slurm("scontrol", "show", "config").stdout
     (address,) = re.findall(r"^SlurmctldHost\[0\] *= \S+\((\S+)\)", config, re.MULTILINE)

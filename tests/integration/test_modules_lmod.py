@@ -70,8 +70,12 @@ def test_pythonhome_of_another_python_meets_a_clear_word(modules):
     assert "warning: tensorflow/2.21.0-cpu" in said
     assert "PYTHONHOME is /opt/python/3.9" in said
     assert "`unset PYTHONHOME`" in said
-    inside = lmod(modules, "module load tensorflow && echo loaded", PYTHONHOME="/opt/python/3.9",
-                  SLURMD_NODENAME="node1")  # fmt: skip
+    inside = lmod(
+        modules,
+        "module load tensorflow && echo loaded",
+        PYTHONHOME="/opt/python/3.9",
+        SLURMD_NODENAME="node1",
+    )
     assert inside.stdout == ""
     assert "PYTHONHOME" in inside.stderr
 
@@ -83,8 +87,14 @@ def test_avail_spider_and_help_name_it(modules):
 
 
 def test_a_build_for_gpus_says_so_in_its_version_and_its_words(site):
-    versions = {"tensorflow": "2.18.1", "horovod": "0.28.1", "cuda": "12.9.1", "python": "3.11.7",
-                "cudnn": "9.10.2.21", "mpi": "Open MPI 5.0.10"}  # fmt: skip
+    versions = {
+        "tensorflow": "2.18.1",
+        "horovod": "0.28.1",
+        "cuda": "12.9.1",
+        "python": "3.11.7",
+        "cudnn": "9.10.2.21",
+        "mpi": "Open MPI 5.0.10",
+    }
     name = "tensorflow/2.18.1-cuda12.9-sm60"
     for agreement in ("cuda", "cudnn"):
         accept(site, agreement, "Ada")
@@ -251,27 +261,46 @@ def test_without_a_job_the_gpu_that_is_found_decides(two_stacks, tmp_path):
     assert loaded_in(modules, SLURM_JOB_PARTITION="p100") == "2.21.0-cpu"
 
 
-@pytest.mark.parametrize(("gpu", "version"), [
-    ("NVIDIA L40S", "ada"), ("NVIDIA A100-PCIE-40GB", "ampere"), ("NVIDIA L4", "ada"),
-    ("NVIDIA L40", "ada"), ("", "ada"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "version"),
+    [
+        ("NVIDIA L40S", "ada"),
+        ("NVIDIA A100-PCIE-40GB", "ampere"),
+        ("NVIDIA L4", "ada"),
+        ("NVIDIA L40", "ada"),
+        ("", "ada"),
+    ],
+)
 def test_in_a_partition_of_several_models_the_gpu_that_is_found_decides(tmp_path, gpu, version):
     site = mixed_site(tmp_path / "prefix")
     for name, models in (("ampere", ["A100"]), ("ada", ["L40S", "L4"])):
-        make_current(site, name, stack="mixed", partitions=("typed",),
-                          needs={"gpus": models}, module=f"tensorflow/{name}")  # fmt: skip
+        make_current(
+            site,
+            name,
+            stack="mixed",
+            partitions=("typed",),
+            needs={"gpus": models},
+            module=f"tensorflow/{name}",
+        )
     modules = site.paths.prefix / "current" / "modules"
     driver = "570.1.2" if gpu else ""
     on_machine(modules / "tensorflow/.modulerc.lua", tmp_path / "proc", driver, gpu)
-    done = lmod(modules, "module load tensorflow; echo $HPCDL_RELEASE",
-                SLURM_JOB_PARTITION="typed")  # fmt: skip
+    done = lmod(modules, "module load tensorflow; echo $HPCDL_RELEASE", SLURM_JOB_PARTITION="typed")
     assert done.stdout.strip() == version
 
 
-@pytest.mark.parametrize(("gpu", "fits"), [
-    ("NVIDIA L4", True), ("NVIDIA L40S", False), ("Tesla P4", False), ("Tesla P40", True),
-    ("NVIDIA GB200", False), ("NVIDIA B200", True), ("NVIDIA RTX 5000 Ada Generation", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "fits"),
+    [
+        ("NVIDIA L4", True),
+        ("NVIDIA L40S", False),
+        ("Tesla P4", False),
+        ("Tesla P40", True),
+        ("NVIDIA GB200", False),
+        ("NVIDIA B200", True),
+        ("NVIDIA RTX 5000 Ada Generation", True),
+    ],
+)
 def test_the_guard_takes_a_model_for_no_other(site, tmp_path, gpu, fits):
     models = ["L4", "P40", "B200", "RTX 5000 Ada"]
     release = make_current(site, "guarded", needs={"gpus": models})
@@ -345,9 +374,9 @@ def test_the_profile_can_be_sourced_again(site, published):
     assert lines[1] == f"{site.paths.prefix}/etc/lmodrc.lua"
 
 
-@pytest.mark.parametrize("name", ["python2", "python2.7", "python3", *(
-    f"python3.{minor}" for minor in range(6, 15)
-)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["python2", "python2.7", "python3", *(f"python3.{minor}" for minor in range(6, 15))]
+)
 def test_pythons_of_other_versions_start_as_ever(modules, name):
     """The folder on PYTHONPATH must do no harm to any tool, down to Python 2."""
     ask = [name, "-c", "import sys; print(sys.executable)"]

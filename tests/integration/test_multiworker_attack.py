@@ -44,9 +44,14 @@ class Running:
         self.cluster, self.python = cluster, release.root / "stack/bin/python"
         train = ["hpcdl", "train", *options(digits, 100_000)]
         self.answer = jobs.submit(
-            "--nodes", "2", "--gpus-per-node", "1", "--launcher", "multiworker",
+            "--nodes",
+            "2",
+            "--gpus-per-node",
+            "1",
+            "--launcher",
+            "multiworker",
             train=["sh", "-c", f'echo "peers $TF_CONFIG"; exec {" ".join(train)}'],
-        )  # fmt: skip
+        )
         self.folder = Path(self.answer["directory"])
         wait_for(lambda: self.step() > 20)
         peers = json.loads(re.findall(r"peers (\{.*\})", (self.folder / "job.log").read_text())[0])
@@ -61,17 +66,31 @@ class Running:
     def reaches(self, address, port, node=None):
         """Whether `nobody` can open a connection, from this machine or from a node."""
         enter = ["nsenter", "--net", "-t", str(self.cluster.processes[node].pid)] if node else []
-        argv = [*enter, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups",
-                "/usr/bin/python3", "-c", KNOCK, address, str(port)]  # fmt: skip
+        argv = [
+            *enter,
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-c",
+            KNOCK,
+            address,
+            str(port),
+        ]
         return subprocess.run(argv, cwd="/", check=False, capture_output=True).returncode == 0
 
     def stolen(self, secret):
         """What `nobody` on this machine gets of a file of mode 0600, asking the first rank."""
         address, port = self.ports[0]
         done = subprocess.run(
-            [self.python, "-c", ATTACK, f"{address}:{port}", str(secret)], cwd="/", check=False,
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+            [self.python, "-c", ATTACK, f"{address}:{port}", str(secret)],
+            cwd="/",
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         return done.stdout.strip()
 
 
@@ -112,8 +131,9 @@ def test_a_stranger_reads_files_through_it_until_a_firewall_stops_him(running, t
     secret.write_text("thesis")
     secret.chmod(0o600)
     places = (None, "cpu-01", "p100-01")  # outside, another node, the job's own node
-    reached = {(place, port) for place in places for port in running.ports
-               if running.reaches(*port, place)}  # fmt: skip
+    reached = {
+        (place, port) for place in places for port in running.ports if running.reaches(*port, place)
+    }
     assert len(reached) == 6, "ports are open to everybody, wherever they are"
     assert running.stolen(secret) == "thesis", "what docs/users.md warns of"
     if not shutil.which("iptables"):

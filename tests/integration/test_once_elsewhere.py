@@ -134,8 +134,11 @@ class Check:
         """The calls from the first note of the submission to the last one."""
         self.run("-e", f"trace={KINDS}")
         found = calls(self.log)
-        notes = [at for at, (kind, _, said) in enumerate(found)
-                 if kind == "write" and '\\"token\\"' in said]  # fmt: skip
+        notes = [
+            at
+            for at, (kind, _, said) in enumerate(found)
+            if kind == "write" and '\\"token\\"' in said
+        ]
         return [(kind, count) for kind, count, _ in found[notes[0] : notes[1] + 2]]
 
     def killed(self, kind, count):

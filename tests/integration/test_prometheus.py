@@ -23,15 +23,22 @@ from tests.unit.test_regress_formats import METRIC, verdict
 from tests.waiting import wait_for
 
 SERIES = Series("bw", 'size="1"\\,x', "p100", "rate", "foss", "GB/s")
-ANSWER = GateAnswer(3, (Finding(SERIES, "drop", "-5 %"),), 3,
-                    warnings=(Finding(SERIES, "not sure yet", "-2 %"),))  # fmt: skip
+ANSWER = GateAnswer(
+    3, (Finding(SERIES, "drop", "-5 %"),), 3, warnings=(Finding(SERIES, "not sure yet", "-2 %"),)
+)
 
 
 def run():
-    same = {"check": "bw", "environment": "foss", "job": {"nodes": "p100-01"},
-            "metrics": [METRIC | {"name": "rate", "unit": "GB/s", "better": "higher"}]}  # fmt: skip
-    each = [verdict("FAIL", case=SERIES.case, **same),
-            verdict("STALE", case="", waived=True, ok=True, **same)]  # fmt: skip
+    same = {
+        "check": "bw",
+        "environment": "foss",
+        "job": {"nodes": "p100-01"},
+        "metrics": [METRIC | {"name": "rate", "unit": "GB/s", "better": "higher"}],
+    }
+    each = [
+        verdict("FAIL", case=SERIES.case, **same),
+        verdict("STALE", case="", waived=True, ok=True, **same),
+    ]
     return {"site": "here", "time": time.time(), "seconds": 1.0, "verdicts": each}
 
 
@@ -61,8 +68,18 @@ def test_the_dashboard_is_of_grafanas_own_types(tmp_path):
         "T extends object ? { [K in keyof T]: Plain<T[K]> } : T;\n"
         f"export const board: Plain<Dashboard> = {dashboard()['hpcdl-dashboard.json']};\n"
     )
-    words = ["node", str(compiler), "--noEmit", "--strict", "--skipLibCheck", "--module", "esnext",
-             "--moduleResolution", "bundler", "board.ts"]  # fmt: skip
+    words = [
+        "node",
+        str(compiler),
+        "--noEmit",
+        "--strict",
+        "--skipLibCheck",
+        "--module",
+        "esnext",
+        "--moduleResolution",
+        "bundler",
+        "board.ts",
+    ]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -105,9 +122,15 @@ def prometheus(tmp_path):
     )
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
-            ["prometheus", f"--config.file={tmp_path}/p.yml", f"--storage.tsdb.path={tmp_path}/db",
-             f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log,
-        )  # fmt: skip
+            [
+                "prometheus",
+                f"--config.file={tmp_path}/p.yml",
+                f"--storage.tsdb.path={tmp_path}/db",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
     yield f"http://127.0.0.1:{port}/api/v1/query?query="
     process.terminate()
     process.wait(30)

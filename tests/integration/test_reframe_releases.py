@@ -100,10 +100,23 @@ def reframe(python, directory, *argv):
     env = {key: value for key, value in os.environ.items() if not key.startswith("RFM_")}
     env |= {"PYTHONPATH": str(ROOT), RECORD_VARIABLE: str(run.record)}
     done = subprocess.run(
-        [python, "-m", "hpcdl.regress.reframe_adapter.recorder", *map(str, argv),
-         "--prefix", directory, "--report-file", run.report],
-        env=env, cwd=directory, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            python,
+            "-m",
+            "hpcdl.regress.reframe_adapter.recorder",
+            *map(str, argv),
+            "--prefix",
+            directory,
+            "--report-file",
+            run.report,
+        ],
+        env=env,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     return read_session(run, done.returncode), done.stdout + done.stderr
 
 
@@ -199,18 +212,25 @@ class fast(Rated):
 """
 
 
-@pytest.mark.parametrize(("words", "again"), [
-    ((), "skip"),
-    ((RETRY_ALL,), "fail"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        ((), "skip"),
+        ((RETRY_ALL,), "fail"),
+    ],
+)
 def test_a_plain_check_is_tried_again_only_where_it_was_too_slow(python, tmp_path, words, again):
     for name, text in {"settings": LOCAL, "team": RATES}.items():
         (tmp_path / f"{name}.py").write_text(text)
     files = ("-C", tmp_path / "settings.py", "-c", tmp_path / "team.py")
     session, said = reframe(python, tmp_path, *words, *files, "-r", "--max-retries", 1)
     found = {each[0]["name"]: [one["result"] for one in each] for each in session.cases}
-    assert found == {"fast": ["pass"], "slow": ["fail", "fail"], "wrong": ["fail", again],
-                     "not_built": ["fail", again]}, said  # fmt: skip
+    assert found == {
+        "fast": ["pass"],
+        "slow": ["fail", "fail"],
+        "wrong": ["fail", again],
+        "not_built": ["fail", again],
+    }, said
     (wrong,) = [each for each in session.cases if each[0]["name"] == "wrong"]
     verdict = judge_tries(wrong, any_fault=bool(words))
     assert verdict.status is Status.ERROR

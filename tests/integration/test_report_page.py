@@ -56,8 +56,15 @@ def file(tmp_path_factory):
     with open_history(folder / "history.sqlite") as history:
         history.add(nights.simulated(80))
         answer = ask(history, now=nights.END)
-        page = night_page(run, history, read_files(run, folder), site="x", now=nights.END,
-                          answer=answer, rulings=Rulings())  # fmt: skip
+        page = night_page(
+            run,
+            history,
+            read_files(run, folder),
+            site="x",
+            now=nights.END,
+            answer=answer,
+            rulings=Rulings(),
+        )
     (folder / "night.html").write_text(page)
     return folder / "night.html"
 

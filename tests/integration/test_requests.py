@@ -23,12 +23,15 @@ def overdue(cluster_env, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("policy", "words", "shown"), [
-    ("node", ["--mem", "10G"], r"MinMemoryNode=10G"),
-    ("cpu", ["--mem", "8000"], r"MinMemoryCPU=1000M"),
-    ("gpu", ["--mem-per-gpu", "3G"], r"MemPerTres=gres:gpu:3072"),
-    ("none", [], r"MinMemoryCPU=7.50G"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "words", "shown"),
+    [
+        ("node", ["--mem", "10G"], r"MinMemoryNode=10G"),
+        ("cpu", ["--mem", "8000"], r"MinMemoryCPU=1000M"),
+        ("gpu", ["--mem-per-gpu", "3G"], r"MemPerTres=gres:gpu:3072"),
+        ("none", [], r"MinMemoryCPU=7.50G"),
+    ],
+)
 def test_memory_is_asked_for_as_the_site_wants_it(slurm, tmp_path, policy, words, shown):
     keys = f"memory: {policy}\n  exclusive: false\n  requeue: false\n  accounting: false"
     site = site_file(tmp_path, ("accounting: false", keys))
@@ -53,8 +56,17 @@ def test_a_chain_ends_with_a_job_that_failed(slurm, tmp_path):
 
 def test_a_reservation_is_run_in(slurm, tmp_path):
     name = f"r{tmp_path.name[-6:]}".replace("_", "")
-    slurm("scontrol", "create", "reservation", f"reservationname={name}", "starttime=now",
-          "duration=10", "users=root", "nodes=cpu-01", "flags=ignore_jobs")  # fmt: skip
+    slurm(
+        "scontrol",
+        "create",
+        "reservation",
+        f"reservationname={name}",
+        "starttime=now",
+        "duration=10",
+        "users=root",
+        "nodes=cpu-01",
+        "flags=ignore_jobs",
+    )
     try:
         assert "cpu-01" in slurm.run(*CPU, "--reservation", name, "--", "hostname")["text"]
         words = ("job", "submit", "--no-module", *CPU, "--reservation", "nosuch", "--", "true")

@@ -208,8 +208,11 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
         shutil.rmtree(release.root)
         adopted = adopt_installed(adoption, print)
         assert (adopted.id, adopted.versions, adopted.needs, adopted.environment) == (
-            release.id, release.versions, release.needs, release.environment
-        )  # fmt: skip
+            release.id,
+            release.versions,
+            release.needs,
+            release.environment,
+        )
         publish(site, adopted.id, say=print)
     finally:
         shutil.rmtree(short, ignore_errors=True)

@@ -30,9 +30,12 @@ from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
 from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.spack, pytest.mark.long,
-              pytest.mark.skipif(bool(why_not()), reason=why_not()),
-              pytest.mark.timeout(2400)]  # fmt: skip
+pytestmark = [
+    pytest.mark.spack,
+    pytest.mark.long,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.timeout(2400),
+]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

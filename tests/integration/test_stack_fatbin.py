@@ -21,8 +21,12 @@ extern "C" void run(float *x, float a) { scale<<<1, 32>>>(x, a); }
 """
 LIBRARY = ("nvidia-nvjpeg-cu12==12.4.0.76",)
 READER = ("nvidia-cuda-cuobjdump==13.2.51",)
-COMPILER = ("nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-nvvm==13.0.88",
-            "nvidia-cuda-runtime==13.0.96")  # fmt: skip
+COMPILER = (
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+)
 WANTED = ["sm_75", "sm_80", "compute_90"]
 
 
@@ -33,8 +37,12 @@ def from_pypi(*wheels):
         fetched = place.with_name(f"{place.name}.part")
         shutil.rmtree(fetched, ignore_errors=True)
         words = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        done = subprocess.run([sys.executable, *words, "--dest", fetched, *wheels],
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *words, "--dest", fetched, *wheels],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             pytest.skip(f"PyPI has no {wheels[0]} for this machine")
         for wheel in list(fetched.glob("*.whl")):
@@ -53,8 +61,13 @@ def compile_kernel(nvcc, folder, *options):
     targets = [f"-gencode=arch=compute_{name.partition('_')[2]},code={name}" for name in WANTED]
     # Nothing is run, so nothing of CUDA needs to be linked.
     words = ["-shared", "-cudart", "none", "-cudadevrt", "none", "-Xcompiler", "-fPIC"]
-    done = subprocess.run([nvcc, *words, *options, *targets, "k.cu", "-o", "libk.so"], cwd=folder,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [nvcc, *words, *options, *targets, "k.cu", "-o", "libk.so"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         pytest.skip(f"this nvcc cannot compile for {', '.join(WANTED)}: {done.stderr[:80]}")
     return folder / "libk.so"
@@ -62,8 +75,9 @@ def compile_kernel(nvcc, folder, *options):
 
 def by_cuobjdump(cuobjdump, library):
     """The device code in a file, as NVIDIA's own tool lists it."""
-    told = subprocess.run([cuobjdump, "--list-elf", "--list-ptx", library], capture_output=True,
-                          text=True, check=True).stdout  # fmt: skip
+    told = subprocess.run(
+        [cuobjdump, "--list-elf", "--list-ptx", library], capture_output=True, text=True, check=True
+    ).stdout
     machine = re.findall(r"\.sm_(\d+)[af]?\.cubin", told)
     ptx = re.findall(r"\.sm_(\d+)[af]?\.ptx", told)
     return {f"sm_{sm}" for sm in machine} | {f"compute_{sm}" for sm in ptx}

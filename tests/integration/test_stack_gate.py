@@ -108,8 +108,9 @@ def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(site, slurm
         modules = site.paths.prefix / "releases" / name / "modules"
         script = tmp_path / f"{name}.sh"
         script.write_text(f"#!/bin/bash\nmodule use {modules}\nmodule load tensorflow\n")
-        done = slurm("sbatch", "--parsable", "--hold", "-p", "cpu", "-o", "/dev/null", *options,
-                     script)  # fmt: skip
+        done = slurm(
+            "sbatch", "--parsable", "--hold", "-p", "cpu", "-o", "/dev/null", *options, script
+        )
         ids.append(done.stdout.strip())
     try:
         assert set(pinned_by_jobs(site)) == {"pinned", "array"}
@@ -157,8 +158,9 @@ def test_a_stopped_publish_cancels_its_jobs(site, slurm, cluster_env, tmp_path, 
     busy = [slurm.take(name, site.partition(name).nodes) for name in ("k80", "cpu")]
     try:
         words = [sys.executable, "-c", program, site.paths.prefix]
-        process = subprocess.Popen(words, env=cluster_env, cwd=REPOSITORY, text=True,
-                                   stdout=subprocess.PIPE)  # fmt: skip
+        process = subprocess.Popen(
+            words, env=cluster_env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE
+        )
         jobs = [process.stdout.readline().split()[1] for _ in range(2)]
         process.send_signal(number)
         said = process.communicate(timeout=120)[0]

@@ -29,8 +29,9 @@ def home(tmp_path):
     """An HPCDL_HOME whose embedded site has `a` published and `b` built and proven."""
     site = embedded(tmp_path)
     for name in "ab":
-        store_proof(made := make_release(site, name, version=f"2.{ord(name)}.0"),
-                    passing(site, made))  # fmt: skip
+        store_proof(
+            made := make_release(site, name, version=f"2.{ord(name)}.0"), passing(site, made)
+        )
     publish(site, "a", passing, say=silent)
     return tmp_path
 
@@ -45,8 +46,11 @@ def hpcdl(home, *words, before="true"):
     return subprocess.run(
         ["unshare", "--mount", "bash", "-ec", f"{before}\ncd {ROOT}\n{command}"],
         env={**os.environ, "HPCDL_HOME": str(home), "HPCDL_CACHE": str(home / "cache")},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
 
 
 def assert_one_line(done, code, words):

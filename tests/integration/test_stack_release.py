@@ -95,8 +95,14 @@ def test_a_failed_compile_shows_its_first_error(stack_site, release, tmp_path, m
     fault = Edit("fault", "horovod/common/common.h", guard, f"{guard}int i = missing;\n", "a test")
     broken = replace(planned.recipe.horovod, edits=(*planned.recipe.horovod.edits, fault))
     with pytest.raises(CommandFailed) as caught:
-        build_horovod(replace(planned.recipe, horovod=broken), planned.python, planned.mpi,
-                      release.prefix, planned.toolchain, silent)  # fmt: skip
+        build_horovod(
+            replace(planned.recipe, horovod=broken),
+            planned.python,
+            planned.mpi,
+            release.prefix,
+            planned.toolchain,
+            silent,
+        )
     first = r"first error: /\S+/horovod/common/common\.h:\d+:9: error: .missing. was not declared"
     assert re.match(first, caught.value.hint)
     assert caught.value.exit_code == ExitCode.COMMAND_FAILED
@@ -112,8 +118,10 @@ def test_no_file_is_shared_with_another_release_or_the_cache(release):
 def test_every_module_has_its_bytecode_and_the_gate_wrote_none(release):
     tag = sys.implementation.cache_tag
     packages = next(release.prefix.glob("lib/python3*/site-packages"))
-    made = {path: path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc"
-            for path in packages.rglob("*.py")}  # fmt: skip
+    made = {
+        path: path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc"
+        for path in packages.rglob("*.py")
+    }
     assert [path for path, bytecode in made.items() if not bytecode.exists()] == []
     assert check_integrity(release).ok
 
@@ -153,15 +161,27 @@ def test_a_plain_environment_sees_tensorflow_and_its_own_win(stack_site, release
     seen = json.loads(done.stdout)
     assert seen["mine"] is True
     assert seen["prefix"] == str(tmp_path / "env")
-    assert all(seen[name].startswith(str(release.prefix))
-               for name in ("tensorflow", "horovod", "numpy"))  # fmt: skip
+    assert all(
+        seen[name].startswith(str(release.prefix)) for name in ("tensorflow", "horovod", "numpy")
+    )
 
 
 def test_pip_in_such_an_environment_knows_what_the_stack_has(stack_site, release, tmp_path):
     env = tmp_path / "env"
     assert in_module(stack_site, release, ["python", "-m", "venv", env]).ok
-    done = in_module(stack_site, release, [env / "bin/python", "-m", "pip", "install", "--no-index",
-                                           "--disable-pip-version-check", "numpy"])  # fmt: skip
+    done = in_module(
+        stack_site,
+        release,
+        [
+            env / "bin/python",
+            "-m",
+            "pip",
+            "install",
+            "--no-index",
+            "--disable-pip-version-check",
+            "numpy",
+        ],
+    )
     assert done.ok, done.stderr
     assert "already satisfied" in done.stdout
 

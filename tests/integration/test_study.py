@@ -54,9 +54,13 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(slurm, site, tm
     blocker = slurm.take("p100", 2)
 
     first = subprocess.Popen(
-        words, env=dict(slurm.env), cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        words,
+        env=dict(slurm.env),
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     wait_for(lambda: first.stdout and "3 queued" in first.stdout.readline(), 180)
     queued = jobs_in(manifest)
     assert all(queued)

@@ -84,8 +84,12 @@ def ten():
         build = [sys.executable, "-m", "build", "--wheel", "--outdir", str(home), str(ROOT)]
         subprocess.run(build, check=True, capture_output=True)
         own = Path(sys.executable).parent
-        env = {**clean_environment(), "HOME": "/root", "HPCDL_HOME": str(home / "cluster-home"),
-               "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}  # fmt: skip
+        env = {
+            **clean_environment(),
+            "HOME": "/root",
+            "HPCDL_HOME": str(home / "cluster-home"),
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        }
         with Shell(env, home, ("unshare", "--mount")) as root:
             users = {key: value for key, value in env.items() if key != "HPCDL_HOME"}
             site = Site(home, root, users)

@@ -13,8 +13,13 @@ import pytest
 from tests.integration.train_runs import Runs
 
 pytestmark = pytest.mark.stack
-WORDS = ("--deterministic", "--global-batch=64", "--steps=60", "--checkpoint-every=7",
-         "--delay-ms=10")  # fmt: skip
+WORDS = (
+    "--deterministic",
+    "--global-batch=64",
+    "--steps=60",
+    "--checkpoint-every=7",
+    "--delay-ms=10",
+)
 
 
 @pytest.fixture(scope="module")

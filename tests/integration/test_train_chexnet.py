@@ -64,18 +64,32 @@ def network(shape, classes):
 """
 
 
-@pytest.mark.parametrize(("model", "words", "area"), [
-    ("small:network", ("--task=findings", "--lr=0.3", "--steps=120"), 0.8),
-    pytest.param(
-        "chexnet", ("--lr=0.05", "--steps=300"), 0.6,
-        marks=[pytest.mark.long, pytest.mark.timeout(3600)],
-    ),
-], ids=["small", "densenet121"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "words", "area"),
+    [
+        ("small:network", ("--task=findings", "--lr=0.3", "--steps=120"), 0.8),
+        pytest.param(
+            "chexnet",
+            ("--lr=0.05", "--steps=300"),
+            0.6,
+            marks=[pytest.mark.long, pytest.mark.timeout(3600)],
+        ),
+    ],
+    ids=["small", "densenet121"],
+)
 def test_areas_over_two_ranks_are_sklearns_on_all_predictions(runs, model, words, area):
     runs.write("small.py", SMALL)
     runs.script("-c", IMAGES, "chest", "320")
-    runs.data("make", "folder", "set", "--images=chest", "--labels=chest.csv", "--shards=4",
-              "--test=0.3", says="224 to train, 96 to test")  # fmt: skip
+    runs.data(
+        "make",
+        "folder",
+        "set",
+        "--images=chest",
+        "--labels=chest.csv",
+        "--shards=4",
+        "--test=0.3",
+        says="224 to train, 96 to test",
+    )
     whole = ("--data=set", f"--model={model}", "--image-size=32", "--global-batch=32", *words)
     done = runs.train(*whole, ranks=2, timeout=3000)
     ours = done.metrics

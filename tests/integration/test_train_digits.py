@@ -70,9 +70,10 @@ def test_what_cannot_be_trained_is_refused_and_recorded(runs):
     assert done.err.count("cannot be shared equally by 2 ranks") == 1
     done = runs.train("--data=/nowhere", code=2, says="is not a data set")
     assert done.result["outcome"] == {
-        "status": "failed", "reason": "/nowhere is not a data set: it has no dataset.json",
+        "status": "failed",
+        "reason": "/nowhere is not a data set: it has no dataset.json",
         "exit_code": 2,
-    }  # fmt: skip
+    }
     runs.learn("--image-size=32", code=2, says="the data set's images are 8 x 8, and raw")
 
 
@@ -82,12 +83,16 @@ def test_making_digits_again_keeps_them(runs, digits):
     assert {path.name: path.stat().st_mtime_ns for path in digits.iterdir()} == before
 
 
-@pytest.mark.parametrize("words", [
-    ("--precision=fp16", "--compress"),
-    ("--precision=bf16",),
-    ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
-    ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
-], ids=lambda words: words[0].strip("-"))  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--precision=fp16", "--compress"),
+        ("--precision=bf16",),
+        ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
+        ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
+    ],
+    ids=lambda words: words[0].strip("-"),
+)
 def test_every_option_of_the_step_trains(runs, words):
     found = runs.learn(*STEPS, *words, ranks=2 if "--compress" in words else 1).losses
     assert found[0] == pytest.approx(2.31, abs=0.05)

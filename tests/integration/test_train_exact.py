@@ -62,8 +62,9 @@ def records(folder, shards, replaced=None):
     for shard, file in enumerate(files):
         write(file, images[shard * each : (shard + 1) * each])
     described = tuple(describe_shard(file, each) for file in files)
-    write_dataset(Dataset(folder, "folder", "jpeg", (8, 8, 3), 48, 1.0, 1, "test",
-                          {"train": described}))  # fmt: skip
+    write_dataset(
+        Dataset(folder, "folder", "jpeg", (8, 8, 3), 48, 1.0, 1, "test", {"train": described})
+    )
     return folder
 
 
@@ -95,10 +96,11 @@ def test_mixed_images_have_the_shares_of_their_labels_and_can_be_repeated(runs):
     assert first == again
     assert first != other_rank != other_step != first
     assert [text.partition(":")[0] for text in found["refused"]] == [
-        "--set augment.cutmix.factor", "--augment centercrop does not take images of 4 x 4 x 1",
+        "--set augment.cutmix.factor",
+        "--augment centercrop does not take images of 4 x 4 x 1",
         "--loss SparseCategoricalCrossentropy takes no labels that are mixed",
         "--augment is for images; an example here has the shape (12,)",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_users_dropout_differs_by_rank_step_and_part_and_can_be_repeated(runs):

@@ -28,17 +28,36 @@ class Stop(keras.callbacks.Callback):
     [
         (("--optimizer=adamw", "--set=optimizer.weight_decay=0.05", "--lr=0.003"), 2),
         (("--optimizer=lamb", "--set=optimizer.global_clipnorm=1.0", "--lr=0.02"), 1),
-        (("--optimizer=sgd", "--set=optimizer.use_ema=true", "--set=optimizer.momentum=0.9",
-          "--set=optimizer.ema_momentum=0.9"), 1),
+        (
+            (
+                "--optimizer=sgd",
+                "--set=optimizer.use_ema=true",
+                "--set=optimizer.momentum=0.9",
+                "--set=optimizer.ema_momentum=0.9",
+            ),
+            1,
+        ),
         (("--optimizer=adam", "--strategy=multiworker", "--lr=0.003"), 2),
-        (("--lr-schedule=exponentialdecay", "--set=schedule.decay_steps=10",
-          "--set=schedule.decay_rate=0.9"), 1),
+        (
+            (
+                "--lr-schedule=exponentialdecay",
+                "--set=schedule.decay_steps=10",
+                "--set=schedule.decay_rate=0.9",
+            ),
+            1,
+        ),
         (("--loss=CategoricalFocalCrossentropy", "--set=loss.gamma=1.0", "--lr=0.3"), 1),
-        (("--loss=mine:focal", "--metrics=mine:confidence,sparse_top_k_categorical_accuracy",
-          "--lr=0.3"), 2),
+        (
+            (
+                "--loss=mine:focal",
+                "--metrics=mine:confidence,sparse_top_k_categorical_accuracy",
+                "--lr=0.3",
+            ),
+            2,
+        ),
     ],
     ids=["adamw", "lamb-clipped", "ema", "adam-multiworker", "schedule", "loss", "own-loss"],
-)  # fmt: skip
+)
 def test_parts_of_keras_train(runs, words, ranks):
     runs.write("mine.py", MINE)
     metrics = runs.learn(*STEPS, *words, ranks=ranks).metrics
@@ -72,13 +91,23 @@ def test_a_name_that_is_none_gets_the_nearest_one(runs):
 
 def test_callbacks_are_told_and_end_all_ranks_together(runs):
     runs.write("mine.py", MINE)
-    done = runs.learn("--epochs=6", "--callback=mine:Stop", "--set=callback.after=2",
-                      "--checkpoint-every=0", ranks=2)  # fmt: skip
+    done = runs.learn(
+        "--epochs=6",
+        "--callback=mine:Stop",
+        "--set=callback.after=2",
+        "--checkpoint-every=0",
+        ranks=2,
+    )
     assert done.result["steps"]["done"] == 44
     (kept,) = (done.folder / "checkpoints").glob("*.ckpt")
     assert kept.name == "step-000000044.ckpt"
-    runs.learn("--epochs=2", "--callback=csvlogger", "--set=callback.filename=log.csv",
-               "--validate-every=1", job="two")  # fmt: skip
+    runs.learn(
+        "--epochs=2",
+        "--callback=csvlogger",
+        "--set=callback.filename=log.csv",
+        "--validate-every=1",
+        job="two",
+    )
     lines = (runs.folder / "log.csv").read_text().splitlines()
     assert len(lines) == 3
     assert {"loss", "learning_rate", "val_accuracy"} < set(lines[0].split(","))

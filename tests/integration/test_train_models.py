@@ -81,6 +81,8 @@ def test_a_network_that_cannot_be_is_said(runs):
         (("--model=own:three",), "gives (None, 3), but (None, 10) is wanted"),
         (("--model=own:nothing",), "it gives NoneType, no Keras model"),
         (("--model=own:breaks",), "RuntimeError: a mistake of mine"),
-        (("--model=resnet50", "--data=synthetic", "--image-size=16", "--global-batch=2"),
-         "the model 'resnet50' cannot be made for images of 16 x 16 x 3"),
-    )  # fmt: skip
+        (
+            ("--model=resnet50", "--data=synthetic", "--image-size=16", "--global-batch=2"),
+            "the model 'resnet50' cannot be made for images of 16 x 16 x 3",
+        ),
+    )

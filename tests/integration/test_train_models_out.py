@@ -61,8 +61,9 @@ def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs):
     table = rows_of(runs, "table.csv")
     right = sum(row[1] == row[2:].index(max(row[2:])) for row in table) / len(table)
     assert right == pytest.approx(done.metrics["accuracy"])
-    again = runs.learn(*words, "--evaluate", "--weights=out", "--predict=again.csv", ranks=2,
-                       job="scored")  # fmt: skip
+    again = runs.learn(
+        *words, "--evaluate", "--weights=out", "--predict=again.csv", ranks=2, job="scored"
+    )
     assert done.metrics["test_images"] % 2 == 1, "shards of uneven size"
     assert again.metrics == pytest.approx(done.metrics)
     for one, other in zip(rows_of(runs, "again.csv"), table, strict=True):
@@ -76,8 +77,14 @@ def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs):
     assert json.loads((runs.folder / "out/model.json").read_text())["classes"] == 10
     said = "the directory of --export exists"
     runs.learn(*words, "--steps=1", "--export=out", job="refused", code=2, says=said)
-    tuned = runs.learn(*words, "--steps=5", "--weights=out", "--freeze=first,batch*",
-                       "--export=tuned-out", job="tuned")  # fmt: skip
+    tuned = runs.learn(
+        *words,
+        "--steps=5",
+        "--weights=out",
+        "--freeze=first,batch*",
+        "--export=tuned-out",
+        job="tuned",
+    )
     assert tuned.losses[0] < 0.5, "it begins with what was learnt"
     moved = runs.script("-c", PLAIN, "tuned-out", "images.npy", PYTHONHASHSEED="1")["digests"]
     same = {name for name, data in exported["digests"].items() if moved[name] == data}
@@ -132,9 +139,14 @@ def test_validation_keeps_the_best_weights_and_ends_early(runs):
     assert [one["step"] for one in rest.result["validations"]] == [15, 30], "kept over a resume"
 
 
-@pytest.mark.parametrize(("option", "package", "begins"), [
-    ("--export=model.onnx", "tf2onnx", b"\x08"), ("--predict=table.parquet", "pyarrow", b"PAR1"),
-], ids=["onnx", "parquet"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "package", "begins"),
+    [
+        ("--export=model.onnx", "tf2onnx", b"\x08"),
+        ("--predict=table.parquet", "pyarrow", b"PAR1"),
+    ],
+    ids=["onnx", "parquet"],
+)
 def test_other_forms_are_written_by_packages_that_a_release_has_not(runs, option, package, begins):
     """Refused before a step is done where the package is missing; else the file is of its form."""
     ask = [runs.python, "-c", f"import {package}"]
@@ -168,8 +180,12 @@ def test_weights_are_scored_beside_a_checkpoint_and_loaded_by_name(runs):
 
 
 def test_a_run_that_is_resumed_before_its_best_step_finds_the_new_best(runs):
-    words = ("--validate-steps=2", "--checkpoint-every=4", "--best=test_loss",
-             "--keep-checkpoints=3")  # fmt: skip
+    words = (
+        "--validate-steps=2",
+        "--checkpoint-every=4",
+        "--best=test_loss",
+        "--keep-checkpoints=3",
+    )
     runs.learn(*words, "--steps=8")
     for path in (runs.folder / "job/checkpoints").glob("step-*8.ckpt"):
         path.write_bytes(b"")

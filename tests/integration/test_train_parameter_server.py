@@ -62,10 +62,14 @@ def test_a_killed_worker_server_and_chief_end_nothing(runs):
     assert begun[0] == 0 < begun[1] < begun[2]
 
 
-@pytest.mark.parametrize(("more", "env", "code", "said"), [
-    (("--xla", "--precision=fp16"), {}, 2, "--xla, --precision fp16 cannot be had with"),
-    ((), {"HPCDL_TRUSTED_NETWORK": "0"}, 3, "asks nobody for a password"),
-    ((), {"TF_CONFIG": "no JSON"}, 2, "TF_CONFIG is not the JSON of a cluster"),
-], ids=["unfit", "not-trusted", "bad-config"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "env", "code", "said"),
+    [
+        (("--xla", "--precision=fp16"), {}, 2, "--xla, --precision fp16 cannot be had with"),
+        ((), {"HPCDL_TRUSTED_NETWORK": "0"}, 3, "asks nobody for a password"),
+        ((), {"TF_CONFIG": "no JSON"}, 2, "TF_CONFIG is not the JSON of a cluster"),
+    ],
+    ids=["unfit", "not-trusted", "bad-config"],
+)
 def test_what_cannot_be_is_one_error(runs, more, env, code, said):
     runs.learn(SERVERS, *more, code=code, says=said, **env)

@@ -19,8 +19,12 @@ def test_steps_in_one_call_end_in_the_bits_of_steps_one_by_one(runs):
 
 def test_every_rank_and_part_of_a_batch_drops_values_of_its_own(runs):
     first, second, again = runs.script(*INSIDE, "dropout")
-    masks = [[value % 10 == 1 for value in first], [value >= 10 for value in first],
-             [value % 10 == 1 for value in second], [value >= 10 for value in second]]  # fmt: skip
+    masks = [
+        [value % 10 == 1 for value in first],
+        [value >= 10 for value in first],
+        [value % 10 == 1 for value in second],
+        [value >= 10 for value in second],
+    ]
     assert again == first, "a resumed run draws the same"
     for one, other in itertools.combinations(masks, 2):
         assert 96 < sum(a == b for a, b in zip(one, other, strict=True)) < 160

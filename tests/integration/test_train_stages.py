@@ -45,8 +45,13 @@ def runs(runs):
 
 
 def test_a_model_on_two_devices_trains_as_on_one(runs):
-    words = ("--model=mine:network", "--epochs=2", "--optimizer=adamw", "--lr=0.003",
-             "--accumulate=2")  # fmt: skip
+    words = (
+        "--model=mine:network",
+        "--epochs=2",
+        "--optimizer=adamw",
+        "--lr=0.003",
+        "--accumulate=2",
+    )
     one, two = (runs.learn(*words, f"--model-parallel={n}", job=f"on-{n}") for n in (1, 2))
     assert two.losses == pytest.approx(one.losses, rel=1e-3)
     held = two.result["parameters_by_device"]
@@ -56,8 +61,14 @@ def test_a_model_on_two_devices_trains_as_on_one(runs):
 
 
 def test_what_belongs_to_a_layer_is_where_the_layer_is(runs):
-    words = ("--model=mine:network", "--data", runs.digits, "--model-parallel=2", "--steps=1",
-             "--job-dir=job")  # fmt: skip
+    words = (
+        "--model=mine:network",
+        "--data",
+        runs.digits,
+        "--model-parallel=2",
+        "--steps=1",
+        "--job-dir=job",
+    )
     for optimizer, slots in (("adamw", 2), ("sgd", 1)):
         found = runs.script("-c", PLACES, *words, f"--optimizer={optimizer}")
         assert set(found["products"]) == {"CPU:0", "CPU:1"}, "forward and backward, placed all"

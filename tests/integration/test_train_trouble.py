@@ -51,11 +51,15 @@ def saves_never(shape, classes):
 
 
 @pytest.mark.long  # scoring is compiled first: it may take six times the limit
-@pytest.mark.parametrize(("model", "words", "ranks", "where"), [
-    ("scores_never", (), 2, r"tasks.py\", line \d+ in evaluate"),
-    ("saves_never", ("--checkpoint-every=4",), 1, r"checkpoint.py\", line \d+ in submit"),
-    ("saves_never", ("--checkpoint-every=0",), 1, r"checkpoint.py\", line \d+ in wait"),
-], ids=["scoring", "checkpoint", "last-checkpoint"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "words", "ranks", "where"),
+    [
+        ("scores_never", (), 2, r"tasks.py\", line \d+ in evaluate"),
+        ("saves_never", ("--checkpoint-every=4",), 1, r"checkpoint.py\", line \d+ in submit"),
+        ("saves_never", ("--checkpoint-every=0",), 1, r"checkpoint.py\", line \d+ in wait"),
+    ],
+    ids=["scoring", "checkpoint", "last-checkpoint"],
+)
 def test_scoring_and_checkpoints_are_watched_too(runs, model, words, ranks, where):
     runs.write("stuck.py", STUCK)
     words = ("--global-batch=48", "--steps=12", "--hang-limit=10", f"--model=stuck:{model}", *words)
@@ -65,8 +69,14 @@ def test_scoring_and_checkpoints_are_watched_too(runs, model, words, ranks, wher
 
 
 def test_a_loss_that_explodes_ends_the_run_and_condemns_what_led_to_it(runs):
-    runs.learn("--steps=50", "--lr=1e30", "--checkpoint-every=0", job="at-once", code=1,
-               says="there is no checkpoint yet")  # fmt: skip
+    runs.learn(
+        "--steps=50",
+        "--lr=1e30",
+        "--checkpoint-every=0",
+        job="at-once",
+        code=1,
+        says="there is no checkpoint yet",
+    )
     words = ("--global-batch=64", "--checkpoint-every=1")
     runs.learn(*words, "--steps=3")
     words = (*words, "--allow-change=lr")
@@ -94,9 +104,13 @@ def within_limit(runs, *words, job, module="hpcdl.train"):
     program = f"{start} import runpy; runpy.run_module('{module}', run_name='__main__')"
     process = subprocess.Popen(
         [runs.python, "-c", program, "--job-dir", runs.folder / job, *IMAGES, *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=runs.folder,
-        env=environment(), start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=runs.folder,
+        env=environment(),
+        start_new_session=True,
+    )
     return runs.end(process, job, timeout=550)
 
 

@@ -38,8 +38,18 @@ def jobs(slurm, release, stack_site, tmp_path):
 
 
 def options(digits, epochs):
-    return ["--model", "mlp", "--data", str(digits), "--epochs", str(epochs), "--global-batch",
-            "128", "--seed", "3"]  # fmt: skip
+    return [
+        "--model",
+        "mlp",
+        "--data",
+        str(digits),
+        "--epochs",
+        str(epochs),
+        "--global-batch",
+        "128",
+        "--seed",
+        "3",
+    ]
 
 
 def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(jobs, digits, release):

@@ -65,8 +65,10 @@ def test_examples_modulefiles_spack_and_checks_are_inside(installed):
 def test_the_installation_is_light(installed):
     packages = subprocess.run(
         [installed.parent / "pip", "list", "--format=freeze"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     names = {line.split("==")[0].lower() for line in packages.splitlines()}
     assert names <= {"hpcdl", "jinja2", "markupsafe", "pyyaml", "shtab", "pip", "setuptools"}
 

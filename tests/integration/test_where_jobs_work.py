@@ -28,13 +28,16 @@ def here(slurm):
     return slurm.directory
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--", "python3", "x.py", "1"], "ran job 1"),
-    (["--", "python3", "-m", "pkg", "1"], "ran job 1"),
-    (["--chdir", ".", "--", "python3", "-m", "pkg"], "ran HERE"),
-    (["--chdir", ".", "--", "./prog", "data.txt"], "ran HERE content"),
-    (["--", "env", "A=b", "python3", "x.py"], "ran job"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "python3", "x.py", "1"], "ran job 1"),
+        (["--", "python3", "-m", "pkg", "1"], "ran job 1"),
+        (["--chdir", ".", "--", "python3", "-m", "pkg"], "ran HERE"),
+        (["--chdir", ".", "--", "./prog", "data.txt"], "ran HERE content"),
+        (["--", "env", "A=b", "python3", "x.py"], "ran job"),
+    ],
+)
 def test_a_program_finds_its_files(slurm, here, words, said):
     ended = slurm.run(*CPU, "--job-dir", here / "job", *words)
     assert ended["state"] == "COMPLETED", ended["text"]
@@ -48,8 +51,13 @@ def image(tmp_path_factory):
     if shutil.which("ch-run") is None:
         pytest.skip("Charliecloud is not installed (apt-get install charliecloud)")
     root = busybox_image(tmp_path_factory.mktemp("image") / "root")
-    done = subprocess.run(["ch-run", root, "--", "/bin/true"], env={**os.environ, "USER": "root"},
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        ["ch-run", root, "--", "/bin/true"],
+        env={**os.environ, "USER": "root"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if "ch-run" in done.stderr and "user namespace" in done.stderr:
         pytest.skip(f"Charliecloud cannot run here: {done.stderr}")
     return root
@@ -70,8 +78,21 @@ def test_a_container_sees_the_directories_of_program_data_and_job(slurm, here, i
         "echo kept >kept; ls /usr 2>&1 | head -1\n"
     )
     (here / "image").symlink_to(image)
-    words = ("--nodes", "2", "--gpus-per-node", "1", "--container", "image",
-             "--data", here / "data", "--job-dir", here / "job", "--", "sh", "run.sh")  # fmt: skip
+    words = (
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "1",
+        "--container",
+        "image",
+        "--data",
+        here / "data",
+        "--job-dir",
+        here / "job",
+        "--",
+        "sh",
+        "run.sh",
+    )
     ended = slurm.run(*words)
     text = ended["text"]
     assert ended["state"] == "COMPLETED", text
@@ -104,9 +125,25 @@ def test_ranks_exchange_long_messages_from_container_to_container(slurm, here, i
     run = f"{shutil.which('ch-run')} --bind=/usr --bind=/lib --bind=/lib64"
     (here / "ch-run").write_text(f'#!/bin/sh\nexec {run} "$@"\n')
     (here / "ch-run").chmod(0o755)
-    words = ("--nodes", "2", "--gpus-per-node", "2", "--container", image,
-             "--launcher", "mpi", "--env", f"PATH={here}:/usr/bin:/bin",
-             "--job-dir", here / "job", "--time", "2", "--", "python3", "sum.py")  # fmt: skip
+    words = (
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--container",
+        image,
+        "--launcher",
+        "mpi",
+        "--env",
+        f"PATH={here}:/usr/bin:/bin",
+        "--job-dir",
+        here / "job",
+        "--time",
+        "2",
+        "--",
+        "python3",
+        "sum.py",
+    )
     ended = slurm.run(*words)
     assert ended["state"] == "COMPLETED", ended["text"]
     assert ended["text"].count("sum 4.0 4.0") == 4, ended["text"]

@@ -83,8 +83,11 @@ def decoders(folder):
         apart = np.asarray(ours.images[0], int) - np.asarray(theirs.images[0], int)
         away.append(float(np.abs(apart).mean()))
         worst = max(worst, int(np.abs(apart).max()))
-    return {"away": float(np.mean(away)), "worst": worst,
-            "decoders": [source.images.decoder for source in sources]}  # fmt: skip
+    return {
+        "away": float(np.mean(away)),
+        "worst": worst,
+        "decoders": [source.images.decoder for source in sources],
+    }
 
 
 def crops():
@@ -137,8 +140,11 @@ def normalization():
     pairs = zip(before, values(), strict=True)
     away = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
     graph = tf.function(lambda x: model(x, training=True)).get_concrete_function(images).graph
-    return {"fused": fused, "away": away,
-            "operations": sorted({op.type for op in graph.get_operations()})}  # fmt: skip
+    return {
+        "fused": fused,
+        "away": away,
+        "operations": sorted({op.type for op in graph.get_operations()}),
+    }
 
 
 def dropout():
@@ -147,9 +153,12 @@ def dropout():
     entry, weights = tf.keras.Input((256,)), tf.Variable(tf.ones(256))
     model = tf.keras.Model(entry, _dropout(draws, 0)(entry))
     network = models.Network(
-        "drops", lambda images, training: model(images * weights, training=training), (weights,),
-        (), draws,
-    )  # fmt: skip
+        "drops",
+        lambda images, training: model(images * weights, training=training),
+        (weights,),
+        (),
+        draws,
+    )
     # The parts' values show in one sum: half of 2 and half of 20 for what is kept.
     images, task = tf.ones((2, 256)), Task("sum", lambda x, labels: tf.reduce_sum(x * labels))
     labels = tf.constant([[1.0], [10.0]])
@@ -230,9 +239,11 @@ def augmented():
         bright, shares = mix(images, labels)
         found.append({"bright": np.ravel(bright).tolist(), "shares": shares.numpy().tolist()})
     refused = []
-    for words, more in ((("mixup", "augment.cutmix.factor=1"), {}), (("centercrop", *(
-            f"augment.centercrop.{side}=2" for side in ("height", "width"))), {}),
-            (("mixup",), {"loss": "SparseCategoricalCrossentropy"})):  # fmt: skip
+    for words, more in (
+        (("mixup", "augment.cutmix.factor=1"), {}),
+        (("centercrop", *(f"augment.centercrop.{side}=2" for side in ("height", "width"))), {}),
+        (("mixup",), {"loss": "SparseCategoricalCrossentropy"}),
+    ):
         try:
             change(*words, **more)
         except BadInput as fault:
@@ -267,8 +278,13 @@ def epoch_of(folder, ranks, epoch, *, half):
     """The labels of every batch of an epoch or of its second half, rank after rank."""
     batches = []
     for rank in range(ranks):
-        source = Records(read_dataset(Path(folder)), Share(8, ranks, rank, 1), (8, 8), 1,
-                         Repairs(0, lambda _: True, print))  # fmt: skip
+        source = Records(
+            read_dataset(Path(folder)),
+            Share(8, ranks, rank, 1),
+            (8, 8),
+            1,
+            Repairs(0, lambda _: True, print),
+        )
         first = source.steps_per_epoch // 2 if half else 0
         batches.append([np.ravel(group.labels).tolist() for group in source.batches(epoch, first)])
     return [list(itertools.chain(*parts)) for parts in zip(*batches, strict=True)]

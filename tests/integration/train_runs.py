@@ -70,8 +70,13 @@ class Runs:
         command = [str(self.python), "-m", "hpcdl.train", "--job-dir", str(self.folder / job)]
         if ranks > 1:
             command = [*MPIRUN, str(ranks), *command]
-        return subprocess.Popen([*command, *words], cwd=self.folder, start_new_session=True,
-                                env=environment() | (env or {}), **_PIPES)  # fmt: skip
+        return subprocess.Popen(
+            [*command, *words],
+            cwd=self.folder,
+            start_new_session=True,
+            env=environment() | (env or {}),
+            **_PIPES,
+        )
 
     def end(self, process, job="job", timeout=300):
         """Wait for a run; a hang is killed and fails the test."""
@@ -91,8 +96,12 @@ class Runs:
         return self.train("--data", str(self.digits), *words, **more)
 
     def data(self, *words, code=0, says=()):
-        process = subprocess.Popen([self.python, "-m", "hpcdl", "data", *words],
-                                   cwd=self.folder, env=environment(), **_PIPES)  # fmt: skip
+        process = subprocess.Popen(
+            [self.python, "-m", "hpcdl", "data", *words],
+            cwd=self.folder,
+            env=environment(),
+            **_PIPES,
+        )
         return self.end(process).must(code, *([says] if isinstance(says, str) else says))
 
     def refused(self, *rows):
@@ -110,8 +119,14 @@ class Runs:
     def script(self, *words, timeout=500, **env):
         """The JSON that a program prints last, run by the interpreter."""
         known = environment() | {"PYTHONPATH": str(ROOT)} | env
-        done = subprocess.run([self.python, *words], cwd=self.folder, env=known, timeout=timeout,
-                              check=False, **_PIPES)  # fmt: skip
+        done = subprocess.run(
+            [self.python, *words],
+            cwd=self.folder,
+            env=known,
+            timeout=timeout,
+            check=False,
+            **_PIPES,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -129,9 +144,12 @@ def environment():
     """This process's environment, without a job's, with mpirun allowed for root."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "HPCDL_JOB"))}
     kept["HPCDL_TRUSTED_NETWORK"] = "1"  # --strategy multiworker opens TensorFlow's server here
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-               "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism":
-               "none"}  # fmt: skip
+    allowed = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    }
     return kept | allowed
 
 

@@ -19,8 +19,11 @@ _SLURM = {12: "22.05", 13: "24.11"}
 _OTHERS = (".git", ".venv*", "build", "dist", "__pycache__", "*.egg-info", ".*_cache")
 # The host's, where there are any: a site's mirror, proxy and certificates.
 _CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
-_ACCESS = {"etc/resolv.conf": "etc/resolv.conf", "etc/pip.conf": "etc/pip.conf",
-           _CERTIFICATES: "etc/ssl/host.crt"}  # fmt: skip
+_ACCESS = {
+    "etc/resolv.conf": "etc/resolv.conf",
+    "etc/pip.conf": "etc/pip.conf",
+    _CERTIFICATES: "etc/ssl/host.crt",
+}
 _ENTER = """
 cd "$1"; shift
 hostname fresh-box
@@ -42,19 +45,37 @@ class Debian:
     def __call__(self, script, seconds):
         """Run a script of bash in it; every process that it leaves is ended."""
         variables = {
-            "HOME": "/root", "HPCDL_HOME": str(self.home),
+            "HOME": "/root",
+            "HPCDL_HOME": str(self.home),
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        }  # fmt: skip
+        }
         if (self.root / _ACCESS[_CERTIFICATES]).is_file():
             variables |= dict.fromkeys(("PIP_CERT", "SSL_CERT_FILE"), f"/{_ACCESS[_CERTIFICATES]}")
         pairs = [f"{name}={value}" for name, value in variables.items()]
         alone = ("--uts", "--pid", "--fork", "--kill-child")
         return subprocess.run(
-            [*rootfs.ALONE, *alone, "bash", "-ec", _ENTER, "enter", self.root, *pairs,
-             "bash", "-euo", "pipefail", "-c", script],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=seconds, check=False,
-        )  # fmt: skip
+            [
+                *rootfs.ALONE,
+                *alone,
+                "bash",
+                "-ec",
+                _ENTER,
+                "enter",
+                self.root,
+                *pairs,
+                "bash",
+                "-euo",
+                "pipefail",
+                "-c",
+                script,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
 
     def clear(self):
         """Remove what its last run left: the cluster's bridge, the release, the jobs."""
@@ -82,6 +103,7 @@ def debian(suite, checkout="root/hpcdl"):
             (target / copy).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(Path("/", name), target / copy)
     shutil.rmtree(target / checkout, ignore_errors=True)
-    shutil.copytree(CHECKOUT, target / checkout, symlinks=True,
-                    ignore=shutil.ignore_patterns(*_OTHERS))  # fmt: skip
+    shutil.copytree(
+        CHECKOUT, target / checkout, symlinks=True, ignore=shutil.ignore_patterns(*_OTHERS)
+    )
     return Debian(target, Path(f"/home/hpcdl-{os.getpid()}"))

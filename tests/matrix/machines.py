@@ -64,20 +64,29 @@ class Machine:
     @cached_property
     def env(self):
         """What a person's shell has: nothing of ours but Slurm's commands is on PATH."""
-        base = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-                "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8",
-                "HPCDL_HOME": str(self.state.directory.parent.parent),
-                "HPCDL_CLUSTER_DIR": str(self.state.directory), "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
+        base = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": os.environ.get("HOME", "/"),
+            "LANG": "C.UTF-8",
+            "HPCDL_HOME": str(self.state.directory.parent.parent),
+            "HPCDL_CLUSTER_DIR": str(self.state.directory),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
         return environment(self.state, base)
 
     def __call__(self, *argv, timeout=60, **changes):
         """Run a command as a person would after `eval "$(hpcdl cluster env)"`."""
         return subprocess.run(
             [str(word) for word in argv],
-            env={**self.env, **changes}, cwd=self.folder, timeout=timeout,
-            capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
+            env={**self.env, **changes},
+            cwd=self.folder,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
 
     def hpcdl(self, *words):
         """What one of our commands prints; it must succeed."""

@@ -34,8 +34,14 @@ def test_horovod_s_launcher_joins_ranks_by_pmix(machine, mpi_program):
 def test_mpirun_joins_ranks_without_any_plug_in(machine, mpi_program, nodes):
     if nodes > 1 and machine.release.series == "26.05":
         pytest.skip("Open MPI 6.0.0rc2 of sid finds no way between two nodes of one machine")
-    text = script(machine, mpi_program(), partition="p100", nodes=nodes,
-                  gpus_per_node=4 // nodes, launcher="horovod-mpirun")  # fmt: skip
+    text = script(
+        machine,
+        mpi_program(),
+        partition="p100",
+        nodes=nodes,
+        gpus_per_node=4 // nodes,
+        launcher="horovod-mpirun",
+    )
     ended = machine.submit(text).end()
     assert ended.state == "COMPLETED", ended.said
     assert ranks_of_mpi(ended.log) == [(str(rank), "4", "6") for rank in range(4)], ended.log
@@ -99,8 +105,12 @@ def test_our_records_of_jobs_are_slurm_s_and_no_name_forges_one(machine, monkeyp
     for name, value in machine.env.items():
         monkeypatch.setenv(name, value)
     forged = "evil\nJobId=99999 JobState=COMPLETED\n99999 COMPLETED"
-    held = machine.submit("#!/bin/sh\nexit 0\n", "--hold", f"--job-name={forged}",
-                          "--comment=x JobState=COMPLETED JobId=99999")  # fmt: skip
+    held = machine.submit(
+        "#!/bin/sh\nexit 0\n",
+        "--hold",
+        f"--job-name={forged}",
+        "--comment=x JobState=COMPLETED JobId=99999",
+    )
     ended = machine.submit("#!/bin/sh\nexit 3\n")
     assert ended.end().state == "FAILED"
     known = {record.id: record for record in client.queue()}
@@ -122,8 +132,9 @@ def test_a_job_is_found_by_its_token_alone(machine, monkeypatch, options):
     tokens = [once.new_token() for _ in range(3)]
     asked = ("--comment=mine", "--job-name=mine", f"--output={machine.folder}/token.log", *options)
     jobs = [once.submit(script, asked, token=token) for token in tokens[:2]]
-    forged = machine.submit("#!/bin/sh\nexit 0\n", "--hold", f"--comment={tokens[2]}",
-                            f"--job-name=x\n9|{tokens[2]}.sh")  # fmt: skip
+    forged = machine.submit(
+        "#!/bin/sh\nexit 0\n", "--hold", f"--comment={tokens[2]}", f"--job-name=x\n9|{tokens[2]}.sh"
+    )
 
     def ours():
         return [one for one in client.queue() if (one.array_job or one.id) in jobs]

@@ -48,10 +48,16 @@ def test_a_cluster_needs_no_cgroup_file_system(machine):
     command = f"{HPCDL} cluster up --slurm {machine.name} && {HPCDL} cluster down --purge"
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs tmpfs /sys && {command}"],
-        env={**os.environ, "HPCDL_CLUSTER_DIR": f"/tmp/hpcdl-n{os.getpid()}",
-             "HPCDL_SITE": str(Path(__file__).with_name("site.yaml"))},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-    )  # fmt: skip
+        env={
+            **os.environ,
+            "HPCDL_CLUSTER_DIR": f"/tmp/hpcdl-n{os.getpid()}",
+            "HPCDL_SITE": str(Path(__file__).with_name("site.yaml")),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -59,10 +65,15 @@ def test_a_killed_build_leaves_no_root_no_mount_and_no_process(tmp_path):
     before = mounts()
     build = subprocess.Popen(
         [HPCDL, "cluster", "up", "--site", "embedded", "--slurm", "24.11"],
-        env={**os.environ, "HPCDL_CACHE": str(tmp_path), "HPCDL_HOME": str(tmp_path / "home"),
-             "HPCDL_CLUSTER_DIR": f"/tmp/hpcdl-k{os.getpid()}"},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        env={
+            **os.environ,
+            "HPCDL_CACHE": str(tmp_path),
+            "HPCDL_HOME": str(tmp_path / "home"),
+            "HPCDL_CLUSTER_DIR": f"/tmp/hpcdl-k{os.getpid()}",
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     wait_for((tmp_path / "rootfs/.trixie.partial").exists, 30)
     time.sleep(1)
     build.send_signal(signal.SIGKILL)

@@ -8,9 +8,15 @@ from tests.unit.lint.test_values import TRIED_BY_SLURMCTLD, verdicts
 def test_slurmctld_says_what_was_written_down(machine):
     def queue(*options):
         return machine(
-            "sbatch", "--parsable", "--hold", "--partition=cpu", "--job-name=values", *options,
-            "--wrap=true", timeout=120,
-        )  # fmt: skip
+            "sbatch",
+            "--parsable",
+            "--hold",
+            "--partition=cpu",
+            "--job-name=values",
+            *options,
+            "--wrap=true",
+            timeout=120,
+        )
 
     job = queue().stdout.strip()
     wrong = []

@@ -42,8 +42,14 @@ class Small(HpcdlCheck):
 
     def request(self, site, partition):
         line = f"{writes(self.result)}; echo measured; {self.then}"
-        return JobSpec(partition=partition.name, gpus=1, minutes=1, name=self.check_name,
-                       program=("bash", "-c", line), preflight=False)  # fmt: skip
+        return JobSpec(
+            partition=partition.name,
+            gpus=1,
+            minutes=1,
+            name=self.check_name,
+            program=("bash", "-c", line),
+            preflight=False,
+        )
 
     def metrics(self):
         read = lambda measured: measured.number("summary", "images_per_second")  # noqa: E731

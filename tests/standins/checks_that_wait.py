@@ -14,8 +14,13 @@ class Waits(HpcdlCheck):
 
     def request(self, site, partition):
         line = f"echo '{{}}' > result.json; echo measured; touch started; sleep {self.seconds}"
-        return JobSpec(partition=partition.name, gpus=1, minutes=self.minutes, name=self.check_name,
-                       program=("bash", "-c", line))  # fmt: skip
+        return JobSpec(
+            partition=partition.name,
+            gpus=1,
+            minutes=self.minutes,
+            name=self.check_name,
+            program=("bash", "-c", line),
+        )
 
 
 CHECKS = {

@@ -281,9 +281,13 @@ def allocation(slurm, given, node):
         message = "sbatch: error: Batch job submission failed: Requested node configuration is not "
         raise Fatal(message + "available")
     return {
-        "nodes": nodes, "tasks": total, "tasks_per_node": per_node, "cpus_per_task": per_task,
-        "cpus_per_node": cpus, "gpus_per_node": gpus,
-    }  # fmt: skip
+        "nodes": nodes,
+        "tasks": total,
+        "tasks_per_node": per_node,
+        "cpus_per_task": per_task,
+        "cpus_per_node": cpus,
+        "gpus_per_node": gpus,
+    }
 
 
 def gpus_per_node(given, nodes, tasks_per_node):
@@ -353,13 +357,20 @@ def step(slurm, given, job):
     held = per_node * cpus if exact else job["cpus_per_node"]
     bind = binding(slurm, given)
     return {
-        "nodes": nodes, "tasks": total, "tasks_per_node": per_node, "cpus_per_task": cpus,
-        "exact": exact, "cpus_held_per_node": held, "gpus_per_node": gpus, "gpu_bind": bind,
+        "nodes": nodes,
+        "tasks": total,
+        "tasks_per_node": per_node,
+        "cpus_per_task": cpus,
+        "exact": exact,
+        "cpus_held_per_node": held,
+        "gpus_per_node": gpus,
+        "gpu_bind": bind,
         "gpus_visible": [visible(bind, gpus, rank) for rank in range(per_node)],
         "kill_on_bad_exit": given.values.get("kill-on-bad-exit", "0") or "1",
         "shares": slurm.fact("overlap-shares") if given.has("overlap") else "",
-        "mpi": given.values.get("mpi", ""), "cpu_bind": cpu_bind(slurm, given),
-    }  # fmt: skip
+        "mpi": given.values.get("mpi", ""),
+        "cpu_bind": cpu_bind(slurm, given),
+    }
 
 
 def cpu_bind(slurm, given):

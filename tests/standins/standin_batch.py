@@ -70,10 +70,14 @@ def words_of(text):
 def submit(slurm, given, job, data, around):
     environment = job_environment(slurm, given, job, around)
     entry = {
-        "release": slurm.version, "job_id": JOB_ID, "options": given.values,
-        "sources": given.sources, "allocation": job, "script": data.decode("utf-8", "replace"),
+        "release": slurm.version,
+        "job_id": JOB_ID,
+        "options": given.values,
+        "sources": given.sources,
+        "allocation": job,
+        "script": data.decode("utf-8", "replace"),
         "environment": {k: v for k, v in environment.items() if k.startswith(("SLURM_", "CUDA_"))},
-    }  # fmt: skip
+    }
     entry["exit_code"] = run(given, data, environment)
     model.record("job", entry)
     print(f"Submitted batch job {JOB_ID}")
@@ -87,14 +91,20 @@ def job_environment(slurm, given, job, around):
     if export != "ALL":
         environment["SLURM_EXPORT_ENV"] = export
     names = {
-        "cpus-per-task": "SLURM_CPUS_PER_TASK", "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
-        "gpus": "SLURM_GPUS", "gpus-per-node": "SLURM_GPUS_PER_NODE",
-        "gpus-per-socket": "SLURM_GPUS_PER_SOCKET", "gpus-per-task": "SLURM_GPUS_PER_TASK",
-        "ntasks": "SLURM_NTASKS", "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
-        "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU", "tres-per-task": "SLURM_TRES_PER_TASK",
-        "gpu-bind": "SLURM_GPU_BIND", "mem-per-cpu": "SLURM_MEM_PER_CPU",
+        "cpus-per-task": "SLURM_CPUS_PER_TASK",
+        "cpus-per-gpu": "SLURM_CPUS_PER_GPU",
+        "gpus": "SLURM_GPUS",
+        "gpus-per-node": "SLURM_GPUS_PER_NODE",
+        "gpus-per-socket": "SLURM_GPUS_PER_SOCKET",
+        "gpus-per-task": "SLURM_GPUS_PER_TASK",
+        "ntasks": "SLURM_NTASKS",
+        "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+        "ntasks-per-gpu": "SLURM_NTASKS_PER_GPU",
+        "tres-per-task": "SLURM_TRES_PER_TASK",
+        "gpu-bind": "SLURM_GPU_BIND",
+        "mem-per-cpu": "SLURM_MEM_PER_CPU",
         "mem": "SLURM_MEM_PER_NODE",
-    }  # fmt: skip
+    }
     for option, variable in names.items():
         if given.has(option):
             environment[variable] = given.values[option]
@@ -102,12 +112,18 @@ def job_environment(slurm, given, job, around):
         environment["SLURM_TRES_PER_TASK"] = f"cpu={given.values['cpus-per-task']}"
     environment |= model.cpus_of_tres(given)
     environment |= {
-        "SLURM_JOB_ID": JOB_ID, "SLURM_JOBID": JOB_ID, "SLURM_JOB_NUM_NODES": str(job["nodes"]),
-        "SLURM_NNODES": str(job["nodes"]), "SLURM_RESTART_COUNT": "0", "SLURM_NODEID": "0",
-        "SLURM_JOB_NODELIST": f"node[01-{job['nodes']:02d}]", "SLURM_PROCID": "0",
-        "SLURM_JOB_PARTITION": given.values.get("partition", "main"), "SLURM_LOCALID": "0",
+        "SLURM_JOB_ID": JOB_ID,
+        "SLURM_JOBID": JOB_ID,
+        "SLURM_JOB_NUM_NODES": str(job["nodes"]),
+        "SLURM_NNODES": str(job["nodes"]),
+        "SLURM_RESTART_COUNT": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_NODELIST": f"node[01-{job['nodes']:02d}]",
+        "SLURM_PROCID": "0",
+        "SLURM_JOB_PARTITION": given.values.get("partition", "main"),
+        "SLURM_LOCALID": "0",
         "SLURM_STANDIN_ALLOCATION": json.dumps(job),
-    }  # fmt: skip
+    }
     if job["gpus_per_node"]:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(job["gpus_per_node"])))
     return environment
@@ -133,5 +149,10 @@ def run(given, data, environment):
     script.write_bytes(data)
     script.chmod(0o700)
     with log.open("wb") as out:
-        return subprocess.call([script.resolve()], env=environment, stdout=out,
-                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)  # fmt: skip
+        return subprocess.call(
+            [script.resolve()],
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )

@@ -13,9 +13,12 @@ import slurm_model as model
 def main(slurm, words, environment):
     given, got, command = plan(slurm, words, environment)
     entry = {
-        "release": slurm.version, "options": given.values, "sources": given.sources, "step": got,
+        "release": slurm.version,
+        "options": given.values,
+        "sources": given.sources,
+        "step": got,
         "command": command,
-    }  # fmt: skip
+    }
     entry["exit_codes"] = run_ranks(given, got, command, environment)
     model.record("step", entry)
     return max(entry["exit_codes"])
@@ -66,10 +69,13 @@ def rank_environment(given, got, rank, around):
     environment |= dict(part.split("=", 1) for part in export.split(",") if "=" in part)
     local, node = rank % got["tasks_per_node"], rank // got["tasks_per_node"]
     environment |= {
-        "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node),
-        "SLURM_NTASKS": str(got["tasks"]), "SLURM_STEP_NUM_TASKS": str(got["tasks"]),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(local),
+        "SLURM_NODEID": str(node),
+        "SLURM_NTASKS": str(got["tasks"]),
+        "SLURM_STEP_NUM_TASKS": str(got["tasks"]),
         "SLURMD_NODENAME": f"node{node + 1:02d}",
-    }  # fmt: skip
+    }
     # Unless srun was told, ranks find what the batch script had, be it the truth or not.
     environment |= model.cpus_of_tres(given)
     if given.has("cpus-per-task"):

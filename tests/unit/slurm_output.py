@@ -65,10 +65,21 @@ MPI_LISTS = {
 }
 
 _JOB = {
-    "id": 1, "name": "x", "state": "PENDING", "reason": "None", "exit_code": 0, "signal": 0,
-    "partition": "", "nodes": "", "restarts": 0, "submitted": "", "started": "", "ended": "",
-    "time_limit": "1:00:00", "script": "",
-}  # fmt: skip
+    "id": 1,
+    "name": "x",
+    "state": "PENDING",
+    "reason": "None",
+    "exit_code": 0,
+    "signal": 0,
+    "partition": "",
+    "nodes": "",
+    "restarts": 0,
+    "submitted": "",
+    "started": "",
+    "ended": "",
+    "time_limit": "1:00:00",
+    "script": "",
+}
 
 
 def job(**values):
@@ -82,10 +93,15 @@ def nodes(release, *, gres="gpu:p100:4(S:0-1)"):
     gpu = {"features": "p100,nvlink", "gres": gres, "partitions": "p100,all"}
     why = " Reason=bad DIMM, see #17 [root@2024-11-01T09:00:00]"
     cpu = {"features": "(null)", "gres": "(null)", "partitions": "cpu,all"}
-    rows = (("p100-01", "IDLE", "", gpu), ("p100-02", "IDLE+DRAIN", why, gpu),
-            ("cpu-01", "MIXED", "", cpu))  # fmt: skip
-    return "\n".join(form.format(name=name, state=state, reason=reason, **more)
-                     for name, state, reason, more in rows)  # fmt: skip
+    rows = (
+        ("p100-01", "IDLE", "", gpu),
+        ("p100-02", "IDLE+DRAIN", why, gpu),
+        ("cpu-01", "MIXED", "", cpu),
+    )
+    return "\n".join(
+        form.format(name=name, state=state, reason=reason, **more)
+        for name, state, reason, more in rows
+    )
 
 
 def partitions(release):

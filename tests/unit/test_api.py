@@ -24,8 +24,10 @@ def run(code):
 
 
 def test_the_page_s_example_prints_what_the_page_says():
-    (code,), (shown,) = (re.findall(form, PAGE.read_text(), re.S)
-                         for form in ("```python\n(.*?)```", "```\n\n(    .*?)\n\n"))  # fmt: skip
+    (code,), (shown,) = (
+        re.findall(form, PAGE.read_text(), re.S)
+        for form in ("```python\n(.*?)```", "```\n\n(    .*?)\n\n")
+    )
     assert run(code) == re.sub("^    ", "", shown, flags=re.M) + "\n"
 
 
@@ -59,11 +61,22 @@ def test_it_answers_for_a_site(tmp_path, monkeypatch):
     assert not api.gate(site).open, "nothing was ever measured"
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("program", "python train.py"), ("program", ("python", 3)), ("nodes", "2"), ("nodes", 1.5),
-    ("nodes", True), ("requeues", "1; true"), ("name", None), ("environment", ["A=1"]),
-    ("environment", {"A": 1}), ("job_dir", 3), ("memory", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("program", "python train.py"),
+        ("program", ("python", 3)),
+        ("nodes", "2"),
+        ("nodes", 1.5),
+        ("nodes", True),
+        ("requeues", "1; true"),
+        ("name", None),
+        ("environment", ["A=1"]),
+        ("environment", {"A": 1}),
+        ("job_dir", 3),
+        ("memory", 4),
+    ],
+)
 def test_a_field_of_another_type_is_said(field, value):
     job = api.JobSpec("p100", **{"program": ("true",), field: value})
     for asked in (api.render, api.submit):
@@ -72,13 +85,22 @@ def test_a_field_of_another_type_is_said(field, value):
         assert fault.value.hint
 
 
-@pytest.mark.parametrize(("function", "arguments"), [
-    ("load_site", [3]), ("load_site", ["a" * 10_000]), ("load_site", ["~nobody-there/x"]),
-    ("load_site", ["/none.yaml"]), ("render", ["pi", api.JobSpec("p100")]),
-    ("render", [SITE, {"partition": "p100"}]), ("render", [SITE, api.JobSpec("p10")]),
-    ("lint", [["#!/bin/sh"], SITE]), ("resolve", [SITE, 3]), ("references", [SITE, {}]),
-    ("predict", [SITE, "p100", 3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("load_site", [3]),
+        ("load_site", ["a" * 10_000]),
+        ("load_site", ["~nobody-there/x"]),
+        ("load_site", ["/none.yaml"]),
+        ("render", ["pi", api.JobSpec("p100")]),
+        ("render", [SITE, {"partition": "p100"}]),
+        ("render", [SITE, api.JobSpec("p10")]),
+        ("lint", [["#!/bin/sh"], SITE]),
+        ("resolve", [SITE, 3]),
+        ("references", [SITE, {}]),
+        ("predict", [SITE, "p100", 3]),
+    ],
+)
 def test_an_argument_of_another_type_or_of_nothing_is_said(function, arguments):
     arguments = [api.load_site("pi") if one is SITE else one for one in arguments]
     with pytest.raises(api.Fault, match=r"cannot (be|read)|no site file|no partition") as fault:
@@ -122,8 +144,9 @@ def test_modules_of_one_s_own_none_and_those_of_a_gpu_model_are_loaded(tmp_path,
     assert lines == {None: lines[None], (): [], ("gcc/12", "mine/1.0"): ["gcc/12 mine/1.0"]}
     assert "tensorflow" in lines[None][0]
     asked = []
-    monkeypatch.setattr("hpcdl.workflows.modules.module_for",
-                        lambda *_, **how: asked.append(how) or Module(()))  # fmt: skip
+    monkeypatch.setattr(
+        "hpcdl.workflows.modules.module_for", lambda *_, **how: asked.append(how) or Module(())
+    )
     for more in ({"gpu_model": "p100"}, {"container": "/i.sif"}):
         with suppress(api.Fault):  # this site has no container runtime
             api.render(site, replace(job, **more))

@@ -145,8 +145,8 @@ def test_every_layer_has_its_place():
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(allowed())
 
 
-def test_no_module_has_more_than_400_lines():
-    assert [name for name, path in MODULES.items() if path.read_text().count("\n") > 400] == []
+def test_no_module_has_more_than_600_lines():
+    assert [name for name, path in MODULES.items() if path.read_text().count("\n") > 600] == []
 
 
 def test_names_of_modules_are_unique_within_a_layer():

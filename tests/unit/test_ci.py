@@ -49,13 +49,17 @@ def lines_of(kind, files):
         return [row.split(" ", 5)[5] for row in rows]
     if kind == "systemd":
         texts = [text for name, text in files.items() if name.endswith(".service")]
-        return [systemd_unquoted(re.search(r"^ExecStart=/bin/sh -c (.*)$", t, re.M)[1])
-                for t in texts]  # fmt: skip
+        return [
+            systemd_unquoted(re.search(r"^ExecStart=/bin/sh -c (.*)$", t, re.M)[1]) for t in texts
+        ]
     document = yaml.safe_load(next(iter(files.values())))
     if kind == "gitlab":
         jobs = [job for job in document.values() if isinstance(job, dict)]
-        return [*chain.from_iterable(job.get(key, ()) for job in jobs
-                                     for key in ("script", "after_script"))]  # fmt: skip
+        return [
+            *chain.from_iterable(
+                job.get(key, ()) for job in jobs for key in ("script", "after_script")
+            )
+        ]
     steps = [step for job in document["jobs"].values() for step in job["steps"]]
     return [step["run"].replace("${{ '${{' }}", "${{") for step in steps if "run" in step]
 
@@ -84,8 +88,11 @@ def test_hostile_names_are_passed_on_and_run_nothing(kind, three_generations, re
     assert tags >= {"nightly", "weekly", "node"}
     assert ("smoke" in tags) is (kind in IN_REPOSITORY)
     assert {tuple(words[:2]) for words in made} == {
-        ("stack", "build"), ("check", "run"), ("check", "report"), ("check", "gate")
-    }  # fmt: skip
+        ("stack", "build"),
+        ("check", "run"),
+        ("check", "report"),
+        ("check", "gate"),
+    }
 
 
 @pytest.mark.parametrize("kind", ["scrontab", "systemd"])
@@ -93,8 +100,11 @@ def test_hostile_names_are_passed_on_and_run_nothing(kind, three_generations, re
 def test_a_night_that_fails_is_reported_too(kind, fails, three_generations, recorder, tmp_path):
     (recorder.parent / f"fails-{fails}").touch()
     site = hostile(three_generations, tmp_path)
-    night = next(line for line in lines_of(kind, render(kind, site, Request("/s", str(recorder))))
-                 if "nightly" in line)  # fmt: skip
+    night = next(
+        line
+        for line in lines_of(kind, render(kind, site, Request("/s", str(recorder))))
+        if "nightly" in line
+    )
     assert subprocess.run(["sh", "-c", night], cwd=tmp_path).returncode == 1
     assert [words[1] for words in calls(recorder)] == ["run", "report", "run", "report", "gate"]
 
@@ -132,15 +142,25 @@ def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
             next(said[word] for word in alternatives if said[word]) for alternatives in words
         )
 
-    runs = [("main", "5 2 * * *", "schedule"), ("main", "5 8 * * 6", "schedule"),
-            ("pull/1", "", "pull_request"), ("pull/2", "", "pull_request")]  # fmt: skip
+    runs = [
+        ("main", "5 2 * * *", "schedule"),
+        ("main", "5 8 * * 6", "schedule"),
+        ("pull/1", "", "pull_request"),
+        ("pull/2", "", "pull_request"),
+    ]
     assert len({named(*run) for run in runs}) == len(runs)
 
 
-@pytest.mark.parametrize("bad", [
-    {"at": "25:00"}, {"day": "sonntag"}, {"runner": "a\nb"}, {"site_file": "a\x1bb"},
-    *({name: "FAIL --wrap=x"} for name in ("on_failure", "mail_type", "mail_user")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"at": "25:00"},
+        {"day": "sonntag"},
+        {"runner": "a\nb"},
+        {"site_file": "a\x1bb"},
+        *({name: "FAIL --wrap=x"} for name in ("on_failure", "mail_type", "mail_user")),
+    ],
+)
 def test_what_cannot_be_rendered_is_refused(three_generations, bad):
     with pytest.raises(BadInput):
         render("gitlab", three_generations, Request(**{"site_file": "s", **bad}))
@@ -169,8 +189,13 @@ def test_the_command_writes_files_and_a_dry_run_none(tmp_path, capsys):
 
 
 def test_a_failure_is_told_by_systemd_slurm_and_the_gate(three_generations):
-    request = Request("/s", notify="/etc/hpcdl/notify.yaml", on_failure="tell@%n.service",
-                      mail_type="FAIL,TIME_LIMIT", mail_user="ada@example.org")  # fmt: skip
+    request = Request(
+        "/s",
+        notify="/etc/hpcdl/notify.yaml",
+        on_failure="tell@%n.service",
+        mail_type="FAIL,TIME_LIMIT",
+        mail_user="ada@example.org",
+    )
     unit = render("systemd", three_generations, request)["hpcdl-nightly.service"]
     assert "OnFailure=tell@%%n.service\n" in unit
     assert "check gate --site /s --notify /etc/hpcdl/notify.yaml --page" in unit

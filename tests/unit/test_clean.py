@@ -58,13 +58,21 @@ def run(site, number, days):
 
 
 def test_the_old_goes_and_the_young_stays(site):
-    old = [run(site, 1, 91), made(home("logs") / "stack/old.log", 31),
-           made(home("failures") / "old.sh", 31), made(cache("wheels") / "old", 91),
-           made(home("cluster") / "a/log/jobcomp.txt", 366),
-           made(site.paths.prefix / ".history.json.abcd_123", 2)]  # fmt: skip
-    young = [run(site, 2, 89), made(home("logs") / "stack/young.log", 29),
-             made(cache("wheels") / "young", 89), made(site.paths.prefix / "history.json", 900),
-             made(site.paths.work / "checks/runs/my-own", 900)]  # fmt: skip
+    old = [
+        run(site, 1, 91),
+        made(home("logs") / "stack/old.log", 31),
+        made(home("failures") / "old.sh", 31),
+        made(cache("wheels") / "old", 91),
+        made(home("cluster") / "a/log/jobcomp.txt", 366),
+        made(site.paths.prefix / ".history.json.abcd_123", 2),
+    ]
+    young = [
+        run(site, 2, 89),
+        made(home("logs") / "stack/young.log", 29),
+        made(cache("wheels") / "young", 89),
+        made(site.paths.prefix / "history.json", 900),
+        made(site.paths.work / "checks/runs/my-own", 900),
+    ]
     assert gone(clean(site, dry_run=True)) == set(old)
     assert all(path.exists() for path in [*old, *young])
     assert gone(clean(site)) == set(old)
@@ -103,8 +111,11 @@ def test_a_run_that_is_going_on_the_latest_and_one_with_jobs_left_stay(site):
         made(running, 200)
         told = clean(site, ["check-runs"])
     assert gone(told) == {over}
-    assert kept(told) == {running.name: "it runs", latest.name: "it is the latest run",
-                          left.name: "job 7 may still run"}  # fmt: skip
+    assert kept(told) == {
+        running.name: "it runs",
+        latest.name: "it is the latest run",
+        left.name: "job 7 may still run",
+    }
     assert (over.exists(), running.exists()) == (False, True)
 
 
@@ -154,9 +165,11 @@ def test_a_link_in_a_shared_work_directory_leads_to_no_files_of_root(site, tmp_p
 def test_no_link_of_a_stranger_stops_it(site, shared):
     """In a group's work directory anybody may have made these."""
     paths = replace(site.paths, work=shared / "work")
-    stranger("mkdir -pm 777 work/checks work/jobs/by-id; chmod 777 work/checks; mkdir -m 777 "
-             "work/checks/runs; ln -s latest work/checks/latest; ln -s x work/jobs/by-id/²",
-             shared)  # fmt: skip
+    stranger(
+        "mkdir -pm 777 work/checks work/jobs/by-id; chmod 777 work/checks; mkdir -m 777 "
+        "work/checks/runs; ln -s latest work/checks/latest; ln -s x work/jobs/by-id/²",
+        shared,
+    )
     old = made(shared / "work/checks/runs/20260101-000000Z-ab12", 91)
     assert gone(clean(replace(site, paths=paths))) == {old}
 

@@ -12,11 +12,19 @@ from hpcdl.cluster.state import read_state, write_state
 from hpcdl.system.errors import BadInput
 
 STATE = ClusterState(
-    directory=Path("/var/tmp/c"), site="it's here", prefix=Path("/apps/my apps/$x"),
-    site_file=Path("/home/some one/it's $HOME/site.yaml"), lmod_init=Path("/nowhere/init/bash"),
-    mode=LOOPBACK, accounting=False, fingerprint={}, slurm_version="22.05.8", network="127.0.0",
-    port_base=21000, nodes=(),
-)  # fmt: skip
+    directory=Path("/var/tmp/c"),
+    site="it's here",
+    prefix=Path("/apps/my apps/$x"),
+    site_file=Path("/home/some one/it's $HOME/site.yaml"),
+    lmod_init=Path("/nowhere/init/bash"),
+    mode=LOOPBACK,
+    accounting=False,
+    fingerprint={},
+    slurm_version="22.05.8",
+    network="127.0.0",
+    port_base=21000,
+    nodes=(),
+)
 MODULES = "/apps/my apps/$x/current/modules"
 
 

@@ -37,8 +37,15 @@ class Laid:
     def __init__(self, site, mode=NAMESPACES, *, accounting=False):
         self.request = cluster_plan.request(site, mode, accounting, 3)
         nodes = cluster_plan.lay_out(self.request, "10.77.5", Ports(21000))
-        self.state = replace(STATE, directory=HERE, site=site.name, mode=mode, nodes=nodes,
-                             accounting=accounting, network="10.77.5")  # fmt: skip
+        self.state = replace(
+            STATE,
+            directory=HERE,
+            site=site.name,
+            mode=mode,
+            nodes=nodes,
+            accounting=accounting,
+            network="10.77.5",
+        )
         own = cluster_plan.files(self.request, self.state, mpi="pmix", first_job=1, slurmd="slurmd")
         self.files = {file.path: file for file in own}
 
@@ -159,9 +166,10 @@ def test_paths_that_slurm_cannot_hold_are_refused():
 
 
 NAME = st.tuples(
-    st.text(string.ascii_lowercase, min_size=1, max_size=3), st.sampled_from(["", "-"]),
+    st.text(string.ascii_lowercase, min_size=1, max_size=3),
+    st.sampled_from(["", "-"]),
     st.text(string.digits, max_size=3),
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 @given(st.lists(NAME, max_size=20))
@@ -188,10 +196,16 @@ def test_networks_that_are_routed_are_not_taken():
     assert next(network._free_networks([ipaddress.IPv4Network("10.0.0.0/8")])) == "172.29.0"
 
 
-@pytest.mark.parametrize(("version", "plugins"), [
-    ("21.08.5", []), ("22.05.8", ["cgroup/v1"]), ("24.05.2", ["disabled"]),
-    ("24.11.5", ["disabled"]), ("26.05.5", ["disabled"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "plugins"),
+    [
+        ("21.08.5", []),
+        ("22.05.8", ["cgroup/v1"]),
+        ("24.05.2", ["disabled"]),
+        ("24.11.5", ["disabled"]),
+        ("26.05.5", ["disabled"]),
+    ],
+)
 def test_options_follow_the_release_that_runs(version, plugins):
     assert [row["value"] for row in cluster_plan.release_options(Release.parse(version))] == plugins
 
@@ -207,10 +221,15 @@ def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path):
     assert [queue.nodes for queue in asked.queues if queue.name == "typed"] == [typed]
 
 
-@pytest.mark.parametrize(("mode", "address", "parameters"), [
-    ("namespaces", "", "NoCtldInAddrAny"), ("loopback", "127.0.1.1", ""), ("loopback", "", ""),
-    ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "address", "parameters"),
+    [
+        ("namespaces", "", "NoCtldInAddrAny"),
+        ("loopback", "127.0.1.1", ""),
+        ("loopback", "", ""),
+        ("loopback", "127.0.0.1", "NoCtldInAddrAny,NoInAddrAny"),
+    ],
+)
 def test_daemons_bind_to_the_address_of_the_name(embedded, mode, address, parameters, monkeypatch):
     """Debian's /etc/hosts has 127.0.1.1 for the machine's name, a container may have nothing."""
     answer = {"return_value": address} if address else {"side_effect": OSError("not known")}

@@ -88,8 +88,11 @@ def test_what_a_cluster_left_is_found_and_nothing_else(started, tmp_path):
 
 def test_what_a_job_started_with_an_environment_of_its_own_is_found(started, tmp_path):
     """`env -i program`, and programs that write over their environment."""
-    env = {"PATH": os.environ["PATH"], "SLURM_CONF": f"{tmp_path}/etc/slurm.conf",
-           "SLURMD_NODENAME": "p100-01"}  # fmt: skip
+    env = {
+        "PATH": os.environ["PATH"],
+        "SLURM_CONF": f"{tmp_path}/etc/slurm.conf",
+        "SLURMD_NODENAME": "p100-01",
+    }
     script = "env -i sh -c 'sleep 60 & echo $!; wait' & wait"
     job = subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE)
     started.append(job)
@@ -176,8 +179,13 @@ def test_a_process_of_a_stranger_may_have_any_name(started, tmp_path):
     """One that is no UTF-8 text ended root's `cluster down` with a traceback."""
     code = "printf '\\377' >/proc/self/comm; echo; read -r _"
     for user, env in ((STRANGER, {}), ("root", {processes.MARK: str(tmp_path)})):
-        one = subprocess.Popen(["bash", "-c", code], user=user, env={"PATH": "/bin", **env},
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        one = subprocess.Popen(
+            ["bash", "-c", code],
+            user=user,
+            env={"PATH": "/bin", **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert one.stdout.readline() == b"\n"
         assert Path(f"/proc/{one.pid}/comm").read_bytes() == b"\xff\n"
         started.append(one)
@@ -232,10 +240,15 @@ with reserved_ports("loopback", 3) as ports:
 @as_root
 def test_many_users_choose_at_once_and_none_gets_anothers_ports():
     choosers = [
-        subprocess.Popen([sys.executable, "-c", CHOOSE], stdin=subprocess.PIPE, text=True,
-                         stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+        subprocess.Popen(
+            [sys.executable, "-c", CHOOSE],
+            stdin=subprocess.PIPE,
+            text=True,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+        )
         for _ in range(8)
-    ]  # fmt: skip
+    ]
     try:
         assert [one.stdout.readline() for one in choosers] == ["ready\n"] * 8
         for one in choosers:

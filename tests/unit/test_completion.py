@@ -53,10 +53,14 @@ def test_names_of_the_site_are_offered(tmp_path, monkeypatch, hpcdl):
 
 
 LINES = {
-    "jo": {"job"}, "site ": {"init", "check", "show", "schema"}, "job ren": {"render"},
-    "job render --gpus": {"--gpus", "--gpus-per-node"}, "job submit --dry": {"--dry-run"},
-    "completion ": {"bash", "zsh", "fish"}, "cluster sta": {"status"},
-}  # fmt: skip
+    "jo": {"job"},
+    "site ": {"init", "check", "show", "schema"},
+    "job ren": {"render"},
+    "job render --gpus": {"--gpus", "--gpus-per-node"},
+    "job submit --dry": {"--dry-run"},
+    "completion ": {"bash", "zsh", "fish"},
+    "cluster sta": {"status"},
+}
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -93,10 +97,15 @@ def test_zsh_takes_its_script(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
-@pytest.mark.parametrize(("line", "expected"), [
-    *LINES.items(), ("site check ", set()), ("cluster up --mode lo", {"loopback"}),
-    ("site show --site site-of", {"site-of-mine.yaml"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        *LINES.items(),
+        ("site check ", set()),
+        ("cluster up --mode lo", {"loopback"}),
+        ("site show --site site-of", {"site-of-mine.yaml"}),
+    ],
+)
 def test_fish_offers_them_too(line, expected, tmp_path):
     (tmp_path / "hpcdl.fish").write_text(completion.script("fish"))
     (tmp_path / "site-of-mine.yaml").write_text("")

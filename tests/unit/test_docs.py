@@ -38,8 +38,9 @@ def test_pages_have_every_key_every_exit_code_and_every_group():
 def test_manual_pages_have_every_command_and_no_fault(tmp_path):
     main(tmp_path)
     assert {page.name for page in tmp_path.iterdir()} == {
-        "hpcdl.1", *(f"hpcdl-{name}.1" for name in GROUPS)
-    }  # fmt: skip
+        "hpcdl.1",
+        *(f"hpcdl-{name}.1" for name in GROUPS),
+    }
     if shutil.which("groff") is None:
         pytest.skip("groff is not installed")
     groff = ["groff", "-man", "-ww", "-Tascii", "-P-cbou"]

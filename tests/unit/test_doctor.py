@@ -35,10 +35,15 @@ def test_debian_s_program_of_another_package_does_not_count_without_the_file():
         assert packages.missing_names(packages.look([row], ["a"])) == missing
 
 
-@pytest.mark.parametrize(("said", "version"), [
-    ("slurm-wlm 22.05.8", "22.05.8"), ("mpicc: Open MPI 4.1.4 (Language: C)", "4.1.4"),
-    ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0-14+deb12u1"), ("no digits", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("slurm-wlm 22.05.8", "22.05.8"),
+        ("mpicc: Open MPI 4.1.4 (Language: C)", "4.1.4"),
+        ("g++ (Debian 12.2.0-14+deb12u1) 12.2.0", "12.2.0-14+deb12u1"),
+        ("no digits", ""),
+    ],
+)
 def test_versions_are_read_off_what_programs_say(said, version):
     assert packages.version_in(said) == version
 
@@ -55,10 +60,14 @@ def test_every_row_has_a_purpose_and_a_way_to_see_it():
 
 
 def test_what_is_missing_is_said_with_exit_code_3(monkeypatch, hpcdl):
-    monkeypatch.setitem(facts.load("packages"), "packages", [
-        {"purpose": "cluster", "package": "unicorn", "program": "no-such-program"},
-        {"purpose": "report", "package": "dragon", "program": "no-such-program"},
-    ])  # fmt: skip
+    monkeypatch.setitem(
+        facts.load("packages"),
+        "packages",
+        [
+            {"purpose": "cluster", "package": "unicorn", "program": "no-such-program"},
+            {"purpose": "report", "package": "dragon", "program": "no-such-program"},
+        ],
+    )
     shown = hpcdl("doctor", code=3).out
     assert "apt-get install --no-install-recommends unicorn\n" in shown
     assert "apt-get install --no-install-recommends dragon" in shown

@@ -27,21 +27,26 @@ def rendered(text, name="f.yaml"):
     return caught.value.render()
 
 
-@pytest.mark.parametrize(("text", "fault"), [
-    ("a: 1\n\tb: 2\n", "2:1 not YAML: found a tab character"),
-    ("a: 1\na: 2\n", "2:1 duplicate key 'a'"),
-    ("a: *x\n", "1:4 an alias ('x') is not supported"),
-    ("a: !!binary eA==\n", "1:4 a tag ('tag:yaml.org,2002:binary') is not supported"),
-    ("!!python/object/apply:os.system [x]\n", "1:1 a tag"),
-    ("? [a]\n: b\n", "1:3 a key must be a plain word"),
-    ("a: [1\n", "2:1 not YAML"),
-    ("a: 'x\n", "not YAML"),
-    ("a: b: c\n", "1:5 not YAML: mapping values are not allowed"),
-    ("a: \x07\n", "not YAML: control characters are not allowed"),
-    ("%YAML 9.9\n---\na: 1\n", "not YAML: found incompatible YAML document"),
-    *((one * 200_000, f"nested deeper than {MAX_DEPTH} levels")
-      for one in ("[", "{", "- ", "? ")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: 1\n\tb: 2\n", "2:1 not YAML: found a tab character"),
+        ("a: 1\na: 2\n", "2:1 duplicate key 'a'"),
+        ("a: *x\n", "1:4 an alias ('x') is not supported"),
+        ("a: !!binary eA==\n", "1:4 a tag ('tag:yaml.org,2002:binary') is not supported"),
+        ("!!python/object/apply:os.system [x]\n", "1:1 a tag"),
+        ("? [a]\n: b\n", "1:3 a key must be a plain word"),
+        ("a: [1\n", "2:1 not YAML"),
+        ("a: 'x\n", "not YAML"),
+        ("a: b: c\n", "1:5 not YAML: mapping values are not allowed"),
+        ("a: \x07\n", "not YAML: control characters are not allowed"),
+        ("%YAML 9.9\n---\na: 1\n", "not YAML: found incompatible YAML document"),
+        *(
+            (one * 200_000, f"nested deeper than {MAX_DEPTH} levels")
+            for one in ("[", "{", "- ", "? ")
+        ),
+    ],
+)
 def test_what_we_do_not_take_is_named_with_its_place(text, fault):
     assert any(fault in one for one in faults_of(text)), faults_of(text)
 
@@ -110,11 +115,15 @@ def test_characters_that_mislead_or_command_a_terminal_are_shown_as_escapes(text
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize(("said", "paths"), [
-    ("is no regular file", ["pipe", "/dev/zero", "/dev/null"]), ("is a directory", [""]),
-    ("is no regular file|cannot read", ["/dev/tty"]),
-    ("cannot read", ["missing.yaml", "x" * 5000, "a\0b"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "paths"),
+    [
+        ("is no regular file", ["pipe", "/dev/zero", "/dev/null"]),
+        ("is a directory", [""]),
+        ("is no regular file|cannot read", ["/dev/tty"]),
+        ("cannot read", ["missing.yaml", "x" * 5000, "a\0b"]),
+    ],
+)
 def test_what_is_no_file_of_text_is_said_at_once(tmp_path, said, paths):
     os.mkfifo(tmp_path / "pipe")
     for path in paths:

@@ -23,9 +23,12 @@ from hpcdl.workflows.expectation import (
 TRAIN = ("hpcdl", "train", "--model")
 RESNET = (*TRAIN, "resnet50", "--batch-per-rank", "64")
 TINY = JobSpec(
-    "cpu", nodes=1, tasks_per_node=1, cpus_per_task=2,
+    "cpu",
+    nodes=1,
+    tasks_per_node=1,
+    cpus_per_task=2,
     program=(*TRAIN, "mlp", "--global-batch", "256"),
-)  # fmt: skip
+)
 
 
 def expected(site, spec):
@@ -35,8 +38,9 @@ def expected(site, spec):
 
 
 def test_a_job_of_a_known_network_is_expected_to_reach_what_predict_says(three_generations):
-    one, many = (expected(three_generations, JobSpec("p100", gpus=gpus, program=RESNET))
-                 for gpus in (1, 16))  # fmt: skip
+    one, many = (
+        expected(three_generations, JobSpec("p100", gpus=gpus, program=RESNET)) for gpus in (1, 16)
+    )
     assert one.images_per_second == pytest.approx(219)
     assert 14 < many.images_per_second / one.images_per_second < 16
     assert many.low < many.images_per_second < many.high
@@ -52,12 +56,20 @@ def test_the_layout_of_the_job_counts_not_the_number_of_gpus_alone(modern):
     assert far.images_per_second < near.images_per_second
 
 
-@pytest.mark.parametrize("program", [
-    ("python", "my_train.py"), ("hpcdl",), TRAIN, (*TRAIN, "mlp"),
-    (*TRAIN, "my.package:network"), (*TRAIN, "resnet50", "--batch-per-rank", "many"),
-    (*TRAIN, "resnet50", "--data", "/no/such/data"), (*TRAIN, "resnet50", "--delay-ms", "20"),
-    (*TRAIN, "resnet50", "--global-batch", "0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "program",
+    [
+        ("python", "my_train.py"),
+        ("hpcdl",),
+        TRAIN,
+        (*TRAIN, "mlp"),
+        (*TRAIN, "my.package:network"),
+        (*TRAIN, "resnet50", "--batch-per-rank", "many"),
+        (*TRAIN, "resnet50", "--data", "/no/such/data"),
+        (*TRAIN, "resnet50", "--delay-ms", "20"),
+        (*TRAIN, "resnet50", "--global-batch", "0"),
+    ],
+)
 def test_where_nothing_is_known_nothing_is_said(three_generations, program):
     assert expect(three_generations, JobSpec("p100", gpus=4, program=program)) is None
 
@@ -106,11 +118,17 @@ def earlier_job(site, number, rate=5000.0, tasks=1, **changes):
     record = {"partition": "cpu", "program": list(TINY.program), "layout": layout}
     (folder / "job.json").write_text(json.dumps({**record, **changes}))
     result = {
-        "schema": 2, "model": "mlp", "batch_per_rank": 256 // tasks, "precision": "fp32",
+        "schema": 2,
+        "model": "mlp",
+        "batch_per_rank": 256 // tasks,
+        "precision": "fp32",
         "layout": {"ranks": tasks},
-        "summary": {"images_per_second": rate, "steps_measured": 50,
-                    "phases": {"compute": 0.9, "update": 0.1}},
-    }  # fmt: skip
+        "summary": {
+            "images_per_second": rate,
+            "steps_measured": 50,
+            "phases": {"compute": 0.9, "update": 0.1},
+        },
+    }
     (folder / "result.json").write_text(json.dumps(result))
 
 
@@ -143,11 +161,17 @@ def test_published_gpus_say_nothing_of_emulated_nodes(three_generations, monkeyp
     assert expect(three_generations, spec) is None
 
 
-@pytest.mark.parametrize("changes", [
-    {"partition": "h100"}, {"program": 7}, {"program": [*TINY.program, "--delay-ms", "50"]},
-    {"program": [*TRAIN, "alexnet"]}, {"layout": None},
-    {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"partition": "h100"},
+        {"program": 7},
+        {"program": [*TINY.program, "--delay-ms", "50"]},
+        {"program": [*TRAIN, "alexnet"]},
+        {"layout": None},
+        {"layout": {"nodes": 1, "tasks_per_node": 1, "cpus_per_task": 8}},
+    ],
+)
 def test_a_run_of_another_kind_says_nothing(busy, changes):
     earlier_job(busy, 12, **changes)
     assert expect(busy, TINY) is None
@@ -164,12 +188,24 @@ def test_damaged_files_of_other_jobs_never_stop_a_submit(busy, name, text):
 def allreduce_of(case, rates, **changes):
     """References of a case of the check: bus bandwidth in GB/s by bytes."""
     plain = Reference(
-        check="allreduce", case=case, partition="p100", metric="", value=0.0, unit="GB/s",
-        lower=-0.1, upper=None, runs=5, spread=0.01, source="measured", proof="run",
+        check="allreduce",
+        case=case,
+        partition="p100",
+        metric="",
+        value=0.0,
+        unit="GB/s",
+        lower=-0.1,
+        upper=None,
+        runs=5,
+        spread=0.01,
+        source="measured",
+        proof="run",
         date="2026-05-01",
-    )  # fmt: skip
-    return [replace(plain, metric=metric_name(size), value=rate, **changes)
-            for size, rate in rates.items()]  # fmt: skip
+    )
+    return [
+        replace(plain, metric=metric_name(size), value=rate, **changes)
+        for size, rate in rates.items()
+    ]
 
 
 @pytest.fixture
@@ -201,8 +237,10 @@ def test_several_nodes_are_priced_by_the_site_s_own_links(checked, three_generat
 def test_the_check_nearest_in_ranks_and_of_the_same_strategy_counts(checked):
     partition = checked.partition("p100")
     for strategy, local, nodes, of_check in [
-        ("horovod", 4, 2, 4), ("horovod", 1, 4, 1), ("multiworker", 1, 2, 4),
-    ]:  # fmt: skip
+        ("horovod", 4, 2, 4),
+        ("horovod", 1, 4, 1),
+        ("multiworker", 1, 2, 4),
+    ]:
         (found,) = measured_links(checked, partition, strategy, local)
         assert (found.nodes, found.local) == (nodes, of_check)
     assert measured_links(checked, checked.partition("k80"), "horovod", 4) == ()
@@ -229,8 +267,7 @@ def test_an_expectation_is_kept_with_its_job_and_one_of_another_format_left_alon
 
 
 def test_the_verdict_says_whether_it_was_as_expected(hoped):
-    rates = {"slower": hoped.low * 0.9, "as expected": hoped.low * 0.97,
-             "faster": hoped.high * 1.1}  # fmt: skip
+    rates = {"slower": hoped.low * 0.9, "as expected": hoped.low * 0.97, "faster": hoped.high * 1.1}
     for verdict, rate in rates.items():
         found = compare(hoped, rate, ranks=4)
         assert (found.verdict, found.ratio) == (verdict, rate / hoped.images_per_second)

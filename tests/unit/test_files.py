@@ -77,10 +77,15 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypat
     assert (file.read_text(), names(tmp_path)) == ("old", ["f"])
 
 
-@pytest.mark.parametrize(("path", "why"), [
-    ("file/x", "a part of the path is a file"), ("folder", "it is a directory"),
-    ("x" * 300, "the name is too long"), ("/proc/nosuch/x", "cannot write"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("file/x", "a part of the path is a file"),
+        ("folder", "it is a directory"),
+        ("x" * 300, "the name is too long"),
+        ("/proc/nosuch/x", "cannot write"),
+    ],
+)
 def test_what_stands_in_the_way_is_named(tmp_path, path, why):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
@@ -139,9 +144,15 @@ def test_nobody_but_its_owner_can_open_a_lock(tmp_path):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("make", [
-    Path.symlink_to, Path.hardlink_to, lambda lock, _: os.mkfifo(lock),
-], ids=["link", "hard link", "pipe"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        Path.symlink_to,
+        Path.hardlink_to,
+        lambda lock, _: os.mkfifo(lock),
+    ],
+    ids=["link", "hard link", "pipe"],
+)
 def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path, make):
     thesis, lock = tmp_path / "thesis", tmp_path / "lock"
     thesis.write_text("work of years")

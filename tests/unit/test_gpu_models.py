@@ -148,32 +148,38 @@ def selected(site, partition, model, **asked):
     return [one for one in script.directives if one.startswith(words)]
 
 
-@pytest.mark.parametrize(("partition", "model", "gpus", "expected"), [
-    ("typed", "l40s", 8, ["--nodes=1", "--gpus-per-node=l40s:8"]),
-    ("typed", "A100", 8, ["--nodes=2", "--gpus-per-node=a100:4"]),
-    ("typed", "a100-pcie", 1, ["--nodes=1", "--gpus-per-node=a100:1"]),
-    ("typed", None, 4, ["--nodes=1", "--gpus-per-node=4"]),
-    ("untyped", "T4", 4, ["--nodes=1", "--gpus-per-node=4", "--constraint=t4"]),
-    ("untyped", None, 8, ["--nodes=2", "--gpus-per-node=4", '--constraint="[a40|t4]"']),
-    ("named", "P4", 2, ["--nodes=1", "--gpus-per-node=2", "--exclude=n3"]),
-    ("named", "x1", 2, ["--nodes=1", "--gpus-per-node=2", '--exclude="n[1-2]"']),
-    ("sizes", "v100", 4, ["--nodes=2", "--gpus-per-node=v100:2", "--exclude=s3"]),
-    ("sizes", None, 8, ["--nodes=1", "--gpus-per-node=v100:8", '--exclude="s[1-2]"']),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partition", "model", "gpus", "expected"),
+    [
+        ("typed", "l40s", 8, ["--nodes=1", "--gpus-per-node=l40s:8"]),
+        ("typed", "A100", 8, ["--nodes=2", "--gpus-per-node=a100:4"]),
+        ("typed", "a100-pcie", 1, ["--nodes=1", "--gpus-per-node=a100:1"]),
+        ("typed", None, 4, ["--nodes=1", "--gpus-per-node=4"]),
+        ("untyped", "T4", 4, ["--nodes=1", "--gpus-per-node=4", "--constraint=t4"]),
+        ("untyped", None, 8, ["--nodes=2", "--gpus-per-node=4", '--constraint="[a40|t4]"']),
+        ("named", "P4", 2, ["--nodes=1", "--gpus-per-node=2", "--exclude=n3"]),
+        ("named", "x1", 2, ["--nodes=1", "--gpus-per-node=2", '--exclude="n[1-2]"']),
+        ("sizes", "v100", 4, ["--nodes=2", "--gpus-per-node=v100:2", "--exclude=s3"]),
+        ("sizes", None, 8, ["--nodes=1", "--gpus-per-node=v100:8", '--exclude="s[1-2]"']),
+    ],
+)
 def test_slurm_is_told_by_type_by_feature_or_by_name(mixed, partition, model, gpus, expected):
     assert selected(mixed, partition, model, gpus=gpus) == expected
 
 
-@pytest.mark.parametrize(("partition", "asked", "said"), [
-    ("typed", {"gpus": 8}, "would train together"),
-    ("typed", {"gpus": 999}, "no GPU model of 'typed' can hold this job"),
-    ("typed", {"gpus": 5}, "not every GPU model of 'typed' can hold this job"),
-    ("typed", {"gpus": 9, "gpu_model": "l40s"}, "do not fill whole nodes"),
-    ("typed", {"gpus": 8, "gpu_model": "h100"}, "no node of 'typed' has the GPU model 'h100'"),
-    ("typed", {"gpus": 8, "gpu_model": ""}, "no node of 'typed' has the GPU model ''"),
-    ("typed", {"gpus": 8, "gpu_model": "l40"}, "no node of 'typed' has the GPU model 'l40'"),
-    ("named", {"gpus": 4, "nodes": 2}, "not every GPU model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partition", "asked", "said"),
+    [
+        ("typed", {"gpus": 8}, "would train together"),
+        ("typed", {"gpus": 999}, "no GPU model of 'typed' can hold this job"),
+        ("typed", {"gpus": 5}, "not every GPU model of 'typed' can hold this job"),
+        ("typed", {"gpus": 9, "gpu_model": "l40s"}, "do not fill whole nodes"),
+        ("typed", {"gpus": 8, "gpu_model": "h100"}, "no node of 'typed' has the GPU model 'h100'"),
+        ("typed", {"gpus": 8, "gpu_model": ""}, "no node of 'typed' has the GPU model ''"),
+        ("typed", {"gpus": 8, "gpu_model": "l40"}, "no node of 'typed' has the GPU model 'l40'"),
+        ("named", {"gpus": 4, "nodes": 2}, "not every GPU model"),
+    ],
+)
 def test_what_no_node_can_hold_is_refused_with_what_would(mixed, partition, asked, said):
     with pytest.raises(BadInput) as caught:
         plan_on(mixed, JobSpec(partition, **asked))
@@ -209,25 +215,28 @@ def test_a_users_constraint_does_not_undo_the_choice(mixed):
     assert "--constraint=ib" in render_script(mixed, typed, Module(())).directives
 
 
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ("nodes: 6\n", "nodes: 7\n", "the groups have 6 nodes, but 'nodes' of 'typed' is 7"),
-    ('hostlist: "g[05-06]"', 'hostlist: "h[05-06]"', "does not name h05, h06"),
-    ('hostlist: "g[05-06]"', 'hostlist: "g[05-07]"', "names 3 nodes, but 'nodes' is 2"),
-    ('hostlist: "g[05-06]"', 'hostlist: "g[06-05]"', "runs backwards"),
-    ("    groups:\n", "    gpu: {model: T4, per_node: 1}\n    groups:\n", "each group says"),
-    ('nodes: 2, hostlist: "g[05-06]", ', "", "lacks the key 'nodes'"),
-    ("gres_type: l40s, per_node: 8}, memory_gb: 500", "max_time: '1'}", "key 'max_time'"),
-    ('hostlist: "n[1-2]", ', "", "Slurm cannot tell these nodes from the partition's others"),
-    ("X1: {compute: 8.9,", "X1: {compute: 8.4,", "there is no compute capability 8.4"),
-    ("X1: {compute: 8.9, memory_gb: 16}", "X1: {compute: 8.9}", "'X1' lacks 'memory_gb'"),
-    ("X1: {compute: 8.9,", "X1: {", "'X1' lacks 'compute'"),
-    ("X1: {compute: 8.9, memory_gb: 16}", "X1:", "'X1' has no value"),
-    ("compute: 8.9", "compute: eight", "'compute' is 'eight'"),
-    ("memory_gb: 16}", "memory_gb: 16, driver_name: 'a\"b'}", "driver_name"),
-    ("memory_gb: 16}", "memory_gb: 16, vendor: amd}", "is a GPU of AMD"),
-    ("X1: {compute: 8.9,", "MI250X: {compute: 9.0,", "is a GPU of AMD"),
-    (OWN, "gpus: []\n", "'gpus' must be a mapping"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("nodes: 6\n", "nodes: 7\n", "the groups have 6 nodes, but 'nodes' of 'typed' is 7"),
+        ('hostlist: "g[05-06]"', 'hostlist: "h[05-06]"', "does not name h05, h06"),
+        ('hostlist: "g[05-06]"', 'hostlist: "g[05-07]"', "names 3 nodes, but 'nodes' is 2"),
+        ('hostlist: "g[05-06]"', 'hostlist: "g[06-05]"', "runs backwards"),
+        ("    groups:\n", "    gpu: {model: T4, per_node: 1}\n    groups:\n", "each group says"),
+        ('nodes: 2, hostlist: "g[05-06]", ', "", "lacks the key 'nodes'"),
+        ("gres_type: l40s, per_node: 8}, memory_gb: 500", "max_time: '1'}", "key 'max_time'"),
+        ('hostlist: "n[1-2]", ', "", "Slurm cannot tell these nodes from the partition's others"),
+        ("X1: {compute: 8.9,", "X1: {compute: 8.4,", "there is no compute capability 8.4"),
+        ("X1: {compute: 8.9, memory_gb: 16}", "X1: {compute: 8.9}", "'X1' lacks 'memory_gb'"),
+        ("X1: {compute: 8.9,", "X1: {", "'X1' lacks 'compute'"),
+        ("X1: {compute: 8.9, memory_gb: 16}", "X1:", "'X1' has no value"),
+        ("compute: 8.9", "compute: eight", "'compute' is 'eight'"),
+        ("memory_gb: 16}", "memory_gb: 16, driver_name: 'a\"b'}", "driver_name"),
+        ("memory_gb: 16}", "memory_gb: 16, vendor: amd}", "is a GPU of AMD"),
+        ("X1: {compute: 8.9,", "MI250X: {compute: 9.0,", "is a GPU of AMD"),
+        (OWN, "gpus: []\n", "'gpus' must be a mapping"),
+    ],
+)
 def test_groups_and_models_that_cannot_be_are_shown_with_a_caret(tmp_path, old, new, said):
     shown = refused(tmp_path, old, new)
     assert said in shown
@@ -289,9 +298,15 @@ def test_the_command_line_predicts_one_model_of_several(hpcdl):
 def test_checks_are_of_one_model_each(mixed):
     labels = [part.label for part in mixed.by_groups()]
     assert labels == [
-        "typed:A100-PCIe-40GB", "typed:L40S", "untyped:A40", "untyped:T4", "named:P4", "named:X1",
-        "sizes:V100-PCIex2", "sizes:V100-PCIex8",
-    ]  # fmt: skip
+        "typed:A100-PCIe-40GB",
+        "typed:L40S",
+        "untyped:A40",
+        "untyped:T4",
+        "named:P4",
+        "named:X1",
+        "sizes:V100-PCIex2",
+        "sizes:V100-PCIex8",
+    ]
     assert [mixed.partition(label).label for label in labels] == labels
     for wrong in ("typed:", "typed:H100", "other:L40S", ":", "typed:l40s:"):
         with pytest.raises(BadInput, match="has no partition"):
@@ -342,8 +357,10 @@ def test_the_linter_takes_the_largest_node_of_a_type(mixed):
 def test_a_network_that_nobody_described_is_not_judged_and_that_is_said():
     links = [Link(0, 1, "NET/Socket")]
     assert judge_links(links, {0: "a", 1: "b"}, nvlink=False, fabric="unknown") == ()
-    probes = [Probe(rank, 0, host, 2, 1, 1, ("0",), 1000, "", None, None)
-              for rank, host in enumerate("ab")]  # fmt: skip
+    probes = [
+        Probe(rank, 0, host, 2, 1, 1, ("0",), 1000, "", None, None)
+        for rank, host in enumerate("ab")
+    ]
     said = notes(probes, Expectation(world=2, tasks_per_node=1, cpus_per_task=1, fabric="unknown"))
     assert any("what network joins its nodes" in line for line in said)
     here = notes(probes[:1], Expectation(world=1, tasks_per_node=1, cpus_per_task=1, fabric=""))
@@ -355,10 +372,14 @@ TO_PYTHON_3_12 = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(("model", "tensorflow", "cuda"), [
-    pytest.param("M60", "2.16.2", "12.", marks=TO_PYTHON_3_12), ("B200", "2.21.0", "12.9"),
-    *((model, "2.21.0", "12.") for model in ("P4", "T4", "A10", "L4", "L40S", "RTX-4090")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "tensorflow", "cuda"),
+    [
+        pytest.param("M60", "2.16.2", "12.", marks=TO_PYTHON_3_12),
+        ("B200", "2.21.0", "12.9"),
+        *((model, "2.21.0", "12.") for model in ("P4", "T4", "A10", "L4", "L40S", "RTX-4090")),
+    ],
+)
 def test_each_newer_model_has_a_set_from_wheels(mixed, model, tensorflow, cuda):
     (found,) = resolve(alone(mixed, model), "x", "venv")
     assert found.fits

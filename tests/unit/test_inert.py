@@ -39,11 +39,27 @@ TEXTS = st.text(st.characters() | ODD) | st.just(HOSTILE)
 
 
 def verdict(text):
-    metric = {"name": text, "value": 1.0, "unit": text, "reference": 1.0, "low": None, "high": None,
-              "wanted": True}  # fmt: skip
-    return {"check": text, "case": text, "partition": text, "status": "FAIL", "reason": text,
-            "waived": False, "ok": False, "metrics": [metric], "seconds": 1.0,
-            "job": {"nodes": text}}  # fmt: skip
+    metric = {
+        "name": text,
+        "value": 1.0,
+        "unit": text,
+        "reference": 1.0,
+        "low": None,
+        "high": None,
+        "wanted": True,
+    }
+    return {
+        "check": text,
+        "case": text,
+        "partition": text,
+        "status": "FAIL",
+        "reason": text,
+        "waived": False,
+        "ok": False,
+        "metrics": [metric],
+        "seconds": 1.0,
+        "job": {"nodes": text},
+    }
 
 
 def result(text, **changes):
@@ -68,8 +84,10 @@ def page(text):
 
 
 OUTPUTS = {
-    **{name: lambda text, write=write: write({"seconds": 1.0, "verdicts": [verdict(text)]})
-       for name, write in FORMATS.items()},
+    **{
+        name: lambda text, write=write: write({"seconds": 1.0, "verdicts": [verdict(text)]})
+        for name, write in FORMATS.items()
+    },
     "csv": lambda text: "\n".join(as_csv([result(text)])),
     "json lines": lambda text: "\n".join(as_json_lines([result(text)])),
     "print": lambda text: printed(lambda: print(text)),
@@ -78,7 +96,7 @@ OUTPUTS = {
     "table": lambda text: printed(lambda: print(table([[text]], [text]))),
     "status line": lambda text: printed(lambda: StatusLine().show(text)),
     "page": page,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -91,10 +109,13 @@ def test_no_output_holds_what_a_terminal_obeys_or_a_reader_does_not_see(name, te
 def test_what_is_escaped_is_all_that_unicode_calls_a_control_or_a_format():
     free = set("\t\n\u06dd\u08e2\u0600\u0601\u0602\u0603\u0604\u0605\u070f\u0890\u0891")
     missed = [
-        f"{one:x}" for one in range(0x110000)
+        f"{one:x}"
+        for one in range(0x110000)
         if unicodedata.category(chr(one)) in {"Cc", "Cf", "Zl", "Zp", "Cs"}
-        and not UNSEEN.match(chr(one)) and chr(one) not in free and not 0x110BD <= one <= 0x1343F
-    ]  # fmt: skip
+        and not UNSEEN.match(chr(one))
+        and chr(one) not in free
+        and not 0x110BD <= one <= 0x1343F
+    ]
     assert missed == [], "signs of writing, which are seen, are no commands; all others are"
 
 
@@ -113,7 +134,16 @@ def test_a_cell_of_csv_is_no_formula_and_comes_back(text):
 
 def test_numbers_stay_numbers():
     assert [csv_cell(one) for one in (-1.5, 3, None, "-1.5", "+2e-3", "=1", "-x", "@a", "'a")] == [
-        -1.5, 3, None, "-1.5", "+2e-3", "'=1", "'-x", "'@a", "''a"]  # fmt: skip
+        -1.5,
+        3,
+        None,
+        "-1.5",
+        "+2e-3",
+        "'=1",
+        "'-x",
+        "'@a",
+        "''a",
+    ]
     assert of_csv_cell("'written by hand") == "'written by hand"
 
 
@@ -164,8 +194,12 @@ def planted(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with open_history(tmp_path / "history.sqlite", "embedded") as opened:
         opened.add([result(HOSTILE, job=1), result("x", status=HOSTILE)])
-    run = {"schema": 2, "run": str(tmp_path / RUN), "seconds": 1.0,
-           "verdicts": [{**verdict(HOSTILE), "log": HOSTILE}]}  # fmt: skip
+    run = {
+        "schema": 2,
+        "run": str(tmp_path / RUN),
+        "seconds": 1.0,
+        "verdicts": [{**verdict(HOSTILE), "log": HOSTILE}],
+    }
     job = {"schema": 1, "job_id": 7, "chain": [7], "name": HOSTILE, "partition": HOSTILE}
     ended = {"schema": 2, "outcome": {"status": HOSTILE, "reason": HOSTILE, "exit_code": 1}}
     for name, text in {
@@ -177,9 +211,11 @@ def planted(tmp_path, monkeypatch):
         "job/result.json": json.dumps(ended),
         "job/job.log": HOSTILE,
         "said": HOSTILE,
-        **dict.fromkeys(("squeue", "sacct", "scontrol", "scancel"),
-                        f"#!/bin/sh\ncat {tmp_path}/said >&2\nexit 1\n"),
-    }.items():  # fmt: skip
+        **dict.fromkeys(
+            ("squeue", "sacct", "scontrol", "scancel"),
+            f"#!/bin/sh\ncat {tmp_path}/said >&2\nexit 1\n",
+        ),
+    }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, newline="")
         (tmp_path / name).chmod(0o755)

@@ -42,8 +42,12 @@ def test_a_value_is_in_one_file_for_its_owner_alone(site):
     assert kept.stat().st_mode & 0o777 == 0o600
     assert "hunter2" in kept.read_text()
     assert "hunter2" not in everything_else(site.paths.work)
-    shown = subprocess.run(["bash", "-c", f"source {kept}; printf %s \"$API_KEY\""],
-                           capture_output=True, text=True, check=True)  # fmt: skip
+    shown = subprocess.run(
+        ["bash", "-c", f'source {kept}; printf %s "$API_KEY"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert shown.stdout == SECRET
 
 
@@ -79,8 +83,12 @@ def test_another_user_reads_no_value_and_plants_none(site):
     text = job.script.read_text()
     lines = text[text.index("\nvalues() {") : text.index("\n# preflight")]
     lines += next(line for line in text.splitlines() if line.startswith("values /"))
-    done = subprocess.run(["bash", "-c", "leave() { exit $1; }; " + lines], env={"PATH": "/bin"},
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", "leave() { exit $1; }; " + lines],
+        env={"PATH": "/bin"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 3, "a file of another user is not run: the value is missing"
     assert "API_KEY has no value" in done.stderr
 

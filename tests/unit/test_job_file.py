@@ -44,28 +44,34 @@ def test_a_file_says_what_options_would(job_file, hpcdl):
     assert hpcdl(*words).out.splitlines() == from_file
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    (["--gpus", "8"], "#SBATCH --nodes=1"),
-    (["--nodes", "3", "--gpus-per-node", "2"], "#SBATCH --gpus-per-node=v100:2"),
-    (["--partition", "p100"], "#SBATCH --nodes=4"),
-    (["--time", "5"], "#SBATCH --time=00:05:00"),
-    (["--name", "other"], "#SBATCH --job-name=other"),
-    (["--env", "MORE=9"], "values '' LR KEEP MORE"),
-    (["--module", "cuda/12"], "module load cuda/12 || leave 20"),
-    (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--gpus", "8"], "#SBATCH --nodes=1"),
+        (["--nodes", "3", "--gpus-per-node", "2"], "#SBATCH --gpus-per-node=v100:2"),
+        (["--partition", "p100"], "#SBATCH --nodes=4"),
+        (["--time", "5"], "#SBATCH --time=00:05:00"),
+        (["--name", "other"], "#SBATCH --job-name=other"),
+        (["--env", "MORE=9"], "values '' LR KEEP MORE"),
+        (["--module", "cuda/12"], "module load cuda/12 || leave 20"),
+        (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
+    ],
+)
 def test_options_go_before_the_file(job_file, hpcdl, words, line):
     assert line in render(hpcdl, job_file, *words)
 
 
-@pytest.mark.parametrize(("old", "new", "said"), [
-    ("schema: 1\n", "", "the file lacks the key 'schema'"),
-    ("name: mine", "name: a b", "'name' is 'a b'"),
-    ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
-    ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
-    ("[python, -c", "[[python], -c", "must be text, not a list"),
-    ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("schema: 1\n", "", "the file lacks the key 'schema'"),
+        ("name: mine", "name: a b", "'name' is 'a b'"),
+        ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
+        ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
+        ("[python, -c", "[[python], -c", "must be text, not a list"),
+        ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
+    ],
+)
 def test_faults_are_shown_with_their_place(job_file, old, new, said):
     assert old in JOB_FILE
     job_file.write_text(JOB_FILE.replace(old, new))

@@ -41,9 +41,13 @@ def run_workers(site, folder, sharing="NO"):
     said = f"echo 'JobId=1369 OverSubscribe={sharing} Comment=x'"
     names = "printf 'p100-01\\np100-02\\n'"
     stand_in(folder, "scontrol", f"[[ $2 == job ]] && {said} || {names}")
-    env = {"PATH": f"{folder}:{os.environ['PATH']}", "HPCDL_JOB_DIR": str(folder),
-           "SLURM_PROCID": "3", "SLURM_JOB_ID": "1369",
-           "SLURM_JOB_NODELIST": "p100-[01-02]"}  # fmt: skip
+    env = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "HPCDL_JOB_DIR": str(folder),
+        "SLURM_PROCID": "3",
+        "SLURM_JOB_ID": "1369",
+        "SLURM_JOB_NODELIST": "p100-[01-02]",
+    }
     together = text[text.index("\ntogether() {") : text.index("\n# follow")]
     lines = 'leave() { exit "$1"; }\n' + together + text[start:launch] + program
     words = ["bash", "-c", lines]
@@ -100,14 +104,25 @@ def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, mi
 @pytest.mark.parametrize("stage", [False, True])
 def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_path, runtime, stage):
     """The launch line runs in a real bash: the words are those that the runtime gets."""
-    spec = JobSpec("p100", gpus=1, program=("true",), container="/image.sif", data="/elsewhere/set",
-                   stage=stage, job_dir=tmp_path / "my job", files=(Path("/srv/program"),),
-                   preflight=False)  # fmt: skip
+    spec = JobSpec(
+        "p100",
+        gpus=1,
+        program=("true",),
+        container="/image.sif",
+        data="/elsewhere/set",
+        stage=stage,
+        job_dir=tmp_path / "my job",
+        files=(Path("/srv/program"),),
+        preflight=False,
+    )
     text = render_script(replace(site, container=runtime), spec, Module(())).text
     launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nfollow")]
     stand_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPCDL_DATA": "/tmp/hpcdl 7",
-           "HPCDL_JOB_DIR": str(tmp_path / "my job")}  # fmt: skip
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HPCDL_DATA": "/tmp/hpcdl 7",
+        "HPCDL_JOB_DIR": str(tmp_path / "my job"),
+    }
     done = subprocess.run(["bash", "-c", launch], env=env, capture_output=True, text=True)
     words = done.stdout.splitlines()
     seen = ["/elsewhere/set", str(tmp_path / "my job"), "/tmp", "/srv/program"]

@@ -37,8 +37,9 @@ def test_runs_are_listed_by_what_slurm_or_their_files_say(site):
         os.utime(index(site) / str(job_id), (0, 1e9 - age), follow_symlinks=False)
     found = own_jobs(site, 5)
     assert [(one.job_id, one.name, one.partition, one.state, one.folder) for one in found] == [
-        (9, "second", "v100", "RUNNING", chain.folder), (7, "first", "p100", "FAILED", ended.folder)
-    ]  # fmt: skip
+        (9, "second", "v100", "RUNNING", chain.folder),
+        (7, "first", "p100", "FAILED", ended.folder),
+    ]
     assert len(own_jobs(site, 1)) == 1
     assert "second" in as_text(found)
 

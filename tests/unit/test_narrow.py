@@ -14,10 +14,13 @@ from hpcdl.system.text import StatusLine, table
 from tests.unit.conftest import commands
 
 REPORTS = [
-    "predict scale --site pi --partition p100 --model resnet50", "site show --site embedded",
-    "stack resolve --site pi", "job lint --site embedded job.sh",
-    "check references show --site embedded", "doctor --role laptop",
-]  # fmt: skip
+    "predict scale --site pi --partition p100 --model resnet50",
+    "site show --site embedded",
+    "stack resolve --site pi",
+    "job lint --site embedded job.sh",
+    "check references show --site embedded",
+    "doctor --role laptop",
+]
 COLOUR = "\x1b["
 
 
@@ -96,10 +99,15 @@ def test_a_status_line_that_stays_is_whole(monkeypatch):
     assert [part.strip() for part in seen if part] == [text[:39], text, "job 1: it runs", ""]
 
 
-@pytest.mark.parametrize(("env", "coloured"), [
-    ({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False),
-    ({"TERM": "dumb"}, False),
-], ids=["terminal", "NO_COLOR", "dumb"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("env", "coloured"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+    ids=["terminal", "NO_COLOR", "dumb"],
+)
 def test_colours_are_for_terminals_that_may_have_them(env, coloured, seen):
     _, said = seen("job lint --site embedded job.sh", **env)
     assert (COLOUR in said) == coloured

@@ -48,8 +48,9 @@ def planned(site, monkeypatch, release, *found, **more):
 def with_parts(site, stacks, **partitions):
     """The site with these partitions and stacks alone; the first is the default."""
     named = {stack.name: stack for stack in stacks}
-    return replace(site, partitions=partitions, default_partition=next(iter(partitions)),
-                   stacks=named)  # fmt: skip
+    return replace(
+        site, partitions=partitions, default_partition=next(iter(partitions)), stacks=named
+    )
 
 
 def job(number, partition):
@@ -93,9 +94,21 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, 
 
 
 def test_references_of_the_old_release_become_stale(site, monkeypatch):
-    row = Reference(check="allreduce", case="2x2", partition="p100", metric="bandwidth", value=1.0,
-                    unit="GB/s", lower=-0.1, runs=5, spread=0.01, source="measured", proof="run",
-                    date="2026-01-01", release="old")  # fmt: skip
+    row = Reference(
+        check="allreduce",
+        case="2x2",
+        partition="p100",
+        metric="bandwidth",
+        value=1.0,
+        unit="GB/s",
+        lower=-0.1,
+        runs=5,
+        spread=0.01,
+        source="measured",
+        proof="run",
+        date="2026-01-01",
+        release="old",
+    )
     other = replace(row, metric="latency", release=None)
     update_references(site, "embedded", [row, other])
     plan = planned(site, monkeypatch, read_release(site, "new"))
@@ -134,8 +147,9 @@ def test_a_partition_that_another_release_serves_changes_too(site, monkeypatch):
     make_release(site, "kepler", version="2.14.1", stack="kepler", partitions=("k80",))
     kepler = replace(site.partitions["k80"], stack="kepler")
     meant = replace(site.stacks["tensorflow"], name="kepler", partitions=("k80",))
-    mixed = replace(site, partitions={**site.partitions, "k80": kepler},
-                                stacks={**site.stacks, "kepler": meant})  # fmt: skip
+    mixed = replace(
+        site, partitions={**site.partitions, "k80": kepler}, stacks={**site.stacks, "kepler": meant}
+    )
     publish(mixed, "kepler", passing, say=silent)
     plan = planned(site, monkeypatch, read_release(site, "old"))
     assert plan.stacks[0].publishes
@@ -187,8 +201,10 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypa
 def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included():
     site = load_site(find_site_file("p100-v100-k80"))
     stack = StackRequest("tensorflow", "venv", (), {}, horovod=False)  # no compiler is needed
-    parts = {name: replace(site.partitions[name], stack=stack.name, driver=driver)
-             for name, driver in (("p100", None), ("k80", "440.33"))}  # fmt: skip
+    parts = {
+        name: replace(site.partitions[name], stack=stack.name, driver=driver)
+        for name, driver in (("p100", None), ("k80", "440.33"))
+    }
     found = site_plan.plan(with_parts(site, [stack], **parts))
     (why,) = [one.target.blocked for one in found.stacks if one.target.partitions == ("k80",)]
     assert "CUDA 11 needs driver >= 450.80.02" in why

@@ -24,14 +24,21 @@ def a_check(folder, machine, local, nodes, wait=0.0, **changes):
     """What the check writes where its messages take as long as on `machine`, and `wait` each."""
     ranks = local * nodes
     seconds = {size: wait + took(machine, local, nodes, size) for size in SIZES}
-    rates = {str(size): size / time * 2 * (ranks - 1) / ranks / 1e9
-             for size, time in seconds.items()}  # fmt: skip
+    rates = {
+        str(size): size / time * 2 * (ranks - 1) / ranks / 1e9 for size, time in seconds.items()
+    }
     result = {
-        "schema": 2, "kind": "allreduce", "job": {"partition": "p100"},
-        "layout": {"ranks": ranks, "hosts": [f"n{rank // local}" for rank in range(ranks)],
-                   "gpu_per_rank": 1},
-        "versions": {"strategy": "multiworker"}, "summary": {"bus_gbs": rates},
-    }  # fmt: skip
+        "schema": 2,
+        "kind": "allreduce",
+        "job": {"partition": "p100"},
+        "layout": {
+            "ranks": ranks,
+            "hosts": [f"n{rank // local}" for rank in range(ranks)],
+            "gpu_per_rank": 1,
+        },
+        "versions": {"strategy": "multiworker"},
+        "summary": {"bus_gbs": rates},
+    }
     path = folder / f"allreduce-{local}-{nodes}.json"
     path.write_text(json.dumps({**result, **changes}))
     return path
@@ -85,14 +92,24 @@ def test_a_check_of_another_partition_is_refused(three_generations, p100, tmp_pa
         answer(Request(three_generations.partition("v100"), "vgg16", exchanges=(check,)))
 
 
-@pytest.mark.parametrize("changes", [
-    {"summary": {}}, {"summary": {"bus_gbs": []}}, {"summary": {"bus_gbs": {}}},
-    {"summary": {"bus_gbs": {"65536": 0}}}, {"summary": {"bus_gbs": {"x": 1}}},
-    {"summary": {"bus_gbs": {"65536": float("nan")}}}, {"schema": 3}, {"versions": None},
-    {"summary": {"bus_gbs": {"65536": 10**400}}}, {"layout": {"hosts": ["a"]}},
-    {"layout": {"hosts": 5}}, {"layout": {"hosts": ["a", "a", "b"]}},
-    {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"summary": {}},
+        {"summary": {"bus_gbs": []}},
+        {"summary": {"bus_gbs": {}}},
+        {"summary": {"bus_gbs": {"65536": 0}}},
+        {"summary": {"bus_gbs": {"x": 1}}},
+        {"summary": {"bus_gbs": {"65536": float("nan")}}},
+        {"schema": 3},
+        {"versions": None},
+        {"summary": {"bus_gbs": {"65536": 10**400}}},
+        {"layout": {"hosts": ["a"]}},
+        {"layout": {"hosts": 5}},
+        {"layout": {"hosts": ["a", "a", "b"]}},
+        {"summary": {"bus_gbs": {"65536": 1, "131072": 4}}},
+    ],
+)
 def test_a_check_that_measured_nothing_is_refused(p100, tmp_path, changes):
     with pytest.raises(BadInput, match=r"allreduce-4-2\.json"):
         read_exchange(a_check(tmp_path, p100, 4, 2, **changes))

@@ -24,17 +24,20 @@ from hpcdl.predict.step import (
     largest_of,
     predict_step,
     profile,
-)  # fmt: skip
+)
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 RESULT = {
-    "schema": 2, "model": "mlp", "batch_per_rank": 32, "precision": "float32",
+    "schema": 2,
+    "model": "mlp",
+    "batch_per_rank": 32,
+    "precision": "float32",
     "layout": {"ranks": 4},
     "summary": {
         "images_per_second": 1280.0,
         "phases": {"input": 0.2, "compute": 0.5, "communication": 0.2, "update": 0.1},
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +109,15 @@ def test_the_old_pipeline_adds_all_of_reading_and_decoding_to_every_step(k80, st
 TINY = {"model": "mlp", "images_per_second": 1e5, "gpus": "64"}
 
 
-@pytest.mark.parametrize(("asked", "limit"), [
-    ({"data": IMAGENET, "storage_gbs": 0.02, "gpus": "64"}, "input"),
-    ({"network_gbs": 0.05, "gpus": "64"}, "communication"), ({"gpus": "4096"}, "stragglers"),
-    (TINY, "latency"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [
+        ({"data": IMAGENET, "storage_gbs": 0.02, "gpus": "64"}, "input"),
+        ({"network_gbs": 0.05, "gpus": "64"}, "communication"),
+        ({"gpus": "4096"}, "stragglers"),
+        (TINY, "latency"),
+    ],
+)
 def test_what_limits_a_step_is_named(k80, asked, limit):
     assert ask(k80, **asked).points[0].step.limit == limit
 
@@ -123,10 +130,16 @@ def test_storage_limits_the_rate(k80):
 def test_latency_is_helped_by_a_shorter_cycle(k80):
     machine, training, base = prepare(Request(k80, "mlp", images_per_second=1e5))
     slow, fast = (
-        predict_step(machine, training, profile(machine, training, base.seconds, known),
-                     64, 64 // machine.per_node, known)
+        predict_step(
+            machine,
+            training,
+            profile(machine, training, base.seconds, known),
+            64,
+            64 // machine.per_node,
+            known,
+        )
         for known in (replace(constants(), cycle=cycle) for cycle in (0.005, 0.0005))
-    )  # fmt: skip
+    )
     assert fast.seconds < slow.seconds
 
 
@@ -166,19 +179,30 @@ def test_the_largest_of_many_deviates_grows_slowly():
     assert [largest_of(n) for n in (1, 2, 8, 100)] == pytest.approx([0, 0.56, 1.42, 2.51], abs=0.03)
 
 
-@pytest.mark.parametrize(("text", "per_node", "counts"), [
-    ("8", 4, (8,)), ("1-20", 4, (1, 2, 4, 8, 16, 20)), ("1-24", 6, (1, 2, 4, 6, 12, 24)),
-    ("3-10", 8, (3, 4, 8)), ("5-15", 4, (8, 12)), (" 1, 2 ,4 - 8 ", 4, (1, 2, 4, 8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "per_node", "counts"),
+    [
+        ("8", 4, (8,)),
+        ("1-20", 4, (1, 2, 4, 8, 16, 20)),
+        ("1-24", 6, (1, 2, 4, 6, 12, 24)),
+        ("3-10", 8, (3, 4, 8)),
+        ("5-15", 4, (8, 12)),
+        (" 1, 2 ,4 - 8 ", 4, (1, 2, 4, 8)),
+    ],
+)
 def test_counts_fill_nodes(text, per_node, counts):
     assert expand(text, per_node) == counts
 
 
-@pytest.mark.parametrize(("said", "texts"), [
-    ("is not a count of GPUs", ["", "x", "-4", "1-", "1e3", "1;2", "\u0661", "1 2", "1-6 4"]),
-    ("is not between 1 and 65536 GPUs", ["0", "3-1", "70000"]),
-    ("fill whole nodes of 4: take 4 or 8", ["6"]), ("fills whole nodes of 4", ["5-7"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "texts"),
+    [
+        ("is not a count of GPUs", ["", "x", "-4", "1-", "1e3", "1;2", "\u0661", "1 2", "1-6 4"]),
+        ("is not between 1 and 65536 GPUs", ["0", "3-1", "70000"]),
+        ("fill whole nodes of 4: take 4 or 8", ["6"]),
+        ("fills whole nodes of 4", ["5-7"]),
+    ],
+)
 def test_a_count_that_is_none_is_refused(said, texts):
     for text in texts:
         with pytest.raises(BadInput) as caught:
@@ -198,8 +222,14 @@ def test_a_result_of_this_site_is_the_surest_start(pi, tmp_path):
 def a_run(folder, **changes):
     """A result.json of one P100 of the partition p100, changed."""
     layout = {"ranks": 1, "gpu": "Tesla P100-PCIE-16GB", "gpu_per_rank": 1}
-    run = {**RESULT, "model": "resnet50", "job": {"partition": "p100"}, "layout": layout,
-           "precision": "fp32", **changes}  # fmt: skip
+    run = {
+        **RESULT,
+        "model": "resnet50",
+        "job": {"partition": "p100"},
+        "layout": layout,
+        "precision": "fp32",
+        **changes,
+    }
     path = folder / "run.json"
     path.write_text(json.dumps(run))
     return path
@@ -222,10 +252,15 @@ def test_a_run_of_images_of_another_size_is_refused(p100, tmp_path):
         answer(Request(p100, result=a_run(tmp_path), size=448))
 
 
-@pytest.mark.parametrize(("precision", "options", "meant"), [
-    ("fp32", {}, "fp32"), ("fp16", {}, "amp"), ("bf16", {}, "amp"),
-    ("fp16", {"compress": True}, "fp16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("precision", "options", "meant"),
+    [
+        ("fp32", {}, "fp32"),
+        ("fp16", {}, "amp"),
+        ("bf16", {}, "amp"),
+        ("fp16", {"compress": True}, "fp16"),
+    ],
+)
 def test_only_compressed_gradients_of_a_run_are_halves(p100, tmp_path, precision, options, meant):
     run = a_run(tmp_path, precision=precision, options=options)
     assert answer(Request(p100, result=run)).training.precision == meant
@@ -270,26 +305,52 @@ def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80):
     assert (base.proof, base.low < 0.8 < 1.2 < base.high) == ("doubtful", True)
 
 
-@pytest.mark.parametrize(("field", "value"), [
-    ("model", None), ("batch", 10**9), ("batch", 10**400), ("images", -(10**400)),
-    ("images", 0), ("loss", float("nan")), ("loss", 1.0), ("deadline_hours", -1.0),
-    ("pipeline", "old"), ("pipeline", "newest"), ("images_per_second", float("inf")),
-    ("images_per_second", float("nan")), ("network_gbs", 0.0), ("link_gbs", -1.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", None),
+        ("batch", 10**9),
+        ("batch", 10**400),
+        ("images", -(10**400)),
+        ("images", 0),
+        ("loss", float("nan")),
+        ("loss", 1.0),
+        ("deadline_hours", -1.0),
+        ("pipeline", "old"),
+        ("pipeline", "newest"),
+        ("images_per_second", float("inf")),
+        ("images_per_second", float("nan")),
+        ("network_gbs", 0.0),
+        ("link_gbs", -1.0),
+    ],
+)
 def test_an_absurd_question_is_one_clear_error(k80, field, value):
     with pytest.raises(BadInput) as caught:
         ask(k80, **{field: value})
     assert "\n" not in caught.value.message
 
 
-@pytest.mark.parametrize("change", [
-    {"schema": None}, {"summary": {}}, {"layout": None}, {"batch_per_rank": None},
-    {"summary": {"images_per_second": 5, "phases": {"compute": 7}}}, {"batch_per_rank": -1},
-    {"precision": ["fp32"]}, {"batch_per_rank": 10**400}, {"batch_per_rank": 1e308},
-    {"layout": {"ranks": float("inf")}}, {"layout": {"ranks": float("nan")}},
-    {"summary": {"images_per_second": 10**400}}, {"summary": {"images_per_second": 5e-324}},
-    "", "[1]", '{"schema": ' + "9" * 5000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": None},
+        {"summary": {}},
+        {"layout": None},
+        {"batch_per_rank": None},
+        {"summary": {"images_per_second": 5, "phases": {"compute": 7}}},
+        {"batch_per_rank": -1},
+        {"precision": ["fp32"]},
+        {"batch_per_rank": 10**400},
+        {"batch_per_rank": 1e308},
+        {"layout": {"ranks": float("inf")}},
+        {"layout": {"ranks": float("nan")}},
+        {"summary": {"images_per_second": 10**400}},
+        {"summary": {"images_per_second": 5e-324}},
+        "",
+        "[1]",
+        '{"schema": ' + "9" * 5000,
+    ],
+)
 def test_a_result_that_measured_nothing_is_refused(tmp_path, change):
     path = tmp_path / "result.json"
     path.write_text(change if isinstance(change, str) else json.dumps({**RESULT, **change}))
@@ -334,8 +395,11 @@ def test_without_matplotlib_the_command_says_what_to_install(k80, tmp_path, monk
 
 def of_several(folder, *rates):
     """Runs of 8 GPUs on 4 nodes of p100 whose ranks work 0.2 s of a step of 64 images."""
-    layout = {"ranks": 8, "hosts": [f"n{rank % 4}" for rank in range(8)],
-              "gpu": "Tesla P100-SXM2-16GB"}  # fmt: skip
+    layout = {
+        "ranks": 8,
+        "hosts": [f"n{rank % 4}" for rank in range(8)],
+        "gpu": "Tesla P100-SXM2-16GB",
+    }
     paths = []
     for number, rate in enumerate(rates):
         own = 0.2 * rate / (64 * 8)
@@ -381,8 +445,19 @@ def test_time_energy_and_money_of_an_epoch_follow_from_the_rate(p100):
 
 
 def test_partitions_are_compared_in_one_table(hpcdl):
-    words = ["predict", "--site", "pi", "--compare", "k80,p100", "--model", "resnet50",
-             "--gpus", "2", "--price", "1"]  # fmt: skip
+    words = [
+        "predict",
+        "--site",
+        "pi",
+        "--compare",
+        "k80,p100",
+        "--model",
+        "resnet50",
+        "--gpus",
+        "2",
+        "--price",
+        "1",
+    ]
     lines = hpcdl(*words).out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["k80", "p100"]
     both = json.loads(hpcdl(*words, "--json").out)["partitions"]

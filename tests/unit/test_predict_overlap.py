@@ -61,9 +61,14 @@ def measured(nodes):
     return float(nodes * TRACES["batch_per_node"]["googlenet"] / row["images_per_sec"])
 
 
-@pytest.mark.parametrize(("nodes", "exposed_ms", "error"), [
-    (2, 0.404, -0.083), (4, 55.207, 0.046), (8, 105.865, -0.022),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "exposed_ms", "error"),
+    [
+        (2, 0.404, -0.083),
+        (4, 55.207, 0.046),
+        (8, 105.865, -0.022),
+    ],
+)
 def test_the_recursion_gives_the_authors_figures_on_their_own_traces(nodes, exposed_ms, error):
     assert traced(nodes) == pytest.approx(exposed_ms / 1000, abs=1e-6)
     assert (measured(1) + traced(nodes)) / measured(nodes) - 1 == pytest.approx(error, abs=5e-4)

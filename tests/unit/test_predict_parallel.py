@@ -20,8 +20,12 @@ from tools.parallel import fit, grouped, left_out, likely, memory_errors, rows
 GPT3 = network("gpt3_175b", 2048)
 S, H, HEADS = 2048, 12288, 96
 PLAIN = Plan(fused=False)
-SHIPPED = [(name, kind) for kind, known in facts.load("parallel")["families"].items()
-           for name in known if name != "other"]  # fmt: skip
+SHIPPED = [
+    (name, kind)
+    for kind, known in facts.load("parallel")["families"].items()
+    for name in known
+    if name != "other"
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,36 +46,50 @@ def step(machine, plan, gpus):
     return {"compute": compute, "exchange": exchange, **losses}
 
 
-@pytest.mark.parametrize(("plan", "factor"), [
-    (PLAIN, 34 + 5 * HEADS * S / H),
-    (replace(PLAIN, tensor=8), 10 + 24 / 8 + 5 * HEADS * S / (8 * H)),
-    (replace(PLAIN, tensor=8, sequence=True), (34 + 5 * HEADS * S / H) / 8),
-    (replace(PLAIN, tensor=8, sequence=True, checkpointing="selective"), 34 / 8),
-    (replace(PLAIN, tensor=8, checkpointing="full"), 2),
-    (Plan(tensor=8, sequence=True), 34 / 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("plan", "factor"),
+    [
+        (PLAIN, 34 + 5 * HEADS * S / H),
+        (replace(PLAIN, tensor=8), 10 + 24 / 8 + 5 * HEADS * S / (8 * H)),
+        (replace(PLAIN, tensor=8, sequence=True), (34 + 5 * HEADS * S / H) / 8),
+        (replace(PLAIN, tensor=8, sequence=True, checkpointing="selective"), 34 / 8),
+        (replace(PLAIN, tensor=8, checkpointing="full"), 2),
+        (Plan(tensor=8, sequence=True), 34 / 8),
+    ],
+)
 def test_a_block_keeps_what_the_papers_table_2_says(plan, factor):
     """Korthikanti et al. 2022."""
     assert kept(GPT3, plan, 1, HALF_BYTES) == pytest.approx(S * H * factor)
 
 
-@pytest.mark.parametrize(("pipeline", "of_the_whole"), [
-    ({"stages": 8, "micro_batches": 64}, 1),  # the first stage keeps one per stage
-    ({"stages": 8, "micro_batches": 2}, 1 / 4),
-    ({"stages": 8, "micro_batches": 64, "interleave": 3}, 1 + 7 / (8 * 3)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pipeline", "of_the_whole"),
+    [
+        ({"stages": 8, "micro_batches": 64}, 1),  # the first stage keeps one per stage
+        ({"stages": 8, "micro_batches": 2}, 1 / 4),
+        ({"stages": 8, "micro_batches": 64, "interleave": 3}, 1 + 7 / (8 * 3)),
+    ],
+)
 def test_a_pipeline_keeps_as_many_micro_batches_as_stages(pipeline, of_the_whole):
     whole = activation_bytes(GPT3, PLAIN, 1, HALF_BYTES)
     kept_by_first = activation_bytes(GPT3, replace(PLAIN, **pipeline), 1, HALF_BYTES)
     assert kept_by_first == pytest.approx(whole * of_the_whole, rel=0.01)
 
 
-@pytest.mark.parametrize(("zero", "of_each", "gathered", "rel"), [
-    (0, 2 + 4 + 12, 0, 1e-6),
-    (1, 2 + 4 + 12 / 64, 0, 1e-6),
-    (2, 2 + 4 / 64 + 12 / 64, 0, 1e-6),
-    (3, 18 / 64, 2 * HALF_BYTES * 12 * H * H, 0.01),  # FSDP: weights too, but a block's gathered
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("zero", "of_each", "gathered", "rel"),
+    [
+        (0, 2 + 4 + 12, 0, 1e-6),
+        (1, 2 + 4 + 12 / 64, 0, 1e-6),
+        (2, 2 + 4 / 64 + 12 / 64, 0, 1e-6),
+        (
+            3,
+            18 / 64,
+            2 * HALF_BYTES * 12 * H * H,
+            0.01,
+        ),  # FSDP: weights too, but a block's gathered
+    ],
+)
 def test_zero_shards_the_optimizer_then_gradients_then_weights(zero, of_each, gathered, rel):
     found = state_bytes(GPT3, Plan(zero=zero), 64, HALF_BYTES)
     assert found == pytest.approx(GPT3.parameters * of_each + gathered, rel=rel)
@@ -81,8 +99,11 @@ def test_zero_shards_the_optimizer_then_gradients_then_weights(zero, of_each, ga
 def test_the_bubble_of_equal_stages_is_the_papers(a100, micro, stages, pieces):
     machine = replace(of_partition(a100), network=Link("none", 0.0, 1e30))
     plan = Plan(8, stages, pieces, micro)
-    bare = replace(GPT3, layers=(*GPT3.layers[:-1], replace(GPT3.layers[-1], macs=0.0)),
-                   shape=replace(GPT3.shape, vocabulary=0))  # fmt: skip
+    bare = replace(
+        GPT3,
+        layers=(*GPT3.layers[:-1], replace(GPT3.layers[-1], macs=0.0)),
+        shape=replace(GPT3.shape, vocabulary=0),
+    )
     work = replace(work_of(machine, Training(bare, 1, "amp")), net=bare)
     compute, _, losses = split(work, plan, plan.gpus)
     useful = compute + losses["tensor"] + losses["recomputing"]
@@ -111,8 +132,9 @@ def test_tensor_parallelism_across_nodes_is_worse_than_in_one(a100):
 def test_a_measured_step_stretches_computing_and_nothing_else(a100):
     plan = Plan(tensor=8, checkpointing="full")
     asked = Request(a100, "gpt_18b", gpus="8", batch=1, size=2048, plan=plan)
-    fast, slow = (answer(replace(asked, images_per_second=rate)).points[0].step
-                  for rate in (2.0, 1.0))  # fmt: skip
+    fast, slow = (
+        answer(replace(asked, images_per_second=rate)).points[0].step for rate in (2.0, 1.0)
+    )
     assert slow.compute == pytest.approx(2 * fast.compute)
     assert slow.losses["recomputing"] == pytest.approx(2 * fast.losses["recomputing"])
     assert slow.losses["tensor"] == pytest.approx(fast.losses["tensor"])
@@ -139,8 +161,15 @@ def test_a_plan_that_does_not_fit_is_told_with_a_batch_that_does_or_what_to_do(a
 
 
 def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100):
-    asked = Request(a100, "gpt_39b", gpus="8-16", size=2048, loss=0.9, network_gbs=0.5,
-                    plan=Plan(zero=3, checkpointing="full"))  # fmt: skip
+    asked = Request(
+        a100,
+        "gpt_39b",
+        gpus="8-16",
+        size=2048,
+        loss=0.9,
+        network_gbs=0.5,
+        plan=Plan(zero=3, checkpointing="full"),
+    )
     found = answer(asked)
     assert [memory_bytes(found.training, n) <= 80e9 for n in (8, 16)] == [False, True]
     assert found.points[0].gpu_hours < found.points[1].gpu_hours
@@ -170,20 +199,23 @@ def test_few_sequences_per_second_are_no_zero(a100):
     assert float(shown[4].partition("-")[0]) > 0
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"model": "resnet50"}, "no transformer"),
-    ({"plan": Plan(tensor=7)}, "cannot share 48 heads"),
-    ({"plan": Plan(tensor=0)}, "--tensor is 1 to 100000, not 0"),
-    ({"plan": Plan(micro_batches=0)}, "--micro-batches is 1 to 100000, not 0"),
-    ({"plan": Plan(zero=4)}, "--zero is a stage of ZeRO, 0 to 3, not 4"),
-    ({"plan": Plan(stages=41)}, "too few"),
-    ({"plan": Plan(stages=8, interleave=3)}, "virtual stages"),
-    ({"plan": Plan(interleave=2)}, "only stages of a pipeline"),
-    ({"plan": Plan(checkpointing="some")}, "none, selective, full"),
-    ({"plan": Plan(tensor=8, stages=2)}, "multiple of the 16 GPUs"),
-    ({"form": "ddp"}, "in its own form"),
-    ({"data": "imagenet"}, "reads no images"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "resnet50"}, "no transformer"),
+        ({"plan": Plan(tensor=7)}, "cannot share 48 heads"),
+        ({"plan": Plan(tensor=0)}, "--tensor is 1 to 100000, not 0"),
+        ({"plan": Plan(micro_batches=0)}, "--micro-batches is 1 to 100000, not 0"),
+        ({"plan": Plan(zero=4)}, "--zero is a stage of ZeRO, 0 to 3, not 4"),
+        ({"plan": Plan(stages=41)}, "too few"),
+        ({"plan": Plan(stages=8, interleave=3)}, "virtual stages"),
+        ({"plan": Plan(interleave=2)}, "only stages of a pipeline"),
+        ({"plan": Plan(checkpointing="some")}, "none, selective, full"),
+        ({"plan": Plan(tensor=8, stages=2)}, "multiple of the 16 GPUs"),
+        ({"form": "ddp"}, "in its own form"),
+        ({"data": "imagenet"}, "reads no images"),
+    ],
+)
 def test_what_cannot_be_split_is_refused(a100, changes, said):
     asked = Request(a100, "gpt_18b", gpus="8", plan=Plan(tensor=8))
     with pytest.raises(BadInput, match=said) as raised:

@@ -117,22 +117,29 @@ def test_the_bound_is_that_of_all_gpus_of_a_case(three_generations):
     assert 219 < one < 219 * 15, "219 is what one of them really does"
 
 
-@pytest.mark.parametrize("case", [
-    TrainingCase("mlp", 1, 1, steps=10, batch=8),
-    TrainingCase("resnet50", 1, 1, steps=10, batch=8, data="imagenet", real=True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        TrainingCase("mlp", 1, 1, steps=10, batch=8),
+        TrainingCase("resnet50", 1, 1, steps=10, batch=8, data="imagenet", real=True),
+    ],
+)
 def test_nothing_is_said_of_images_whose_size_is_not_known(three_generations, case):
     assert most(case, three_generations.partition("p100")) is None
 
 
 # Trainable parameters and multiply-adds as torchvision and Keras publish them.
 PUBLISHED = {
-    "alexnet": (61_100_840, 0.714e9), "resnet50_v1.5": (25_557_032, 4.089e9),
-    "inception_v3": (23_817_352, 5.713e9), "googlenet": (6_624_904, 1.498e9),
-    "vgg16": (138_357_544, 15.47e9), "vgg19": (143_667_240, 19.63e9),
-    "densenet121": (7_978_856, 2.834e9), "resnet152": (60_268_520, 11.3e9),
+    "alexnet": (61_100_840, 0.714e9),
+    "resnet50_v1.5": (25_557_032, 4.089e9),
+    "inception_v3": (23_817_352, 5.713e9),
+    "googlenet": (6_624_904, 1.498e9),
+    "vgg16": (138_357_544, 15.47e9),
+    "vgg19": (143_667_240, 19.63e9),
+    "densenet121": (7_978_856, 2.834e9),
+    "resnet152": (60_268_520, 11.3e9),
     "mlp": (104_938, 104_768),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -151,9 +158,12 @@ def test_every_layer_has_gradients_and_the_totals_are_those_of_the_file(name):
 
 # Of the sources that transformers.yaml names: llm-foundry's table, BERT's papers (about).
 TRANSFORMERS = {
-    "mpt_7b": 6658859008, "mpt_70b": 64862437376, "bert_base": 110e6, "bert_large": 336e6,
+    "mpt_7b": 6658859008,
+    "mpt_70b": 64862437376,
+    "bert_base": 110e6,
+    "bert_large": 336e6,
     "llama3_8b": 8.03e9,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)

@@ -154,11 +154,15 @@ def test_ninetieth_percentile_and_median_are_of_the_sizes():
     assert found.bias == pytest.approx(-0.55)
 
 
-@pytest.mark.parametrize(("name", "text", "assumed"), [
-    ("rows.yaml", ROW + "# a comment\n" * 100_000, ()),
-    ("rows.csv", TABLE, ("host",)),  # which is unknown
-    ("rows.json", json.dumps(yaml.safe_load(ROW), indent=1), ()),
-], ids=["yaml", "csv", "json"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "assumed"),
+    [
+        ("rows.yaml", ROW + "# a comment\n" * 100_000, ()),
+        ("rows.csv", TABLE, ("host",)),  # which is unknown
+        ("rows.json", json.dumps(yaml.safe_load(ROW), indent=1), ()),
+    ],
+    ids=["yaml", "csv", "json"],
+)
 def test_a_file_of_ones_own_is_judged_whatever_its_format(tmp_path, name, text, assumed):
     (row,) = validate(read(tmp_path, text, name)).judged
     assert (row.case.record.id, row.case.assumed) == ("eight", assumed)
@@ -166,29 +170,41 @@ def test_a_file_of_ones_own_is_judged_whatever_its_format(tmp_path, name, text, 
     assert abs(row.error) < 0.1
 
 
-@pytest.mark.parametrize(("old", "new", "reason"), [
-    ("gpus: 8\n", "gpus: null\n", "number of GPUs"),
-    ("images_per_sec: 2800", "images_per_sec: null", "no number"),
-    ("nodes: 1", "nodes: 3", "spread evenly"),
-    ("variable_update: horovod\n  gpus: 8", "variable_update: replicated\n  gpus: 8",
-     "no row of fewer GPUs"),
-    ("model: resnet50", "model: resnet50x9", "the layers of model 'resnet50x9' are not known"),
-    ("gpu: V100-SXM2", "gpu: Z9", "the GPU 'Z9' is not in the facts"),
-    ("batch_per_gpu", "precision: int8\n  batch_per_gpu", "the precision 'int8' is not known"),
-    ("images_per_sec: 2800", "images_per_sec: 2800\n  notes: do not use as scaling reference",
-     "source warns"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("gpus: 8\n", "gpus: null\n", "number of GPUs"),
+        ("images_per_sec: 2800", "images_per_sec: null", "no number"),
+        ("nodes: 1", "nodes: 3", "spread evenly"),
+        (
+            "variable_update: horovod\n  gpus: 8",
+            "variable_update: replicated\n  gpus: 8",
+            "no row of fewer GPUs",
+        ),
+        ("model: resnet50", "model: resnet50x9", "the layers of model 'resnet50x9' are not known"),
+        ("gpu: V100-SXM2", "gpu: Z9", "the GPU 'Z9' is not in the facts"),
+        ("batch_per_gpu", "precision: int8\n  batch_per_gpu", "the precision 'int8' is not known"),
+        (
+            "images_per_sec: 2800",
+            "images_per_sec: 2800\n  notes: do not use as scaling reference",
+            "source warns",
+        ),
+    ],
+)
 def test_a_row_that_cannot_fit_says_why(tmp_path, old, new, reason):
     found = validate(read(tmp_path, ROW.replace(old, new)))
     assert [row.record.id for row in found.unfit] == ["eight"]
     assert reason in found.unfit[0].reason
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [
-    ("rows.yaml", FAULTY, ["rows.yaml:10:9", "lacks the key 'id'", "below its minimum"]),
-    ("rows.csv", FAULTY_TABLE, ["rows.csv:2:", "rows.csv:3:"]),
-    ("rows.yaml", ROW.replace("id: eight", "id: one"), [""]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("rows.yaml", FAULTY, ["rows.yaml:10:9", "lacks the key 'id'", "below its minimum"]),
+        ("rows.csv", FAULTY_TABLE, ["rows.csv:2:", "rows.csv:3:"]),
+        ("rows.yaml", ROW.replace("id: eight", "id: one"), [""]),
+    ],
+)
 def test_all_faults_of_a_file_are_shown_with_their_lines(tmp_path, name, text, said):
     with pytest.raises(BadInput, match="fault") as caught:
         read(tmp_path, text, name)
@@ -202,11 +218,18 @@ def test_a_csv_file_without_rows_is_refused(tmp_path, text):
         read(tmp_path, text, "rows.csv")
 
 
-@pytest.mark.parametrize(("update", "form"), [
-    ("tf.distribute", "no_overlap"), ("distributed_replicated", "no_overlap"),
-    ("multi_gpu wrapper, CPU", "no_overlap"), ("ddp", "ddp"), ("fsdp", "fsdp"),
-    ("replicated (no NCCL)", "parameter_server"), ("horovod", "horovod"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("update", "form"),
+    [
+        ("tf.distribute", "no_overlap"),
+        ("distributed_replicated", "no_overlap"),
+        ("multi_gpu wrapper, CPU", "no_overlap"),
+        ("ddp", "ddp"),
+        ("fsdp", "fsdp"),
+        ("replicated (no NCCL)", "parameter_server"),
+        ("horovod", "horovod"),
+    ],
+)
 def test_the_form_of_exchange_is_what_the_row_names(records, update, form):
     assert form_of(replace(records[0], update=update)) == form
 
@@ -215,9 +238,12 @@ def test_cores_and_size_of_a_row_count(tmp_path):
     real = ROW.replace("data: synthetic", "data: imagenet")
     (plain,), (few,), (small,) = (
         validate(read(tmp_path, real.replace(old, new))).judged
-        for old, new in [("", ""), ("8x V100", "8x V100, 6 cores"),
-                         ("  gpus", "  image_size: 128\n  gpus")]
-    )  # fmt: skip
+        for old, new in [
+            ("", ""),
+            ("8x V100", "8x V100, 6 cores"),
+            ("  gpus", "  image_size: 128\n  gpus"),
+        ]
+    )
     assert few.predicted < 0.9 * plain.predicted
     assert small.case.row.training.net.pixels == 128 * 128
 
@@ -229,15 +255,21 @@ def test_what_the_schema_does_not_know_is_ignored(tmp_path):
 
 def test_gpus_and_networks_are_known_however_a_source_writes_them(tmp_path):
     text = "records:\n"
-    for gpu, model in (("Tesla V100-SXM2-32GB", "ResNet-50"), ("NVIDIA A100", "inception3"),
-                       ("t4", "VGG-16"), ("p100 16GB", "efficientnet-b4")):  # fmt: skip
+    for gpu, model in (
+        ("Tesla V100-SXM2-32GB", "ResNet-50"),
+        ("NVIDIA A100", "inception3"),
+        ("t4", "VGG-16"),
+        ("p100 16GB", "efficientnet-b4"),
+    ):
         rows = ROW.replace("gpu: V100-SXM2", f"gpu: {gpu}").replace("resnet50", model)
         text += re.sub("(?m)^- id: ", f"- id: {gpu} ", rows.removeprefix("records:\n"))
     judged = validate(read(tmp_path, text)).judged
     assert [(one.case.row.machine.gpu, one.case.record.model) for one in judged] == [
-        ("V100-SXM2", "resnet50"), ("A100-SXM4-40GB", "inception_v3"), ("T4", "vgg16"),
+        ("V100-SXM2", "resnet50"),
+        ("A100-SXM4-40GB", "inception_v3"),
+        ("T4", "vgg16"),
         ("P100-PCIe", "efficientnet_v1_b4"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_file_without_single_gpu_rows_starts_from_ours(records, found):
@@ -248,14 +280,17 @@ def test_a_file_without_single_gpu_rows_starts_from_ours(records, found):
     assert alone == pytest.approx({name: same[name] for name in alone}, rel=1e-6)
 
 
-@pytest.mark.parametrize(("words", "link", "network"), [
-    ("PCIe, 10 GbE", "pcie3", "ethernet 10 Gb/s"),
-    ("NVLink; 2x EDR InfiniBand", "nvlink", "infiniband 200 Gb/s"),
-    ("NVLink 300 GB/s, RoCE 25Gb/s", "nvlink", "ethernet 25 Gb/s"),
-    ("", "nvlink", "infiniband 100 Gb/s"),
-    ("0 GbE", "nvlink", "infiniband 100 Gb/s"),
-    ("PCIe, 0x EDR, 0.00000 Gb/s, 25 GbE", "pcie3", "ethernet 25 Gb/s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "link", "network"),
+    [
+        ("PCIe, 10 GbE", "pcie3", "ethernet 10 Gb/s"),
+        ("NVLink; 2x EDR InfiniBand", "nvlink", "infiniband 200 Gb/s"),
+        ("NVLink 300 GB/s, RoCE 25Gb/s", "nvlink", "ethernet 25 Gb/s"),
+        ("", "nvlink", "infiniband 100 Gb/s"),
+        ("0 GbE", "nvlink", "infiniband 100 Gb/s"),
+        ("PCIe, 0x EDR, 0.00000 Gb/s, 25 GbE", "pcie3", "ethernet 25 Gb/s"),
+    ],
+)
 def test_an_unknown_host_has_the_links_that_its_row_names(words, link, network):
     machine = of_host("V100-SXM2-32GB", "somebody's box", 4, words)
 

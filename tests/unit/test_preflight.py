@@ -27,9 +27,15 @@ from hpcdl.jobs.preflight import (
 from hpcdl.system.errors import MissingPrerequisite
 
 EXPECTED = Expectation(
-    world=4, tasks_per_node=2, cpus_per_task=4, gpus_per_node=2, memory_mb=60_000,
-    release="tf-1", scratch="/tmp", data="/data",
-)  # fmt: skip
+    world=4,
+    tasks_per_node=2,
+    cpus_per_task=4,
+    gpus_per_node=2,
+    memory_mb=60_000,
+    release="tf-1",
+    scratch="/tmp",
+    data="/data",
+)
 SMALL = Expectation(world=4, tasks_per_node=2, cpus_per_task=4)
 SHAPE = replace(SMALL, gpus_per_node=2, fabric="infiniband")
 NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
@@ -39,44 +45,58 @@ def healthy():
     """Four ranks on two nodes, as the expectation wants them."""
     return [
         Probe(
-            rank=rank, local_rank=rank % 2, host=f"p100-0{rank // 2 + 1}", world=4, cpus=4,
-            affinity=4, gpus=("GPU-a", "GPU-b"), memory_mb=60_000, release="tf-1",
-            scratch_free_mb=1000, data=True,
+            rank=rank,
+            local_rank=rank % 2,
+            host=f"p100-0{rank // 2 + 1}",
+            world=4,
+            cpus=4,
+            affinity=4,
+            gpus=("GPU-a", "GPU-b"),
+            memory_mb=60_000,
+            release="tf-1",
+            scratch_free_mb=1000,
+            data=True,
         )
         for rank in range(4)
-    ]  # fmt: skip
+    ]
 
 
 def codes(probes, expected=EXPECTED):
     return [problem.code for problem in judge(probes, expected)]
 
 
-@pytest.mark.parametrize(("probes", "expected", "noted"), [
-    (healthy(), EXPECTED, 0),
-    # The same number on two nodes is two GPUs.
-    ([replace(p, gpus=("0", "1")) for p in healthy()], EXPECTED, 0),
-    # Isolated GPUs and unbound CPUs are worth a note.
-    ([replace(p, gpus=(f"GPU-{p.local_rank}",), affinity=2) for p in healthy()], EXPECTED, 2),
-    # What is not asked for is not checked.
-    ([replace(p, **NONE) for p in healthy()], SMALL, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("probes", "expected", "noted"),
+    [
+        (healthy(), EXPECTED, 0),
+        # The same number on two nodes is two GPUs.
+        ([replace(p, gpus=("0", "1")) for p in healthy()], EXPECTED, 0),
+        # Isolated GPUs and unbound CPUs are worth a note.
+        ([replace(p, gpus=(f"GPU-{p.local_rank}",), affinity=2) for p in healthy()], EXPECTED, 2),
+        # What is not asked for is not checked.
+        ([replace(p, **NONE) for p in healthy()], SMALL, 0),
+    ],
+)
 def test_an_allocation_in_order_has_no_problem(probes, expected, noted):
     assert codes(probes, expected) == []
     assert len(notes(probes, expected)) == noted
 
 
-@pytest.mark.parametrize(("change", "code"), [
-    ({"release": "tf-0"}, 20),
-    ({"release": ""}, 20),
-    ({"world": 1}, 21),
-    ({"gpus": ()}, 22),
-    ({"gpus": ("GPU-a",), "local_rank": 0}, 22),
-    ({"cpus": 1}, 23),
-    ({"memory_mb": 1000}, 24),
-    ({"scratch_free_mb": None}, 25),
-    ({"scratch_free_mb": 0}, 25),
-    ({"data": False}, 26),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"release": "tf-0"}, 20),
+        ({"release": ""}, 20),
+        ({"world": 1}, 21),
+        ({"gpus": ()}, 22),
+        ({"gpus": ("GPU-a",), "local_rank": 0}, 22),
+        ({"cpus": 1}, 23),
+        ({"memory_mb": 1000}, 24),
+        ({"scratch_free_mb": None}, 25),
+        ({"scratch_free_mb": 0}, 25),
+        ({"data": False}, 26),
+    ],
+)
 def test_each_cause_has_its_number(change, code):
     probes = healthy()
     probes[1] = replace(probes[1], **change)
@@ -84,10 +104,17 @@ def test_each_cause_has_its_number(change, code):
     assert code in facts.load("slurm_reasons")["preflight"]
 
 
-@pytest.mark.parametrize(("probes", "code", "said"), [
-    (healthy()[:3], 21, "3"),
-    ([replace(p, gpus=("GPU-a",)) for p in healthy()], 22, "ranks 0, 1 share GPU GPU-a of p100-01"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("probes", "code", "said"),
+    [
+        (healthy()[:3], 21, "3"),
+        (
+            [replace(p, gpus=("GPU-a",)) for p in healthy()],
+            22,
+            "ranks 0, 1 share GPU GPU-a of p100-01",
+        ),
+    ],
+)
 def test_ranks_that_miss_or_share_a_gpu_are_named(probes, code, said):
     (problem,) = judge(probes, EXPECTED)
     assert problem.code == code
@@ -101,8 +128,13 @@ def test_probes_survive_the_noise_of_a_log():
 
 
 def test_a_rank_reads_slurm_s_environment_and_looks_at_scratch_where_it_will_lie(tmp_path):
-    env = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
-           "SLURM_CPUS_PER_TASK": "4", "CUDA_VISIBLE_DEVICES": "0,1"}  # fmt: skip
+    env = {
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "4",
+        "SLURM_CPUS_PER_TASK": "4",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+    }
     found = probe("/", "/no/such/data", env)
     assert (found.rank, found.local_rank, found.world, found.cpus) == (3, 1, 4, 4)
     assert (found.gpu, found.data) == ("1", False)
@@ -180,9 +212,12 @@ HOSTS = {0: "p100-01", 1: "p100-01", 2: "p100-02", 3: "p100-02"}
 
 def test_links_are_read_from_every_form_that_nccl_prints():
     assert read_links(LOG) == (
-        Link(0, 1, "P2P"), Link(1, 0, "P2P"), Link(1, 2, "NET/IB"), Link(2, 3, "SHM"),
+        Link(0, 1, "P2P"),
+        Link(1, 0, "P2P"),
+        Link(1, 2, "NET/IB"),
+        Link(2, 3, "SHM"),
         Link(3, 0, "NET/Socket"),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +243,10 @@ def test_without_nccl_it_says_so(tmp_path):
 
 def test_ranks_meet_in_no_file_of_another_step_run_or_job_of_a_chain():
     first = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    others = [first | {"SLURM_STEP_ID": "1"}, first | {"SLURM_JOB_ID": "8"},
-              first | {"SLURM_RESTART_COUNT": "1"}]  # fmt: skip
+    others = [
+        first | {"SLURM_STEP_ID": "1"},
+        first | {"SLURM_JOB_ID": "8"},
+        first | {"SLURM_RESTART_COUNT": "1"},
+    ]
     assert len({identity_name(env) for env in [first, *others]}) == 4
     assert identity_name(first) == identity_name(dict(first))

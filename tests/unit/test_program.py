@@ -34,30 +34,33 @@ def check(here, line, **asked):
     check_program(here, seen(here, line, **asked), Module(()))
 
 
-@pytest.mark.parametrize(("line", "expected"), [
-    ("python train.py --lr 0.1", "python HERE/train.py --lr 0.1"),
-    ("python3 -u -W x sub/train.py train.py", "python3 -u -W x HERE/sub/train.py train.py"),
-    ("/usr/bin/python3 -Xdev train.py", "/usr/bin/python3 -Xdev HERE/train.py"),
-    ("bash -o pipefail run.sh", "bash -o pipefail HERE/run.sh"),
-    ("bash -eo pipefail run.sh", "bash -eo pipefail HERE/run.sh"),
-    ("python sub", "python HERE/sub"),
-    ("./run.sh train.py", "HERE/run.sh train.py"),
-    ("run.sh", "HERE/run.sh"),
-    ("sub/tool", "HERE/sub/tool"),
-    ("python train_{model}.py", "python HERE/train_{model}.py"),
-    ("torchrun --nproc_per_node 2 train.py", "torchrun --nproc_per_node 2 HERE/train.py"),
-    ("env A=b python train.py", "env A=b python HERE/train.py"),
-    ("hpcdl train --data sub", "hpcdl train --data HERE/sub"),
-    ("hpcdl train --data=sub --lr 1", "hpcdl train --data=HERE/sub --lr 1"),
-    # What names no file of this directory stays as it is.
-    ("python -m train.py", "python -m train.py"),
-    ("python -um sub", "python -um sub"),
-    ("bash -ec run.sh", "bash -ec run.sh"),
-    ("python /a/train.py", "python /a/train.py"),
-    ("python other.py", "python other.py"),
-    ("cat train.py", "cat train.py"),
-    ("hpcdl train --data synthetic", "hpcdl train --data synthetic"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python train.py --lr 0.1", "python HERE/train.py --lr 0.1"),
+        ("python3 -u -W x sub/train.py train.py", "python3 -u -W x HERE/sub/train.py train.py"),
+        ("/usr/bin/python3 -Xdev train.py", "/usr/bin/python3 -Xdev HERE/train.py"),
+        ("bash -o pipefail run.sh", "bash -o pipefail HERE/run.sh"),
+        ("bash -eo pipefail run.sh", "bash -eo pipefail HERE/run.sh"),
+        ("python sub", "python HERE/sub"),
+        ("./run.sh train.py", "HERE/run.sh train.py"),
+        ("run.sh", "HERE/run.sh"),
+        ("sub/tool", "HERE/sub/tool"),
+        ("python train_{model}.py", "python HERE/train_{model}.py"),
+        ("torchrun --nproc_per_node 2 train.py", "torchrun --nproc_per_node 2 HERE/train.py"),
+        ("env A=b python train.py", "env A=b python HERE/train.py"),
+        ("hpcdl train --data sub", "hpcdl train --data HERE/sub"),
+        ("hpcdl train --data=sub --lr 1", "hpcdl train --data=HERE/sub --lr 1"),
+        # What names no file of this directory stays as it is.
+        ("python -m train.py", "python -m train.py"),
+        ("python -um sub", "python -um sub"),
+        ("bash -ec run.sh", "bash -ec run.sh"),
+        ("python /a/train.py", "python /a/train.py"),
+        ("python other.py", "python other.py"),
+        ("cat train.py", "cat train.py"),
+        ("hpcdl train --data synthetic", "hpcdl train --data synthetic"),
+    ],
+)
 def test_files_of_this_directory_are_named_whole(here, line, expected):
     assert seen(here, line).program == tuple(expected.replace("HERE", str(here)).split())
 
@@ -76,21 +79,24 @@ def test_a_script_that_ranks_would_not_find_is_refused(here):
     check_script(JobSpec("cpu", program=("python", "train.py"), container="/image.sif"))
 
 
-@pytest.mark.parametrize(("line", "says"), [
-    ("nosuchprogram x", "there is no program 'nosuchprogram' here"),
-    ("./nosuch", "there is no program './nosuch'"),
-    ("HERE/sub", "cannot be run"),
-    ("./run.sh", "cannot be run"),
-    ("python nosuch.py", r"there is no script nosuch\.py here"),
-    ("python nosuch", "there is no script nosuch here"),
-    ("python HERE/nosuch.py", "there is no script /"),
-    ("python empty", r"is a directory without a __main__\.py"),
-    ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
-    ("python3 -m nosuchmodule", "finds no module 'nosuchmodule'"),
-    ("cat train.py", r"train\.py lies here, and the job works in a directory of its own"),
-    ("python train.py --data=sub/tool", "sub/tool lies here"),
-    ("python train.py sub", "sub lies here"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("nosuchprogram x", "there is no program 'nosuchprogram' here"),
+        ("./nosuch", "there is no program './nosuch'"),
+        ("HERE/sub", "cannot be run"),
+        ("./run.sh", "cannot be run"),
+        ("python nosuch.py", r"there is no script nosuch\.py here"),
+        ("python nosuch", "there is no script nosuch here"),
+        ("python HERE/nosuch.py", "there is no script /"),
+        ("python empty", r"is a directory without a __main__\.py"),
+        ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
+        ("python3 -m nosuchmodule", "finds no module 'nosuchmodule'"),
+        ("cat train.py", r"train\.py lies here, and the job works in a directory of its own"),
+        ("python train.py --data=sub/tool", "sub/tool lies here"),
+        ("python train.py sub", "sub lies here"),
+    ],
+)
 def test_what_the_job_would_not_find_is_refused(here, monkeypatch, line, says):
     monkeypatch.setenv("PATH", f"{here}/bin:/usr/bin:/bin")
     for name in ("python", "torchrun"):
@@ -116,10 +122,17 @@ def test_a_script_is_no_program_that_a_module_brings_and_chdir_is_there(here):
         check(here, "true", chdir=Path("/nope"))
 
 
-@pytest.mark.parametrize("line", [
-    "env NB=foo.ipynb true", "nsys profile --command 'x.py y' true", "./lr=0.1 x", "bash prepnode",
-    "timeout 60 bash -c 'source env.sh && python train.py'", "sbatch next.sh",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env NB=foo.ipynb true",
+        "nsys profile --command 'x.py y' true",
+        "./lr=0.1 x",
+        "bash prepnode",
+        "timeout 60 bash -c 'source env.sh && python train.py'",
+        "sbatch next.sh",
+    ],
+)
 def test_programs_that_run_are_not_refused_for_what_they_look_like(here, monkeypatch, line):
     for name in ("lr=0.1", "bin/prepnode", "bin/nsys", "bin/sbatch"):
         (here / name).parent.mkdir(exist_ok=True)
@@ -135,10 +148,14 @@ def test_a_variable_in_a_scripts_name_is_put_in_by_no_shell(here):
         check(here, "python $DIR/train.py")
 
 
-@pytest.mark.parametrize(("runtime", "image", "hint"), [
-    ("charliecloud", "ubuntu:22.04", "ch-convert"), ("charliecloud", "docker://ubuntu", "DIR"),
-    ("apptainer", "ubuntu:22.04", "docker://ubuntu:22.04"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("runtime", "image", "hint"),
+    [
+        ("charliecloud", "ubuntu:22.04", "ch-convert"),
+        ("charliecloud", "docker://ubuntu", "DIR"),
+        ("apptainer", "ubuntu:22.04", "docker://ubuntu:22.04"),
+    ],
+)
 def test_an_image_s_name_is_one_that_the_runtime_finds(runtime, image, hint):
     with pytest.raises(BadInput) as caught:
         check_image_name(runtime, image)
@@ -154,9 +171,15 @@ def test_directives_of_the_program_s_script_are_noted(here, line, noted):
     assert unread_directives(seen(here, line)) == (here / "run.sh" if noted else None)
 
 
-@pytest.mark.parametrize("line", [
-    "cat train.py", "python3 train.py sub/tool", "python3 -m train", "python3 -m json.tool sub",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cat train.py",
+        "python3 train.py sub/tool",
+        "python3 -m train",
+        "python3 -m json.tool sub",
+    ],
+)
 def test_with_chdir_a_program_finds_what_the_user_does(here, line):
     check(here, line, chdir=here)
 

@@ -100,12 +100,20 @@ def test_arguments_of_reframe_are_passed_on(tmp_path):
     assert CheckRequest(passed=("-S", "size=4")).changed == ("-S",), "it is no night"
 
 
-@pytest.mark.parametrize(("word", "hint"), [
-    ("-C", "--config FILE"), ("-Cother.py", "--config FILE"),
-    ("--config-file=x", "--config FILE"), ("--tag=smoke", "--tag"),
-    ("-l", "not for a run"), ("--dry-run", "not for a run"), ("--dry", "not for a run"),
-    ("--report-file=x", "not for a run"), ("--max-ret=3", "--retries"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("-C", "--config FILE"),
+        ("-Cother.py", "--config FILE"),
+        ("--config-file=x", "--config FILE"),
+        ("--tag=smoke", "--tag"),
+        ("-l", "not for a run"),
+        ("--dry-run", "not for a run"),
+        ("--dry", "not for a run"),
+        ("--report-file=x", "not for a run"),
+        ("--max-ret=3", "--retries"),
+    ],
+)
 def test_arguments_by_which_hpcdl_runs_reframe_are_refused(word, hint):
     with pytest.raises(BadInput) as refused:
         refuse_ours(["-J", "reservation=tests", word])
@@ -144,8 +152,13 @@ def test_another_release_is_refused_with_the_range(tmp_path, release):
     said = f"Metadata-Version: 2.1\nName: reframe-hpc\nVersion: {release}\n"
     (known / "METADATA").write_text(said)
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run([sys.executable, "-m", "hpcdl", "check", "run", "--site", "pi"],
-                          env=env, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcdl", "check", "run", "--site", "pi"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == ExitCode.MISSING_PREREQUISITE
     assert done.stderr.splitlines() == [
         f"error: ReFrame {release} is not supported: "

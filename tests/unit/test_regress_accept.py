@@ -36,13 +36,26 @@ def ago(**span):
 def fill(site, tmp_path, *, last=0.95):
     """Nights of 1000 images/s, of 95 % of it since 95 nights, and of `last` of it since 3."""
     rng = random.Random(3)
-    row = Result("", "", "throughput", "resnet50", "p100", "rate", 0.0, "images/s", "PASS",
-                 low=800.0, release="r2")  # fmt: skip
+    row = Result(
+        "",
+        "",
+        "throughput",
+        "resnet50",
+        "p100",
+        "rate",
+        0.0,
+        "images/s",
+        "PASS",
+        low=800.0,
+        release="r2",
+    )
     levels = [last] * 3 + [0.95] * 92 + [1.0] * 55
     values = [1000 * level * (1 + 0.005 * rng.gauss(0, 1)) for level in levels]
     with open_history(tmp_path / "h", site.name) as history:
-        history.add(replace(row, run=f"r{n}", time=ago(days=n), value=value)
-                    for n, value in enumerate(values))  # fmt: skip
+        history.add(
+            replace(row, run=f"r{n}", time=ago(days=n), value=value)
+            for n, value in enumerate(values)
+        )
 
 
 @pytest.fixture
@@ -60,10 +73,20 @@ def rate_of(site):
 
 def reference(day="2026-01-01", **changes):
     row = Reference(
-        check="throughput", case="resnet50", partition="p100", metric="rate", value=1000.0,
-        unit="images/s", lower=-0.2, upper=None, runs=5, spread=0.01, source="this test",
-        proof="run", date=day,
-    )  # fmt: skip
+        check="throughput",
+        case="resnet50",
+        partition="p100",
+        metric="rate",
+        value=1000.0,
+        unit="images/s",
+        lower=-0.2,
+        upper=None,
+        runs=5,
+        spread=0.01,
+        source="this test",
+        proof="run",
+        date=day,
+    )
     return replace(row, **changes)
 
 
@@ -132,11 +155,14 @@ def test_a_finding_sleeps_until_its_day(filled, tmp_path):
         assert not ask(history, now=later, rulings=rulings_of(filled)).open
 
 
-@pytest.mark.parametrize(("day", "value", "answers"), [
-    (str(date.today()), 1000.0, False),  # of the level before
-    ("2020-01-01", 950.0, False),  # measured before
-    (str(date.today()), 950.0, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("day", "value", "answers"),
+    [
+        (str(date.today()), 1000.0, False),  # of the level before
+        ("2020-01-01", 950.0, False),  # measured before
+        (str(date.today()), 950.0, True),
+    ],
+)
 def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path, day, value, answers):
     fill(site, tmp_path)
     update_references(site, "embedded", [reference(day, value=value)])
@@ -146,14 +172,17 @@ def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path, day, val
     assert [one.accepted.startswith(said) for one in answer.accepted] == [True] * answers
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["nobody", *WHO], "there is no finding 'nobody'"),
-    ([NAME.replace("rate", "rat"), *WHO], NAME),
-    ([NAME, "--by", "Ada"], "--because is missing"),
-    ([NAME, "--because", "x"], "--by is missing"),
-    ([NAME, *WHO, "--until", "2020-01-01"], "--until 2020-01-01 has passed"),
-    ([NAME, "--undo"], "is not accepted"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nobody", *WHO], "there is no finding 'nobody'"),
+        ([NAME.replace("rate", "rat"), *WHO], NAME),
+        ([NAME, "--by", "Ada"], "--because is missing"),
+        ([NAME, "--because", "x"], "--by is missing"),
+        ([NAME, *WHO, "--until", "2020-01-01"], "--until 2020-01-01 has passed"),
+        ([NAME, "--undo"], "is not accepted"),
+    ],
+)
 def test_what_cannot_be_accepted_is_said_in_a_line(filled, tmp_path, hpcdl, words, said):
     assert said in hpcdl("check", "accept", *words, code=2).err
     assert not accepted_file(filled).exists()
@@ -169,8 +198,18 @@ def test_of_a_thousand_findings_some_are_named(site, tmp_path, hpcdl):
 
 
 def test_a_silent_series_has_no_level_to_accept(site, tmp_path, hpcdl):
-    row = Result("r", ago(days=10), "throughput", "resnet50", "p100", "rate", 1.0, "images/s",
-                 "PASS", low=0.5)  # fmt: skip
+    row = Result(
+        "r",
+        ago(days=10),
+        "throughput",
+        "resnet50",
+        "p100",
+        "rate",
+        1.0,
+        "images/s",
+        "PASS",
+        low=0.5,
+    )
     with open_history(tmp_path / "h", site.name) as history:
         history.add([row])
     assert "--until" in hpcdl("check", "accept", NAME, *WHO, code=2).err

@@ -27,8 +27,21 @@ def rows():
         at = (now - timedelta(days=NIGHTS - 1 - night)).isoformat(timespec="seconds")
         for case, since in (("recent", NIGHTS - 10), ("old", DROP)):
             value = 1000 * (0.95 if night >= since else 1.0) * (1 + 0.005 * rng.gauss(0, 1))
-            found.append(Result(f"r{night}", at, "throughput", case, "p100", "rate", value,
-                                "images/s", "PASS", low=900.0, reference=1000.0))  # fmt: skip
+            found.append(
+                Result(
+                    f"r{night}",
+                    at,
+                    "throughput",
+                    case,
+                    "p100",
+                    "rate",
+                    value,
+                    "images/s",
+                    "PASS",
+                    low=900.0,
+                    reference=1000.0,
+                )
+            )
     return found
 
 
@@ -41,8 +54,14 @@ def told(tmp_path, monkeypatch):
         history.add(rows())
     metric = METRIC | {"name": "rate", "value": 950.0, "reference": 1000.0, "low": 900.0}
     each = [verdict("PASS", case=case, metrics=[metric], job={}) for case in ("recent", "old")]
-    run = {"schema": 2, "run": str(tmp_path / "20261120-010000Z-0000"), "site": "embedded",
-           "seconds": 10.0, "time": 1_790_000_000.5, "verdicts": each}  # fmt: skip
+    run = {
+        "schema": 2,
+        "run": str(tmp_path / "20261120-010000Z-0000"),
+        "site": "embedded",
+        "seconds": 10.0,
+        "time": 1_790_000_000.5,
+        "verdicts": each,
+    }
     (tmp_path / "verdicts.json").write_text(json.dumps(run))
     found = {}
     for name in ("markdown", "junit", "prometheus", "json", "page"):
@@ -99,10 +118,13 @@ def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path):
         assert ask(history, now=now).ended == ()
 
 
-@pytest.mark.parametrize(("answer", "headline"), [
-    (GateAnswer(0, (), 0), "Gate closed: there is no history"),
-    (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
-    (GateAnswer(4, (), 4), "Gate open: 4 series"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("answer", "headline"),
+    [
+        (GateAnswer(0, (), 0), "Gate closed: there is no history"),
+        (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
+        (GateAnswer(4, (), 4), "Gate open: 4 series"),
+    ],
+)
 def test_the_answer_in_a_few_words(answer, headline):
     assert answer.headline == headline

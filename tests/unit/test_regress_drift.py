@@ -46,9 +46,16 @@ def test_a_drop_of_20_percent_is_seen_the_same_night(seed):
     assert (Kind.BREAKAGE, 60, 60) in [(one.kind, one.began, one.seen) for one in drops(values)]
 
 
-@pytest.mark.parametrize(("size", "told"), [
-    (0.6, [(Kind.BREAKAGE, 60, 60, 61)]), (0.88, []), (0.92, []), (1.1, []), (1.5, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        (0.6, [(Kind.BREAKAGE, 60, 60, 61)]),
+        (0.88, []),
+        (0.92, []),
+        (1.1, []),
+        (1.5, []),
+    ],
+)
 def test_a_single_spike_fails_its_night_at_most_and_is_no_lasting_change(size, told):
     values = stepped(90, size, until=61)
     assert [(c.kind, c.began, c.seen, c.ended) for c in detect(values)] == told
@@ -160,26 +167,36 @@ def test_nodes_that_differ_every_night_are_no_suspects():
     assert analyse(each).changes[-1].suspects == ()
 
 
-@pytest.mark.parametrize(("count", "spread", "factor", "only", "slow"), [
-    pytest.param(32, 0.01, 0.9, None, ("1",), id="one of many"),
-    pytest.param(3, 0.02, 0.62, None, ("1",), id="one of three"),
-    pytest.param(16, 0.0, 0.5, 1, (), id="on one night only"),
-    pytest.param(16, 0.02, 1.0, None, (), id="none"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("count", "spread", "factor", "only", "slow"),
+    [
+        pytest.param(32, 0.01, 0.9, None, ("1",), id="one of many"),
+        pytest.param(3, 0.02, 0.62, None, ("1",), id="one of three"),
+        pytest.param(16, 0.0, 0.5, 1, (), id="on one night only"),
+        pytest.param(16, 0.02, 1.0, None, (), id="none"),
+    ],
+)
 def test_a_node_slower_than_the_others_on_each_night_is_named(count, spread, factor, only, slow):
     for seed in range(20):
         rng = random.Random(seed)
         series = [
-            Night(START + timedelta(days=n), 1000 * (1 + spread * rng.gauss(0, 1))
-                  * (factor if node == 1 and only in {None, n} else 1), node=str(node))
-            for n in range(3) for node in range(count)
-        ]  # fmt: skip
+            Night(
+                START + timedelta(days=n),
+                1000
+                * (1 + spread * rng.gauss(0, 1))
+                * (factor if node == 1 and only in {None, n} else 1),
+                node=str(node),
+            )
+            for n in range(3)
+            for node in range(count)
+        ]
         assert analyse(series).slow_nodes == slow
 
 
 def test_the_command_reads_csv_and_answers_no(tmp_path, hpcdl):
-    rows = [f"{one.date},{one.value},{'ab'[n >= 60]}"
-            for n, one in enumerate(nights(stepped(70, 0.9)))]  # fmt: skip
+    rows = [
+        f"{one.date},{one.value},{'ab'[n >= 60]}" for n, one in enumerate(nights(stepped(70, 0.9)))
+    ]
     file = tmp_path / "nights.csv"
     file.write_text("\n".join(["date,value,release", *rows]))
     answer = json.loads(hpcdl("check", "drift", str(file), "--json", code=1).out)
@@ -187,23 +204,26 @@ def test_the_command_reads_csv_and_answers_no(tmp_path, hpcdl):
     assert answer["changes"][-1]["suspects"] == ["release a -> b"]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", "no column date and value"),
-    ("day,value\n2026-01-01,1", "no column date"),
-    ("date,value\n2026-01-01,fast\n2026-13-01,2", "line 2: value 'fast'"),
-    ("date;value\n2026-01-01;1,5", "value '1,5' is no number: it has a comma for a point"),
-    ("date,value\n2026-01-01,nan", "not finite"),
-    ("date,value\n2026-02-30,1", "date '2026-02-30'"),
-    ("date,value\n2026-01-01,-5", "is negative"),
-    ("date,value\n2026-01-01,1e308", "larger or smaller than any"),
-    (f"date,value\n2026-01-01,{'9' * 200_000}", "line 2: field larger"),
-    ("x" * 200_000, "line 1: field larger"),
-    ("date,value\n2026-01-01,", "line 2: no value"),
-    ("date,value\n2026-01-01,1,2", "more fields than columns"),
-    ("date,value,value\n2026-01-01,1,2", "more than one column value"),
-    ("date,value\n", "no nights"),
-    ("2026-01-01,1\n2026-01-02,1", "no column date and value"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no column date and value"),
+        ("day,value\n2026-01-01,1", "no column date"),
+        ("date,value\n2026-01-01,fast\n2026-13-01,2", "line 2: value 'fast'"),
+        ("date;value\n2026-01-01;1,5", "value '1,5' is no number: it has a comma for a point"),
+        ("date,value\n2026-01-01,nan", "not finite"),
+        ("date,value\n2026-02-30,1", "date '2026-02-30'"),
+        ("date,value\n2026-01-01,-5", "is negative"),
+        ("date,value\n2026-01-01,1e308", "larger or smaller than any"),
+        (f"date,value\n2026-01-01,{'9' * 200_000}", "line 2: field larger"),
+        ("x" * 200_000, "line 1: field larger"),
+        ("date,value\n2026-01-01,", "line 2: no value"),
+        ("date,value\n2026-01-01,1,2", "more fields than columns"),
+        ("date,value,value\n2026-01-01,1,2", "more than one column value"),
+        ("date,value\n", "no nights"),
+        ("2026-01-01,1\n2026-01-02,1", "no column date and value"),
+    ],
+)
 def test_a_bad_csv_is_refused_line_by_line(tmp_path, hpcdl, text, message):
     file = tmp_path / "nights.csv"
     file.write_text(text)

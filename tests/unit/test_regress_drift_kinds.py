@@ -31,14 +31,17 @@ def test_what_a_lopsided_noise_explains_is_no_drop():
     assert [one.kind for nights in each for one in detect(nights)].count(Kind.DROP) <= 1
 
 
-@pytest.mark.parametrize(("kind", "runs", "size", "nights", "seen", "of"), [
-    ("normal", 3, 0.05, 3, 38, 40),
-    # Two nights farther than any before are no chance, also where nights depend.
-    ("AR .5", 3, 0.1, 2, 38, 40),
-    # The mean alone sees few of these: slow nights are what noise below an edge is full of.
-    ("one-sided", 1, 0.1, 2, 18, 20),
-    ("one-sided", 3, 0.1, 2, 18, 20),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "runs", "size", "nights", "seen", "of"),
+    [
+        ("normal", 3, 0.05, 3, 38, 40),
+        # Two nights farther than any before are no chance, also where nights depend.
+        ("AR .5", 3, 0.1, 2, 38, 40),
+        # The mean alone sees few of these: slow nights are what noise below an edge is full of.
+        ("one-sided", 1, 0.1, 2, 18, 20),
+        ("one-sided", 3, 0.1, 2, 18, 20),
+    ],
+)
 def test_a_drop_is_seen_within_a_few_nights(kind, runs, size, nights, seen, of):
     rng = random.Random(f"{SEED} within {kind}")
     each = [told(series(kind, rng, runs, drop(size), CHANGE_AT + nights)) for _ in range(of)]
@@ -81,8 +84,10 @@ def test_a_larger_site_asks_for_more_evidence_and_gets_it_from_more_nights():
     one, some, many = (closing_strength(BUDGET, series) for series in (1, 100, 5000))
     assert one < some < many
     nights = series("normal", random.Random(3), 1, drop(0.05), CHANGE_AT + 30)
-    sure = [analyse([n for n in nights if (n.date - START).days < CHANGE_AT + since], 0.0, 5000)
-            for since in (3, 30)]  # fmt: skip
+    sure = [
+        analyse([n for n in nights if (n.date - START).days < CHANGE_AT + since], 0.0, 5000)
+        for since in (3, 30)
+    ]
     assert sure[0].alarm is None
     assert sure[1].alarm is not None
     assert sure[1].warning is None

@@ -39,10 +39,15 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
-GOOD = {"outcome": {"status": "completed"}, "release": "r1",
-        "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1}}  # fmt: skip
-RESUMED = {"samples": {"first_step": 200, "loss": [0.2] * 20},
-           "steps": {"done": 500, "planned": 500}}  # fmt: skip
+GOOD = {
+    "outcome": {"status": "completed"},
+    "release": "r1",
+    "layout": {"ranks": 4, "nodes": ["a", "b"], "gpu_per_rank": 1},
+}
+RESUMED = {
+    "samples": {"first_step": 200, "loss": [0.2] * 20},
+    "steps": {"done": 500, "planned": 500},
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +59,19 @@ def changed(**changes):
     return Measured({**GOOD, **changes})
 
 
-@pytest.mark.parametrize(("change", "word"), [
-    ({}, ""),
-    ({"layout": {**GOOD["layout"], "ranks": 1}}, "1 ranks, not on the 4"),
-    ({"layout": {**GOOD["layout"], "nodes": ["a"]}}, "on 1 nodes, not on 2"),
-    ({"layout": {**GOOD["layout"], "gpu_per_rank": 0}}, "it ran on CPUs"),
-    ({"release": "r0"}, "used release 'r0', not the site's 'r1'"),
-    ({"release": None}, "release 'unknown'"),
-    ({"outcome": {"status": "failed"}}, "ended as 'failed'"),
-    ({"outcome": None}, "ended as 'unknown'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({}, ""),
+        ({"layout": {**GOOD["layout"], "ranks": 1}}, "1 ranks, not on the 4"),
+        ({"layout": {**GOOD["layout"], "nodes": ["a"]}}, "on 1 nodes, not on 2"),
+        ({"layout": {**GOOD["layout"], "gpu_per_rank": 0}}, "it ran on CPUs"),
+        ({"release": "r0"}, "used release 'r0', not the site's 'r1'"),
+        ({"release": None}, "release 'unknown'"),
+        ({"outcome": {"status": "failed"}}, "ended as 'failed'"),
+        ({"outcome": None}, "ended as 'unknown'"),
+    ],
+)
 def test_a_number_of_a_job_that_ran_otherwise_is_no_number(change, word):
     found = faults_of(changed(**change), LAYOUT, "r1", real_gpus=True)
     assert [word in one.text for one in found] == [True] * bool(word)
@@ -71,20 +79,25 @@ def test_a_number_of_a_job_that_ran_otherwise_is_no_number(change, word):
 
 def probes(count=4, **changes):
     row = Probe(0, 0, "a", count, 4, 4, ("0", "1"), 0, "r1", None, None)
-    return [replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
-            for rank in range(count)]  # fmt: skip
+    return [
+        replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
+        for rank in range(count)
+    ]
 
 
-@pytest.mark.parametrize(("found", "word"), [
-    (probes(), ""),
-    (probes()[:3], "1 of 4 ranks did not answer"),
-    (probes(gpus=("0",)), "share GPU 0"),
-    (probes(gpus=()), "sees no GPU"),
-    (probes(cpus=2), "has 2 CPUs, not 4"),
-    (probes(affinity=1), "may run on 1 CPUs"),
-    (probes(release="r0"), "release r0 loaded, not r1"),
-    ([replace(probe, host="a") for probe in probes()], "4 ranks are on a, not 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (probes(), ""),
+        (probes()[:3], "1 of 4 ranks did not answer"),
+        (probes(gpus=("0",)), "share GPU 0"),
+        (probes(gpus=()), "sees no GPU"),
+        (probes(cpus=2), "has 2 CPUs, not 4"),
+        (probes(affinity=1), "may run on 1 CPUs"),
+        (probes(release="r0"), "release r0 loaded, not r1"),
+        ([replace(probe, host="a") for probe in probes()], "4 ranks are on a, not 2"),
+    ],
+)
 def test_a_rank_out_of_place_is_named(found, word):
     told = binding_faults(found, LAYOUT, "r1", bound=True)
     assert any(word in fault.text for fault in told) == bool(word)
@@ -127,9 +140,14 @@ def test_nothing_is_copied_faster_than_what_joins_the_gpus(three_generations, na
     assert most(SimpleNamespace(real_gpus=False), None) is None
 
 
-@pytest.mark.parametrize(("file", "name", "gpus"), [
-    ("data", "input_pipeline", False), ("data", "storage", False), ("training", "alone", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "name", "gpus"),
+    [
+        ("data", "input_pipeline", False),
+        ("data", "storage", False),
+        ("training", "alone", True),
+    ],
+)
 def test_what_computes_nothing_misses_no_gpu(file, name, gpus):
     check = check_of(file, name)
     on_p100 = SimpleNamespace(layout=LAYOUT, execution=CLUSTER, needs_gpus=check.needs_gpus)
@@ -140,9 +158,13 @@ def test_a_node_tells_its_driver_whichever_program_ran():
     check, of_bench = check_of("training", "alone"), check_of("data", "of_bench")
     for ran in (Measured({"versions": {"driver": "2"}}), of_bench(Measured({"driver": "2"}))):
         shown = SimpleNamespace(
-            evidence={"driver": "1"}, measured=lambda ran=ran: ran, metrics=tuple,
-            job=SimpleNamespace(exitcode=0, record=None), ended=lambda _: [], faults=lambda _: [],
-        )  # fmt: skip
+            evidence={"driver": "1"},
+            measured=lambda ran=ran: ran,
+            metrics=tuple,
+            job=SimpleNamespace(exitcode=0, record=None),
+            ended=lambda _: [],
+            faults=lambda _: [],
+        )
         check.gather(shown)
         assert shown.evidence["driver"] == "2", "the site file's word counts where there is none"
 
@@ -178,25 +200,31 @@ def test_the_band_of_losses_covers_the_windows():
     assert curve_faults(healthy()) == []
 
 
-@pytest.mark.parametrize("curve", [
-    [2.3] * 660,  # learns nothing
-    [3 * loss for loss in healthy()],  # learns three times slower
-    [loss / 3 for loss in healthy()],  # too good: trained on what it is tested on
-    healthy()[:600],  # stops early
-    [*healthy()[:-1], math.nan],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "curve",
+    [
+        [2.3] * 660,  # learns nothing
+        [3 * loss for loss in healthy()],  # learns three times slower
+        [loss / 3 for loss in healthy()],  # too good: trained on what it is tested on
+        healthy()[:600],  # stops early
+        [*healthy()[:-1], math.nan],
+    ],
+)
 def test_a_loss_curve_outside_its_band_is_a_fault(curve):
     assert curve_faults(curve)
 
 
-@pytest.mark.parametrize(("change", "word"), [
-    ({}, ""),
-    ({"samples": {"first_step": 0, "loss": [0.2] * 20}}, "began at step 0"),
-    ({"samples": {"first_step": 200, "loss": [2.3] * 20}}, "learnt is lost"),
-    ({"samples": {"first_step": 200, "loss": []}}, "learnt is lost"),
-    ({"steps": {"done": 300, "planned": 500}}, "300 of 500 steps"),
-    ({"steps": {}}, "0 of 0 steps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({}, ""),
+        ({"samples": {"first_step": 0, "loss": [0.2] * 20}}, "began at step 0"),
+        ({"samples": {"first_step": 200, "loss": [2.3] * 20}}, "learnt is lost"),
+        ({"samples": {"first_step": 200, "loss": []}}, "learnt is lost"),
+        ({"steps": {"done": 300, "planned": 500}}, "300 of 500 steps"),
+        ({"steps": {}}, "0 of 0 steps"),
+    ],
+)
 def test_a_training_that_did_not_go_on_is_a_fault(change, word):
     measured = changed(**RESUMED | change)
     found = [*faults_of(measured, LAYOUT, "r1"), *resume_faults(measured)]
@@ -223,17 +251,22 @@ def test_the_bound_of_mixed_precision_counts_whole_gradients(p100):
     case = replace(YARDSTICKS["fp16"], nodes=4, ranks=ALL).on(p100)
     row = expected_efficiency(case, p100, 400.0, "s")
     asked = Request(p100, "resnet50", "16", 64, images_per_second=400.0)
-    amp, fp16 = (answer(replace(asked, precision=precision)).points[0].efficiency
-                 for precision in ("amp", "fp16"))  # fmt: skip
+    amp, fp16 = (
+        answer(replace(asked, precision=precision)).points[0].efficiency
+        for precision in ("amp", "fp16")
+    )
     assert row.value == pytest.approx(amp, abs=1e-4)
     assert row.value < fp16 - 1e-3
 
 
-@pytest.mark.parametrize(("name", "nodes", "ranks", "rate"), [
-    ("small", 1, ALL, 1e5),
-    ("fp32", 2, 2, 219.0),  # half of each node
-    ("fp32", 2, ALL, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "nodes", "ranks", "rate"),
+    [
+        ("small", 1, ALL, 1e5),
+        ("fp32", 2, 2, 219.0),  # half of each node
+        ("fp32", 2, ALL, None),
+    ],
+)
 def test_where_the_model_knows_nothing_there_is_no_expectation(p100, name, nodes, ranks, rate):
     case = replace(YARDSTICKS[name], nodes=nodes, ranks=ranks).on(p100)
     assert expected_efficiency(case, p100, rate, "s") is None
@@ -273,15 +306,18 @@ def test_a_users_command_line_says_the_whole_request(three_generations, p100):
     assert "--no-module" in to_argv(three_generations, spec, Module(()))
 
 
-@pytest.mark.parametrize(("request_", "serial", "times"), [
-    (CheckRequest(), True, 1),
-    (CheckRequest(), False, 0),
-    (CheckRequest(retries=0), True, 0),
-    (CheckRequest(retries=3), False, 3),
-    (CheckRequest(repeat=5), True, 0),
-    (CheckRequest(measuring=True), True, 0),
-    (CheckRequest(settings=("delay_ms=60",)), True, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("request_", "serial", "times"),
+    [
+        (CheckRequest(), True, 1),
+        (CheckRequest(), False, 0),
+        (CheckRequest(retries=0), True, 0),
+        (CheckRequest(retries=3), False, 3),
+        (CheckRequest(repeat=5), True, 0),
+        (CheckRequest(measuring=True), True, 0),
+        (CheckRequest(settings=("delay_ms=60",)), True, 0),
+    ],
+)
 def test_only_a_night_on_one_machine_tries_again_by_itself(tmp_path, request_, serial, times):
     words = reframe_argv(RunDirectory(tmp_path), request_, int(serial), serial=serial)
     found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
@@ -293,9 +329,11 @@ def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet():
     """TensorFlow keeps a tensor's copies on other devices, and copies none twice."""
     made = []
     tf = SimpleNamespace(
-        device=nullcontext, zeros=lambda _: object(), identity=lambda x: made.append(x) or [x],
+        device=nullcontext,
+        zeros=lambda _: object(),
+        identity=lambda x: made.append(x) or [x],
         test=SimpleNamespace(experimental=SimpleNamespace(sync_devices=lambda: None)),
-    )  # fmt: skip
+    )
     (_, _, copy), *_ = copies._between(tf, 1, 4)
     for _ in range(3):
         copy()

@@ -13,14 +13,30 @@ from hpcdl.system.errors import BadInput
 ODD = 'loss "nan" <b> | \x00\x1b[31m & \\ back\nslash'
 
 
-METRIC = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "reference": 100.0,
-          "low": 80.0, "high": None, "wanted": True}  # fmt: skip
+METRIC = {
+    "name": "images_per_second",
+    "value": 90.5,
+    "unit": "images/s",
+    "reference": 100.0,
+    "low": 80.0,
+    "high": None,
+    "wanted": True,
+}
 
 
 def verdict(status, reason="", **changes):
-    return {"check": "throughput", "case": "mlp", "partition": "p100", "status": status,
-            "reason": reason, "waived": False, "ok": status == "PASS", "metrics": [METRIC],
-            "seconds": 1.5, **changes}  # fmt: skip
+    return {
+        "check": "throughput",
+        "case": "mlp",
+        "partition": "p100",
+        "status": status,
+        "reason": reason,
+        "waived": False,
+        "ok": status == "PASS",
+        "metrics": [METRIC],
+        "seconds": 1.5,
+        **changes,
+    }
 
 
 def keep(folder, *verdicts):
@@ -28,10 +44,17 @@ def keep(folder, *verdicts):
     (folder / "verdicts.json").write_text(json.dumps({**RUN, "verdicts": verdicts}))
 
 
-RUN = {"schema": 2, "seconds": 12.0, "verdicts": [
-    verdict("PASS"), verdict("FAIL", ODD), verdict("ERROR", ODD, metrics=[]),
-    verdict("STALE", waived=True, ok=True), verdict("NO-REFERENCE", job={"nodes": ODD}),
-]}  # fmt: skip
+RUN = {
+    "schema": 2,
+    "seconds": 12.0,
+    "verdicts": [
+        verdict("PASS"),
+        verdict("FAIL", ODD),
+        verdict("ERROR", ODD, metrics=[]),
+        verdict("STALE", waived=True, ok=True),
+        verdict("NO-REFERENCE", job={"nodes": ODD}),
+    ],
+}
 
 
 def test_junit_counts_failures_and_errors_apart():
@@ -68,8 +91,10 @@ def test_series_of_several_nodes_stay_apart_in_prometheus_file():
     each = [verdict("PASS", job={"nodes": f"p100-0{node}"}) for node in (1, 2)]
     found = series({"verdicts": [*each, verdict("ERROR", job=None), verdict("ERROR", job={})]})
     labels = 'site="",check="throughput",case="mlp",partition="p100",environment="",node="{}"'
-    assert [found[f'hpcdl_check_status{{{labels.format(node)},waived="false"}}']
-            for node in ("p100-01", "p100-02", "")] == ["0", "0", "2"]  # fmt: skip
+    assert [
+        found[f'hpcdl_check_status{{{labels.format(node)},waived="false"}}']
+        for node in ("p100-01", "p100-02", "")
+    ] == ["0", "0", "2"]
 
 
 def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured():
@@ -78,30 +103,47 @@ def test_of_repeats_on_one_node_the_last_counts_with_what_it_measured():
         assert [*series({"verdicts": [verdict("PASS"), last]}).values()] == told
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2", '{"verdicts": 3}', '{"verdicts": {}}',
-                                  "[" * 100_000, '{"verdicts": ' * 100_000])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1, 2",
+        '{"verdicts": 3}',
+        '{"verdicts": {}}',
+        "[" * 100_000,
+        '{"verdicts": ' * 100_000,
+    ],
+)
 def test_a_run_without_verdicts_is_said_so(tmp_path, hpcdl, text):
     (tmp_path / "verdicts.json").write_text(text)
     assert "no verdicts" in hpcdl("check", "report", str(tmp_path), code=2).err
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"metrics": 5}, ".metrics must be a list, not '5'"),
-    ({"metrics": [{}]}, ".metrics[0] lacks the key 'name'"),
-    ({"metrics": [3]}, ".metrics[0] must be a mapping, not '3'"),
-    ({"metrics": [METRIC | {"value": True}]}, ".metrics[0].value must be a number, not 'True'"),
-    ({"metrics": [METRIC | {"low": 10**400}]},
-     ".metrics[0].low must be a number, not 'a number too large'"),
-    ({"seconds": None}, ".seconds has no value"),
-    ({"seconds": float("nan")}, ".seconds must be a number, not 'nan'"),
-    ({"reason": None}, ".reason has no value"),
-    *(({key: "lacks"}, f" lacks the key '{key}'")
-      for key in ("seconds", "metrics", "partition", "waived")),
-    ({"ok": "no"}, ".ok must be true or false, not 'no'"),
-    ({"status": "SLOW"}, ".status is 'SLOW', not PASS, FAIL, NO-REFERENCE"),
-    ({"job": [7]}, ".job must be a mapping, not a list"),
-    ({"job": {"nodes": ["a"]}}, ".job.nodes must be text, not a list"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": 5}, ".metrics must be a list, not '5'"),
+        ({"metrics": [{}]}, ".metrics[0] lacks the key 'name'"),
+        ({"metrics": [3]}, ".metrics[0] must be a mapping, not '3'"),
+        ({"metrics": [METRIC | {"value": True}]}, ".metrics[0].value must be a number, not 'True'"),
+        (
+            {"metrics": [METRIC | {"low": 10**400}]},
+            ".metrics[0].low must be a number, not 'a number too large'",
+        ),
+        ({"seconds": None}, ".seconds has no value"),
+        ({"seconds": float("nan")}, ".seconds must be a number, not 'nan'"),
+        ({"reason": None}, ".reason has no value"),
+        *(
+            ({key: "lacks"}, f" lacks the key '{key}'")
+            for key in ("seconds", "metrics", "partition", "waived")
+        ),
+        ({"ok": "no"}, ".ok must be true or false, not 'no'"),
+        ({"status": "SLOW"}, ".status is 'SLOW', not PASS, FAIL, NO-REFERENCE"),
+        ({"job": [7]}, ".job must be a mapping, not a list"),
+        ({"job": {"nodes": ["a"]}}, ".job.nodes must be text, not a list"),
+    ],
+)
 def test_a_verdict_that_cannot_be_told_is_named_with_its_fault(tmp_path, changes, message):
     odd = {key: value for key, value in (verdict("PASS") | changes).items() if value != "lacks"}
     keep(tmp_path, verdict("PASS"), odd)

@@ -39,19 +39,34 @@ NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
 def result(night=0, value=1000.0, **changes):
     time = (NOW - timedelta(days=100 - night)).isoformat(timespec="seconds")
-    return Result(**{"run": f"run-{night}", "time": time, "check_name": "throughput",
-                     "case_name": "mlp", "partition": "p100", "metric": "images_per_second",
-                     "value": value, "unit": "images/s", "status": "PASS", "release": "r1",
-                     "job": night + 1, **changes})  # fmt: skip
+    return Result(
+        **{
+            "run": f"run-{night}",
+            "time": time,
+            "check_name": "throughput",
+            "case_name": "mlp",
+            "partition": "p100",
+            "metric": "images_per_second",
+            "value": value,
+            "unit": "images/s",
+            "status": "PASS",
+            "release": "r1",
+            "job": night + 1,
+            **changes,
+        }
+    )
 
 
 def nights(factor=1.0, start=200):
     rng = random.Random(5)
     return [
-        result(n, 1000 * (1 + 0.01 * rng.gauss(0, 1)) * (factor if n >= start else 1),
-               release="r2" if n >= start else "r1")
+        result(
+            n,
+            1000 * (1 + 0.01 * rng.gauss(0, 1)) * (factor if n >= start else 1),
+            release="r2" if n >= start else "r1",
+        )
         for n in range(100)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -104,20 +119,29 @@ def test_results_of_another_schema_are_not_taken_for_ours(tmp_path, schema):
 
 
 @example(result(3, reason='a "b", c\nd\r\n\u2028\x00 \N{SNOWMAN},', metric="", value=None))
-@given(st.builds(
-    Result, run=st.text(min_size=1), time=st.just(NOW.isoformat()), status=st.text(min_size=1),
-    check_name=st.text(min_size=1), waived=st.booleans(), job=st.none() | st.integers(0, 2**40),
-    value=st.none() | st.floats(1e-100, 1e100) | st.floats(-1e100, -1e-100) | st.just(0.0),
-    low=st.none() | st.floats(allow_nan=False, allow_infinity=False),
-))  # fmt: skip
+@given(
+    st.builds(
+        Result,
+        run=st.text(min_size=1),
+        time=st.just(NOW.isoformat()),
+        status=st.text(min_size=1),
+        check_name=st.text(min_size=1),
+        waived=st.booleans(),
+        job=st.none() | st.integers(0, 2**40),
+        value=st.none() | st.floats(1e-100, 1e100) | st.floats(-1e100, -1e-100) | st.just(0.0),
+        low=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    )
+)
 def test_any_result_comes_back_as_it_was(one):
     with tempfile.TemporaryDirectory() as folder:
         for name, write in FORMATS.items():
             file = Path(folder, name)
             file.write_bytes("\n".join([*write([one]), ""]).encode("utf-8", "replace"))
             (back,) = Incoming(file)
-            texts = {key: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v
-                     for key, v in asdict(one).items()}  # fmt: skip
+            texts = {
+                key: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v
+                for key, v in asdict(one).items()
+            }
             assert asdict(back) == texts
 
 
@@ -145,8 +169,13 @@ def test_a_line_that_is_no_result_adds_nothing_and_is_named(file, tmp_path, name
 
 
 def test_a_lost_history_comes_back_from_the_folders_of_the_runs(tmp_path, file):
-    folder = run_folder(tmp_path, "20260601-031000Z-ab12", driver="580.95.05", metrics=[METRIC],
-                        job={"id": 7, "nodes": "p100-01"})  # fmt: skip
+    folder = run_folder(
+        tmp_path,
+        "20260601-031000Z-ab12",
+        driver="580.95.05",
+        metrics=[METRIC],
+        job={"id": 7, "nodes": "p100-01"},
+    )
     stopped = tmp_path / "20260602-031000Z-cd34"
     stopped.mkdir()
     assert command(file, "import", str(stopped), str(folder)) == 0
@@ -161,19 +190,22 @@ def line(**changes):
     return json.dumps(asdict(result()) | changes)
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (line(time="2026-06-01T02:00:00"), "lacks its offset from UTC"),
-    (line(time="tonight"), "time 'tonight' is not like 2026-"),
-    (line(time="0001-01-01T00:00:00+00:00"), "is no time of a run"),
-    (line(job=99999999999999999999), "job does not fit into 64 bits"),
-    (line(restarts=-(2**63) - 1), "restarts does not fit into 64 bits"),
-    (line(value=float("inf")), "passes with a value that is not finite"),
-    (line(reference=float("nan")), "reference is not finite"),
-    (line(low=float("inf")), "low is not finite"),
-    (line(high=float("nan")), "high is not finite"),
-    (line(reason=["a", "list"]), "reason is no text"),
-    ("[" * 100_000, "nested too deep"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (line(time="2026-06-01T02:00:00"), "lacks its offset from UTC"),
+        (line(time="tonight"), "time 'tonight' is not like 2026-"),
+        (line(time="0001-01-01T00:00:00+00:00"), "is no time of a run"),
+        (line(job=99999999999999999999), "job does not fit into 64 bits"),
+        (line(restarts=-(2**63) - 1), "restarts does not fit into 64 bits"),
+        (line(value=float("inf")), "passes with a value that is not finite"),
+        (line(reference=float("nan")), "reference is not finite"),
+        (line(low=float("inf")), "low is not finite"),
+        (line(high=float("nan")), "high is not finite"),
+        (line(reason=["a", "list"]), "reason is no text"),
+        ("[" * 100_000, "nested too deep"),
+    ],
+)
 def test_a_line_that_no_history_may_hold_is_refused_with_its_reason(tmp_path, text, message):
     with pytest.raises(BadInput, match=f"line 2: .*{message}"):
         importing(f"{line()}\n{text}\n", tmp_path)
@@ -217,11 +249,14 @@ def test_a_verdict_that_no_history_may_hold_is_named(tmp_path, job):
         list(Incoming(run_folder(tmp_path, job=job)))
 
 
-@pytest.mark.parametrize("damage", [
-    lambda data: data[:100] + random.Random(1).randbytes(3900) + data[4000:],
-    lambda data: data[: len(data) // 2],
-    lambda _: b"date,value\n" * 1000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:100] + random.Random(1).randbytes(3900) + data[4000:],
+        lambda data: data[: len(data) // 2],
+        lambda _: b"date,value\n" * 1000,
+    ],
+)
 def test_a_damaged_history_is_said_to_be_damaged(file, damage):
     add(file, nights())
     file.write_bytes(damage(file.read_bytes()))
@@ -312,10 +347,16 @@ def test_a_history_of_another_schema_is_not_touched(file, version):
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("words", [
-    ("gate",), ("history", "show"), ("history", "export"),
-    ("accept", "x", "--by", "Ada", "--because", "y"), ("report", "run", "--html", "page.html"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gate",),
+        ("history", "show"),
+        ("history", "export"),
+        ("accept", "x", "--by", "Ada", "--because", "y"),
+        ("report", "run", "--html", "page.html"),
+    ],
+)
 def test_what_only_reads_makes_and_changes_no_file(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
@@ -329,8 +370,9 @@ def test_what_only_reads_makes_and_changes_no_file(tmp_path, monkeypatch, words)
     before = {path: (path.read_bytes(), path.stat().st_mode) for path in tmp_path.rglob("*.*")}
     for name in ("nope.db", "no/where.db", "empty", "my_job.sh", "other.db"):
         assert main(["check", *words, "--site", "embedded", "--history", name]) == 2, name
-    assert {path: (path.read_bytes(), path.stat().st_mode)
-            for path in tmp_path.rglob("*.*")} == before  # fmt: skip
+    assert {
+        path: (path.read_bytes(), path.stat().st_mode) for path in tmp_path.rglob("*.*")
+    } == before
     assert not (tmp_path / "no").exists()
     assert (tmp_path / "empty").read_bytes() == b""
 
@@ -349,32 +391,59 @@ def gate(file, results, **asked):
 
 
 LAST = nights()[:-1]
-WRONG = {"check_name": WHOLE_RUN, "case_name": "", "metric": "", "value": None,
-         "status": "ERROR", "run": "wrong"}  # fmt: skip
+WRONG = {
+    "check_name": WHOLE_RUN,
+    "case_name": "",
+    "metric": "",
+    "value": None,
+    "status": "ERROR",
+    "run": "wrong",
+}
 WEEKLY = [replace(one, check_name="weekly") for one in nights()]
 
 
-@pytest.mark.parametrize(("results", "said"), [
-    pytest.param(nights(), "", id="healthy"),
-    pytest.param(nights(0.5, start=99), "breakage: .*release r1 -> r2", id="half-the-speed"),
-    pytest.param(nights(0.94, start=96), "drop: -", id="within-the-bounds"),
-    *(pytest.param([*LAST, result(99, status=status, reason="why")], f"{status}: why")
-      for status in ("FAIL", "ERROR", "NO-REFERENCE", "STALE")),
-    pytest.param([*LAST, result(99, status="STALE", waived=True)], "", id="waived"),
-    pytest.param(nights()[:90], "old", id="stopped"),
-    pytest.param([*nights(), result(50, metric="", value=None, status="ERROR")], "", id="was"),
-    *(pytest.param([*nights(), result(98, partition=on, **WRONG)], "", id=f"next-run-{on}")
-      for on in ("", "p100")),
-    *(pytest.param([result(99, partition=on, **WRONG)], "ERROR", id=f"whole-run-{on}")
-      for on in ("", "p100")),
-    pytest.param([*nights(), *WEEKLY[:93:7]], "", id="weekly"),
-    pytest.param(WEEKLY[:78:7], "old", id="three-weeks"),
-    pytest.param([replace(one, metric="startup_seconds", unit="s")
-                  for one in nights(0.5, start=80)], "", id="faster-start"),
-    # A change before the months that the gate looks at is the level now.
-    pytest.param([*(replace(one, run=f"old-{one.run}", time=one.time.replace("2026", "2025"))
-                    for one in nights()), *nights(0.9, start=0)], "", id="long-ago"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        pytest.param(nights(), "", id="healthy"),
+        pytest.param(nights(0.5, start=99), "breakage: .*release r1 -> r2", id="half-the-speed"),
+        pytest.param(nights(0.94, start=96), "drop: -", id="within-the-bounds"),
+        *(
+            pytest.param([*LAST, result(99, status=status, reason="why")], f"{status}: why")
+            for status in ("FAIL", "ERROR", "NO-REFERENCE", "STALE")
+        ),
+        pytest.param([*LAST, result(99, status="STALE", waived=True)], "", id="waived"),
+        pytest.param(nights()[:90], "old", id="stopped"),
+        pytest.param([*nights(), result(50, metric="", value=None, status="ERROR")], "", id="was"),
+        *(
+            pytest.param([*nights(), result(98, partition=on, **WRONG)], "", id=f"next-run-{on}")
+            for on in ("", "p100")
+        ),
+        *(
+            pytest.param([result(99, partition=on, **WRONG)], "ERROR", id=f"whole-run-{on}")
+            for on in ("", "p100")
+        ),
+        pytest.param([*nights(), *WEEKLY[:93:7]], "", id="weekly"),
+        pytest.param(WEEKLY[:78:7], "old", id="three-weeks"),
+        pytest.param(
+            [replace(one, metric="startup_seconds", unit="s") for one in nights(0.5, start=80)],
+            "",
+            id="faster-start",
+        ),
+        # A change before the months that the gate looks at is the level now.
+        pytest.param(
+            [
+                *(
+                    replace(one, run=f"old-{one.run}", time=one.time.replace("2026", "2025"))
+                    for one in nights()
+                ),
+                *nights(0.9, start=0),
+            ],
+            "",
+            id="long-ago",
+        ),
+    ],
+)
 def test_the_gate_is_closed_by_what_speaks_against_the_cluster_alone(file, results, said):
     answer = gate(file, results)
     assert answer.open == (not said)
@@ -398,8 +467,13 @@ def test_a_drop_does_not_hide_among_runs_on_changing_nodes(file):
 def test_a_change_that_is_not_sure_yet_is_a_warning_and_the_gate_stays_open(file):
     """Of 1,000 series at once; alone, the same nights are an alarm."""
     noise = random.Random(2)
-    alone = gate(file, [replace(one, value=(one.value or 0) * (1 + 0.01 * noise.gauss(0, 1)))
-                        for one in nights(0.965, start=96)])  # fmt: skip
+    alone = gate(
+        file,
+        [
+            replace(one, value=(one.value or 0) * (1 + 0.01 * noise.gauss(0, 1)))
+            for one in nights(0.965, start=96)
+        ],
+    )
     among = gate(file, (replace(nights()[-1], check_name=f"other-{n}") for n in range(1000)))
     assert [one.kind for one in alone.findings] == ["drop"]
     assert among.open
@@ -419,17 +493,23 @@ def test_a_series_that_gave_nothing_for_a_month_has_ended_and_is_named(file):
 def test_a_name_that_the_history_does_not_have_is_not_hidden_by_others(file):
     asked = {"names": ("throughput", "througput"), "partitions": ("p100", "cpu")}
     assert [one.description for one in gate(file, nights(), **asked).findings] == [
-        "the history has no partition cpu", "the history has no check througput",
-    ]  # fmt: skip
+        "the history has no partition cpu",
+        "the history has no check througput",
+    ]
 
 
 def test_one_slow_node_closes_the_gate_and_is_named(file):
     rng = random.Random(2)
     each = [
-        result(95 + n, 1000 * (1 + 0.01 * rng.gauss(0, 1)) * (0.85 if node == 4 else 1),
-               nodes=f"n{node}", job=1000 + 100 * n + node)
-        for n in range(5) for node in range(8)
-    ]  # fmt: skip
+        result(
+            95 + n,
+            1000 * (1 + 0.01 * rng.gauss(0, 1)) * (0.85 if node == 4 else 1),
+            nodes=f"n{node}",
+            job=1000 + 100 * n + node,
+        )
+        for n in range(5)
+        for node in range(8)
+    ]
     answer = gate(file, each)
     assert not answer.open
     assert "n4 is slower than the others" in [one.description for one in answer.findings]

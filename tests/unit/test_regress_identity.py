@@ -19,26 +19,40 @@ from hpcdl.results.faults import FaultKind, Status
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 KNOWN = Plain(
-    jobs={"7": {"id": 7, "state": "COMPLETED", "exit_code": 0, "nodes": "p100-01"},
-          "8": {"id": 8, "state": "FAILED", "exit_code": 3, "nodes": "p100-02"}},
-    partitions={"p100": "p100"}, releases={("p100", "tensorflow"): "r1"},
-)  # fmt: skip
+    jobs={
+        "7": {"id": 7, "state": "COMPLETED", "exit_code": 0, "nodes": "p100-01"},
+        "8": {"id": 8, "state": "FAILED", "exit_code": 3, "nodes": "p100-02"},
+    },
+    partitions={"p100": "p100"},
+    releases={("p100", "tensorflow"): "r1"},
+)
 
 
 def result(night=0, **changes):
     time = (NOW - timedelta(days=99 - night)).isoformat(timespec="seconds")
-    row = Result(f"run-{night}", time, "bw", "size=1", "p100", "rate", 1000.0, "GB/s", "PASS",
-                 job=night)  # fmt: skip
+    row = Result(
+        f"run-{night}", time, "bw", "size=1", "p100", "rate", 1000.0, "GB/s", "PASS", job=night
+    )
     return replace(row, **changes)
 
 
 def judged(job=7, **changes):
     """The verdict of a check that knows nothing of hpcdl."""
-    return judge(with_evidence({
-        "name": "bw_0", "display_name": "bw %size=1 %mode=read", "partition": "p100",
-        "environ": "tensorflow", "jobid": str(job), "result": "success",
-        "perfvalues": {"s:p100:rate": [42.0, 40.0, -0.1, None, "GB/s", "pass"]}, **changes,
-    }, KNOWN))  # fmt: skip
+    return judge(
+        with_evidence(
+            {
+                "name": "bw_0",
+                "display_name": "bw %size=1 %mode=read",
+                "partition": "p100",
+                "environ": "tensorflow",
+                "jobid": str(job),
+                "result": "success",
+                "perfvalues": {"s:p100:rate": [42.0, 40.0, -0.1, None, "GB/s", "pass"]},
+                **changes,
+            },
+            KNOWN,
+        )
+    )
 
 
 def test_a_plain_check_has_name_parameters_environment_node_and_release():
@@ -60,29 +74,39 @@ def test_the_exit_code_of_a_plain_checks_job_counts():
 
 
 def test_environments_parameters_units_and_sites_are_series_of_their_own(tmp_path):
-    rows = [result(), result(environment="gnu", job=1), result(case_name="size=2", job=2),
-            result(unit="MB/s", run="other"), result(site="elsewhere", run="third")]  # fmt: skip
+    rows = [
+        result(),
+        result(environment="gnu", job=1),
+        result(case_name="size=2", job=2),
+        result(unit="MB/s", run="other"),
+        result(site="elsewhere", run="third"),
+    ]
     with open_history(tmp_path / "h", "here") as history:
         assert history.add(rows) == 5
         assert [name_of(one) for one in history.series()] == [
-            "bw/size=1 on p100, rate [GB/s]", "bw/size=1 on p100, rate [MB/s]",
-            "bw/size=1 on p100 (gnu), rate [GB/s]", "bw/size=2 on p100, rate [GB/s]",
-        ]  # fmt: skip
+            "bw/size=1 on p100, rate [GB/s]",
+            "bw/size=1 on p100, rate [MB/s]",
+            "bw/size=1 on p100 (gnu), rate [GB/s]",
+            "bw/size=2 on p100, rate [GB/s]",
+        ]
         assert {one.site for one in history.series()} == {"here"}
         assert all(len(history.nights(one)) == 1 for one in history.series())
     with open_history(tmp_path / "h") as history:
         assert len(history.series()) == 5
 
 
-@pytest.mark.parametrize(("unit", "low", "high", "said", "expected"), [
-    ("images/s", None, None, "", "higher"),
-    ("GFLOPS", 10.0, None, "", "higher"),
-    ("percent", None, 12.0, "", "lower"),
-    ("s", 1.0, 12.0, "", "lower"),
-    ("s", None, None, "", ""),
-    ("errors", None, None, "lower", "lower"),
-    ("images/s", None, 12.0, "", "lower"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("unit", "low", "high", "said", "expected"),
+    [
+        ("images/s", None, None, "", "higher"),
+        ("GFLOPS", 10.0, None, "", "higher"),
+        ("percent", None, 12.0, "", "lower"),
+        ("s", 1.0, 12.0, "", "lower"),
+        ("s", None, None, "", ""),
+        ("errors", None, None, "lower", "lower"),
+        ("images/s", None, 12.0, "", "lower"),
+    ],
+)
 def test_which_values_are_better(unit, low, high, said, expected):
     assert better_of(unit, low, high, said) == expected
 
@@ -102,13 +126,19 @@ def test_a_latency_that_grows_inside_its_bound_closes_the_gate(tmp_path, factor,
 
 def test_a_failure_in_one_environment_is_not_hidden_by_a_pass_in_another(tmp_path):
     with open_history(tmp_path / "h", "here") as history:
-        history.add([result(99, environment="foss", status="FAIL", reason="slow", job=1),
-                     result(99, environment="intel", job=2)])  # fmt: skip
+        history.add(
+            [
+                result(99, environment="foss", status="FAIL", reason="slow", job=1),
+                result(99, environment="intel", job=2),
+            ]
+        )
         (finding,) = ask(history, now=NOW).findings
     assert finding.name == "bw/size=1 on p100 (foss), rate [GB/s]"
     verdict = {"check": "bw", "case": "", "partition": "p100", "metrics": [], "waived": False}
-    each = [verdict | {"environment": on, "status": status}
-            for on, status in (("foss", "FAIL"), ("intel", "PASS"))]  # fmt: skip
+    each = [
+        verdict | {"environment": on, "status": status}
+        for on, status in (("foss", "FAIL"), ("intel", "PASS"))
+    ]
     lines = as_prometheus({"site": "here", "verdicts": each}).splitlines()
     assert [line[-1] for line in lines if line.startswith("hpcdl_check_st")] == ["1", "0"]
 
@@ -126,10 +156,16 @@ def test_a_change_of_times_is_told_in_times():
 def test_the_node_with_the_highest_latency_is_the_slow_one():
     metric = MetricVerdict("half_round_trip", 10.0, "us", high=30.0, better="lower")
     verdicts = [
-        Verdict("latency", "", "p100", Status.PASS, job={"nodes": f"p100-0{node}"},
-                metrics=(replace(metric, value=20.0 if node == 3 else 10.0 + 0.01 * node),))
+        Verdict(
+            "latency",
+            "",
+            "p100",
+            Status.PASS,
+            job={"nodes": f"p100-0{node}"},
+            metrics=(replace(metric, value=20.0 if node == 3 else 10.0 + 0.01 * node),),
+        )
         for node in range(1, 6)
-    ]  # fmt: skip
+    ]
     slow = [one for one in name_slow_nodes(verdicts) if one.status is Status.FAIL]
     assert [one.job["nodes"] for one in slow] == ["p100-03"]
 
@@ -139,6 +175,13 @@ def test_the_history_tells_the_whole_identity(tmp_path, hpcdl):
         history.add([result(environment="foss")])
     where = ["--site", "embedded", "--history", str(tmp_path / "h")]
     assert json.loads(hpcdl("check", "history", "show", "--json", *where).out) == [
-        {"check": "bw", "case": "size=1", "partition": "p100", "metric": "rate",
-         "environment": "foss", "unit": "GB/s", "site": "embedded"}
-    ]  # fmt: skip
+        {
+            "check": "bw",
+            "case": "size=1",
+            "partition": "p100",
+            "metric": "rate",
+            "environment": "foss",
+            "unit": "GB/s",
+            "site": "embedded",
+        }
+    ]

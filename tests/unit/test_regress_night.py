@@ -29,13 +29,16 @@ from tests.unit.test_regress_verdict import record
 NOW = datetime.now(timezone.utc)
 
 
-@pytest.mark.parametrize(("state", "reason", "node", "given_up"), [
-    ("PENDING", "Resources", "IDLE+DRAIN", True),
-    ("PENDING", "Priority", "DOWN*", True),
-    ("PENDING", "ReqNodeNotAvail, UnavailableNodes:p100-02", "IDLE", True),
-    ("PENDING", "Resources", "MIXED", False),
-    ("RUNNING", "None", "DOWN*", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "reason", "node", "given_up"),
+    [
+        ("PENDING", "Resources", "IDLE+DRAIN", True),
+        ("PENDING", "Priority", "DOWN*", True),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:p100-02", "IDLE", True),
+        ("PENDING", "Resources", "MIXED", False),
+        ("RUNNING", "None", "DOWN*", False),
+    ],
+)
 def test_a_job_for_a_node_that_takes_none_is_given_up(state, reason, node, *, given_up):
     fault = unavailable(record(state, reason=reason), {"p100-02": node})
     assert (fault is not None) == given_up
@@ -66,17 +69,32 @@ def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night():
 def rows(nodes, days):
     at = (NOW - timedelta(days=days)).isoformat(timespec="seconds")
     return [
-        Result(f"r{days}", at, "storage", "read", "p100", metric, 100.0, "MB/s", "PASS",
-               nodes=node, job=index, low=50.0)
+        Result(
+            f"r{days}",
+            at,
+            "storage",
+            "read",
+            "p100",
+            metric,
+            100.0,
+            "MB/s",
+            "PASS",
+            nodes=node,
+            job=index,
+            low=50.0,
+        )
         for index, node in enumerate(nodes)
         for metric in ("read", "write")
-    ]  # fmt: skip
+    ]
 
 
-@pytest.mark.parametrize(("nights", "lost"), [
-    ([("n1", "n2"), ("n1", "n2", "n3"), ("n1", "n2", "n3")], ["n3"]),
-    ([("n1",), ("n2",), ("n3",)], []),  # on one node or another
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nights", "lost"),
+    [
+        ([("n1", "n2"), ("n1", "n2", "n3"), ("n1", "n2", "n3")], ["n3"]),
+        ([("n1",), ("n2",), ("n3",)], []),  # on one node or another
+    ],
+)
 def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path, nights, lost):
     with open_history(tmp_path / "h", "x") as history:
         history.add(row for days, nodes in enumerate(nights) for row in rows(nodes, days))
@@ -107,11 +125,14 @@ def test_a_mistyped_name_is_an_error_and_no_night(tmp_path, names):
 LOADED = {"name": ["storage"], "tag": ["nightly", "smoke"]}
 
 
-@pytest.mark.parametrize(("typed", "loaded", "said"), [
-    ({"tags": ("smok",)}, LOADED, "no check has the tag smok"),
-    ({"names": ("nope",)}, LOADED, "no check has the name nope"),
-    ({"paths": (Path("dir"),)}, {"name": [], "tag": []}, "there is no check in dir"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "loaded", "said"),
+    [
+        ({"tags": ("smok",)}, LOADED, "no check has the tag smok"),
+        ({"names": ("nope",)}, LOADED, "no check has the name nope"),
+        ({"paths": (Path("dir"),)}, {"name": [], "tag": []}, "there is no check in dir"),
+    ],
+)
 def test_what_nobody_can_have_meant_is_bad_input_and_no_night(typed, loaded, said):
     with pytest.raises(BadInput, match=said):
         _refuse_mistyped(CheckRequest(**typed), Session(0, (), (), 0, loaded))
@@ -153,8 +174,17 @@ def test_a_report_that_reframe_did_not_finish_holds_no_case(tmp_path, text):
 
 
 def failed(reason, **changes):
-    return {"check": "(run)", "case": "", "partition": "", "status": "ERROR", "waived": False,
-            "reason": reason, "metrics": [], "faults": [], **changes}  # fmt: skip
+    return {
+        "check": "(run)",
+        "case": "",
+        "partition": "",
+        "status": "ERROR",
+        "waived": False,
+        "reason": reason,
+        "metrics": [],
+        "faults": [],
+        **changes,
+    }
 
 
 def test_two_problems_of_a_night_without_a_job_are_both_kept():

@@ -181,9 +181,26 @@ def test_a_mail_has_what_changed_and_the_page(tmp_path):
 def test_no_password_goes_to_a_server_that_nobody_vouches_for(tmp_path):
     """Whoever is in between answers with a certificate of his own."""
     key, said = tmp_path / "key", list[bytes]()
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=evil",
-                    "-addext", "subjectAltName=IP:127.0.0.2", "-keyout", key, "-out", key],
-                   check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=evil",
+            "-addext",
+            "subjectAltName=IP:127.0.0.2",
+            "-keyout",
+            key,
+            "-out",
+            key,
+        ],
+        check=True,
+        capture_output=True,
+    )
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     own.load_cert_chain(key)
     door = socket.create_server(("127.0.0.2", 0))
@@ -201,8 +218,13 @@ def test_no_password_goes_to_a_server_that_nobody_vouches_for(tmp_path):
 
     other = threading.Thread(target=serve)
     other.start()
-    target = {"kind": "mail", "to": ["a@b.c"], "smtp": f"127.0.0.2:{door.getsockname()[1]}",
-              "user": "me", "password": "hush"}  # fmt: skip
+    target = {
+        "kind": "mail",
+        "to": ["a@b.c"],
+        "smtp": f"127.0.0.2:{door.getsockname()[1]}",
+        "user": "me",
+        "password": "hush",
+    }
     (failed,) = tell("here", CLOSED, to(target))
     other.join(20)
     assert "SSLCertVerificationError" in failed or "certificate" in failed.lower()
@@ -233,27 +255,33 @@ def addressees(path, mode=0o600, **target):
     return path
 
 
-@pytest.mark.parametrize(("mode", "target", "said"), [
-    (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
-    (0o600, {"kind": "slack"}, "1 fault"),
-    (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
-    (0o600, {"kind": "mail"}, "1 fault"),
-    (0o600, {"kind": "pigeon"}, "fault"),
-    (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
-    (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
-    (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "target", "said"),
+    [
+        (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
+        (0o600, {"kind": "slack"}, "1 fault"),
+        (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
+        (0o600, {"kind": "mail"}, "1 fault"),
+        (0o600, {"kind": "pigeon"}, "fault"),
+        (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
+        (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
+        (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
+    ],
+)
 def test_a_file_that_others_read_or_that_tells_nobody_is_refused(tmp_path, mode, target, said):
     with pytest.raises(BadInput, match=said):
         read_addressees(addressees(tmp_path / "n.yaml", mode, **target))
 
 
-@pytest.mark.parametrize("text", [
-    "schema: 1\ntargets:\n- {kind: slack, url: 'http://x.org/hush'}\n",
-    "schema: 1\ntargets:\n- {kind: webhook, url: \"https://x.org/hush\\a\"}\n",
-    "schema: 1\ntargets:\n- {kind: mail, to: [a@b.c], password: [hush]}\n",
-    "schema: 1\ntargets:\n- {kind: mail, password: hush\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schema: 1\ntargets:\n- {kind: slack, url: 'http://x.org/hush'}\n",
+        'schema: 1\ntargets:\n- {kind: webhook, url: "https://x.org/hush\\a"}\n',
+        "schema: 1\ntargets:\n- {kind: mail, to: [a@b.c], password: [hush]}\n",
+        "schema: 1\ntargets:\n- {kind: mail, password: hush\n",
+    ],
+)
 def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path, text):
     (tmp_path / "n.yaml").write_text(text)
     (tmp_path / "n.yaml").chmod(0o600)

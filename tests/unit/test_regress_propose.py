@@ -30,10 +30,17 @@ from tests.unit.conftest import shipped
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
 OLD = Reference(
-    **dict(zip(("check", "case", "partition", "metric"), KEY, strict=True)), value=90.0,
-    unit="images/s", lower=-0.1, runs=5, spread=0.01, source="before", proof="run",
-    date="2025-01-01", release="r0",
-)  # fmt: skip
+    **dict(zip(("check", "case", "partition", "metric"), KEY, strict=True)),
+    value=90.0,
+    unit="images/s",
+    lower=-0.1,
+    runs=5,
+    spread=0.01,
+    source="before",
+    proof="run",
+    date="2025-01-01",
+    release="r0",
+)
 
 
 @pytest.fixture
@@ -46,9 +53,18 @@ def site(tmp_path):
 def night(site, day, value, **changes):
     metric = {"name": KEY[3], "value": value, "unit": "images/s", "wanted": True}
     run = {"settings": changes.pop("settings", []), "machine": changes.pop("machine", None)}
-    verdict = {"check": KEY[0], "case": KEY[1], "partition": KEY[2], "status": "NO-REFERENCE",
-               "reason": "", "metrics": [metric], "release": "r1", "driver": None,
-               "job": {"nodes": "p100-01"}, **changes}  # fmt: skip
+    verdict = {
+        "check": KEY[0],
+        "case": KEY[1],
+        "partition": KEY[2],
+        "status": "NO-REFERENCE",
+        "reason": "",
+        "metrics": [metric],
+        "release": "r1",
+        "driver": None,
+        "job": {"nodes": "p100-01"},
+        **changes,
+    }
     run["verdicts"] = [verdict]
     folder = runs_directory(site) / f"202601{day:02d}-020000-abcd"
     folder.mkdir(parents=True)
@@ -87,16 +103,19 @@ def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site):
     assert drafts(site) == Drafts((), (), nights=False)
 
 
-@pytest.mark.parametrize("change", [
-    {"release": "r0"},
-    {"status": "FAIL"},
-    {"status": "ERROR"},
-    {"settings": ["delay_ms=60"]},
-    {"partition": "cpu"},
-    {"machine": "another"},
-    {"driver": "580.1"},
-    {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"release": "r0"},
+        {"status": "FAIL"},
+        {"status": "ERROR"},
+        {"settings": ["delay_ms=60"]},
+        {"partition": "cpu"},
+        {"machine": "another"},
+        {"driver": "580.1"},
+        {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
+    ],
+)
 def test_other_nights_do_not_count(site, change):
     night(site, 1, 50.0, **change)
     night(site, 2, 100.0)
@@ -138,18 +157,22 @@ def test_published_references_name_records_with_a_source():
         assert len(rows) == sum(len(group["records"]) for group in groups)
         for group in groups:
             assert group["why"]
-            assert all(name.split("-")[0].upper() in records[one]["gpu"]
-                       for one in group["records"])  # fmt: skip
+            assert all(
+                name.split("-")[0].upper() in records[one]["gpu"] for one in group["records"]
+            )
         assert all(row.source and row.proof in {"published", "doubtful"} for row in rows)
 
 
-@pytest.mark.parametrize(("site_name", "gpu", "case", "value"), [
-    ("p100-v100-k80", "k80", "resnet50-1x1-synthetic-fp32", 51.9),
-    ("p100-v100-k80", "p100", "resnet50-1x1-synthetic-fp32", 219.0),
-    ("p100-v100-k80", "v100", "resnet50-1x1-synthetic-fp32", 432.0),
-    ("p100-v100-k80", "p100", "resnet50-1x4-synthetic-fp32", None),
-    ("a100-h100", "a100", None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("site_name", "gpu", "case", "value"),
+    [
+        ("p100-v100-k80", "k80", "resnet50-1x1-synthetic-fp32", 51.9),
+        ("p100-v100-k80", "p100", "resnet50-1x1-synthetic-fp32", 219.0),
+        ("p100-v100-k80", "v100", "resnet50-1x1-synthetic-fp32", 432.0),
+        ("p100-v100-k80", "p100", "resnet50-1x4-synthetic-fp32", None),
+        ("a100-h100", "a100", None, None),
+    ],
+)
 def test_gpus_have_published_references_under_the_checks_own_cases(site_name, gpu, case, value):
     site = shipped(site_name)
     rows = load_references(site, site.partition(gpu).reference_set)
@@ -177,13 +200,20 @@ def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site):
 
 def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site):
     verdicts = tuple(
-        Verdict(*KEY[:3], Status.PASS, release="r1", driver="580.1", job={"nodes": node}, metrics=(
-            MetricVerdict(KEY[3], value, "images/s"),
-            MetricVerdict("shown_only", value, "", wanted=False),
-            MetricVerdict("demanded", value, "", source=OWN_DEMAND),
-        ))
+        Verdict(
+            *KEY[:3],
+            Status.PASS,
+            release="r1",
+            driver="580.1",
+            job={"nodes": node},
+            metrics=(
+                MetricVerdict(KEY[3], value, "images/s"),
+                MetricVerdict("shown_only", value, "", wanted=False),
+                MetricVerdict("demanded", value, "", source=OWN_DEMAND),
+            ),
+        )
         for value, node in ((100.0, "p100-02"), (104.0, "p100-01"), (102.0, "p100-01"))
-    )  # fmt: skip
+    )
     outcome = CheckOutcome(RunDirectory(site.paths.work), verdicts, 1.0, machine="a box")
     (row,) = derive(site, {"p100": Module((), None, "r2")}, outcome)
     assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r2")
@@ -191,10 +221,15 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     assert row.nodes == ("p100-01", "p100-02")
 
 
-@pytest.mark.parametrize(("there", "words", "code"), [
-    (True, ["--if-missing"], 0), (False, ["--if-missing"], 1), (True, [], 1),
-    (True, ["--dry-run"], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("there", "words", "code"),
+    [
+        (True, ["--if-missing"], 0),
+        (False, ["--if-missing"], 1),
+        (True, [], 1),
+        (True, ["--dry-run"], 0),
+    ],
+)
 def test_what_is_there_is_measured_again_only_when_asked(monkeypatch, capsys, there, words, code):
     def measure(*_, **__):
         raise CheckFailed("measuring is left out here")

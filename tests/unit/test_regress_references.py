@@ -18,17 +18,31 @@ from hpcdl.regress.result import losses_fall
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 ROW = Reference(
-    check="throughput", case="mlp", partition="p100", metric="images_per_second", value=1.0,
-    unit="images/s", lower=-0.1, upper=None, runs=0, spread=0.0, source="a test", proof="run",
-    date="2026-01-01", nodes=("n1", "n2"),
-)  # fmt: skip
+    check="throughput",
+    case="mlp",
+    partition="p100",
+    metric="images_per_second",
+    value=1.0,
+    unit="images/s",
+    lower=-0.1,
+    upper=None,
+    runs=0,
+    spread=0.0,
+    source="a test",
+    proof="run",
+    date="2026-01-01",
+    nodes=("n1", "n2"),
+)
 
 
-@pytest.mark.parametrize(("values", "value", "spread", "lower"), [
-    ([100.0, 104.0, 102.0], 102.0, 0.0291, -0.1454),  # the bound follows the spread
-    ([100.0, 100.0, 100.1], 100.0, 0.0006, -0.1),  # ten percent for a quiet machine, too
-    ([100.0, 300.0, 900.0], 300.0, 1.5751, -0.4),  # never half for a noisy one
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "value", "spread", "lower"),
+    [
+        ([100.0, 104.0, 102.0], 102.0, 0.0291, -0.1454),  # the bound follows the spread
+        ([100.0, 100.0, 100.1], 100.0, 0.0006, -0.1),  # ten percent for a quiet machine, too
+        ([100.0, 300.0, 900.0], 300.0, 1.5751, -0.4),  # never half for a noisy one
+    ],
+)
 def test_a_reference_is_the_median_with_a_bound_by_the_spread(values, value, spread, lower):
     row = from_runs(ROW, values)
     assert (row.value, row.runs) == (value, 3)
@@ -59,28 +73,34 @@ def test_a_row_that_hides_another_is_a_fault(tmp_path):
     assert "a second reference of" in refused(tmp_path / "set.yaml", text)
 
 
-@pytest.mark.parametrize("change", [
-    ("lower: -0.1", "lower: -1.0"),
-    ("lower: -0.1\n", "\n"),
-    ("value: 1.0", "value: -3"),
-    ("value: 1.0", "value: fast"),
-    ("proof: run", "proof: maybe"),
-    ("metric:", "metrik:"),
-    ("schema: 1", "schema: 2"),
-    ("set: set", "set: another"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("lower: -0.1", "lower: -1.0"),
+        ("lower: -0.1\n", "\n"),
+        ("value: 1.0", "value: -3"),
+        ("value: 1.0", "value: fast"),
+        ("proof: run", "proof: maybe"),
+        ("metric:", "metrik:"),
+        ("schema: 1", "schema: 2"),
+        ("set: set", "set: another"),
+    ],
+)
 def test_a_broken_file_is_refused_with_its_place(tmp_path, change):
     text = render_references("set", [ROW]).replace(*change)
     assert "set.yaml" in refused(tmp_path / "set.yaml", text)
 
 
-@pytest.mark.parametrize(("losses", "word"), [
-    ([2.3, 2.0, 1.0, 0.5], None),
-    ([], "missing"),
-    ([2.3, float("nan")], "finite"),
-    ([1.0, 1.0, 1.0], "fall"),
-    ([0.5, 1.0, 2.0, 3.0], "fall"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ([2.3, 2.0, 1.0, 0.5], None),
+        ([], "missing"),
+        ([2.3, float("nan")], "finite"),
+        ([1.0, 1.0, 1.0], "fall"),
+        ([0.5, 1.0, 2.0, 3.0], "fall"),
+    ],
+)
 def test_a_training_must_learn(losses, word):
     fault = losses_fall(losses)
     assert fault is None if word is None else word in str(fault)
@@ -91,12 +111,24 @@ def test_names_become_what_reframe_takes(text):
     assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", reframe_name(text))
 
 
-@pytest.mark.parametrize(("unit", "better", "above"), [
-    ("us", "", True), ("us", "lower", True), ("score", "lower", True), ("images/s", "", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("unit", "better", "above"),
+    [
+        ("us", "", True),
+        ("us", "lower", True),
+        ("score", "lower", True),
+        ("images/s", "", False),
+    ],
+)
 def test_a_draft_knows_on_which_side_its_bound_is(unit, better, above):
     metric = {"name": "m", "value": 1.0, "unit": unit, "wanted": True, "better": better}
-    verdict = {"check": "c", "case": "", "partition": "p", "metrics": [metric], "release": "r",
-               "job": {}}  # fmt: skip
+    verdict = {
+        "check": "c",
+        "case": "",
+        "partition": "p",
+        "metrics": [metric],
+        "release": "r",
+        "job": {},
+    }
     (row,) = rows_of([verdict], None, "2026-01-01", "a test")
     assert (row.upper is not None) is above

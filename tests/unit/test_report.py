@@ -29,15 +29,30 @@ RUN = "20261121-031000Z-ab12"
 
 def point(night, value=1000.0, **changes):
     time = (nights.END + timedelta(days=night)).isoformat(timespec="seconds")
-    values = {"reference": 1000.0, "low": 900.0, "high": None, "release": "r1", "driver": "580",
-              "nodes": "p100-[01-02]", "status": "PASS", **changes}  # fmt: skip
+    values = {
+        "reference": 1000.0,
+        "low": 900.0,
+        "high": None,
+        "release": "r1",
+        "driver": "580",
+        "nodes": "p100-[01-02]",
+        "status": "PASS",
+        **changes,
+    }
     return Point(time, value, values.pop("status"), **values)
 
 
 def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bounds_change():
     after = {"release": "r2", "reference": 1200.0}
-    points = [point(0), point(0, 1100.0), point(0, 900.0), point(1, None), point(2, **after),
-              point(3, **after), point(4, float("inf"), high=float("inf"))]  # fmt: skip
+    points = [
+        point(0),
+        point(0, 1100.0),
+        point(0, 900.0),
+        point(1, None),
+        point(2, **after),
+        point(3, **after),
+        point(4, float("inf"), high=float("inf")),
+    ]
     values = view(SERIES, points, [point(5).time]).values
     assert (values["day"], values["value"]) == ([0, 2, 3], [1000, 1000, 1000])
     assert (values["low"][0], values["high"][0], values["runs"]) == (900, 1100, [3, 1, 1])
@@ -65,8 +80,9 @@ def test_what_is_only_shown_raises_no_alarm():
 
 
 def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_refused(monkeypatch):
-    work = [(SERIES, [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0)
-            for k in range(1, 5)]  # fmt: skip
+    work = [
+        (SERIES, [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0) for k in range(1, 5)
+    ]
     found, tried = [], []
     for much, cpus in ((10**9, {0}), (1, {0, 1})):
         monkeypatch.setattr(figures, "_MUCH", much)
@@ -83,8 +99,11 @@ def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_ref
 
 
 def test_nodes_are_held_against_the_median_of_their_night():
-    points = [point(n, 1000.0 * (0.9 if node == 2 else 1) * (1 + n), nodes=f"p100-{node}")
-              for n in range(3) for node in (1, 2, 10)]  # fmt: skip
+    points = [
+        point(n, 1000.0 * (0.9 if node == 2 else 1) * (1 + n), nodes=f"p100-{node}")
+        for n in range(3)
+        for node in (1, 2, 10)
+    ]
     found = nodes_of("p100", [points], ["p100-2"])
     assert found.values["rows"] == ["p100-2", "p100-1", "p100-10"]
     assert found.values["cells"][0] == pytest.approx([-0.1, -0.1, -0.1])
@@ -92,28 +111,38 @@ def test_nodes_are_held_against_the_median_of_their_night():
 
 
 def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn():
-    points = [point(n, 1000.0 + (500 - node) / 100 - 100 * (node == 500), nodes=f"n{node}")
-              for n in range(3) for node in range(1000)]  # fmt: skip
+    points = [
+        point(n, 1000.0 + (500 - node) / 100 - 100 * (node == 500), nodes=f"n{node}")
+        for n in range(3)
+        for node in range(1000)
+    ]
     found = nodes_of("all", [points], ["n500"])
     drawn = found.values["rows"]
     assert (len(drawn), drawn[:3], drawn[-1]) == (MOST, ["n500", "n0", "n1"], "n999")
     assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
 
 
-@pytest.mark.parametrize(("case", "expected"), [
-    ("resnet50-4x8-synthetic-fp32", ("resnet50-synthetic-fp32", 32)),
-    ("2x1", ("", 2)),
-    ("default", None),
-    ("lstm-0x3f", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("resnet50-4x8-synthetic-fp32", ("resnet50-synthetic-fp32", 32)),
+        ("2x1", ("", 2)),
+        ("default", None),
+        ("lstm-0x3f", None),
+    ],
+)
 def test_a_case_that_names_its_layout_belongs_to_a_family(case, expected):
     assert layout_of(case) == expected
 
 
 def family(*measured):
     """The one family of views of check, case and images/s."""
-    (found,) = scaling([view(Series(check, case, "p100", SERIES[3], unit="images/s"),
-                             [point(0, value)]) for check, case, value in measured])  # fmt: skip
+    (found,) = scaling(
+        [
+            view(Series(check, case, "p100", SERIES[3], unit="images/s"), [point(0, value)])
+            for check, case, value in measured
+        ]
+    )
     return found
 
 
@@ -133,14 +162,18 @@ def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone():
 
 def test_what_needs_a_person_stands_first():
     states = ["PASS", "STALE", "FAIL", "ERROR", "PASS"]
-    verdicts = [{"check": "c", "case": str(n), "status": status, "ok": status == "PASS",
-                 "metrics": []} for n, status in enumerate(states)]  # fmt: skip
+    verdicts = [
+        {"check": "c", "case": str(n), "status": status, "ok": status == "PASS", "metrics": []}
+        for n, status in enumerate(states)
+    ]
     found = [row.status for _, row in rows_of(verdicts)]
     assert found == ["ERROR", "FAIL", "STALE", "PASS", "PASS"]
     assert headline(verdicts) == "3 of 5 checks do not pass"
     assert headline([]) == "No check ran"
-    each = [{"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
-            for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))]  # fmt: skip
+    each = [
+        {"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
+        for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))
+    ]
     assert [row.node for _, row in rows_of(each)] == ["n1", "n2", ""], "where a case has several"
 
 
@@ -167,8 +200,20 @@ def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path):
     assert odd == ("red\N{REPLACEMENT CHARACTER}\n\\u001b]0;end", "")
 
 
-@pytest.mark.parametrize("path", ["/etc/shadow", "../secret", "a/../../secret", "", "link",
-                                  "linked/secret", "hard", "pipe", "a"])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/shadow",
+        "../secret",
+        "a/../../secret",
+        "",
+        "link",
+        "linked/secret",
+        "hard",
+        "pipe",
+        "a",
+    ],
+)
 def test_a_report_embeds_files_of_its_run_only(tmp_path, path):
     run = run_directory(tmp_path)
     secret = tmp_path / "secret"
@@ -222,23 +267,60 @@ def embedded(folder, log):
 def hostile_page(tmp_path):
     log = run_directory(tmp_path) / "log"
     log.write_text(HOSTILE)
-    verdict = {"check": HOSTILE, "case": HOSTILE, "partition": HOSTILE, "status": "FAIL",
-               "reason": HOSTILE + "\ud800", "waived": False, "ok": False, "release": HOSTILE,
-               "job": {"nodes": HOSTILE}, "log": str(log), "metrics": [{
-                   "name": HOSTILE, "value": 1.0, "unit": HOSTILE, "reference": 1.0, "low": 0.5,
-                   "high": None, "source": HOSTILE, "wanted": True}]}  # fmt: skip
+    verdict = {
+        "check": HOSTILE,
+        "case": HOSTILE,
+        "partition": HOSTILE,
+        "status": "FAIL",
+        "reason": HOSTILE + "\ud800",
+        "waived": False,
+        "ok": False,
+        "release": HOSTILE,
+        "job": {"nodes": HOSTILE},
+        "log": str(log),
+        "metrics": [
+            {
+                "name": HOSTILE,
+                "value": 1.0,
+                "unit": HOSTILE,
+                "reference": 1.0,
+                "low": 0.5,
+                "high": None,
+                "source": HOSTILE,
+                "wanted": True,
+            }
+        ],
+    }
     with open_history(tmp_path / "h.sqlite") as history:
         history.add(
-            Result(run="r", time=point(0).time, check_name=HOSTILE, case_name=HOSTILE,
-                   partition=HOSTILE, metric=HOSTILE, value=float(n), unit=HOSTILE, status="FAIL",
-                   release=HOSTILE, nodes=HOSTILE + str(n), job=n)
+            Result(
+                run="r",
+                time=point(0).time,
+                check_name=HOSTILE,
+                case_name=HOSTILE,
+                partition=HOSTILE,
+                metric=HOSTILE,
+                value=float(n),
+                unit=HOSTILE,
+                status="FAIL",
+                release=HOSTILE,
+                nodes=HOSTILE + str(n),
+                job=n,
+            )
             for n in range(1, 4)
-        )  # fmt: skip
+        )
         lost = {**verdict, "status": "ERROR", "metrics": []}
         run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict, lost]}
         answer = ask(history, now=nights.END)
-        return night_page(run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END,
-                          answer=answer, rulings=Rulings())  # fmt: skip
+        return night_page(
+            run,
+            history,
+            read_files(run, log.parent),
+            site=HOSTILE,
+            now=nights.END,
+            answer=answer,
+            rulings=Rulings(),
+        )
 
 
 def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path):

@@ -41,24 +41,30 @@ def one_gpu(model, driver=None, *, pins=None, pmix=None, gcc=()):
     part = dataclasses.replace(p100, name="x", gpu=gpu, driver=driver, stack=None)
     stacks = {way: StackRequest(way, way, (), pins or {}) for way in ("venv", "spack")}
     return dataclasses.replace(
-        site, partitions=MappingProxyType({"x": part}), stacks=MappingProxyType(stacks),
-        default_partition="x", slurm=dataclasses.replace(site.slurm, pmix=pmix),
+        site,
+        partitions=MappingProxyType({"x": part}),
+        stacks=MappingProxyType(stacks),
+        default_partition="x",
+        slurm=dataclasses.replace(site.slurm, pmix=pmix),
         spack=SpackSettings(externals=tuple(External("gcc", v, Path("/usr")) for v in gcc)),
-    )  # fmt: skip
+    )
 
 
 def versions(model, backend, **more):
     return resolve_one(one_gpu(model, **more), "x", backend).versions
 
 
-@pytest.mark.parametrize(("backend", "models", "expected"), [
-    ("spack", "K20 K80", "2.14.1 11.8.0 8.7.0.84 2.21.5"),
-    ("spack", "P40 P100-PCIe P100-SXM2 V100-SXM2", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
-    ("spack", "T4 A100-SXM4-80GB H100-SXM5 H200-SXM", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
-    ("venv", "K80", "2.14.1 11.8.0 8.7.0.84"),
-    ("venv", "P40 P100-PCIe V100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
-    ("venv", "A100-SXM4-40GB H200-SXM", "2.21.0 12.9.1 9.28.0.42"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "models", "expected"),
+    [
+        ("spack", "K20 K80", "2.14.1 11.8.0 8.7.0.84 2.21.5"),
+        ("spack", "P40 P100-PCIe P100-SXM2 V100-SXM2", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
+        ("spack", "T4 A100-SXM4-80GB H100-SXM5 H200-SXM", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
+        ("venv", "K80", "2.14.1 11.8.0 8.7.0.84"),
+        ("venv", "P40 P100-PCIe V100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
+        ("venv", "A100-SXM4-40GB H200-SXM", "2.21.0 12.9.1 9.28.0.42"),
+    ],
+)
 def test_what_each_gpu_gets(backend, models, expected):
     """TensorFlow, CUDA, cuDNN, and by Spack NCCL."""
     names = ("tensorflow", "cuda", "cudnn", "nccl")[: len(expected.split())]
@@ -67,24 +73,31 @@ def test_what_each_gpu_gets(backend, models, expected):
         assert [found[name] for name in names] == expected.split(), model
 
 
-@pytest.mark.parametrize(("model", "backend", "more", "expected"), [
-    # Python ends where Horovod's launcher does, unless that is left out as by our wheels.
-    ("H100-SXM5", "spack", {}, {"python": "3.11"}),
-    (None, "venv", {}, {"python": "3.13", "tensorflow": "2.21.0"}),
-    # Without a driver in the site file, the newest that works is named.
-    ("K80", "spack", {}, {"driver": "470"}),
-    ("P100-PCIe", "spack", {}, {"driver": "580"}),
-    # Open MPI 5 needs a newer PMIx than an old Slurm has.
-    ("P100-PCIe", "spack", {"pmix": "3.2"}, {"openmpi": "4.1.8"}),
-    ("P100-PCIe", "spack", {"pmix": "4.2"}, {"openmpi": "5.0.10"}),
-    # The compilers of the site are the candidates.
-    ("H100-SXM5", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "12.2.0"}),
-    ("K80", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "11.3.0"}),
-    ("K80", "spack", {"gcc": ("12.5.0", "11.3.0")}, {"gcc": "11.3.0"}),
-    # A pin is kept, and the rest follows it.
-    ("P100-PCIe", "spack", {"pins": {"tensorflow": "2.18"}},
-     {"tensorflow": "2.18.1", "bazel": "6.5.0"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "backend", "more", "expected"),
+    [
+        # Python ends where Horovod's launcher does, unless that is left out as by our wheels.
+        ("H100-SXM5", "spack", {}, {"python": "3.11"}),
+        (None, "venv", {}, {"python": "3.13", "tensorflow": "2.21.0"}),
+        # Without a driver in the site file, the newest that works is named.
+        ("K80", "spack", {}, {"driver": "470"}),
+        ("P100-PCIe", "spack", {}, {"driver": "580"}),
+        # Open MPI 5 needs a newer PMIx than an old Slurm has.
+        ("P100-PCIe", "spack", {"pmix": "3.2"}, {"openmpi": "4.1.8"}),
+        ("P100-PCIe", "spack", {"pmix": "4.2"}, {"openmpi": "5.0.10"}),
+        # The compilers of the site are the candidates.
+        ("H100-SXM5", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "12.2.0"}),
+        ("K80", "spack", {"gcc": ("12.2.0", "11.3.0")}, {"gcc": "11.3.0"}),
+        ("K80", "spack", {"gcc": ("12.5.0", "11.3.0")}, {"gcc": "11.3.0"}),
+        # A pin is kept, and the rest follows it.
+        (
+            "P100-PCIe",
+            "spack",
+            {"pins": {"tensorflow": "2.18"}},
+            {"tensorflow": "2.18.1", "bazel": "6.5.0"},
+        ),
+    ],
+)
 def test_what_the_machine_has_and_the_site_pins_decides(model, backend, more, expected):
     found = versions(model, backend, **more)
     assert all(found[name].startswith(version) for name, version in expected.items())
@@ -102,10 +115,13 @@ def test_a_gpu_that_no_toolkit_of_spack_s_tensorflow_compiles_for_gets_nothing(c
     assert newest(compute, "spack") == {}
 
 
-@pytest.mark.parametrize(("model", "driver", "through"), [
-    ("K80", None, ["cuda", "cuda"]),
-    ("P100-PCIe", "470.256.02", ["driver", "cuda", "driver"]),  # a driver older than CUDA 12
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "driver", "through"),
+    [
+        ("K80", None, ["cuda", "cuda"]),
+        ("P100-PCIe", "470.256.02", ["driver", "cuda", "driver"]),  # a driver older than CUDA 12
+    ],
+)
 def test_the_limit_of_tensorflow_is_the_chain_through_cuda_or_the_driver(model, driver, through):
     resolution = resolve_one(one_gpu(model, driver), "x", "spack")
     assert resolution.fits
@@ -125,14 +141,17 @@ def test_every_choice_has_a_limit_with_sources_or_is_the_newest_known():
             assert all(r.source for r in choice.limit.chain if r.origin != "choice")
 
 
-@pytest.mark.parametrize(("model", "more", "word"), [
-    ("K80", {"driver": "535.104.05"}, "R470 is the last"),
-    ("P100-PCIe", {"driver": "595.10"}, "R580 is the last"),
-    ("V100-SXM2", {"driver": "590.48.01"}, "R580 is the last"),
-    ("A100-SXM4-40GB", {"driver": "440.33.01"}, "Ampere"),
-    ("K80", {"driver": "390.87"}, "CUDA 11.x runs from driver"),
-    ("K80", {"gcc": ("12.2.0",)}, "gcc"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "more", "word"),
+    [
+        ("K80", {"driver": "535.104.05"}, "R470 is the last"),
+        ("P100-PCIe", {"driver": "595.10"}, "R580 is the last"),
+        ("V100-SXM2", {"driver": "590.48.01"}, "R580 is the last"),
+        ("A100-SXM4-40GB", {"driver": "440.33.01"}, "Ampere"),
+        ("K80", {"driver": "390.87"}, "CUDA 11.x runs from driver"),
+        ("K80", {"gcc": ("12.2.0",)}, "gcc"),
+    ],
+)
 def test_a_driver_or_compilers_that_do_not_fit_are_named_beside_the_rest(model, more, word):
     resolution = resolve_one(one_gpu(model, **more), "x", "spack")
     assert not resolution.fits
@@ -154,15 +173,26 @@ def from_wheels(pins):
     return resolve_build(one_gpu(None), StackRequest("x", "venv", (), pins), ("x",))
 
 
-@pytest.mark.parametrize(("ask", "pins", "words"), [
-    (by_spack, {"tensorflow": "2.18"}, "do not fit partition 'x'"),
-    (by_spack, {"tensorflow": "2.14", "cuda": "12.2"}, "cuda 12.2"),
-    (from_wheels, {"tensorflow": "2.15", "keras": "3"}, "needs Keras 2.15|wheels for Python 3.9"),
-    *((ask, pins, words) for ask in (by_spack, from_wheels) for pins, words in [
-        ({"tensorflow": "2.81"}, "which nobody here knows"),
-        ({"tensorflo": "2.18"}, "no component of a stack"),
-    ]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ask", "pins", "words"),
+    [
+        (by_spack, {"tensorflow": "2.18"}, "do not fit partition 'x'"),
+        (by_spack, {"tensorflow": "2.14", "cuda": "12.2"}, "cuda 12.2"),
+        (
+            from_wheels,
+            {"tensorflow": "2.15", "keras": "3"},
+            "needs Keras 2.15|wheels for Python 3.9",
+        ),
+        *(
+            (ask, pins, words)
+            for ask in (by_spack, from_wheels)
+            for pins, words in [
+                ({"tensorflow": "2.81"}, "which nobody here knows"),
+                ({"tensorflo": "2.18"}, "no component of a stack"),
+            ]
+        ),
+    ],
+)
 def test_contradictory_pins_and_unknown_versions_are_bad_input(ask, pins, words):
     with pytest.raises(BadInput) as caught:
         ask(pins)
@@ -174,9 +204,13 @@ def test_what_only_a_gpu_rules_out_does_not_matter_to_wheels_for_cpus():
     assert from_wheels({"tensorflow": "2.21", "cuda": "11.8"}).versions["tensorflow"] == "2.21.0"
 
 
-@pytest.mark.parametrize(("question", "said"), [
-    ("tensorflow@2.18", "K80 needs CUDA <= 11.8"), ("driver@535", "R470 is the last"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        ("tensorflow@2.18", "K80 needs CUDA <= 11.8"),
+        ("driver@535", "R470 is the last"),
+    ],
+)
 def test_why_not_answers_with_the_chain(question, said):
     (answer,) = why_not(one_gpu("K80"), question, "x", "spack")
     assert not answer.fits
@@ -192,20 +226,40 @@ def test_why_not_answers_with_the_set_that_results():
     assert why_not(one_gpu("K80"), "driver@470", "x", "spack")[0].fits
 
 
-@pytest.mark.parametrize("question", [
-    "tensorflow", "tensorflow@", "@2.18", "tensorflow@9.9", "x@1", "tensorflow@2..18",
-    "tensorflow@2.18@x", "tensorflow@$(id)", "tensorflow@-1", "tensorflow@2.18\u00e9", "gpu@6.0",
-    "tensorflow@2.18.", "tensorflow@2 18",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "question",
+    [
+        "tensorflow",
+        "tensorflow@",
+        "@2.18",
+        "tensorflow@9.9",
+        "x@1",
+        "tensorflow@2..18",
+        "tensorflow@2.18@x",
+        "tensorflow@$(id)",
+        "tensorflow@-1",
+        "tensorflow@2.18\u00e9",
+        "gpu@6.0",
+        "tensorflow@2.18.",
+        "tensorflow@2 18",
+    ],
+)
 def test_a_question_that_cannot_be_understood_is_bad_input(question):
     with pytest.raises(BadInput):
         why_not(one_gpu("K80"), question)
 
 
-@pytest.mark.parametrize(("code", "compute", "runs"), [
-    ("sm_35", "3.7", True), ("sm_60", "6.1", True), ("sm_60", "7.0", False),
-    ("sm_70", "6.1", False), ("compute_80", "9.0", True), ("compute_80", "7.5", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "compute", "runs"),
+    [
+        ("sm_35", "3.7", True),
+        ("sm_60", "6.1", True),
+        ("sm_60", "7.0", False),
+        ("sm_70", "6.1", False),
+        ("compute_80", "9.0", True),
+        ("compute_80", "7.5", False),
+    ],
+)
 def test_machine_code_runs_upwards_within_a_major_release_and_ptx_later(code, compute, runs):
     assert serves([code], compute) == runs
 
@@ -238,10 +292,14 @@ def test_the_command_says_no_for_a_version_that_does_not_fit(hpcdl):
     assert answer["chain"][0]["component"] == "cuda"
 
 
-@pytest.mark.parametrize(("model", "pins", "component", "proof"), [
-    ("P100-PCIe", {}, "tensorflow", "solved"), ("P100-PCIe", {"cuda": "12.5"}, "cuda", "published"),
-    (None, {}, "tensorflow", "published"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "pins", "component", "proof"),
+    [
+        ("P100-PCIe", {}, "tensorflow", "solved"),
+        ("P100-PCIe", {"cuda": "12.5"}, "cuda", "published"),
+        (None, {}, "tensorflow", "published"),
+    ],
+)
 def test_only_what_spack_has_solved_for_a_gpu_is_called_solved(model, pins, component, proof):
     choices = resolve_one(one_gpu(model, pins=pins), "x", "spack").choices
     assert [c.proof for c in choices if c.component == component] == [proof]

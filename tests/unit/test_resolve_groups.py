@@ -39,15 +39,20 @@ def site_of(stack, **models):
     plain = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
     parts = {
         name: dataclasses.replace(
-            plain.partitions["p100"], name=name, stack=stack.name, driver=None,
+            plain.partitions["p100"],
+            name=name,
+            stack=stack.name,
+            driver=None,
             gpu=Gpu(model, name, 4, GPUS[model]["compute"], 16.0) if model else None,
         )
         for name, model in models.items()
-    }  # fmt: skip
+    }
     return dataclasses.replace(
-        plain, partitions=MappingProxyType(parts), default_partition=next(iter(parts)),
+        plain,
+        partitions=MappingProxyType(parts),
+        default_partition=next(iter(parts)),
         stacks=MappingProxyType({stack.name: stack}),
-    )  # fmt: skip
+    )
 
 
 def wheels(**more):
@@ -74,13 +79,19 @@ def test_a_newer_gpu_beside_an_old_one_gets_what_both_can_use_and_is_told_why():
     assert "sm_60, which the same build serves, needs cuDNN <= 9.10" in said
 
 
-@pytest.mark.parametrize(("models", "proof", "said"), [
-    ({"p100": "P100-PCIe", "v100": "V100-SXM2"}, "compiled", TRIED),
-    ({"v100": "V100-SXM2"}, "compiled", TRIED), ({"k80": "K80"}, "compiled", TRIED),
-    ({"k80": "K80", "k20": "K20"}, "published", ONLY), ({"cpu": None}, "run", "tried as a whole"),
-    ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
-    ({"a100": "A100-SXM4-40GB"}, "published", ONLY), ({"h100": "H100-SXM5"}, "published", ONLY),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("models", "proof", "said"),
+    [
+        ({"p100": "P100-PCIe", "v100": "V100-SXM2"}, "compiled", TRIED),
+        ({"v100": "V100-SXM2"}, "compiled", TRIED),
+        ({"k80": "K80"}, "compiled", TRIED),
+        ({"k80": "K80", "k20": "K20"}, "published", ONLY),
+        ({"cpu": None}, "run", "tried as a whole"),
+        ({"p100": "P100-PCIe", "a100": "A100-SXM4-40GB"}, "published", ONLY),
+        ({"a100": "A100-SXM4-40GB"}, "published", ONLY),
+        ({"h100": "H100-SXM5"}, "published", ONLY),
+    ],
+)
 def test_what_was_built_as_a_whole_is_told_from_what_is_resolved_only(models, proof, said):
     """A build for fewer GPUs is a part of what was tried, one for more is not."""
     site = site_of(wheels(), **models)
@@ -155,16 +166,23 @@ def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_bui
     assert not any("535.104.05" in note for note in resolve(site, "h100")[0].notes)
 
 
-@pytest.mark.parametrize(("v100", "a100", "refused"), [
-    ("580.95.05", "590.48", ""), ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
-    ("590.48", "535.104", "V100-PCIe needs driver <= 580"), ("", "590.48", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("v100", "a100", "refused"),
+    [
+        ("580.95.05", "590.48", ""),
+        ("580.95.05", "390.00", "A100-SXM4-40GB needs driver >= 450"),
+        ("590.48", "535.104", "V100-PCIe needs driver <= 580"),
+        ("", "590.48", ""),
+    ],
+)
 def test_each_gpu_of_a_mixed_partition_meets_the_driver_of_its_own_nodes(v100, a100, refused):
     """`resolve` of each model and the build say the same: no driver of others counts for a GPU."""
     site = site_of(wheels(), mixed="V100-PCIe", new="A100-SXM4-40GB")
     old, new = site.partitions.values()
-    nodes = (dataclasses.replace(old, driver=v100 or None),
-             dataclasses.replace(new, driver=a100, name="mixed"))  # fmt: skip
+    nodes = (
+        dataclasses.replace(old, driver=v100 or None),
+        dataclasses.replace(new, driver=a100, name="mixed"),
+    )
     mixed = dataclasses.replace(old, groups=nodes)
     site = dataclasses.replace(site, partitions=MappingProxyType({"mixed": mixed}))
     found = [*resolve(site), resolve_build(site, site.stacks["tensorflow"], ("mixed",))]

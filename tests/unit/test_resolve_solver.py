@@ -95,14 +95,17 @@ def test_a_rule_about_a_variable_the_problem_lacks_does_not_apply():
     assert Solver(problem).solve() == {"a": "4"}
 
 
-@pytest.mark.parametrize(("text", "inside", "outside"), [
-    ("2.18", ["2.18", "2.18.1"], ["2.1", "2.180", "2.19"]),
-    (":11.8", ["11.8.0", "11.7", "9.2"], ["11.9", "12.0.1"]),
-    ("12.5:12", ["12.5.0", "12.9.1"], ["12.4.1", "13.0.2"]),
-    ("4.2.4:", ["4.2.9", "5.0"], ["4.2.2", "4.2"]),
-    (":2.14,2.16", ["2.14.1", "2.16.2"], ["2.15.0", "2.17"]),
-    (":470", ["470.256.02"], ["535.104"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("2.18", ["2.18", "2.18.1"], ["2.1", "2.180", "2.19"]),
+        (":11.8", ["11.8.0", "11.7", "9.2"], ["11.9", "12.0.1"]),
+        ("12.5:12", ["12.5.0", "12.9.1"], ["12.4.1", "13.0.2"]),
+        ("4.2.4:", ["4.2.9", "5.0"], ["4.2.2", "4.2"]),
+        (":2.14,2.16", ["2.14.1", "2.16.2"], ["2.15.0", "2.17"]),
+        (":470", ["470.256.02"], ["535.104"]),
+    ],
+)
 def test_ranges_read_as_spack_reads_them(text, inside, outside):
     assert all(Range(text).allows(version) for version in inside)
     assert not any(Range(text).allows(version) for version in outside)

@@ -30,8 +30,19 @@ JSON = st.recursive(
     max_leaves=6,
 )
 DONE = Snapshot(7, "COMPLETED", "it is done", 0, "n1", 0, None)
-KEYS = ("layout", "samples", "summary", "phases", "seconds", "ranks", "images_per_second",
-        "images_per_second_p05", "images_per_second_p95", "input", "outcome")  # fmt: skip
+KEYS = (
+    "layout",
+    "samples",
+    "summary",
+    "phases",
+    "seconds",
+    "ranks",
+    "images_per_second",
+    "images_per_second_p05",
+    "images_per_second_p95",
+    "input",
+    "outcome",
+)
 KEY = st.sampled_from(KEYS)
 RESULTS = st.dictionaries(KEY, st.dictionaries(KEY, JSON) | JSON)
 
@@ -69,22 +80,34 @@ def test_every_value_has_a_reading_that_the_schema_allows(value, kind):
         assert kind.of(record.values).values == record.values
 
 
-@pytest.mark.parametrize(("part", "name", "given", "taken"), [
-    ("summary", "images_per_second", [1, 0.5], [1.0, 0.5]),
-    ("summary", "images_per_second", [True, "1", float("nan"), None, 10**400], [None] * 5),
-    ("layout", "ranks", [3, 3.0], [3, 3]),
-    ("layout", "ranks", [0, -1, 2.5, "3", 1e308], [None] * 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("part", "name", "given", "taken"),
+    [
+        ("summary", "images_per_second", [1, 0.5], [1.0, 0.5]),
+        ("summary", "images_per_second", [True, "1", float("nan"), None, 10**400], [None] * 5),
+        ("layout", "ranks", [3, 3.0], [3, 3]),
+        ("layout", "ranks", [0, -1, 2.5, "3", 1e308], [None] * 5),
+    ],
+)
 def test_only_what_is_right_is_taken(part, name, given, taken):
     found = [RESULT.of({part: {name: value}}).values for value in given]
     assert [at(values, part, name) for values in found] == taken
     assert JOB.of({"name": "\x1b[31mred\n"}).values["name"] == "\\u001b[31mred "
 
 
-@pytest.mark.parametrize(("values", "faulty"), [
-    ([1.0] * 5, []), ([1.0, None, 2.0], []), ([1.0, float("nan")], []), ([1.0, "2"], ["[1]"]),
-    ([10**400, 1.0], ["[0]"]), ([True], ["[0]"]), ("12", [""]), ([], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "faulty"),
+    [
+        ([1.0] * 5, []),
+        ([1.0, None, 2.0], []),
+        ([1.0, float("nan")], []),
+        ([1.0, "2"], ["[1]"]),
+        ([10**400, 1.0], ["[0]"]),
+        ([True], ["[0]"]),
+        ("12", [""]),
+        ([], []),
+    ],
+)
 def test_a_column_is_looked_at_as_a_whole_and_its_faults_are_found(values, faulty):
     record = RESULT.of({"samples": {"loss": values}})
     found = [place for place in record.faults if place.startswith("samples.loss")]
@@ -116,10 +139,21 @@ def test_no_progress_json_makes_watching_fail(progress):
     as_line(Snapshot(7, "RUNNING", "it runs", 0, "n1", 0, PROGRESS.of(progress).values))
 
 
-@pytest.mark.parametrize("record", [
-    "", "[]", "null", "7", '{"job_id": null}', '{"job_id": "7"}', '{"job_id": -7}',
-    '{"job_id": 7, "chain": [1e308]}', '{"job_id": 7, "chain": 7}', "[" * 100_000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "record",
+    [
+        "",
+        "[]",
+        "null",
+        "7",
+        '{"job_id": null}',
+        '{"job_id": "7"}',
+        '{"job_id": -7}',
+        '{"job_id": 7, "chain": [1e308]}',
+        '{"job_id": 7, "chain": 7}',
+        "[" * 100_000,
+    ],
+)
 def test_a_folder_of_anything_else_is_no_job(modern, tmp_path, record):
     (tmp_path / "job.json").write_text(record)
     with pytest.raises(BadInput, match="there is no job in"):
@@ -132,17 +166,21 @@ def test_a_result_nested_without_end_counts_as_none(modern, tmp_path):
     assert result_of(find(modern, str(tmp_path))) is None
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (b"", "progress.json is empty"),
-    (b'{"schema": 2, "classes": 7, "features": {}}', "other keys, such as 'classes'"),
-    (b'{"a": 1', "progress.json:1:8: not JSON"),
-    (b"\xff", "is not UTF-8 text"),
-    (b'{"a": "\xed\xa0\x80"}', "is not UTF-8 text"),
-    (b"[]", "it holds no mapping"),
-    (b"[" * 100_000, "too deep"),
-    (b'{"schema": ' + b"9" * 5000 + b"}", "too large a number"),
-    (b" " * 1_000_001, "larger than 1 MB"),
-], ids=lambda value: str(value)[:20])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "progress.json is empty"),
+        (b'{"schema": 2, "classes": 7, "features": {}}', "other keys, such as 'classes'"),
+        (b'{"a": 1', "progress.json:1:8: not JSON"),
+        (b"\xff", "is not UTF-8 text"),
+        (b'{"a": "\xed\xa0\x80"}', "is not UTF-8 text"),
+        (b"[]", "it holds no mapping"),
+        (b"[" * 100_000, "too deep"),
+        (b'{"schema": ' + b"9" * 5000 + b"}", "too large a number"),
+        (b" " * 1_000_001, "larger than 1 MB"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
 def test_what_is_no_such_file_says_why(tmp_path, content, said):
     path = tmp_path / PROGRESS.name
     path.write_bytes(content)
@@ -172,14 +210,17 @@ def test_a_version_that_nobody_wrote_is_a_fault(version):
         RESULT.of({"schema": version}).need("schema")
 
 
-@pytest.mark.parametrize(("place", "said"), [
-    ("schema", "it is of version 9; this hpcdl reads version 2"),
-    ("layout.ranks", "layout.ranks is 0, below its minimum of 1"),
-    ("layout.nodes", "layout.nodes[1] must be text, not '3'"),
-    ("layout.gpu", "it lacks layout.gpu"),
-    ("model", "model has no value"),
-    ("summary.metrics", "the file lacks the key 'summary'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("schema", "it is of version 9; this hpcdl reads version 2"),
+        ("layout.ranks", "layout.ranks is 0, below its minimum of 1"),
+        ("layout.nodes", "layout.nodes[1] must be text, not '3'"),
+        ("layout.gpu", "it lacks layout.gpu"),
+        ("model", "model has no value"),
+        ("summary.metrics", "the file lacks the key 'summary'"),
+    ],
+)
 def test_a_place_that_is_needed_is_named_with_its_fault(place, said):
     record = RESULT.of({"schema": 9, "layout": {"ranks": 0, "nodes": ["a", 3]}, "model": None})
     with pytest.raises(BadInput) as caught:
@@ -189,15 +230,24 @@ def test_a_place_that_is_needed_is_named_with_its_fault(place, said):
 
 def test_a_file_says_its_version_and_the_units_of_its_numbers(tmp_path):
     path = tmp_path / "result.json"
-    RESULT.write(path, {
-        "samples": {"seconds": [0.5], "loss": [float("nan")]}, "ended": 1.0,
-        "summary": {"bus_gbs": {"64": 1.0}}, "options": {"name": "\udcff"},
-    })  # fmt: skip
+    RESULT.write(
+        path,
+        {
+            "samples": {"seconds": [0.5], "loss": [float("nan")]},
+            "ended": 1.0,
+            "summary": {"bus_gbs": {"64": 1.0}},
+            "options": {"name": "\udcff"},
+        },
+    )
     found = json.loads(path.read_text())
     assert found["schema"] == 2
     assert found["samples"]["loss"] == [None]
-    assert found["units"] == {"samples.seconds": "s", "samples.loss": "1", "ended": "s",
-                              "summary.bus_gbs": "GB/s"}  # fmt: skip
+    assert found["units"] == {
+        "samples.seconds": "s",
+        "samples.loss": "1",
+        "ended": "s",
+        "summary.bus_gbs": "GB/s",
+    }
     run = VERDICTS.data({"seconds": 1.0, "verdicts": [{"seconds": 2.0, "job": {}}]})
     assert run["units"] == {"seconds": "s", "verdicts[].seconds": "s"}
 
@@ -212,8 +262,14 @@ def test_a_result_that_is_not_there_is_a_fault_of_its_kind(tmp_path):
 
 
 def test_a_measuring_program_writes_what_the_schema_says(tmp_path):
-    argv = [sys.executable, "-m", "hpcdl.measure.storage", str(tmp_path), "--megabytes=1",
-            "--passes=2"]  # fmt: skip
+    argv = [
+        sys.executable,
+        "-m",
+        "hpcdl.measure.storage",
+        str(tmp_path),
+        "--megabytes=1",
+        "--passes=2",
+    ]
     where = {**os.environ, "HPCDL_JOB_DIR": str(tmp_path)}
     subprocess.run(argv, env=where, check=True, capture_output=True)
     values = json.loads((tmp_path / "result.json").read_text())

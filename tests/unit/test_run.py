@@ -38,8 +38,11 @@ def test_the_environment_is_added_to_or_replaced():
 
 def test_a_failure_shows_command_place_and_last_lines(tmp_path):
     with pytest.raises(CommandFailed) as caught:
-        run(["bash", "-c", "for i in {1..99}; do echo line $i; done; exit 7"], directory=tmp_path,
-            hint="try again")  # fmt: skip
+        run(
+            ["bash", "-c", "for i in {1..99}; do echo line $i; done; exit 7"],
+            directory=tmp_path,
+            hint="try again",
+        )
     assert caught.value.exit_code == ExitCode.COMMAND_FAILED
     said = caught.value.render()
     assert said.startswith("error: bash failed with exit code 7\n")
@@ -88,13 +91,16 @@ def test_a_time_limit_ends_the_command_and_its_children(tmp_path, logged):
     wait_until_ended(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.parametrize(("argv", "why"), [
-    (["no-such-program"], "it is not installed or not on PATH"),
-    (["/etc/passwd"], "it is not a program that you may run"),
-    (["/etc/passwd/x"], "Not a directory"),
-    (["echo", "a\0b"], "null byte"),
-    (["echo", "x" * 200_000], "Argument list too long"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["no-such-program"], "it is not installed or not on PATH"),
+        (["/etc/passwd"], "it is not a program that you may run"),
+        (["/etc/passwd/x"], "Not a directory"),
+        (["echo", "a\0b"], "null byte"),
+        (["echo", "x" * 200_000], "Argument list too long"),
+    ],
+)
 def test_what_cannot_be_run_is_one_line(argv, why):
     with pytest.raises(MissingPrerequisite, match=why) as caught:
         run(argv, hint="install it")

@@ -62,8 +62,33 @@ def places(value, path=()):
     return [path, *inner] if path else inner
 
 
-ODD = [-1, 0, 1, 65, 10**6, 10**17, 0.5, 1e300, -0.0, True, False, [], {}, [1], {"a": 1}, "x", "",
-       "pi", "a b", "24:00:00", "1-00:00:00", "22.05.8", "x\n", "٣", "gres"]  # fmt: skip
+ODD = [
+    -1,
+    0,
+    1,
+    65,
+    10**6,
+    10**17,
+    0.5,
+    1e300,
+    -0.0,
+    True,
+    False,
+    [],
+    {},
+    [1],
+    {"a": 1},
+    "x",
+    "",
+    "pi",
+    "a b",
+    "24:00:00",
+    "1-00:00:00",
+    "22.05.8",
+    "x\n",
+    "٣",
+    "gres",
+]
 # Of the first plane: JSON writes others as pairs, which YAML does not read.
 PLAIN = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"])
 JUNK = st.sampled_from(ODD) | st.text(PLAIN, max_size=8) | st.integers(-(10**6), 10**6)
@@ -130,34 +155,37 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize(("text", "fault", "hint"), [
-    ("nodse: 4", "unknown key 'nodse'", "did you mean 'nodes'?"),
-    ("zzz: 4", "unknown key 'zzz'", "known keys: nodes, ratio"),
-    ("ratio: 1", "the file lacks the key 'nodes'", "How many"),
-    ("nodes:", "'nodes' has no value", "How many"),
-    ("nodes: '4'", "'nodes' must be a whole number, not '4'", "How many"),
-    ("nodes: 4.0", "'nodes' must be a whole number, not '4.0'", ""),
-    ("nodes: 0x4", "'nodes' must be a whole number, not '0x4'", ""),
-    ("nodes: 1_0", "'nodes' must be a whole number, not '1_0'", ""),
-    ("nodes: 0", "'nodes' is 0, below its minimum of 1", ""),
-    ("nodes: 10", "'nodes' is 10, above its maximum of 9", ""),
-    ("nodes: 99999999999999999999999", "'nodes' must be a whole number", ""),
-    ("ratio: .nan", "'ratio' must be a number, not '.nan'", ""),
-    ("on: yes", "'on' is 'yes', not true or false", "did you mean 'true'?"),
-    ("on: 1", "'on' must be true or false, not '1'", ""),
-    ("kind: gress", "'kind' is 'gress', not gres or gpus-per-node", "did you mean 'gres'?"),
-    ("name: Pi", "'name' is 'Pi', which does not match the format", "(for example pi)"),
-    ('name: "pi\\n"', "which does not match the format", ""),
-    ("name: [pi]", "'name' must be text, not a list", ""),
-    ("list: x", "'list' must be a list, not 'x'", ""),
-    ("list: []", "'list' needs at least 1 entries", ""),
-    ("list: [[x]]", "an entry of 'list' must be text, not a list", ""),
-    ("map: {}", "'map' is empty", ""),
-    ("map: {a: b}", "'a' must be a whole number, not 'b'", ""),
-    ("map: 5", "'map' must be a mapping, not '5'", ""),
-    ("just text", "the file must be a mapping, not 'just text'", ""),
-    ("- 1", "the file must be a mapping, not a list", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "fault", "hint"),
+    [
+        ("nodse: 4", "unknown key 'nodse'", "did you mean 'nodes'?"),
+        ("zzz: 4", "unknown key 'zzz'", "known keys: nodes, ratio"),
+        ("ratio: 1", "the file lacks the key 'nodes'", "How many"),
+        ("nodes:", "'nodes' has no value", "How many"),
+        ("nodes: '4'", "'nodes' must be a whole number, not '4'", "How many"),
+        ("nodes: 4.0", "'nodes' must be a whole number, not '4.0'", ""),
+        ("nodes: 0x4", "'nodes' must be a whole number, not '0x4'", ""),
+        ("nodes: 1_0", "'nodes' must be a whole number, not '1_0'", ""),
+        ("nodes: 0", "'nodes' is 0, below its minimum of 1", ""),
+        ("nodes: 10", "'nodes' is 10, above its maximum of 9", ""),
+        ("nodes: 99999999999999999999999", "'nodes' must be a whole number", ""),
+        ("ratio: .nan", "'ratio' must be a number, not '.nan'", ""),
+        ("on: yes", "'on' is 'yes', not true or false", "did you mean 'true'?"),
+        ("on: 1", "'on' must be true or false, not '1'", ""),
+        ("kind: gress", "'kind' is 'gress', not gres or gpus-per-node", "did you mean 'gres'?"),
+        ("name: Pi", "'name' is 'Pi', which does not match the format", "(for example pi)"),
+        ('name: "pi\\n"', "which does not match the format", ""),
+        ("name: [pi]", "'name' must be text, not a list", ""),
+        ("list: x", "'list' must be a list, not 'x'", ""),
+        ("list: []", "'list' needs at least 1 entries", ""),
+        ("list: [[x]]", "an entry of 'list' must be text, not a list", ""),
+        ("map: {}", "'map' is empty", ""),
+        ("map: {a: b}", "'a' must be a whole number, not 'b'", ""),
+        ("map: 5", "'map' must be a mapping, not '5'", ""),
+        ("just text", "the file must be a mapping, not 'just text'", ""),
+        ("- 1", "the file must be a mapping, not a list", ""),
+    ],
+)
 def test_each_fault_has_its_words_and_its_hint(text, fault, hint):
     document = parse_document(text, "f.yaml")
     check(document, SCHEMA)

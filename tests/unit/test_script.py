@@ -25,13 +25,26 @@ MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"),
 FUNCTIONS = folder("templates") / "sbatch" / FILE
 SOURCED = MODULE._replace(functions=Path("/apps/r1") / INSTALLED)
 LAYOUTS = [
-    {"gpus": 1}, {"gpus": 2}, {"nodes": 1}, {"nodes": 2}, {"nodes": 2, "gpus_per_node": 1},
-    {"gpus": 1, "launcher": "single"}, {"cpus_per_task": 1}, {"minutes": 1},
-]  # fmt: skip
-PLACES = [(shipped(name), partition) for name, partition in (
-    ("pi", "k80"), ("pi", "cpu"), ("p100-v100-k80", "p100"), ("a100-h100", "h100"),
-    ("a100-h100", "cpu"), ("embedded", "v100"),
-)]  # fmt: skip
+    {"gpus": 1},
+    {"gpus": 2},
+    {"nodes": 1},
+    {"nodes": 2},
+    {"nodes": 2, "gpus_per_node": 1},
+    {"gpus": 1, "launcher": "single"},
+    {"cpus_per_task": 1},
+    {"minutes": 1},
+]
+PLACES = [
+    (shipped(name), partition)
+    for name, partition in (
+        ("pi", "k80"),
+        ("pi", "cpu"),
+        ("p100-v100-k80", "p100"),
+        ("a100-h100", "h100"),
+        ("a100-h100", "cpu"),
+        ("embedded", "v100"),
+    )
+]
 
 
 def render(site, partition="p100", module=MODULE, **asked):
@@ -42,13 +55,16 @@ def every_script():
     """Scripts of all kinds, by a name for people."""
     odd = {"environment": {"A": "x'y\n$(id)"}, "program": ("python", "a b", ":", "$x", "\n")}
     return [
-        *((f"{site.name} {partition} {asked}", render(site, partition, **asked))
-          for site, partition in PLACES for asked in LAYOUTS
-          if site.partition(partition).gpu or not {"gpus", "gpus_per_node"} & asked.keys()),
+        *(
+            (f"{site.name} {partition} {asked}", render(site, partition, **asked))
+            for site, partition in PLACES
+            for asked in LAYOUTS
+            if site.partition(partition).gpu or not {"gpus", "gpus_per_node"} & asked.keys()
+        ),
         ("odd values", render(PLACES[2][0], **odd)),
         ("no module", render(PLACES[2][0], module=Module(()))),
         ("sourced", render(PLACES[2][0], module=SOURCED, **odd, nodes=2)),
-    ]  # fmt: skip
+    ]
 
 
 SCRIPTS = every_script()
@@ -110,8 +126,9 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user():
     """Else a value would not arrive, or would be taken for the script's own."""
     text = "".join(script.text for _, script in SCRIPTS)
     own = set(re.findall(r"^ *(?:export )?([A-Za-z_]\w*)=", text, re.M))
-    own -= {name for site, _ in PLACES for part in site.partitions.values()
-            for name in part.environment}  # fmt: skip
+    own -= {
+        name for site, _ in PLACES for part in site.partitions.values() for name in part.environment
+    }
     own -= {"A", "CUDA_DEVICE_ORDER", "SLURM_WHOLE", "SLURM_PMIX_FENCE", "HPCDL_DATA"}
     assert {"launcher", "again"} <= own
     for name in own:
@@ -128,16 +145,19 @@ def body(script):
 def test_what_is_read_is_short_where_a_release_has_the_functions(modern):
     asked = {"nodes": 2, "gpus_per_node": 4, "module": SOURCED}
     assert len(body(render(modern, "a100", **asked))) <= 40
-    text = "\n".join(body(render(modern, "cpu", nodes=2, module=SOURCED, launcher="mpi",
-                                 program=("./a.out",))))  # fmt: skip
+    text = "\n".join(
+        body(render(modern, "cpu", nodes=2, module=SOURCED, launcher="mpi", program=("./a.out",)))
+    )
     assert not re.search("gpu(?!s-per-node=0)|cuda", text, re.I)
 
 
 def test_both_forms_are_one_script(modern):
     """A standalone script has in place of the `source` what that reads, as far as it calls it."""
     for asked in ({}, {"launcher": "torch", "program": ("x",), "environment": {"A": "x"}}):
-        sourced, own = (render(modern, "a100", nodes=2, module=module, **asked).text
-                        for module in (SOURCED, MODULE))  # fmt: skip
+        sourced, own = (
+            render(modern, "a100", nodes=2, module=module, **asked).text
+            for module in (SOURCED, MODULE)
+        )
         calls = sourced.partition("exit 20; }\n")[2]
         assert own.endswith(calls)
         of_its_own = set(own.removesuffix(calls).splitlines()[22:])
@@ -161,15 +181,18 @@ def test_functions_of_a_release_count_where_they_are_these(tmp_path):
         assert installed(tmp_path) is None, "and nobody waits for a pipe's text"
 
 
-@pytest.mark.parametrize(("before", "after", "rule_id"), [
-    ("", "", ""),
-    ("hpcdl train &\n", "hpcdl train\n", "trap-deferred"),
-    ("--open-mode=append", "--open-mode=truncate", "requeue-truncates"),
-    ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-default"),
-    ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
-    ("--signal=B:USR2@120", "--signal=B:USR1@120", "signal-not-trapped"),
-    ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "after", "rule_id"),
+    [
+        ("", "", ""),
+        ("hpcdl train &\n", "hpcdl train\n", "trap-deferred"),
+        ("--open-mode=append", "--open-mode=truncate", "requeue-truncates"),
+        ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-default"),
+        ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
+        ("--signal=B:USR2@120", "--signal=B:USR1@120", "signal-not-trapped"),
+        ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
+    ],
+)
 def test_the_linter_sees_what_a_script_sources(modern, before, after, rule_id):
     found = []
     for module in (SOURCED, MODULE):
@@ -192,9 +215,11 @@ def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations, pi):
     p100 = three_generations.partition("p100")
     plain = replace(p100, gpu=p100.gpu._replace(gres_type=None))
     untyped = replace(three_generations, partitions={"p100": plain})
-    for site, name, form in ((three_generations, "p100", "--gpus-per-node=p100:2"),
-                             (pi, "k80", "--gres=gpu:k80:2"),
-                             (untyped, "p100", "--gpus-per-node=2")):  # fmt: skip
+    for site, name, form in (
+        (three_generations, "p100", "--gpus-per-node=p100:2"),
+        (pi, "k80", "--gres=gpu:k80:2"),
+        (untyped, "p100", "--gpus-per-node=2"),
+    ):
         directives = render(site, name, gpus=2).directives
         assert [one for one in directives if "gpu" in one] == [form]
 
@@ -217,8 +242,10 @@ def test_modules_are_pinned_to_the_release(three_generations):
 
 def test_the_environment_of_the_partition_yields_to_the_request_and_is_checked_like_it(pi):
     p100 = pi.partition("p100")
-    site, wrong = (replace(pi, partitions={"p100": replace(p100, environment=values)})
-                   for values in ({"A": "site", "B": "site"}, {"UID": "0"}))  # fmt: skip
+    site, wrong = (
+        replace(pi, partitions={"p100": replace(p100, environment=values)})
+        for values in ({"A": "site", "B": "site"}, {"UID": "0"})
+    )
     text = render(site, environment={"A": "mine"}).text
     assert text.index("export A=site\n") < text.index("values '' A\n")
     assert "export B=site\n" in text
@@ -243,27 +270,33 @@ def variables_unset(site, version, **asked):
     return set(" ".join(lists).split()) - set(kept.split())
 
 
-@pytest.mark.parametrize(("version", "launcher", "whole"), [
-    ("20.11.0", "horovod-mpirun", True),
-    ("20.11.2", "horovod-mpirun", True),
-    ("20.11.3", "horovod-mpirun", False),
-    ("20.11.2", "horovod", False),
-    ("22.05", "horovod-mpirun", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "launcher", "whole"),
+    [
+        ("20.11.0", "horovod-mpirun", True),
+        ("20.11.2", "horovod-mpirun", True),
+        ("20.11.3", "horovod-mpirun", False),
+        ("20.11.2", "horovod", False),
+        ("22.05", "horovod-mpirun", False),
+    ],
+)
 def test_mpirun_s_daemons_get_whole_nodes_where_steps_are_exclusive(pi, version, launcher, whole):
     script = render(with_version(pi, version), gpus=4, launcher=launcher)
     lines = {line.text: line.rule(version) for line in script.lines}
     assert lines.get("export SLURM_WHOLE=1") == ("steps-exclusive" if whole else None)
 
 
-@pytest.mark.parametrize(("nodes", "launcher", "mpi", "said"), [
-    (2, "horovod", "pmix", True),
-    (2, "mpi", "pmix_v3", True),
-    (1, "horovod", "pmix", False),
-    (2, "horovod", "pmi2", False),
-    (2, "horovod-mpirun", "pmix", False),
-    (2, "torch", "pmix", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("nodes", "launcher", "mpi", "said"),
+    [
+        (2, "horovod", "pmix", True),
+        (2, "mpi", "pmix_v3", True),
+        (1, "horovod", "pmix", False),
+        (2, "horovod", "pmi2", False),
+        (2, "horovod-mpirun", "pmix", False),
+        (2, "torch", "pmix", False),
+    ],
+)
 def test_ranks_of_several_nodes_meet_in_the_barrier_that_loses_none(pi, nodes, launcher, mpi, said):
     site = replace(pi, slurm=replace(pi.slurm, mpi=mpi))
     script = render(site, partition="k80", nodes=nodes, gpus_per_node=2, launcher=launcher)
@@ -286,17 +319,33 @@ def test_an_mpi_plugin_that_the_release_never_had_is_refused(three_generations):
         render(with_version(site, "20.11"), gpus=1)
 
 
-@pytest.mark.parametrize(("minutes", "text"), [
-    (1, "00:01:00"), (60, "01:00:00"), (1439, "23:59:00"), (1440, "1-00:00:00"),
-    (10081, "7-00:01:00"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("minutes", "text"),
+    [
+        (1, "00:01:00"),
+        (60, "01:00:00"),
+        (1439, "23:59:00"),
+        (1440, "1-00:00:00"),
+        (10081, "7-00:01:00"),
+    ],
+)
 def test_walltimes_are_written_as_slurm_reads_them(minutes, text):
     assert walltime(minutes) == text
 
 
-@pytest.mark.parametrize(("minutes", "signal"), [
-    (1, None), (2, None), (3, 30), (4, 60), (5, 90), (6, 120), (60, 120), (2880, 120),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("minutes", "signal"),
+    [
+        (1, None),
+        (2, None),
+        (3, 30),
+        (4, 60),
+        (5, 90),
+        (6, 120),
+        (60, 120),
+        (2880, 120),
+    ],
+)
 def test_the_warning_never_comes_before_half_of_the_time(three_generations, minutes, signal):
     """Slurm may send it a minute early; a job that is warned at its start would only requeue."""
     directives = render(three_generations, minutes=minutes).directives
@@ -305,23 +354,28 @@ def test_the_warning_never_comes_before_half_of_the_time(three_generations, minu
     assert minutes * 60 - (signal or 0) - 60 >= minutes * 30 or signal is None
 
 
-@pytest.mark.parametrize(("path", "directive"), [
-    ("/work/a", "--output=/work/a/job.log"),
-    ("/work/a b", '--output="/work/a b/job.log"'),
-    ("/work/100%j", "--output=/work/100%%j/job.log"),
-    ('/work/"x"', '--output="/work/\\"x\\"/job.log"'),
-    ("/work/#x", '--output="/work/#x/job.log"'),
-    ("/work/$HOME`id`", '--output="/work/$HOME`id`/job.log"'),
-    ("/work/é", '--output="/work/é/job.log"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "directive"),
+    [
+        ("/work/a", "--output=/work/a/job.log"),
+        ("/work/a b", '--output="/work/a b/job.log"'),
+        ("/work/100%j", "--output=/work/100%%j/job.log"),
+        ('/work/"x"', '--output="/work/\\"x\\"/job.log"'),
+        ("/work/#x", '--output="/work/#x/job.log"'),
+        ("/work/$HOME`id`", '--output="/work/$HOME`id`/job.log"'),
+        ("/work/é", '--output="/work/é/job.log"'),
+    ],
+)
 def test_a_directory_with_signs_is_named_as_sbatch_reads_it(three_generations, path, directive):
     assert directive in render(three_generations, job_dir=Path(path)).directives
 
 
 def test_a_full_disk_of_the_cache_does_not_keep_a_script_from_being_rendered(tmp_path):
     """Compiled templates cannot be kept: no file may grow in this process."""
-    program = ("import resource, sys\nfrom hpcdl.cli import main\n"
-               "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-               "sys.exit(main(sys.argv[1:]))")  # fmt: skip
+    program = (
+        "import resource, sys\nfrom hpcdl.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
     words = [sys.executable, "-c", program, "job", "render", "--site", "embedded", "--gpus", "1"]
     assert "#SBATCH" in run(words, env={"HPCDL_CACHE": str(tmp_path)}).stdout

@@ -54,8 +54,12 @@ class Job:
             (self.folder / name).chmod(0o755)
 
     def start(self, **env):
-        own = {"PATH": f"{self.folder}:{os.environ['PATH']}", "STANDIN": str(self.folder),
-               "SLURM_JOB_ID": "4711", "HOME": str(self.folder)}  # fmt: skip
+        own = {
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            "STANDIN": str(self.folder),
+            "SLURM_JOB_ID": "4711",
+            "HOME": str(self.folder),
+        }
         # A batch script's standard input is nobody's terminal.
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(["/bin/bash", self.folder / "job.sh"], env={**own, **env}, **pipes)
@@ -96,11 +100,14 @@ def program(up, on_usr2="exit 75"):
     return ["bash", "-c", f"trap '{on_usr2}' USR2; trap 'exit 5' TERM; touch {up}; {lasts}"]
 
 
-@pytest.mark.parametrize(("words", "code"), [
-    *((["bash", "-c", f"exit {code}"], code) for code in (0, 1, 2, 5, 100, 127, 139, 255)),
-    (["bash", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
-    (["/no/such/program"], 127),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        *((["bash", "-c", f"exit {code}"], code) for code in (0, 1, 2, 5, 100, 127, 139, 255)),
+        (["bash", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
+        (["/no/such/program"], 127),
+    ],
+)
 def test_the_job_ends_with_the_programs_own_exit_code(tmp_path, words, code):
     job = Job(tmp_path, *words)
     assert (job.run()[0], job.requeues) == (code, 0)
@@ -131,12 +138,15 @@ def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path):
 
 
 @BOTH
-@pytest.mark.parametrize(("sent", "on_usr2", "code", "requeues"), [
-    ("SIGUSR2", "exit 75", 75, 1),
-    ("SIGTERM", "exit 75", 5, 0),
-    # The first wait gives 128 + n; a program that goes on decides the code itself.
-    *(("SIGUSR2", f"/bin/sleep 0.1; exit {code}", code, 0) for code in (0, 1, 127, 139)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sent", "on_usr2", "code", "requeues"),
+    [
+        ("SIGUSR2", "exit 75", 75, 1),
+        ("SIGTERM", "exit 75", 5, 0),
+        # The first wait gives 128 + n; a program that goes on decides the code itself.
+        *(("SIGUSR2", f"/bin/sleep 0.1; exit {code}", code, 0) for code in (0, 1, 127, 139)),
+    ],
+)
 def test_a_signal_reaches_ranks_whose_code_counts(tmp_path, module, sent, on_usr2, code, requeues):
     job = Job(tmp_path, *program(tmp_path / "up", on_usr2), module=module)
     assert (signalled(job, sent, tmp_path / "up"), job.requeues) == (code, requeues)
@@ -254,10 +264,16 @@ def test_a_directory_that_cannot_be_made_ends_the_job_before_it_wastes_time(tmp_
 
 def test_what_another_job_left_does_not_reach_the_step(tmp_path):
     left = {
-        "SLURM_NTASKS_PER_GPU": "1", "SLURM_MEM_PER_NODE": "3", "SLURM_CPU_BIND": "mask_cpu:0x1",
-        "SBATCH_PARTITION": "x", "SRUN_CPUS_PER_TASK": "7", "SLURM_GPUS_PER_TASK": "1",
-        "SLURM_CPUS_PER_TASK": "4", "SLURM_NTASKS": "8", "SLURM_EXPORT_ENV": "NONE",
-    }  # fmt: skip
+        "SLURM_NTASKS_PER_GPU": "1",
+        "SLURM_MEM_PER_NODE": "3",
+        "SLURM_CPU_BIND": "mask_cpu:0x1",
+        "SBATCH_PARTITION": "x",
+        "SRUN_CPUS_PER_TASK": "7",
+        "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_CPUS_PER_TASK": "4",
+        "SLURM_NTASKS": "8",
+        "SLURM_EXPORT_ENV": "NONE",
+    }
     seen = Job(tmp_path, "env").run(**left)[1].decode()
     found = {line.partition("=")[0] for line in seen.splitlines()}
     assert not found & (left.keys() - {"SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_EXPORT_ENV"})

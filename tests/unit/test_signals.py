@@ -22,9 +22,13 @@ def test_they_end_the_work_as_ctrl_c_does(number):
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-@pytest.mark.parametrize(("module", "step"), [
-    ("hpcdl.train.program", "_run"), ("hpcdl.train.data.__main__", "_make"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "step"),
+    [
+        ("hpcdl.train.program", "_run"),
+        ("hpcdl.train.data.__main__", "_make"),
+    ],
+)
 def test_ctrl_c_ends_the_programs_of_a_release_quietly(module, step, monkeypatch, capsys):
     def stopped(*_):
         raise KeyboardInterrupt

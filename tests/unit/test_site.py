@@ -33,8 +33,20 @@ stacks:
   tf: {backend: venv, partitions: [p100]}
 """
 PUT = st.text(alphabet="a1 \n-:{}[]'\"#~&*", max_size=6)
-ODD = ["~", "''", "x", "5", "[]", "[~]", "[[a]]", "{}", "{a: b}", "{a: {b: ~}}", "{a: ~}",
-       "[1, {a: b}]"]  # fmt: skip
+ODD = [
+    "~",
+    "''",
+    "x",
+    "5",
+    "[]",
+    "[~]",
+    "[[a]]",
+    "{}",
+    "{a: b}",
+    "{a: {b: ~}}",
+    "{a: ~}",
+    "[1, {a: b}]",
+]
 
 
 def replace(old, new):
@@ -86,48 +98,62 @@ def test_every_shipped_site_is_valid(path):
 
 def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
     said = refused(
-        site_file, replace("nodes: 2", "nodse: 2"), replace("model: p100", "model: p1000"),
-        replace("sockets: 2", "sockets: -2"), replace("memory_gb: 250", "memory_gb: lots"),
-        replace("stack: tf", "stack: tff"), replace("[p100]", "[p100, q100]"),
-    )  # fmt: skip
+        site_file,
+        replace("nodes: 2", "nodse: 2"),
+        replace("model: p100", "model: p1000"),
+        replace("sockets: 2", "sockets: -2"),
+        replace("memory_gb: 250", "memory_gb: lots"),
+        replace("stack: tf", "stack: tff"),
+        replace("[p100]", "[p100, q100]"),
+    )
     expected = [
-        "has 7 faults", "unknown key 'nodse'", "did you mean 'nodes'?",
-        "'p100' lacks the key 'nodes'", "unknown GPU model 'p1000'", "did you mean 'P100'?",
-        "'sockets' is -2, below its minimum of 1", "'memory_gb' must be a number, not 'lots'",
-        "there is no stack 'tff'", "did you mean 'tf'?", "there is no partition 'q100'",
+        "has 7 faults",
+        "unknown key 'nodse'",
+        "did you mean 'nodes'?",
+        "'p100' lacks the key 'nodes'",
+        "unknown GPU model 'p1000'",
+        "did you mean 'P100'?",
+        "'sockets' is -2, below its minimum of 1",
+        "'memory_gb' must be a number, not 'lots'",
+        "there is no stack 'tff'",
+        "did you mean 'tf'?",
+        "there is no partition 'q100'",
         "did you mean 'p100'?",
-    ]  # fmt: skip
+    ]
     places = [said.find(words) for words in expected]
     assert -1 not in places, said
     assert places == sorted(places), said
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (replace("schema: 1\n", ""), "the file lacks the key 'schema'"),
-    (replace("name: pi", "name: my pi"), "'name' is 'my pi', which does not match the format"),
-    (replace("name: pi", 'name: "pi\\n#SBATCH --x"'), "which does not match the format"),
-    (replace('"22.05.8"', "new"), "'version' is 'new'"),
-    (replace("/apps", "apps"), "'prefix' is not an absolute path"),
-    (replace("/apps", "$APPS/x"), "names a variable that is not replaced here"),
-    (replace("/apps", "~nosuchuser/x"), "'prefix' is not an absolute path"),
-    (replace("/apps", '"/a\\nb"'), "'prefix' has a control character"),
-    (replace("nodes: 2", "nodes: 1000000"), "'nodes' is 1000000, above its maximum"),
-    (replace("nodes: 2", "nodes: 3"), "'hostlist' names 2 nodes, but 'nodes' is 3"),
-    (replace("[01-02]", "[02-01]"), "runs backwards"),
-    (replace("[01-02]", "[01-99999999]"), "names more than 100,000 nodes"),
-    (replace("[01-02]", "[01-"), "no list of nodes"),
-    (replace("    stack: tf", "    max_time: '0'"), "'max_time' leaves no time for a job"),
-    (replace("    stack: tf", "    max_time: 1-2-3"), "'max_time' is '1-2-3'"),
-    (replace("    stack: tf", "    max_time: ٢"), "which does not match the format"),
-    (replace("    stack: tf", "    scratch: {path: tmp}"), "not an absolute path"),
-    (replace("    stack: tf", "    environment: {'A B': x}"), "'A B' is no valid name"),
-    (replace("backend: venv", "backend: conda"), "not spack or venv"),
-    (replace("stacks:", "stacks:\n  store: {backend: spack}"), "'store' is no name for a"),
-    (replace("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
-    (replace("22.05.8", "19.05.2"), "Slurm 19.05.2 is older than what scripts are written for"),
-    (replace("22.05.8", "9.05"), "'9.05' is no Slurm release"),
-    (lambda text: text.partition("partitions:")[0] + "partitions: {}\n", "at least one entry"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (replace("schema: 1\n", ""), "the file lacks the key 'schema'"),
+        (replace("name: pi", "name: my pi"), "'name' is 'my pi', which does not match the format"),
+        (replace("name: pi", 'name: "pi\\n#SBATCH --x"'), "which does not match the format"),
+        (replace('"22.05.8"', "new"), "'version' is 'new'"),
+        (replace("/apps", "apps"), "'prefix' is not an absolute path"),
+        (replace("/apps", "$APPS/x"), "names a variable that is not replaced here"),
+        (replace("/apps", "~nosuchuser/x"), "'prefix' is not an absolute path"),
+        (replace("/apps", '"/a\\nb"'), "'prefix' has a control character"),
+        (replace("nodes: 2", "nodes: 1000000"), "'nodes' is 1000000, above its maximum"),
+        (replace("nodes: 2", "nodes: 3"), "'hostlist' names 2 nodes, but 'nodes' is 3"),
+        (replace("[01-02]", "[02-01]"), "runs backwards"),
+        (replace("[01-02]", "[01-99999999]"), "names more than 100,000 nodes"),
+        (replace("[01-02]", "[01-"), "no list of nodes"),
+        (replace("    stack: tf", "    max_time: '0'"), "'max_time' leaves no time for a job"),
+        (replace("    stack: tf", "    max_time: 1-2-3"), "'max_time' is '1-2-3'"),
+        (replace("    stack: tf", "    max_time: ٢"), "which does not match the format"),
+        (replace("    stack: tf", "    scratch: {path: tmp}"), "not an absolute path"),
+        (replace("    stack: tf", "    environment: {'A B': x}"), "'A B' is no valid name"),
+        (replace("backend: venv", "backend: conda"), "not spack or venv"),
+        (replace("stacks:", "stacks:\n  store: {backend: spack}"), "'store' is no name for a"),
+        (replace("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
+        (replace("22.05.8", "19.05.2"), "Slurm 19.05.2 is older than what scripts are written for"),
+        (replace("22.05.8", "9.05"), "'9.05' is no Slurm release"),
+        (lambda text: text.partition("partitions:")[0] + "partitions: {}\n", "at least one entry"),
+    ],
+)
 def test_each_kind_of_fault_is_named(site_file, change, said):
     assert said in refused(site_file, change)
 
@@ -182,10 +208,21 @@ def test_the_installed_site_is_found_last_and_without_one_it_is_said_how_to_get_
     assert find_site_file() == home / "site.yaml"
 
 
-@pytest.mark.parametrize(("text", "minutes"), [
-    ("30", 30), ("30:00", 30), ("30:01", 31), ("1:30:00", 90), ("24:00:00", 1440),
-    ("1-00:00:00", 1440), ("2-12", 3600), ("1-02:30", 1590), ("unlimited", 527040),
-    ("UNLIMITED", 527040), ("0:30", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("30", 30),
+        ("30:00", 30),
+        ("30:01", 31),
+        ("1:30:00", 90),
+        ("24:00:00", 1440),
+        ("1-00:00:00", 1440),
+        ("2-12", 3600),
+        ("1-02:30", 1590),
+        ("unlimited", 527040),
+        ("UNLIMITED", 527040),
+        ("0:30", 1),
+    ],
+)
 def test_slurms_times_are_read_as_slurm_reads_them(text, minutes):
     assert slurm_minutes(text) == minutes

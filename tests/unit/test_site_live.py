@@ -21,12 +21,16 @@ def cluster(release="22.05", **changes):
     partitions = [parse.partition(line) for line in said.partitions(release).splitlines()]
     plugins = {"TaskPlugin": "task/affinity,task/cgroup,task/else"}
     return LiveCluster(
-        name=config["ClusterName"], version=f"{release}.5", mpi_default="pmix",
-        mpi_plugins=parse.mpi_plugins(said.MPI_LISTS[release]), select="cons_tres",
+        name=config["ClusterName"],
+        version=f"{release}.5",
+        mpi_default="pmix",
+        mpi_plugins=parse.mpi_plugins(said.MPI_LISTS[release]),
+        select="cons_tres",
         accounting="slurmdbd" in config["AccountingStorageType"],
         partitions=tuple(describe(one, nodes(release, **changes)) for one in partitions),
-        task_plugins=plugins_of(plugins, "TaskPlugin"), plugin_options=("no", "1up"),
-    )  # fmt: skip
+        task_plugins=plugins_of(plugins, "TaskPlugin"),
+        plugin_options=("no", "1up"),
+    )
 
 
 @pytest.fixture
@@ -47,12 +51,15 @@ def test_the_draft_of_a_cluster_is_a_valid_file_that_agrees_with_it(release, tmp
     assert site.slurm.plugin_options == ("no", "1up"), "text, though YAML has a `no` of its own"
 
 
-@pytest.mark.parametrize(("gres", "said"), [
-    ("gpu:4", "Slurm says no type"),
-    ("gpu:p1000:4", "Slurm says 'p1000'"),
-    # 7 of MIG's slices are not 7 GPUs of 40 GB.
-    ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gres", "said"),
+    [
+        ("gpu:4", "Slurm says no type"),
+        ("gpu:p1000:4", "Slurm says 'p1000'"),
+        # 7 of MIG's slices are not 7 GPUs of 40 GB.
+        ("gpu:nvidia_a100-sxm4-40gb_1g.5gb:7", "(MIG): describe it as a model under `gpus`"),
+    ],
+)
 def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres, said):
     found = draft(cluster(gres=gres))
     (question,) = found.questions
@@ -62,16 +69,33 @@ def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres, said):
     assert ("gpu_typed: false" in found.text) == (gres == "gpu:4")
 
 
-@pytest.mark.parametrize(("gres_type", "model"), [
-    ("nvidia_l40s", "L40S"), ("l4", "L4"), ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
-    ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"), ("nvidia_geforce_rtx_4090", "RTX-4090"),
-    ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"), ("nvidia_gh200_480gb", "GH200"),
-    ("a16", "A16"), ("mi250", None), ("l400", None),
-    ("p100", "P100-PCIe"), ("P100", "P100-PCIe"), ("tesla_v100", "V100-SXM2"),
-    ("nvidia_a100-sxm4-40gb", "A100-SXM4-40GB"), ("a100-sxm4-80gb", "A100-SXM4-80GB"),
-    ("k80", "K80"), ("gpu", None), (None, None), ("", None),
-    ("a100_1g.5gb", None), ("nvidia_h100_80gb_hbm3_3g.40gb", None), ("a100-mig-1g", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gres_type", "model"),
+    [
+        ("nvidia_l40s", "L40S"),
+        ("l4", "L4"),
+        ("nvidia_h100_80gb_hbm3", "H100-SXM5"),
+        ("nvidia_a100_80gb_pcie", "A100-PCIe-80GB"),
+        ("nvidia_geforce_rtx_4090", "RTX-4090"),
+        ("nvidia_rtx_6000_ada_generation", "RTX-6000-Ada"),
+        ("nvidia_gh200_480gb", "GH200"),
+        ("a16", "A16"),
+        ("mi250", None),
+        ("l400", None),
+        ("p100", "P100-PCIe"),
+        ("P100", "P100-PCIe"),
+        ("tesla_v100", "V100-SXM2"),
+        ("nvidia_a100-sxm4-40gb", "A100-SXM4-40GB"),
+        ("a100-sxm4-80gb", "A100-SXM4-80GB"),
+        ("k80", "K80"),
+        ("gpu", None),
+        (None, None),
+        ("", None),
+        ("a100_1g.5gb", None),
+        ("nvidia_h100_80gb_hbm3_3g.40gb", None),
+        ("a100-mig-1g", None),
+    ],
+)
 def test_gres_types_name_models_as_sites_write_them(gres_type, model):
     assert model_of_type(gres_type) == model
 
@@ -93,11 +117,24 @@ def test_a_partition_without_nodes_is_still_described():
 def test_each_difference_is_one_row_with_its_key(drafted):
     p100, cpu = cluster().partitions
     p100 = replace(
-        p100, nodes=3, hostlist="p100-[01-03]", sockets=1, memory_gb=128, gpu_type="v100",
-        gpus_per_node=2, max_time="1:00:00", odd_nodes=("p100-02",), features=("p100",),
-    )  # fmt: skip
-    other = replace(cluster(), version="23.02.1", mpi_plugins=("none", "pmi2"), accounting=False,
-                    partitions=(p100, replace(cpu, name="fat")))  # fmt: skip
+        p100,
+        nodes=3,
+        hostlist="p100-[01-03]",
+        sockets=1,
+        memory_gb=128,
+        gpu_type="v100",
+        gpus_per_node=2,
+        max_time="1:00:00",
+        odd_nodes=("p100-02",),
+        features=("p100",),
+    )
+    other = replace(
+        cluster(),
+        version="23.02.1",
+        mpi_plugins=("none", "pmi2"),
+        accounting=False,
+        partitions=(p100, replace(cpu, name="fat")),
+    )
     found = {one.key: (one.file, one.cluster) for one in compare(drafted, other)}
     assert found == {
         "slurm.version": ("22.05.5", "23.02.1"),
@@ -116,9 +153,13 @@ def test_each_difference_is_one_row_with_its_key(drafted):
     }
 
 
-@pytest.mark.parametrize("change", [
-    {"memory_gb": 999, "max_time": "UNLIMITED"}, {"hostlist": "p100-02,p100-01"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory_gb": 999, "max_time": "UNLIMITED"},
+        {"hostlist": "p100-02,p100-01"},
+    ],
+)
 def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted, change):
     p100, cpu = cluster().partitions
     assert compare(drafted, replace(cluster(), partitions=(replace(p100, **change), cpu))) == ()
@@ -142,14 +183,26 @@ def loaded(live, tmp_path):
 NO_TYPE = "partitions.p100.groups.2.gpu.model: Slurm says no type"
 
 
-@pytest.mark.parametrize(("gres", "groups", "models", "asked"), [
-    (["gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)"],
-     [(2, 4, "a100"), (1, 8, "l40s"), (1, 0, None)], "A100-SXM4-40GB L40S", ()),
-    # Typed and untyped GPUs are each asked for in their own form.
-    (["gpu:a100:4", "gpu:4"], [(1, 4, "a100"), (1, 4, None)], "A100-SXM4-40GB T4", (NO_TYPE,)),
-    # Two models in one node are two groups of it.
-    (["gpu:a100:2,gpu:l40s:2"] * 2, [(2, 2, "a100"), (2, 2, "l40s")], "A100-SXM4-40GB L40S", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gres", "groups", "models", "asked"),
+    [
+        (
+            ["gpu:a100:4", "gpu:l40s:8", "gpu:a100:4(S:0-1)", "(null)"],
+            [(2, 4, "a100"), (1, 8, "l40s"), (1, 0, None)],
+            "A100-SXM4-40GB L40S",
+            (),
+        ),
+        # Typed and untyped GPUs are each asked for in their own form.
+        (["gpu:a100:4", "gpu:4"], [(1, 4, "a100"), (1, 4, None)], "A100-SXM4-40GB T4", (NO_TYPE,)),
+        # Two models in one node are two groups of it.
+        (
+            ["gpu:a100:2,gpu:l40s:2"] * 2,
+            [(2, 2, "a100"), (2, 2, "l40s")],
+            "A100-SXM4-40GB L40S",
+            (),
+        ),
+    ],
+)
 def test_nodes_of_different_gpus_are_drafted_as_groups(tmp_path, gres, groups, models, asked):
     live = mixed(*gres)
     site, questions = loaded(live, tmp_path)

@@ -101,18 +101,25 @@ def test_a_job_that_another_cluster_of_the_federation_runs_is_that_cluster_s(com
 
 def test_accounting_tells_tokens_of_jobs_that_slurmctld_forgot(command):
     tokens = [once.new_token() for _ in range(3)]
-    lines = [f"7|sbatch --parsable /w/{tokens[0]}.sh {tokens[0]}", "8|sbatch a|b.sh",
-             f"9_[0-3]|sbatch --comment={tokens[2]} /w/{tokens[1]}.sh {tokens[1]}",
-             f"10|sbatch {tokens[2]}.sh x"]  # fmt: skip
+    lines = [
+        f"7|sbatch --parsable /w/{tokens[0]}.sh {tokens[0]}",
+        "8|sbatch a|b.sh",
+        f"9_[0-3]|sbatch --comment={tokens[2]} /w/{tokens[1]}.sh {tokens[1]}",
+        f"10|sbatch {tokens[2]}.sh x",
+    ]
     command("sacct", "\n".join(f"echo '{line}'" for line in lines))
     assert once.accounted(tokens) == {tokens[0]: (7,), tokens[1]: (9,)}
     command("sacct", "echo 'Invalid field requested: SubmitLine' >&2; exit 1")  # 20.11
     assert once.accounted(tokens) == {}
 
 
-@pytest.mark.parametrize(("said", "error"), [
-    ("Socket timed out on send/recv operation", client.SlurmAway), ("what", CommandFailed),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("Socket timed out on send/recv operation", client.SlurmAway),
+        ("what", CommandFailed),
+    ],
+)
 def test_a_second_look_that_fails_is_no_exit_code_0(command, said, error):
     squeue(command, f"echo 'squeue: error: {said}' >&2; exit 1")
     with pytest.raises(error):
@@ -149,15 +156,20 @@ _GONE = "scancel: error: Kill job error on job id 7: Invalid job id specified"
 _ENDED = "scancel: error: Kill job error on job id 8: Job/step already completing or completed"
 
 
-@pytest.mark.parametrize(("said", "error"), [
-    (_GONE, None),
-    (_ENDED, None),
-    (f"{_GONE}\n{_ENDED}", None),
-    (f"{_GONE}\nscancel: error: Kill job error on job id 8: Access/permission denied",
-     CommandFailed),
-    ("", CommandFailed),
-    ("scancel: error: Unable to contact slurm controller (connect failure)", client.SlurmAway),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (_GONE, None),
+        (_ENDED, None),
+        (f"{_GONE}\n{_ENDED}", None),
+        (
+            f"{_GONE}\nscancel: error: Kill job error on job id 8: Access/permission denied",
+            CommandFailed,
+        ),
+        ("", CommandFailed),
+        ("scancel: error: Unable to contact slurm controller (connect failure)", client.SlurmAway),
+    ],
+)
 def test_to_cancel_what_has_ended_is_no_error_and_any_other_refusal_is_told(command, said, error):
     command("scancel", f"echo '{said}' >&2; exit 1" if said else "exit 1")
     with pytest.raises(error) if error else nullcontext():
@@ -166,8 +178,11 @@ def test_to_cancel_what_has_ended_is_no_error_and_any_other_refusal_is_told(comm
 
 def test_a_job_that_would_wait_for_nodes_is_not_refused_and_any_other_is(command, tmp_path):
     """What `sbatch --test-only` answers: no to what can never run, not to what has to wait."""
-    for why in ("Requested node configuration is not available", "Requested nodes are busy",
-                "Required node not available (down, drained or reserved)"):  # fmt: skip
+    for why in (
+        "Requested node configuration is not available",
+        "Requested nodes are busy",
+        "Required node not available (down, drained or reserved)",
+    ):
         command("sbatch", f'echo "allocation failure: {why}" >&2; exit 1')
         client.would_run(tmp_path / "job.sh")
     command("sbatch", 'echo "allocation failure: Invalid account or so" >&2; exit 1')
@@ -180,8 +195,14 @@ def test_a_job_that_would_wait_for_nodes_is_not_refused_and_any_other_is(command
 def test_an_answer_that_is_none_is_no_empty_cluster(command, said, hpcdl, tmp_path):
     for name in ("scontrol", "sinfo", "srun", "squeue"):
         command(name, f"printf '%s\\n' '{said}'")
-    for ask in (client.version, client.config, client.nodes, client.partitions, client.queue,
-                client.mpi_plugins):  # fmt: skip
+    for ask in (
+        client.version,
+        client.config,
+        client.nodes,
+        client.partitions,
+        client.queue,
+        client.mpi_plugins,
+    ):
         with pytest.raises(MissingPrerequisite, match="answered what no Slurm release answers"):
             ask()
     file = tmp_path / "site.yaml"

@@ -42,26 +42,41 @@ def test_partitions_configuration_and_mpi_plugins_are_read_alike_from_every_rele
     assert found - versioned == {"none", "pmi2", "cray_shasta", "pmix"}
 
 
-@pytest.mark.parametrize(("gres", "gpus"), [
-    ("", ()),
-    ("gpu:4", ((None, 4),)),
-    ("gpu:p100:4(S:0-1)", (("p100", 4),)),
-    ("gpu:2080ti:8(S:0,1)", (("2080ti", 8),)),
-    ("gpu:a100_1g.5gb:7", (("a100_1g.5gb", 7),)),
-    ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", (("v100", 8),)),
-    ("gpu:k20:2,gpu:k80:4", (("k20", 2), ("k80", 4))),
-    ("gpu:a100:2(S:0),gpu:a100:2(S:1)", (("a100", 4),)),
-    ("shard:8", ()),
-    ("mps:gpu:100", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("", ()),
+        ("gpu:4", ((None, 4),)),
+        ("gpu:p100:4(S:0-1)", (("p100", 4),)),
+        ("gpu:2080ti:8(S:0,1)", (("2080ti", 8),)),
+        ("gpu:a100_1g.5gb:7", (("a100_1g.5gb", 7),)),
+        ("craynetwork:4,gpu:v100:8(IDX:0-7),nvme:1", (("v100", 8),)),
+        ("gpu:k20:2,gpu:k80:4", (("k20", 2), ("k80", 4))),
+        ("gpu:a100:2(S:0),gpu:a100:2(S:1)", (("a100", 4),)),
+        ("shard:8", ()),
+        ("mps:gpu:100", ()),
+    ],
+)
 def test_gres_tells_types_and_counts_of_gpus(gres, gpus):
     assert parse.node(f"NodeName=n Gres={gres} RealMemory=1").gpus == gpus
 
 
 MARK = "5f0c9a"
-JOB = ("4711", "RUNNING", "4711", "N/A", "p100", "p100-[01-02]", "2024-11-01T08:00:00",
-       "2024-11-01T08:00:05", "2024-11-01T09:00:05", "1:00:00", "None", "/home/me/my jobs/job.sh",
-       "a b=c")  # fmt: skip
+JOB = (
+    "4711",
+    "RUNNING",
+    "4711",
+    "N/A",
+    "p100",
+    "p100-[01-02]",
+    "2024-11-01T08:00:00",
+    "2024-11-01T08:00:05",
+    "2024-11-01T09:00:05",
+    "1:00:00",
+    "None",
+    "/home/me/my jobs/job.sh",
+    "a b=c",
+)
 
 
 def answer(*jobs):
@@ -82,19 +97,23 @@ def test_a_job_is_read_with_blanks_and_signs_in_its_values():
     assert (job.nodes, job.started, job.ended) == ("", "", "")
 
 
-@pytest.mark.parametrize("name", [
-    "x JobState=COMPLETED JobId=64",
-    "x\nJobId=77 JobState=COMPLETED",
-    "x|5f0c9b|y",
-    "<5f0c9b>1|5f0c9b|RUNNING",
-    "x\n64 COMPLETED",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x JobState=COMPLETED JobId=64",
+        "x\nJobId=77 JobState=COMPLETED",
+        "x|5f0c9b|y",
+        "<5f0c9b>1|5f0c9b|RUNNING",
+        "x\n64 COMPLETED",
+    ],
+)
 def test_no_name_or_path_of_a_user_makes_a_field_or_a_record(name):
     rows = parse.marked(answer([*JOB[:-2], f"/tmp/{name}", name], JOB), MARK)
     jobs = [parse.job(row) for row in rows]
     assert [(one.id, one.state, one.name) for one in jobs] == [
-        (4711, "RUNNING", name), (4711, "RUNNING", "a b=c"),
-    ]  # fmt: skip
+        (4711, "RUNNING", name),
+        (4711, "RUNNING", "a b=c"),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "\n", "garbage", "JobId=7 JobState=RUNNING", "JOBID|STATE"])
@@ -132,18 +151,31 @@ def test_an_accounted_job_that_was_cancelled_is_read():
 
 def test_accounting_has_a_line_for_each_run_of_a_requeued_job():
     line = "7|{}|0:0|p100|n1|2024-01-01T00:00:00|None|Unknown|1:00|{}"
-    lines = [line.format("COMPLETED", "of long ago"), line.format("NODE_FAIL", "train"),
-             line.format("COMPLETED", "train")]  # fmt: skip
+    lines = [
+        line.format("COMPLETED", "of long ago"),
+        line.format("NODE_FAIL", "train"),
+        line.format("COMPLETED", "train"),
+    ]
     job = parse.accounted_job(lines)
     assert (job.state, job.restarts) == ("COMPLETED", 1)
 
 
 def test_what_a_job_had_and_used_comes_from_its_steps():
     had = "billing=8,cpu=8,gres/gpu:p100=2,gres/gpu=2,mem=60000M,node=1"
-    usage = parse.usage([f"2|11|00:44.000|||{had}", f"2.batch|11|00:00.025|13564K|p100-01|{had}",
-                         f"2.0|11|00:43.975|1.5G|p100-02|{had}"])  # fmt: skip
-    assert usage.allocated == {"cpu": "8", "gres/gpu:p100": "2", "gres/gpu": "2",
-                               "mem": "60000M", "node": "1"}  # fmt: skip
+    usage = parse.usage(
+        [
+            f"2|11|00:44.000|||{had}",
+            f"2.batch|11|00:00.025|13564K|p100-01|{had}",
+            f"2.0|11|00:43.975|1.5G|p100-02|{had}",
+        ]
+    )
+    assert usage.allocated == {
+        "cpu": "8",
+        "gres/gpu:p100": "2",
+        "gres/gpu": "2",
+        "mem": "60000M",
+        "node": "1",
+    }
     assert (usage.max_rss_mb, usage.max_rss_node) == (1536, "p100-02")
     assert usage.cpus_busy == 0.5
     usage = parse.usage(["2|0|00:00:00|||"])
@@ -171,24 +203,39 @@ def test_only_a_number_from_1_is_a_job_s_id():
             parse.job_id(text)
 
 
-@pytest.mark.parametrize(("hostlist", "names"), [
-    ("", ""), ("a,b", "a b"), ("p100-[01-02,04],login", "p100-01 p100-02 p100-04 login"),
-    ("n[9-11]", "n9 n10 n11"), ("n[08-10]", "n08 n09 n10"),
-    ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"), ("n[7]", "n7"),
-    ("n[1-2].cluster.org", "n1.cluster.org n2.cluster.org"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hostlist", "names"),
+    [
+        ("", ""),
+        ("a,b", "a b"),
+        ("p100-[01-02,04],login", "p100-01 p100-02 p100-04 login"),
+        ("n[9-11]", "n9 n10 n11"),
+        ("n[08-10]", "n08 n09 n10"),
+        ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"),
+        ("n[7]", "n7"),
+        ("n[1-2].cluster.org", "n1.cluster.org n2.cluster.org"),
+    ],
+)
 def test_ranges_are_written_out_with_their_zeros(hostlist, names):
     assert list(expand_hostlist(hostlist)) == names.split()
 
 
-@pytest.mark.parametrize(("why", "hostlists"), [
-    ("no list of nodes",
-     ["n[1-", "n1-3]", "n[a-b]", "n[]", "a,,b", "a b", "a],b", ",a"]),
-    ("runs backwards", ["n[5-1]"]),
-    ("names more than 100,000 nodes",
-     ["n[1-999999999999]", "r[1-1000]n[1-1000]", "n[1-60000],m[1-60000]",
-      "a[1-" + "9" * 5000 + "]"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("why", "hostlists"),
+    [
+        ("no list of nodes", ["n[1-", "n1-3]", "n[a-b]", "n[]", "a,,b", "a b", "a],b", ",a"]),
+        ("runs backwards", ["n[5-1]"]),
+        (
+            "names more than 100,000 nodes",
+            [
+                "n[1-999999999999]",
+                "r[1-1000]n[1-1000]",
+                "n[1-60000],m[1-60000]",
+                "a[1-" + "9" * 5000 + "]",
+            ],
+        ),
+    ],
+)
 def test_what_names_no_nodes_is_refused_and_takes_no_memory(why, hostlists):
     for hostlist in hostlists:
         with pytest.raises(BadInput, match=why):

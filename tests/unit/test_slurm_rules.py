@@ -13,19 +13,22 @@ from hpcdl.slurm.rules import (
     mpi_plugins,
     rule,
     span,
-)  # fmt: skip
+)
 from hpcdl.system.errors import BadInput
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("22.05", "22.05"),
-    ("22.05.8", "22.05.8"),
-    (" 20.11.4\n", "20.11.4"),
-    ("slurm 24.11.5", "24.11.5"),
-    ("slurm-wlm 22.05.8", "22.05.8"),
-    ("26.05.0rc1", "26.05.0"),
-    ("22.05.8-4+deb12u2", "22.05.8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("22.05", "22.05"),
+        ("22.05.8", "22.05.8"),
+        (" 20.11.4\n", "20.11.4"),
+        ("slurm 24.11.5", "24.11.5"),
+        ("slurm-wlm 22.05.8", "22.05.8"),
+        ("26.05.0rc1", "26.05.0"),
+        ("22.05.8-4+deb12u2", "22.05.8"),
+    ],
+)
 def test_a_release_is_read_as_people_and_sinfo_write_it(text, shown):
     assert str(Release.parse(text)) == shown
 
@@ -41,17 +44,23 @@ def test_point_releases_compare_as_numbers_and_a_series_is_its_newest():
     assert sorted(map(Release.parse, reversed(order))) == [Release.parse(text) for text in order]
 
 
-@pytest.mark.parametrize(("rule_id", "holds", "holds_not"), [
-    ("cpus-per-task-lost", ["22.05", "22.05.0", "23.02.8"], ["21.08", "23.11", "23.11.0"]),
-    ("exact-implied-once", ["21.08.5"], ["21.08.4", "21.08", "21.08.6"]),
-    ("steps-exclusive", ["20.11.0", "20.11.2"], ["20.11.3", "20.11"]),
-    ("gpu-flag-pair", ["26.05", "26.05.0", "26.11"], ["25.11", "25.11.8"]),
-    ("gpu-flag-twice", ["20.11", "25.11"], ["26.05", "26.05.0"]),
-    ("allow-task-sharing-indices", ["23.11", "23.11.4", "24.05.1"],
-     ["23.11.3", "24.05.2", "24.05"]),
-    ("pmix-v2-broken", ["25.05.2", "25.05.3"], ["25.05.1", "25.05.4", "25.05"]),
-    ("kill-on-bad-exit", ["20.11", "26.05"], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule_id", "holds", "holds_not"),
+    [
+        ("cpus-per-task-lost", ["22.05", "22.05.0", "23.02.8"], ["21.08", "23.11", "23.11.0"]),
+        ("exact-implied-once", ["21.08.5"], ["21.08.4", "21.08", "21.08.6"]),
+        ("steps-exclusive", ["20.11.0", "20.11.2"], ["20.11.3", "20.11"]),
+        ("gpu-flag-pair", ["26.05", "26.05.0", "26.11"], ["25.11", "25.11.8"]),
+        ("gpu-flag-twice", ["20.11", "25.11"], ["26.05", "26.05.0"]),
+        (
+            "allow-task-sharing-indices",
+            ["23.11", "23.11.4", "24.05.1"],
+            ["23.11.3", "24.05.2", "24.05"],
+        ),
+        ("pmix-v2-broken", ["25.05.2", "25.05.3"], ["25.05.1", "25.05.4", "25.05"]),
+        ("kill-on-bad-exit", ["20.11", "26.05"], []),
+    ],
+)
 def test_a_rule_holds_from_since_up_to_but_without_until(rule_id, holds, holds_not):
     assert [text for text in holds + holds_not if rule(rule_id).holds(Release.parse(text))] == holds
 

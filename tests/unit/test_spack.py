@@ -71,8 +71,10 @@ def test_the_paths_in_an_environment_exist_beside_it():
 
 
 def test_a_sites_scope_has_its_target_pmix_compilers_mirrors_and_padding():
-    externals = (External("gcc", "12.2.0", Path("/opt/gcc-12")),
-                 External("slurm", "22.05.8", Path("/opt/slurm")))  # fmt: skip
+    externals = (
+        External("gcc", "12.2.0", Path("/opt/gcc-12")),
+        External("slurm", "22.05.8", Path("/opt/slurm")),
+    )
     mirrors = {"site": "file:///apps/mirror"}
     tree = scope(site(spack=SpackSettings(externals=externals, mirrors=mirrors, build_jobs=16)))
     packages = tree["packages"]
@@ -186,14 +188,17 @@ def test_the_environment_from_wheels_is_the_list_of_wheels_and_so_is_its_lock():
     assert {"cuda", "gcc", "openmpi", "python", "cmake"} <= outside
 
 
-@pytest.mark.parametrize(("text", "word"), [
-    ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
-    ("error_messages.lp: has_provider", "external"),
-    ("error: Cannot satisfy 'cuda@12'", "contradict"),
-    ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
-    ("==> Error: No version exists that satisfies these input specs:", "externals"),
-    ("", "no message"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
+        ("error_messages.lp: has_provider", "external"),
+        ("error: Cannot satisfy 'cuda@12'", "contradict"),
+        ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
+        ("==> Error: No version exists that satisfies these input specs:", "externals"),
+        ("", "no message"),
+    ],
+)
 def test_the_probable_cause_of_a_failed_solve_is_named(text, word):
     assert word in probable_cause(text)
 

@@ -52,10 +52,15 @@ def test_the_name_changes_with_what_the_roots_are_and_whom_it_serves():
 
 def test_with_wheels_for_gpus_cuda_is_the_wheels_not_nvccs(tmp_path):
     specs = {
-        "t": {"name": "py-tensorflow-cuda-wheels", "version": "2.21.0", "namespace": "hpcdl",
-              "parameters": {"cuda_arch": ["60", "70"]}, "arch": {"target": {"name": "zen3"}}},
+        "t": {
+            "name": "py-tensorflow-cuda-wheels",
+            "version": "2.21.0",
+            "namespace": "hpcdl",
+            "parameters": {"cuda_arch": ["60", "70"]},
+            "arch": {"target": {"name": "zen3"}},
+        },
         "c": {"name": "cuda", "version": "12.4.131", "namespace": "builtin"},
-    }  # fmt: skip
+    }
     roots = [{"hash": one, "spec": spec["name"]} for one, spec in specs.items()]
     (tmp_path / "spack.lock").write_text(json.dumps({"roots": roots, "concrete_specs": specs}))
     lock = read_lock(tmp_path)
@@ -64,8 +69,10 @@ def test_with_wheels_for_gpus_cuda_is_the_wheels_not_nvccs(tmp_path):
     assert lock.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
 
 
-_ZLIB = ('{"roots": [{"hash": "z", "spec": "zlib"}], '
-         '"concrete_specs": {"z": {"name": "zlib", "version": "1"}}}')  # fmt: skip
+_ZLIB = (
+    '{"roots": [{"hash": "z", "spec": "zlib"}], '
+    '"concrete_specs": {"z": {"name": "zlib", "version": "1"}}}'
+)
 
 
 def test_what_is_no_installed_environment_with_tensorflow_is_refused(tmp_path):

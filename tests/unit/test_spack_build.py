@@ -87,13 +87,16 @@ def own(*partitions, variant=None, **pins):
     return StackRequest("own", "spack", partitions, pins, variant=variant)
 
 
-@pytest.mark.parametrize(("partitions", "pins", "archs", "why"), [
-    (("p100",), {}, ("60",), "they load and have code"),
-    (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
-    (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
-    (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
-    (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partitions", "pins", "archs", "why"),
+    [
+        (("p100",), {}, ("60",), "they load and have code"),
+        (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
+        (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
+        (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
+        (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
+    ],
+)
 def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, pins, archs, why):
     wanted = environment_for_stack(GPUS, own(*partitions, **pins))
     assert wanted.wheels == bool(archs)
@@ -115,8 +118,10 @@ def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda():
 
 def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path):
     stacks = {"tensorflow": StackRequest("tensorflow", "venv", (), {}), "own": own()}
-    parts = {name: replace(part, stack="own" if name == "p100" else "tensorflow")
-             for name, part in GPUS.partitions.items()}  # fmt: skip
+    parts = {
+        name: replace(part, stack="own" if name == "p100" else "tensorflow")
+        for name, part in GPUS.partitions.items()
+    }
     paths = replace(GPUS.paths, prefix=tmp_path)
     site = replace(GPUS, paths=paths, partitions=parts, stacks=stacks)
     plan = plan_spack(site, "own")
@@ -158,8 +163,10 @@ def test_a_plan_names_its_module_before_anything_is_solved(tmp_path):
 def stub(letter):
     """A lock file with TensorFlow and its CUDA."""
     one, code = letter * 32, {"cuda_arch": ["35", "37"]}
-    specs = {one: {"name": "py-tensorflow", "version": "2.14.1", "parameters": code},
-             "c": {"name": "cuda", "version": "11.8.0"}}  # fmt: skip
+    specs = {
+        one: {"name": "py-tensorflow", "version": "2.14.1", "parameters": code},
+        "c": {"name": "cuda", "version": "11.8.0"},
+    }
     return json.dumps({"roots": [{"hash": one, "spec": "x"}], "concrete_specs": specs})
 
 
@@ -186,9 +193,15 @@ def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_pat
 
 def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp_path, monkeypatch):
     where = SimpleNamespace(environment=tmp_path, log=tmp_path / "make.log")
-    plan = SimpleNamespace(folders=where, lock=tmp_path, release_id="x", exists=False, site=None,
-                           environment=SimpleNamespace(wheels=True),
-                           adoption=lambda: None)  # fmt: skip
+    plan = SimpleNamespace(
+        folders=where,
+        lock=tmp_path,
+        release_id="x",
+        exists=False,
+        site=None,
+        environment=SimpleNamespace(wheels=True),
+        adoption=lambda: None,
+    )
     for name in ("open_build", "tool.require_unlocked", "helpers"):
         monkeypatch.setattr(f"{spack_build.__name__}.{name}", lambda *_: None)
     failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
@@ -200,14 +213,17 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
     assert told[-1] == "note: the build cache was not filled: full"
 
 
-@pytest.mark.parametrize(("cuda", "compute", "ends"), [
-    ("11.8.0", ["3.7"], {"from": "450.80.02", "branch": 470}),
-    ("12.9.1", ["6.0", "7.0"], {"from": "525.60.13", "branch": 580}),
-    ("12.9.1", ["9.0"], {"from": "525.60.13"}),
-    # What the newest of several GPUs still has no end for, the oldest does not end.
-    ("12.9.1", ["6.0", "8.0"], {"from": "525.60.13"}),
-    ("11.8.0", ["3.7", "6.0"], {"from": "450.80.02", "branch": 580}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cuda", "compute", "ends"),
+    [
+        ("11.8.0", ["3.7"], {"from": "450.80.02", "branch": 470}),
+        ("12.9.1", ["6.0", "7.0"], {"from": "525.60.13", "branch": 580}),
+        ("12.9.1", ["9.0"], {"from": "525.60.13"}),
+        # What the newest of several GPUs still has no end for, the oldest does not end.
+        ("12.9.1", ["6.0", "8.0"], {"from": "525.60.13"}),
+        ("11.8.0", ["3.7", "6.0"], {"from": "450.80.02", "branch": 580}),
+    ],
+)
 def test_the_guard_knows_both_ends_of_the_driver(cuda, compute, ends):
     assert driver_needs(cuda, compute) == ends
 
@@ -257,11 +273,25 @@ def test_the_module_sets_what_spack_sets_but_paths_for_building():
 
 def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path):
     version = next(iter(wheel_sets("py-tensorflow-wheels")))
-    built = Built("py-tensorflow-wheels", version, "a" * 32, tmp_path, False, True, "Apache-2.0",
-                  ({"url": "u", "sha256": "b" * 64, "commit": None},))  # fmt: skip
+    built = Built(
+        "py-tensorflow-wheels",
+        version,
+        "a" * 32,
+        tmp_path,
+        False,
+        True,
+        "Apache-2.0",
+        ({"url": "u", "sha256": "b" * 64, "commit": None},),
+    )
     entries = list(lock_entries((built,)))
-    assert entries[0] == {"name": "py-tensorflow-wheels", "version": version, "hash": "a" * 32,
-                          "url": "u", "sha256": "b" * 64, "licence": "Apache-2.0"}  # fmt: skip
+    assert entries[0] == {
+        "name": "py-tensorflow-wheels",
+        "version": version,
+        "hash": "a" * 32,
+        "url": "u",
+        "sha256": "b" * 64,
+        "licence": "Apache-2.0",
+    }
     assert {"numpy", "keras"} <= {entry["name"] for entry in entries[1:]}
     assert all(len(entry["sha256"]) == 64 for entry in entries)
 

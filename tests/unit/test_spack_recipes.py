@@ -13,8 +13,19 @@ from hpcdl.system.resources import folder
 
 REPOSITORY = folder("spack") / "spack_repo" / "hpcdl"
 RECIPES = sorted(REPOSITORY.glob("packages/*/package.py"))
-DIRECTIVES = {"version", "variant", "depends_on", "conflicts", "resource", "patch", "extends",
-              "license", "requires", "provides", "maintainers"}  # fmt: skip
+DIRECTIVES = {
+    "version",
+    "variant",
+    "depends_on",
+    "conflicts",
+    "resource",
+    "patch",
+    "extends",
+    "license",
+    "requires",
+    "provides",
+    "maintainers",
+}
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
@@ -60,11 +71,21 @@ def named(package):
 def test_the_repository_has_its_name_and_every_recipe():
     assert (REPOSITORY / "repo.yaml").read_text() == "repo:\n  namespace: hpcdl\n  api: v2.2\n"
     assert {recipe.parent.name for recipe in RECIPES} == {
-        "hpcdl_tensorflow", "nccl_tests", "py_horovod", "py_horovod_wheels", "py_hpcdl", "py_keras",
-        "py_libclang", "py_shtab", "py_tensorboard_data_server", "py_tensorflow",
-        "py_tensorflow_cuda_wheels", "py_tensorflow_estimator",
-        "py_tensorflow_wheels", "py_tf_keras",
-    }  # fmt: skip
+        "hpcdl_tensorflow",
+        "nccl_tests",
+        "py_horovod",
+        "py_horovod_wheels",
+        "py_hpcdl",
+        "py_keras",
+        "py_libclang",
+        "py_shtab",
+        "py_tensorboard_data_server",
+        "py_tensorflow",
+        "py_tensorflow_cuda_wheels",
+        "py_tensorflow_estimator",
+        "py_tensorflow_wheels",
+        "py_tf_keras",
+    }
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -123,15 +144,21 @@ def test_cuda_has_the_upper_bounds_of_the_facts():
         (first(call), keywords(call).get("when"))
         for call in directives(named("py-tensorflow"), "depends_on")
     }
-    assert wanted >= {("cuda@:11", "@:2.14"), ("cuda@:12", "@2.15:2.17"),
-                      ("cuda@:12.6", "@2.18:2.20")}  # fmt: skip
+    assert wanted >= {
+        ("cuda@:11", "@:2.14"),
+        ("cuda@:12", "@2.15:2.17"),
+        ("cuda@:12.6", "@2.18:2.20"),
+    }
     newest = known().components["tensorflow"].versions["spack"][0]
     assert newest.startswith("2.20"), "the recipe's ranges end at 2.20"
 
 
 def test_cudnn_ends_where_the_facts_end_it_for_each_generation():
-    limits = {rule.need.range.text for rule in known().rules
-              if rule.need.variable == "cudnn" and rule.when[0].variable == "gpu"}  # fmt: skip
+    limits = {
+        rule.need.range.text
+        for rule in known().rules
+        if rule.need.variable == "cudnn" and rule.when[0].variable == "gpu"
+    }
     assert limits == {":8.7", ":9.10"}
     for limit in limits:
         assert f'depends_on("cudnn@{limit}"' in named("py-tensorflow").read_text()

@@ -24,26 +24,42 @@ def refusal(**asked):
 
 
 COUNTS = ("gpus", "nodes", "gpus_per_node", "cpus_per_task", "minutes")
-NO_WORDS = {"a\0b": "has a NUL byte", "x" * 100_001: "longer than 100 kB",
-            "\ud800": "half a character"}  # fmt: skip
+NO_WORDS = {
+    "a\0b": "has a NUL byte",
+    "x" * 100_001: "longer than 100 kB",
+    "\ud800": "half a character",
+}
 
 
 FORMS = [
-    ("name", "the job name",
-     ["", " ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"]),
+    (
+        "name",
+        "the job name",
+        ["", " ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"],
+    ),
     *((count, "{} is not possible", [0, -1, 10**7]) for count in COUNTS),
-    ("environment", "is no name of a variable",
-     [{name: "x"} for name in ("", "1A", "A-B", "A B", "A=B", "a\nb", "É", "$(id)")]),
+    (
+        "environment",
+        "is no name of a variable",
+        [{name: "x"} for name in ("", "1A", "A-B", "A B", "A=B", "a\nb", "É", "$(id)")],
+    ),
     # Bash uses these, or the script.
-    *(("environment", f"the variable {name} cannot be set", [{name: "x"}])
-      for name in ("UID", "RANDOM", "launcher", "SLURM_RESTART_COUNT", "_")),
+    *(
+        ("environment", f"the variable {name} cannot be set", [{name: "x"}])
+        for name in ("UID", "RANDOM", "launcher", "SLURM_RESTART_COUNT", "_")
+    ),
     *(("program", said, [("python", word)]) for word, said in NO_WORDS.items()),
     *(("environment", said, [{"A": word}]) for word, said in NO_WORDS.items()),
-    *((name, f"--{name}", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
-      for name in ("account", "qos")),
-    ("job_dir", "Slurm cannot write a log below",
-     [Path(name) for name in ("/a\nb", "/a\\b", "/a\x1b", "/a\x7fb")]),
-]  # fmt: skip
+    *(
+        (name, f"--{name}", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
+        for name in ("account", "qos")
+    ),
+    (
+        "job_dir",
+        "Slurm cannot write a log below",
+        [Path(name) for name in ("/a\nb", "/a\\b", "/a\x1b", "/a\x7fb")],
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -59,16 +75,37 @@ def test_arguments_have_a_bound_together_as_execve_has():
     check_spec(JobSpec("p100", program=("echo", *["x" * 100_000] * 9)))
 
 
-@pytest.mark.parametrize(("text", "minutes"), [
-    ("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [
+        ("5", 5),
+        ("0:30", 1),
+        ("1:00:00", 60),
+        ("2-00:00:00", 2880),
+        ("1-12", 2160),
+    ],
+)
 def test_times_are_taken_as_sbatch_takes_them(text, minutes):
     assert minutes_of(text) == minutes
 
 
-@pytest.mark.parametrize("text", [
-    "", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "-1",
+        "1h",
+        "1:2:3:4",
+        "1:75",
+        "\u0665",
+        "5\n",
+        "1-",
+        "unlimited",
+        "0",
+        "0:00",
+    ],
+)
 def test_what_is_no_time_limit_is_refused(text):
     with pytest.raises(BadInput, match="is not a time limit"):
         minutes_of(text)
@@ -82,12 +119,15 @@ def test_no_text_for_a_time_gives_anything_but_minutes_or_bad_input(text):
         return
 
 
-@pytest.mark.parametrize(("rest", "program"), [
-    ([], ("hpcdl", "train")),
-    (["--steps", "5"], ("hpcdl", "train", "--steps", "5")),
-    (["python", "x.py", "--lr", "0.1"], ("python", "x.py", "--lr", "0.1")),
-    (["", "x"], ("", "x")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rest", "program"),
+    [
+        ([], ("hpcdl", "train")),
+        (["--steps", "5"], ("hpcdl", "train", "--steps", "5")),
+        (["python", "x.py", "--lr", "0.1"], ("python", "x.py", "--lr", "0.1")),
+        (["", "x"], ("", "x")),
+    ],
+)
 def test_arguments_after_the_dashes_are_the_program_or_options_of_train(rest, program):
     assert command_of(rest) == program
 
@@ -127,12 +167,53 @@ def test_any_text_arrives_as_it_is(words):
     assert through_bash(*words) == words
 
 
-@pytest.mark.parametrize("text", [
-    "", " ", "-n", "--help", "-", "a b", "a'b", 'a"b', "$HOME", "$(id)", "`id`", "!!", "~",
-    "*", "a\nb", "a\n", "\n", "a\\nb", "\x01\x02", "\x1b[31m", "\x1f", "\x7f", "\r\n", "é",
-    "\u2028", "\x85", "\u202e", "😀", "\udcff", "a=b", "a;b", "a&b", "#a", "{a,b}", "%s",
-    "\\", "\\'", "'\n'", "\x01a", "x" * 100_000, "'" * 10_000, "\n" * 10_000,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "-n",
+        "--help",
+        "-",
+        "a b",
+        "a'b",
+        'a"b',
+        "$HOME",
+        "$(id)",
+        "`id`",
+        "!!",
+        "~",
+        "*",
+        "a\nb",
+        "a\n",
+        "\n",
+        "a\\nb",
+        "\x01\x02",
+        "\x1b[31m",
+        "\x1f",
+        "\x7f",
+        "\r\n",
+        "é",
+        "\u2028",
+        "\x85",
+        "\u202e",
+        "😀",
+        "\udcff",
+        "a=b",
+        "a;b",
+        "a&b",
+        "#a",
+        "{a,b}",
+        "%s",
+        "\\",
+        "\\'",
+        "'\n'",
+        "\x01a",
+        "x" * 100_000,
+        "'" * 10_000,
+        "\n" * 10_000,
+    ],
+)
 def test_awkward_text_arrives_as_it_is(text):
     assert through_bash(text, "next") == [text, "next"]
 
@@ -148,28 +229,36 @@ def test_plain_words_stay_readable(text):
     assert quote.word(text) == text
 
 
-@pytest.mark.parametrize(("asked", "directive"), [
-    ("mail-type=END,FAIL", "--mail-type=END,FAIL"), ("--mail-user=me@site", "--mail-user=me@site"),
-    ("constraint=a&b|c", '--constraint="a&b|c"'), ("hold", "--hold"),
-    ("get-user-env=60L", "--get-user-env=60L"),
-    ('comment=a "b" #', '--comment="a \\"b\\" #"'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "directive"),
+    [
+        ("mail-type=END,FAIL", "--mail-type=END,FAIL"),
+        ("--mail-user=me@site", "--mail-user=me@site"),
+        ("constraint=a&b|c", '--constraint="a&b|c"'),
+        ("hold", "--hold"),
+        ("get-user-env=60L", "--get-user-env=60L"),
+        ('comment=a "b" #', '--comment="a \\"b\\" #"'),
+    ],
+)
 def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, directive):
     assert directives("22.05", [asked]) == (directive,)
 
 
-@pytest.mark.parametrize(("asked", "said", "hint"), [
-    (["nodes=2"], "decides that itself", "use --nodes"),
-    (["mincpus=2"], "decides that itself", "use --gpus, --nodes"),
-    (["--time=5"], "decides that itself", "use --time"),
-    (["hetjob"], "decides that itself", "written by hand"),
-    (["container-image=x"], "decides that itself", "use --container"),
-    (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
-    (["-w n1"], "no option '-w n1'", ""),
-    (["prefer=x"], "no option 'prefer'", ""),
-    (["hold=yes"], "takes no value", "write --sbatch hold"),
-    (["comment=a\nb"], "no directive can hold", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "said", "hint"),
+    [
+        (["nodes=2"], "decides that itself", "use --nodes"),
+        (["mincpus=2"], "decides that itself", "use --gpus, --nodes"),
+        (["--time=5"], "decides that itself", "use --time"),
+        (["hetjob"], "decides that itself", "written by hand"),
+        (["container-image=x"], "decides that itself", "use --container"),
+        (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
+        (["-w n1"], "no option '-w n1'", ""),
+        (["prefer=x"], "no option 'prefer'", ""),
+        (["hold=yes"], "takes no value", "write --sbatch hold"),
+        (["comment=a\nb"], "no directive can hold", ""),
+    ],
+)
 def test_what_cannot_be_passed_on_is_refused(asked, said, hint):
     with pytest.raises(BadInput) as caught:
         directives("21.08", asked)

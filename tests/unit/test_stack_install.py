@@ -66,16 +66,25 @@ def test_no_python_writes_bytecode_beside_the_start_file(tmp_path):
     add_startup(tmp_path)
     where, before = tmp_path / "share" / "hpcdl" / "python", sorted(tmp_path.rglob("*"))
     code = "import sitecustomize as s; print(s.__file__)"
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(where)},
-                          capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(where)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (done.stdout.strip(), done.stderr) == (str(where / "sitecustomize.py"), "")
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(("argv", "told"), [
-    (["-m", "pip", "install", "--user", "tabulate"], True), (["-m", "pip", "list"], False),
-    (["-c", "'pip'", "install"], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["-m", "pip", "install", "--user", "tabulate"], True),
+        (["-m", "pip", "list"], False),
+        (["-c", "'pip'", "install"], False),
+    ],
+)
 def test_pip_in_a_release_meets_a_clear_word_first(tmp_path, argv, told):
     stack, mine = tmp_path / "stack", tmp_path / "mine"
     for where in (stack, mine):
@@ -85,8 +94,12 @@ def test_pip_in_a_release_meets_a_clear_word_first(tmp_path, argv, told):
         (packages / "pip" / "__main__.py").write_text("")
     add_startup(stack)
     env = {"PYTHONPATH": str(stack / "share" / "hpcdl" / "python")}
-    said = [subprocess.run([where / "bin" / "python", *argv], env=env, capture_output=True,
-                           text=True, check=True).stderr for where in (stack, mine)]  # fmt: skip
+    said = [
+        subprocess.run(
+            [where / "bin" / "python", *argv], env=env, capture_output=True, text=True, check=True
+        ).stderr
+        for where in (stack, mine)
+    ]
     assert ("python -m venv ~/my-env" in said[0]) is told
     assert said[1] == "", "an environment of the user's own takes packages"
 
@@ -138,8 +151,12 @@ def test_a_packed_wheel_has_a_record_of_every_member(tmp_path):
 def test_hpcdl_finds_all_of_itself():
     names = [name for name, _ in own_files()]
     assert names == sorted(names)
-    assert {"hpcdl/__init__.py", "hpcdl/modulefiles/tensorflow.lua", "hpcdl/facts/wheels.yaml",
-            "hpcdl/templates/sites/embedded.yaml"} < set(names)  # fmt: skip
+    assert {
+        "hpcdl/__init__.py",
+        "hpcdl/modulefiles/tensorflow.lua",
+        "hpcdl/facts/wheels.yaml",
+        "hpcdl/templates/sites/embedded.yaml",
+    } < set(names)
     assert not any("__pycache__" in name for name in names)
     assert own_digest() == own_digest()
 
@@ -167,8 +184,10 @@ def test_a_killed_build_leaves_no_program_and_the_next_one_clears(tmp_path, monk
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     slow = tmp_path / "python"
-    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid.new\n"
-                    f"mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 60\n")  # fmt: skip
+    slow.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new\n"
+        f"mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 60\n"
+    )
     slow.chmod(0o755)
     program = "import sys; from pathlib import Path; from hpcdl.stack.wheelhouse import *\n"
     program += "own_wheel(Path(sys.argv[1]), own_digest())"

@@ -27,8 +27,10 @@ def library(path, *options, named=True):
     path.parent.mkdir(parents=True, exist_ok=True)
     source, words = path.with_suffix(".c"), [f"-Wl,-soname,{path.name}"] if named else []
     source.write_text("int nothing;\n")
-    subprocess.run(["cc", "-shared", "-fPIC", source, "-o", path, "-Wl,--no-as-needed", *words,
-                    *options], check=True)  # fmt: skip
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", source, "-o", path, "-Wl,--no-as-needed", *words, *options],
+        check=True,
+    )
     source.unlink()
     return path
 
@@ -163,10 +165,12 @@ def view(tmp_path):
     library(tensorflow, f"-Wl,-rpath,{nccl.parent}")
     horovod(store / "py-horovod" / PACKAGES, nccl, str(nccl.parent))
     release = make_release(
-        small_site(tmp_path / "prefix"), "adopted", backend="spack",
+        small_site(tmp_path / "prefix"),
+        "adopted",
+        backend="spack",
         versions={"tensorflow": "2.20.0", "horovod": "0.28.1", "cuda": "12.6.3", "nccl": "2.29.7"},
         environment={"LD_LIBRARY_PATH": [str(tmp_path / "prefix/releases/adopted/stack/lib")]},
-    )  # fmt: skip
+    )
     (release.root / "spack").mkdir()
     lock = {"roots": roots, "concrete_specs": specs}
     (release.root / "spack" / "spack.lock").write_text(json.dumps(lock))

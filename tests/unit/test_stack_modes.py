@@ -29,10 +29,16 @@ def refused(site, name):
     return caught.value
 
 
-@pytest.mark.parametrize(("name", "mode", "complaint"), [
-    ("data", 0o666, "others than its owner may write"), ("data", 0o620, "may write"),
-    ("data", 0o600, "cannot read"), ("data", 0o4755, "set-user-ID"), ("bin", 0o744, "cannot read"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "mode", "complaint"),
+    [
+        ("data", 0o666, "others than its owner may write"),
+        ("data", 0o620, "may write"),
+        ("data", 0o600, "cannot read"),
+        ("data", 0o4755, "set-user-ID"),
+        ("bin", 0o744, "cannot read"),
+    ],
+)
 def test_wrong_permissions_stop_the_publish(site, name, mode, complaint):
     path = site.paths.prefix / "releases/a/stack" / name
     if name == "data":
@@ -94,8 +100,13 @@ def public(site):
 def reachable(monkeypatch, tmp_path):
     """Let only what lies below the test's own directory count as closed."""
     real = install.closed_above
-    monkeypatch.setattr(install, "closed_above", lambda path: [
-        one for one in real(path) if one.is_relative_to(tmp_path) and one != tmp_path])  # fmt: skip
+    monkeypatch.setattr(
+        install,
+        "closed_above",
+        lambda path: [
+            one for one in real(path) if one.is_relative_to(tmp_path) and one != tmp_path
+        ],
+    )
 
 
 @pytest.mark.usefixtures("reachable")

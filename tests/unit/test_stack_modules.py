@@ -69,10 +69,13 @@ def test_writing_modules_again_changes_nothing_and_the_set_before_stays_for_a_lo
     assert (tmp_path / "modules/tensorflow/1.lua").read_text() == "c"
 
 
-@pytest.mark.parametrize(("shell", "profile", "start"), [
-    *((shell, profile_sh, "set -u; . ") for shell in ("sh", "bash", "zsh")),
-    *((shell, profile_csh, "source ") for shell in ("tcsh", "csh")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shell", "profile", "start"),
+    [
+        *((shell, profile_sh, "set -u; . ") for shell in ("sh", "bash", "zsh")),
+        *((shell, profile_csh, "source ") for shell in ("tcsh", "csh")),
+    ],
+)
 @pytest.mark.parametrize("before", ["", "/site/modules", "/site/modules:/more"])
 def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, profile, start, before):
     """Twice read, with and without a path before, and where unset variables are errors."""

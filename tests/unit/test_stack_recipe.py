@@ -97,12 +97,23 @@ def test_packages_of_a_stack_that_spack_builds_are_refused(tmp_path):
     assert "backend: venv" in caught.value.hint
 
 
-@pytest.mark.parametrize(("package", "fine"), [
-    ("pandas", True), ("jupyterlab>=4,<5", True), ("dask[array]==2026.1", True),
-    ("tensorflow-datasets", True), ("tensorflow", False), ("tensorflow-cpu==2.1", False),
-    ("horovod", False), ("keras", False), ("--index-url=http://x", False),
-    ("x @ http://evil/x.whl", False), ("a; import os", False), ("-r file", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("package", "fine"),
+    [
+        ("pandas", True),
+        ("jupyterlab>=4,<5", True),
+        ("dask[array]==2026.1", True),
+        ("tensorflow-datasets", True),
+        ("tensorflow", False),
+        ("tensorflow-cpu==2.1", False),
+        ("horovod", False),
+        ("keras", False),
+        ("--index-url=http://x", False),
+        ("x @ http://evil/x.whl", False),
+        ("a; import os", False),
+        ("-r file", False),
+    ],
+)
 def test_only_names_and_versions_are_packages(tmp_path, package, fine):
     text = find_site_file("embedded").read_text()
     file = tmp_path / "site.yaml"
@@ -131,10 +142,17 @@ def test_a_digest_sees_every_part_of_a_recipe():
 def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both():
     both = gpu("p100", "v100")
     assert both.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
-    assert {"tensorflow==2.21.0", "nvidia-cudnn-cu12==9.10.2.21", "nvidia-nccl-cu12==2.32.3",
-            "nvidia-cuda-runtime-cu12==12.9.79"} <= set(both.requirements)  # fmt: skip
-    wanted = {"HOROVOD_BUILD_CUDA_CC_LIST": "60,70", "HOROVOD_GPU_OPERATIONS": "NCCL",
-              "HOROVOD_NCCL_LINK": "SHARED"}  # fmt: skip
+    assert {
+        "tensorflow==2.21.0",
+        "nvidia-cudnn-cu12==9.10.2.21",
+        "nvidia-nccl-cu12==2.32.3",
+        "nvidia-cuda-runtime-cu12==12.9.79",
+    } <= set(both.requirements)
+    wanted = {
+        "HOROVOD_BUILD_CUDA_CC_LIST": "60,70",
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_NCCL_LINK": "SHARED",
+    }
     assert wanted.items() <= both.horovod.environment.items()
     assert {"no-xla-ops", "own-stream-value"} < {edit.name for edit in both.edits}
     assert both.needs["driver"] == {"from": "525.60.13", "branch": 580}
@@ -145,8 +163,12 @@ def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both():
 def test_a_k80_gets_cuda_11_8_without_tensorrt_and_without_the_edits_of_newer_ones():
     k80 = gpu("k80")
     assert k80.module == "tensorflow/2.14.1-cuda11.8-sm37"
-    assert {"tensorflow==2.14.1", "nvidia-cudnn-cu11==8.7.0.84", "nvidia-nccl-cu11==2.16.5",
-            "keras==2.14.0"} <= set(k80.requirements)  # fmt: skip
+    assert {
+        "tensorflow==2.14.1",
+        "nvidia-cudnn-cu11==8.7.0.84",
+        "nvidia-nccl-cu11==2.16.5",
+        "keras==2.14.0",
+    } <= set(k80.requirements)
     assert not any("tensorrt" in one for one in k80.requirements)
     assert not {"no-xla-ops", "own-stream-value"} & {edit.name for edit in k80.edits}
     assert k80.needs["driver"]["branch"] == 470
@@ -225,17 +247,24 @@ def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
     assert (tmp_path / "CMakeLists.txt").read_text() == "before\nother\nafter\n"
 
 
-@pytest.mark.parametrize(("said", "first"), [
-    ("  [ 3%] Building\n    /s/a.h:343:18: error: 'logic_error' is not a member of 'std'\n"
-     "  error: subprocess-exited-with-error\n",
-     "/s/a.h:343:18: error: 'logic_error' is not a member of 'std'"),
-    ("k.cu(12): error: `x` is undefined\n", "k.cu(12): error: `x` is undefined"),
-    ("x.cc:1:10: fatal error: mpi.h: No such\n", "x.cc:1:10: fatal error: mpi.h: No such"),
-    ("-- ok\nCMake Error at CMakeLists.txt:3:\n", "CMake Error at CMakeLists.txt:3:"),
-    ("nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
-     "nvcc fatal   : Unsupported gpu architecture 'compute_37'"),
-    ("warning: -Werror=x is odd\nall well\n", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        (
+            "  [ 3%] Building\n    /s/a.h:343:18: error: 'logic_error' is not a member of 'std'\n"
+            "  error: subprocess-exited-with-error\n",
+            "/s/a.h:343:18: error: 'logic_error' is not a member of 'std'",
+        ),
+        ("k.cu(12): error: `x` is undefined\n", "k.cu(12): error: `x` is undefined"),
+        ("x.cc:1:10: fatal error: mpi.h: No such\n", "x.cc:1:10: fatal error: mpi.h: No such"),
+        ("-- ok\nCMake Error at CMakeLists.txt:3:\n", "CMake Error at CMakeLists.txt:3:"),
+        (
+            "nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
+            "nvcc fatal   : Unsupported gpu architecture 'compute_37'",
+        ),
+        ("warning: -Werror=x is odd\nall well\n", ""),
+    ],
+)
 def test_a_compiler_s_first_complaint_is_found_in_its_log(tmp_path, said, first):
     (tmp_path / "log").write_text(said)
     assert first_complaint(tmp_path / "log") == first

@@ -45,9 +45,14 @@ def test_cpu_wheels_need_no_agreement_and_spack_s_horovod_is_as_vulnerable(site)
     assert questions(site, "py-horovod", today=datetime.date(2030, 1, 1)) != []
 
 
-@pytest.mark.parametrize(("package", "agreement"), [
-    ("cuda", "cuda"), ("nvidia-cudnn-cu12", "cudnn"), ("nvidia-cublas-cu12", "cuda"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("package", "agreement"),
+    [
+        ("cuda", "cuda"),
+        ("nvidia-cudnn-cu12", "cudnn"),
+        ("nvidia-cublas-cu12", "cuda"),
+    ],
+)
 def test_nvidia_s_libraries_need_an_accepted_agreement(site, package, agreement):
     (question,) = questions(site, package)
     assert f"hpcdl stack accept-eula {agreement}" in question
@@ -82,16 +87,19 @@ def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site):
     assert waiver_of(CVE, read_records(site)).owner == "Ada", "the site's own counts instead"
 
 
-@pytest.mark.parametrize(("changes", "complaint"), [
-    ({"weakness": "CVE-2024-1019"}, "no vulnerability"),
-    ({"because": "no"}, "--because"),
-    ({"because": "line one\nline two of the reason"}, "--because"),
-    ({"owner": " "}, "--owner"),
-    ({"until": "soon"}, "not a day"),
-    ({"until": "2026-02-31"}, "2026-02-31"),
-    ({"until": "2026-11-20"}, "already past"),
-    ({"until": "2036-01-01"}, "too far"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"weakness": "CVE-2024-1019"}, "no vulnerability"),
+        ({"because": "no"}, "--because"),
+        ({"because": "line one\nline two of the reason"}, "--because"),
+        ({"owner": " "}, "--owner"),
+        ({"until": "soon"}, "not a day"),
+        ({"until": "2026-02-31"}, "2026-02-31"),
+        ({"until": "2026-11-20"}, "already past"),
+        ({"until": "2036-01-01"}, "too far"),
+    ],
+)
 def test_a_poor_waiver_is_refused(site, changes, complaint):
     with pytest.raises(BadInput, match=complaint):
         waive(site, replace(GOOD, **changes))

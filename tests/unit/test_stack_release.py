@@ -40,17 +40,20 @@ def sealed(record):
     return json.dumps({**record, "seal": seal(record)})
 
 
-@pytest.mark.parametrize(("damage", "complaint"), [
-    (lambda text: text.replace("2.21.0", "2.99.0"), "seal"),
-    (lambda text: text[:100], "is damaged"),
-    (lambda text: "[]", "not a release record"),
-    (lambda text: text.replace('"schema": 1', '"schema": 2'), "not a release record"),
-    (lambda text: "\udcff", "is damaged"),
-    (lambda text: "[" * 100_000, "is damaged: nested too deep"),
-    (lambda text: sealed({"schema": 1, "id": "tensorflow-2.21.0-cpu-00000001"}), "describe"),
-    (lambda text: sealed({**json.loads(text), "id": "other"}), "does not describe"),
-    (lambda text: sealed({**json.loads(text), "versions": 1}), "does not match the format"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda text: text.replace("2.21.0", "2.99.0"), "seal"),
+        (lambda text: text[:100], "is damaged"),
+        (lambda text: "[]", "not a release record"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "not a release record"),
+        (lambda text: "\udcff", "is damaged"),
+        (lambda text: "[" * 100_000, "is damaged: nested too deep"),
+        (lambda text: sealed({"schema": 1, "id": "tensorflow-2.21.0-cpu-00000001"}), "describe"),
+        (lambda text: sealed({**json.loads(text), "id": "other"}), "does not describe"),
+        (lambda text: sealed({**json.loads(text), "versions": 1}), "does not match the format"),
+    ],
+)
 def test_a_hand_edited_record_is_refused(site, made, tmp_path, damage, complaint):
     path = made.root / "release.json"
     path.write_text(damage(path.read_text()), errors="surrogateescape")

@@ -59,12 +59,19 @@ def release(site):
     return release
 
 
-@pytest.mark.parametrize(("words", "spdx"), [
-    ("Apache 2.0", "Apache-2.0"), ("MIT", "MIT"), ("MIT OR Apache-2.0", "MIT OR Apache-2.0"),
-    ("GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-3.0-or-later WITH GCC-exception-3.1"),
-    ("BSD-3-Clause AND PCRE2-exception", None), ("BSD", None),
-    ("Copyright (c) 2001, others.", None), ("MIT AND", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "spdx"),
+    [
+        ("Apache 2.0", "Apache-2.0"),
+        ("MIT", "MIT"),
+        ("MIT OR Apache-2.0", "MIT OR Apache-2.0"),
+        ("GPL-3.0-or-later WITH GCC-exception-3.1", "GPL-3.0-or-later WITH GCC-exception-3.1"),
+        ("BSD-3-Clause AND PCRE2-exception", None),
+        ("BSD", None),
+        ("Copyright (c) 2001, others.", None),
+        ("MIT AND", None),
+    ],
+)
 def test_words_become_spdx_only_where_that_is_certain(words, spdx):
     assert spdx_of(words) == spdx
 
@@ -83,12 +90,15 @@ def test_the_spdx_file_is_valid_and_whole(release):
     assert names["odd"].license_comment == "do what you like (c) 2001"
 
 
-@pytest.mark.parametrize(("name", "more", "purl"), [
-    ("horovod", {"file": "h.whl"}, "pkg:pypi/horovod@0.28.1"),
-    ("horovod", {"hash": "abc"}, "pkg:generic/horovod@0.28.1"),
-    ("py-horovod", {"hash": "abc"}, "pkg:generic/py-horovod@0.28.1"),
-    ("py-horovod-wheels", {"hash": "abc"}, "pkg:generic/py-horovod-wheels@0.28.1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "more", "purl"),
+    [
+        ("horovod", {"file": "h.whl"}, "pkg:pypi/horovod@0.28.1"),
+        ("horovod", {"hash": "abc"}, "pkg:generic/horovod@0.28.1"),
+        ("py-horovod", {"hash": "abc"}, "pkg:generic/py-horovod@0.28.1"),
+        ("py-horovod-wheels", {"hash": "abc"}, "pkg:generic/py-horovod-wheels@0.28.1"),
+    ],
+)
 def test_a_waiver_is_the_analysis_of_a_vulnerability_however_it_was_built(site, name, more, purl):
     lock = ({"name": name, "version": "0.28.1", **more},)
     vulnerability, server = write(site, make_release(site, "r", lock=lock))
@@ -109,19 +119,39 @@ def test_what_spack_built_is_valid_too(site):
     from cyclonedx.validation.json import JsonStrictValidator
 
     lock = (
-        {"name": "py-horovod", "version": "0.28.1", "hash": "abc", "licence": "Apache-2.0",
-         "url": "https://github.com/horovod/horovod.git", "commit": "1d217b5"},
+        {
+            "name": "py-horovod",
+            "version": "0.28.1",
+            "hash": "abc",
+            "licence": "Apache-2.0",
+            "url": "https://github.com/horovod/horovod.git",
+            "commit": "1d217b5",
+        },
         {"name": "py-setuptools", "version": "69.2.0", "hash": "aaa"},
         {"name": "py-setuptools", "version": "69.2.0", "hash": "bbb"},
-        {"name": "py-setuptools", "version": "80.9.0", "hash": "ccc", "sha256": "cd" * 32,
-         "url": f"{PYPI}/py3/s/setuptools/setuptools-80.9.0-py3-none-any.whl"},
-        {"name": "cuda", "version": "12.9.1", "hash": "eee", "sha256": "ef" * 32,
-         "url": "https://developer.download.nvidia.com/cuda_12.9.1.run"},
+        {
+            "name": "py-setuptools",
+            "version": "80.9.0",
+            "hash": "ccc",
+            "sha256": "cd" * 32,
+            "url": f"{PYPI}/py3/s/setuptools/setuptools-80.9.0-py3-none-any.whl",
+        },
+        {
+            "name": "cuda",
+            "version": "12.9.1",
+            "hash": "eee",
+            "sha256": "ef" * 32,
+            "url": "https://developer.download.nvidia.com/cuda_12.9.1.run",
+        },
         {"name": "libstdc++", "version": "1.0+git~3", "hash": "ddd", "licence": "GPL-3.0"},
-        {"name": "pcre2", "version": "10.44", "hash": "fff",
-         "licence": "BSD-3-Clause AND PCRE2-exception"},
+        {
+            "name": "pcre2",
+            "version": "10.44",
+            "hash": "fff",
+            "licence": "BSD-3-Clause AND PCRE2-exception",
+        },
         {"name": "tensorflow-cpu", "version": "2.15.1", "file": "t.whl", "sha256": "ab" * 32},
-    )  # fmt: skip
+    )
     release = make_release(site, "spack", backend="spack", lock=lock)
     (vulnerability, *_) = write(site, release)
     assert vulnerability["affects"] == [{"ref": "pkg:github/horovod/horovod@1d217b5"}]
@@ -139,29 +169,69 @@ GITHUB = "https://github.com"
 GNU = "https://ftpmirror.gnu.org/bash/bash-5.3.tar.gz"
 
 
-@pytest.mark.parametrize(("name", "version", "more", "purl"), [
-    ("py-pyyaml", "6.0.3", {"url": "https://pypi.io/packages/source/p/pyyaml/PyYAML-6.0.3.tgz"},
-     "pkg:pypi/pyyaml@6.0.3"),
-    ("py-meson-python", "0.19.0",
-     {"url": f"{PYPI}/source/m/meson_python/meson_python-0.19.0.tar.gz"},
-     "pkg:pypi/meson-python@0.19.0"),
-    ("py-tf-keras", "2.20.1", {"url": f"{PYPI}/85/6b/d9/tf_keras-2.20.1-py3-none-any.whl"},
-     "pkg:pypi/tf-keras@2.20.1"),
-    ("py-tensorflow", "2.20.0", {"url": f"{GITHUB}/tensorflow/tf/archive/v2.20.0.tar.gz"},
-     "pkg:github/tensorflow/tf@v2.20.0"),
-    ("py-pybind11", "3.0.2", {"url": f"{GITHUB}/pybind/pybind11/archive/refs/tags/v3.0.2.zip"},
-     "pkg:github/pybind/pybind11@v3.0.2"),
-    ("openjdk", "21.0.10_7", {"url": f"{GITHUB}/Adoptium/temurin21/releases/download/"
-                                     "jdk-21.0.10%2B7/OpenJDK21U_21.0.10_7.tar.gz"},
-     "pkg:github/adoptium/temurin21@jdk-21.0.10%2B7"),
-    ("py-ml-dtypes", "0.5.1", {"url": f"{GITHUB}/jax-ml/ml_dtypes.git", "commit": "560866c"},
-     "pkg:github/jax-ml/ml_dtypes@560866c"),
-    ("bash", "5.3", {"url": GNU, "sha256": "0d"},
-     f"pkg:generic/bash@5.3?checksum=sha256:0d&download_url={GNU}"),
-    ("gcc", "12.2.0", {"external": "/usr"}, "pkg:generic/gcc@12.2.0"),
-    ("odd", "1", {"url": f"{GITHUB}/only-an-owner"},
-     f"pkg:generic/odd@1?download_url={GITHUB}/only-an-owner"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "version", "more", "purl"),
+    [
+        (
+            "py-pyyaml",
+            "6.0.3",
+            {"url": "https://pypi.io/packages/source/p/pyyaml/PyYAML-6.0.3.tgz"},
+            "pkg:pypi/pyyaml@6.0.3",
+        ),
+        (
+            "py-meson-python",
+            "0.19.0",
+            {"url": f"{PYPI}/source/m/meson_python/meson_python-0.19.0.tar.gz"},
+            "pkg:pypi/meson-python@0.19.0",
+        ),
+        (
+            "py-tf-keras",
+            "2.20.1",
+            {"url": f"{PYPI}/85/6b/d9/tf_keras-2.20.1-py3-none-any.whl"},
+            "pkg:pypi/tf-keras@2.20.1",
+        ),
+        (
+            "py-tensorflow",
+            "2.20.0",
+            {"url": f"{GITHUB}/tensorflow/tf/archive/v2.20.0.tar.gz"},
+            "pkg:github/tensorflow/tf@v2.20.0",
+        ),
+        (
+            "py-pybind11",
+            "3.0.2",
+            {"url": f"{GITHUB}/pybind/pybind11/archive/refs/tags/v3.0.2.zip"},
+            "pkg:github/pybind/pybind11@v3.0.2",
+        ),
+        (
+            "openjdk",
+            "21.0.10_7",
+            {
+                "url": f"{GITHUB}/Adoptium/temurin21/releases/download/"
+                "jdk-21.0.10%2B7/OpenJDK21U_21.0.10_7.tar.gz"
+            },
+            "pkg:github/adoptium/temurin21@jdk-21.0.10%2B7",
+        ),
+        (
+            "py-ml-dtypes",
+            "0.5.1",
+            {"url": f"{GITHUB}/jax-ml/ml_dtypes.git", "commit": "560866c"},
+            "pkg:github/jax-ml/ml_dtypes@560866c",
+        ),
+        (
+            "bash",
+            "5.3",
+            {"url": GNU, "sha256": "0d"},
+            f"pkg:generic/bash@5.3?checksum=sha256:0d&download_url={GNU}",
+        ),
+        ("gcc", "12.2.0", {"external": "/usr"}, "pkg:generic/gcc@12.2.0"),
+        (
+            "odd",
+            "1",
+            {"url": f"{GITHUB}/only-an-owner"},
+            f"pkg:generic/odd@1?download_url={GITHUB}/only-an-owner",
+        ),
+    ],
+)
 def test_a_package_url_says_where_a_package_comes_from(name, version, more, purl):
     from packageurl import PackageURL
 
@@ -175,12 +245,15 @@ OSV = {
     "aliases": ["CVE-2099-0001"],
     "summary": "an \x1b[31marray\x07 too far",
     "affected": [
-        {"package": {"ecosystem": "PyPI", "name": "NumPy"},
-         "ranges": [{"type": "ECOSYSTEM",
-                     "events": [{"introduced": "2.0"}, {"fixed": "2.10.1"}]}]},
+        {
+            "package": {"ecosystem": "PyPI", "name": "NumPy"},
+            "ranges": [
+                {"type": "ECOSYSTEM", "events": [{"introduced": "2.0"}, {"fixed": "2.10.1"}]}
+            ],
+        },
         {"package": {"ecosystem": "npm", "name": "odd"}, "versions": ["1"]},
     ],
-}  # fmt: skip
+}
 
 
 def test_nvidia_s_licence_is_named_and_its_text_is_in_the_document(site):
@@ -226,40 +299,53 @@ def test_what_osv_knows_stands_there_with_the_state_of_its_waiver(site, tmp_path
 
 def as_published(name, events, versions):
     """One package of an entry as OSV publishes it: it lists the versions of each range."""
-    return {"package": {"ecosystem": "PyPI", "name": name, "purl": f"pkg:pypi/{name}"},
-            "ranges": [{"type": "ECOSYSTEM", "events": events}], "versions": versions,
-            "database_specific": {"source": "https://github.com/"}}  # fmt: skip
+    return {
+        "package": {"ecosystem": "PyPI", "name": name, "purl": f"pkg:pypi/{name}"},
+        "ranges": [{"type": "ECOSYSTEM", "events": events}],
+        "versions": versions,
+        "database_specific": {"source": "https://github.com/"},
+    }
 
 
 OF_GITHUB = {
-    "id": "GHSA-w7xq-3c9m-p4r2", "schema_version": "1.7.3", "modified": "2099-03-27T22:03:05Z",
+    "id": "GHSA-w7xq-3c9m-p4r2",
+    "schema_version": "1.7.3",
+    "modified": "2099-03-27T22:03:05Z",
     "summary": "numpy reads beyond the end of an array in a made-up function",
     "details": "### Impact\nAnybody who may name an axis.\n\n```python\nnumpy.none(axis=-1)\n```\n",
-    "aliases": ["CVE-2099-1234", "PYSEC-2099-17"], "related": ["CGA-2222-3333-4444"],
+    "aliases": ["CVE-2099-1234", "PYSEC-2099-17"],
+    "related": ["CGA-2222-3333-4444"],
     "database_specific": {"cwe_ids": ["CWE-125"], "severity": "HIGH", "nvd_published_at": None},
     "affected": [
         as_published("numpy", [{"introduced": "0"}, {"fixed": "1.26.5"}], ["1.26.4", "1.26.4rc1"]),
         as_published("numpy", [{"introduced": "2.0.0"}, {"fixed": "2.4.7"}], ["2.4.5", "2.4.6"]),
         as_published("numpy-quaddtype", [{"introduced": "0"}], ["0.1"]),
     ],
-}  # fmt: skip
+}
 OF_PYTHON = {
-    "id": "PYSEC-2099-17", "aliases": ["CVE-2099-1234", "GHSA-w7xq-3c9m-p4r2"],
+    "id": "PYSEC-2099-17",
+    "aliases": ["CVE-2099-1234", "GHSA-w7xq-3c9m-p4r2"],
     "details": "numpy is the array package. A made-up function reads too far.",
-    "affected": [{
-        "package": {"name": "numpy", "ecosystem": "PyPI", "purl": "pkg:pypi/numpy"},
-        "ranges": [
-            {"type": "GIT", "repo": "https://github.com/numpy/numpy",
-             "events": [{"introduced": "0"}, {"fixed": "6841e522" * 5}]},
-            {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.4.7"}]},
-        ],
-        "versions": ["2.4.5", "2.4.6"],
-    }],
-}  # fmt: skip
+    "affected": [
+        {
+            "package": {"name": "numpy", "ecosystem": "PyPI", "purl": "pkg:pypi/numpy"},
+            "ranges": [
+                {
+                    "type": "GIT",
+                    "repo": "https://github.com/numpy/numpy",
+                    "events": [{"introduced": "0"}, {"fixed": "6841e522" * 5}],
+                },
+                {"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "2.4.7"}]},
+            ],
+            "versions": ["2.4.5", "2.4.6"],
+        }
+    ],
+}
 MALICIOUS = {
-    "id": "MAL-2099-4711", "summary": "Malicious code in numpyy (PyPI)",
+    "id": "MAL-2099-4711",
+    "summary": "Malicious code in numpyy (PyPI)",
     "affected": [as_published("numpyy", [{"introduced": "0"}], ["2.4.6"])],
-}  # fmt: skip
+}
 
 
 def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(tmp_path):
@@ -280,16 +366,19 @@ def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(tmp
     assert one.what.startswith("numpy is the array package. A made-up function reads too far.")
 
 
-@pytest.mark.parametrize(("events", "versions", "inside"), [
-    ([{"introduced": "0"}, {"fixed": "2.4.6"}], [], False),
-    ([{"introduced": "0"}, {"fixed": "2.4.7"}], [], True),
-    ([{"introduced": "0"}, {"last_affected": "2.4.6"}], [], True),
-    ([{"introduced": "0"}, {"last_affected": "2.4.5"}], [], False),
-    ([{"introduced": "0"}, {"fixed": "1.0"}, {"introduced": "2.4"}], [], True),
-    ([{"introduced": "3"}], [], False),
-    ([], ["2.4.6"], True),
-    ([], ["2.4.60"], False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("events", "versions", "inside"),
+    [
+        ([{"introduced": "0"}, {"fixed": "2.4.6"}], [], False),
+        ([{"introduced": "0"}, {"fixed": "2.4.7"}], [], True),
+        ([{"introduced": "0"}, {"last_affected": "2.4.6"}], [], True),
+        ([{"introduced": "0"}, {"last_affected": "2.4.5"}], [], False),
+        ([{"introduced": "0"}, {"fixed": "1.0"}, {"introduced": "2.4"}], [], True),
+        ([{"introduced": "3"}], [], False),
+        ([], ["2.4.6"], True),
+        ([], ["2.4.60"], False),
+    ],
+)
 def test_a_version_lies_in_a_range_as_osv_says(site, tmp_path, events, versions, inside):
     package = as_published("numpy", events, versions)
     if not events:
@@ -308,9 +397,19 @@ def damaged_member():
     return packed.getvalue()[:start] + b"\xff\xff" + packed.getvalue()[start + 2 :]
 
 
-@pytest.mark.parametrize("text", [
-    b"", b"{", b"[1]", b"[" * 100_000, b'{"affected": 1}', b"\xff", damaged_member(),
-], ids=range(7))  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"[" * 100_000,
+        b'{"affected": 1}',
+        b"\xff",
+        damaged_member(),
+    ],
+    ids=range(7),
+)
 @pytest.mark.parametrize("name", ["osv.json", "osv.zip"])
 def test_a_damaged_file_of_osv_is_refused_and_does_not_stop_a_publish(site, tmp_path, name, text):
     release = make_release(site, "r", lock=LOCK)

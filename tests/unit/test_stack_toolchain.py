@@ -67,11 +67,14 @@ def test_a_build_for_cpus_takes_the_default_gcc_up_to_14(empty_machine):
     assert (tools.cxx.version, tools.nvcc) == ("14.2.0", None)
 
 
-@pytest.mark.parametrize(("version", "partition", "words"), [
-    ("12.4.131", "k80", "sm_35 and sm_37 were removed in CUDA 12.0"),
-    ("13.0.88", "p100", "CUDA 13.0 removed Maxwell, Pascal and Volta"),
-    ("11.8.89", "v100", "NCCL and the libraries of the wheels are of CUDA 12"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "partition", "words"),
+    [
+        ("12.4.131", "k80", "sm_35 and sm_37 were removed in CUDA 12.0"),
+        ("13.0.88", "p100", "CUDA 13.0 removed Maxwell, Pascal and Volta"),
+        ("11.8.89", "v100", "NCCL and the libraries of the wheels are of CUDA 12"),
+    ],
+)
 def test_an_nvcc_that_does_not_fit_is_refused_by_its_rule(empty_machine, version, partition, words):
     nvcc(empty_machine, version)
     program(empty_machine / "g++", "11.4.0")
@@ -111,10 +114,13 @@ def test_a_gcc_that_nobody_tried_is_refused(empty_machine):
     assert "gcc <= 14" in "\n".join(caught.value.details)
 
 
-@pytest.mark.parametrize(("partition", "message", "package", "other"), [
-    ("k80", "sm_37 is compiled by nvcc of CUDA 11.8", "Debian 12 (11.8.89)", "Debian 13"),
-    ("p100", "sm_60 is compiled by nvcc of CUDA 12.", "Debian 13 (12.4.131)", "Debian 12"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partition", "message", "package", "other"),
+    [
+        ("k80", "sm_37 is compiled by nvcc of CUDA 11.8", "Debian 12 (11.8.89)", "Debian 13"),
+        ("p100", "sm_60 is compiled by nvcc of CUDA 12.", "Debian 13 (12.4.131)", "Debian 12"),
+    ],
+)
 def test_without_nvcc_a_line_says_how_to_get_it(empty_machine, partition, message, package, other):
     program(empty_machine / "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite, match="and there is none here") as caught:

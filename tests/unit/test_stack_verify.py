@@ -46,14 +46,25 @@ def seen(release, **changes):
     """What two ranks of a CPU build see; `import_gpus=2` changes the step `import`'s `gpus`."""
     found = {
         "import": {
-            "tensorflow": "2.21.0", "horovod": "0.28.1", "mpi": True, "cuda": False, "gpus": 0,
+            "tensorflow": "2.21.0",
+            "horovod": "0.28.1",
+            "mpi": True,
+            "cuda": False,
+            "gpus": 0,
             "place": str(release.prefix / "lib/python3.11/site-packages/tensorflow"),
-            "release": release.id, "took": 3.0,
+            "release": release.id,
+            "took": 3.0,
         },
         "kernel": {"device": "device:CPU:0", "model": None, "wrong": 0.0, "took": 0.1},
-        "ranks": {"size": 2, "mean": 1.5, "losses": [8.0, 0.1], "seconds": [0.1, 0.1],
-                  "differ": 0.0, "took": 1.0},
-    }  # fmt: skip
+        "ranks": {
+            "size": 2,
+            "mean": 1.5,
+            "losses": [8.0, 0.1],
+            "seconds": [0.1, 0.1],
+            "differ": 0.0,
+            "took": 1.0,
+        },
+    }
     for name, value in changes.items():
         step, _, key = name.partition("_")
         found[step][key] = value
@@ -67,8 +78,9 @@ def elf_with_code(path, sm):
     code = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
     names = b"\0.nv_fatbin\0"
     table = 64 + len(names) + len(code)
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 0, table, 0, 64,
-                         0, 0, 64, 2, 0)  # fmt: skip
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01", 3, 62, 1, 0, 0, table, 0, 64, 0, 0, 64, 2, 0
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(header + names + code)
@@ -88,18 +100,21 @@ def test_what_is_as_it_should_be_passes(site, release):
     assert samples_of(seen(release))["losses"] == [8.0, 0.1]
 
 
-@pytest.mark.parametrize(("change", "name"), [
-    ({"import_tensorflow": "2.20.0"}, "import"),
-    ({"import_place": "/root/.local/lib/tensorflow"}, "import"),
-    ({"import_release": "another"}, "import"),
-    ({"import_horovod": None}, "import"),
-    ({"import_mpi": False}, "import"),
-    ({"kernel_wrong": 0.5}, "device kernel"),
-    ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
-    ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
-    ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
-    ({"ranks_differ": 0.1}, "training of 2 ranks"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"import_tensorflow": "2.20.0"}, "import"),
+        ({"import_place": "/root/.local/lib/tensorflow"}, "import"),
+        ({"import_release": "another"}, "import"),
+        ({"import_horovod": None}, "import"),
+        ({"import_mpi": False}, "import"),
+        ({"kernel_wrong": 0.5}, "device kernel"),
+        ({"ranks_mean": 1.0}, "all-reduce of 2 ranks"),
+        ({"ranks_losses": [8.0, 7.9]}, "training of 2 ranks"),
+        ({"ranks_losses": [8.0, float("nan")]}, "training of 2 ranks"),
+        ({"ranks_differ": 0.1}, "training of 2 ranks"),
+    ],
+)
 def test_each_thing_that_is_wrong_fails_its_own_check(site, release, change, name):
     assert faults(judge(release, seen(release, **change), site.partition("p100"))) == [name]
 
@@ -192,8 +207,10 @@ def test_a_stack_for_gpus_that_was_only_loaded_on_a_login_node_is_compiled(relea
 
 
 def proof_by_jobs(release, *partitions):
-    runs = [GateRun(name, 7, f"{name}-01", "2026-01-01T00:00:00Z", "/log", {"losses": [8.0, 0.1]})
-            for name in partitions]  # fmt: skip
+    runs = [
+        GateRun(name, 7, f"{name}-01", "2026-01-01T00:00:00Z", "/log", {"losses": [8.0, 0.1]})
+        for name in partitions
+    ]
     return new_proof(release, "job", ", ".join(partitions), [Check("x", True, "", 1.0)], runs)
 
 
@@ -265,17 +282,20 @@ def test_a_wait_is_a_length_of_time(minutes, capsys):
     assert "must be a number" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("names", "compute", "verdict"), [
-    (["sm_60"], "6.0", "machine"),
-    (["sm_60"], "6.1", "machine"),
-    (["sm_61"], "6.0", "no"),
-    (["sm_60"], "7.0", "no"),
-    (["compute_60"], "7.0", "ptx"),
-    (["compute_70"], "6.0", "no"),
-    (["sm_37", "compute_60"], "3.7", "machine"),
-    (["sm_90"], "8.0", "no"),
-    ([], "8.0", "no"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "compute", "verdict"),
+    [
+        (["sm_60"], "6.0", "machine"),
+        (["sm_60"], "6.1", "machine"),
+        (["sm_61"], "6.0", "no"),
+        (["sm_60"], "7.0", "no"),
+        (["compute_60"], "7.0", "ptx"),
+        (["compute_70"], "6.0", "no"),
+        (["sm_37", "compute_60"], "3.7", "machine"),
+        (["sm_90"], "8.0", "no"),
+        ([], "8.0", "no"),
+    ],
+)
 def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(names, compute, verdict):
     codes = [DeviceCode(int(name.split("_")[1]), name.startswith("sm")) for name in names]
     assert runs_on(codes, compute) == verdict
@@ -291,8 +311,9 @@ def test_host_code_has_none():
 @given(st.binary(max_size=400))
 def test_any_bytes_after_an_elf_header_are_no_crash(tmp_path_factory, noise):
     path = tmp_path_factory.mktemp("noise") / "x.so"
-    header = b"\x7fELF\x02\x01" + struct.pack("<10xHHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64, 0, 64, 0,
-                                              0, 64, 3, 1)  # fmt: skip
+    header = b"\x7fELF\x02\x01" + struct.pack(
+        "<10xHHIQQQIHHHHHH", 3, 62, 1, 0, 0, 64, 0, 64, 0, 0, 64, 3, 1
+    )
     path.write_bytes(header + noise)
     read_device_code(path)
 

@@ -66,8 +66,12 @@ def test_linked_directories_belong_to_the_data_set(data, tmp_path):
     """A set put together from others; links back to itself end."""
     whole, node = tmp_path / "whole", tmp_path / "node"
     (whole / "more").mkdir(parents=True)
-    for name, target in (("digits", data / "train"), ("more/same", data / "train"),
-                         ("more/back", whole), ("gone", tmp_path / "nothing")):  # fmt: skip
+    for name, target in (
+        ("digits", data / "train"),
+        ("more/same", data / "train"),
+        ("more/back", whole),
+        ("gone", tmp_path / "nothing"),
+    ):
         (whole / name).symlink_to(target)
     stage(whole, node, reserve=0)
     staged = sorted(str(path.relative_to(node)) for path in node.rglob("shard-*"))

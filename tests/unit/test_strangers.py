@@ -45,8 +45,17 @@ from tests.unit import slurm_output as said
 
 
 def result(number):
-    return Result(run=f"r{number}", time="2026-06-01T00:00:00+00:00", check_name="c", unit="s",
-                  case_name="", partition="p", metric="m", value=1.0, status="PASS")  # fmt: skip
+    return Result(
+        run=f"r{number}",
+        time="2026-06-01T00:00:00+00:00",
+        check_name="c",
+        unit="s",
+        case_name="",
+        partition="p",
+        metric="m",
+        value=1.0,
+        status="PASS",
+    )
 
 
 @pytest.fixture
@@ -221,9 +230,11 @@ def test_a_cache_may_be_kept_elsewhere_by_a_link(tmp_path, open_cache):
 @as_root
 def test_an_index_of_jobs_that_others_write_to_names_no_job_of_theirs(shared, site):
     """A group's work directory: whoever plants the next number would have what it does with it."""
-    stranger("mkdir -p work/jobs/by-id x; ln -s ../../../x work/jobs/by-id/7; "
-             """echo '{"schema": 1, "job_id": 99, "chain": [99], "release": "x"}' > x/job.json""",
-             shared)  # fmt: skip
+    stranger(
+        "mkdir -p work/jobs/by-id x; ln -s ../../../x work/jobs/by-id/7; "
+        """echo '{"schema": 1, "job_id": 99, "chain": [99], "release": "x"}' > x/job.json""",
+        shared,
+    )
     with pytest.raises(BadInput, match="job 7 was submitted by nobody"):
         find(site, "7")
     assert find(site, str(shared / "x")).job_id == 99, "who names it means it"
@@ -248,8 +259,11 @@ def test_a_run_knows_its_jobs_where_a_home_is_a_link(tmp_path, cancelled, monkey
     directory = RunDirectory(tmp_path / "home/runs/a")
     event = {"job": 7, "name": "c", "directory": str(directory.path), "state": "RUNNING"}
     directory.events.write_text(json.dumps(event) + "\n")
-    for script, ours in (("disk/runs/a/job.sh", True), ("home/runs/a/x/job.sh", True),
-                         ("disk/runs/ab/job.sh", False)):  # fmt: skip
+    for script, ours in (
+        ("disk/runs/a/job.sh", True),
+        ("home/runs/a/x/job.sh", True),
+        ("disk/runs/ab/job.sh", False),
+    ):
         record = said.job(id=7, state="RUNNING", script=str(tmp_path / script))
         monkeypatch.setattr(client, "job", lambda _, record=record: record)
         assert cancel_left_jobs(directory) == ([7] if ours else [])
@@ -259,9 +273,12 @@ def test_a_run_knows_its_jobs_where_a_home_is_a_link(tmp_path, cancelled, monkey
 @as_root
 def test_a_planted_run_cancels_no_jobs(shared, site, cancelled, monkeypatch):
     """In a group's work directory anybody of it makes runs, whose events say what they like."""
-    stranger("mkdir -p work/checks/runs/a; touch work/checks/runs/a/lock; "
-             """echo '{"job": 7, "name": "c", "directory": "/", "state": "RUNNING"}' """
-             "> work/checks/runs/a/events.jsonl", shared)  # fmt: skip
+    stranger(
+        "mkdir -p work/checks/runs/a; touch work/checks/runs/a/lock; "
+        """echo '{"job": 7, "name": "c", "directory": "/", "state": "RUNNING"}' """
+        "> work/checks/runs/a/events.jsonl",
+        shared,
+    )
     record = said.job(id=7, state="RUNNING", script="/root/job.sh")
     monkeypatch.setattr(client, "job", lambda _: record)
     assert sweep(site) == []
@@ -292,11 +309,14 @@ def test_nothing_is_submitted_from_a_stranger_s_directory(shared, site, command)
 
 
 @as_root
-@pytest.mark.parametrize("planted", [
-    "mkdir -pm 0777 work/studies; touch work/studies/slow_reads.so",
-    "mkdir -pm 0777 work/studies; ln -s ../x work/studies/slow_reads.so",
-    "mkdir -m 0775 work",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "mkdir -pm 0777 work/studies; touch work/studies/slow_reads.so",
+        "mkdir -pm 0777 work/studies; ln -s ../x work/studies/slow_reads.so",
+        "mkdir -m 0775 work",
+    ],
+)
 def test_no_library_of_a_stranger_is_loaded_into_a_study_s_jobs(shared, site, monkeypatch, planted):
     """Who owns a group's work directory puts another in its place before the jobs load it."""
     monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))

@@ -107,21 +107,32 @@ def on_two_cores(plan, load=0):
 def a_result(ranks, rate, **changes):
     """A result.json of `ranks` ranks with 20 equal steps."""
     seconds, batch = 4 * ranks / rate, 4 * ranks
-    samples = {name: [0.0] * 20 for name in ("input", "communication", "update", "checkpoint",
-                                             "other")}  # fmt: skip
+    samples = {
+        name: [0.0] * 20 for name in ("input", "communication", "update", "checkpoint", "other")
+    }
     samples |= {"seconds": [seconds] * 20, "compute": [seconds] * 20}
     return {
         "schema": 2,
         "outcome": {"status": "completed", "message": "", "exit_code": 0},
         "job": {"id": "7"},
-        "layout": {"ranks": ranks, "nodes": ["n1"], "ranks_per_node": [ranks], "gpu_per_rank": 0,
-                   "cpus_per_rank": 1},
-        "release": "r1", "model": "resnet50", "precision": "fp32", "batch_per_rank": 4,
-        "parameters": 25_000_000, "global_batch": batch, "options": {"warmup_steps": 5},
+        "layout": {
+            "ranks": ranks,
+            "nodes": ["n1"],
+            "ranks_per_node": [ranks],
+            "gpu_per_rank": 0,
+            "cpus_per_rank": 1,
+        },
+        "release": "r1",
+        "model": "resnet50",
+        "precision": "fp32",
+        "batch_per_rank": 4,
+        "parameters": 25_000_000,
+        "global_batch": batch,
+        "options": {"warmup_steps": 5},
         "samples": {**samples, "images": [batch] * 20},
         "summary": {"metrics": {}},
         **changes,
-    }  # fmt: skip
+    }
 
 
 def folder_of(plan, cell):
@@ -211,9 +222,13 @@ def expected(plan, cell):
     options = {**cell.run.options, **cell.values}
     batch = options.get("batch-per-rank") or int(options["global-batch"]) // cell.gpus
     request = Request(
-        plan.site.partition(cell.point.spec.partition), options["model"], str(cell.gpus),
-        int(batch), "fp32", data=SYNTHETIC if cell.data == SYNTHETIC else IMAGENET,
-    )  # fmt: skip
+        plan.site.partition(cell.point.spec.partition),
+        options["model"],
+        str(cell.gpus),
+        int(batch),
+        "fp32",
+        data=SYNTHETIC if cell.data == SYNTHETIC else IMAGENET,
+    )
     return answer(request).points[0]
 
 
@@ -272,10 +287,12 @@ REFUSED = {
     ],
     "scale": [
         ({"exchange_from": {"modle": "resnet50"}}, "did you mean 'model'?"),
-        ({"data": {"photos": {"kind": "photos", "options": {"count": "many"}}}},
-         "'count' is 'many', not a whole number from 1 on"),
+        (
+            {"data": {"photos": {"kind": "photos", "options": {"count": "many"}}}},
+            "'count' is 'many', not a whole number from 1 on",
+        ),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -283,23 +300,34 @@ REFUSED = {
 )
 def test_what_a_study_cannot_mean_is_refused_at_its_line(study, kind, change, said):
     """A rule says no less and no more than its kind looks at."""
-    whole = {"run": {"runs": [{**RUN, **change}]}, "scale": change,
-             "rule": {"acceptance": [{"says": "x", **change}]}}  # fmt: skip
+    whole = {
+        "run": {"runs": [{**RUN, **change}]},
+        "scale": change,
+        "rule": {"acceptance": [{"says": "x", **change}]},
+    }
     with pytest.raises(InvalidDocument, match="1 fault" if kind == "rule" else None) as caught:
         study(**whole[kind])
     assert said in caught.value.render()
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    # By a key that no run has it would draw all lines as one, or none.
-    (json.dumps({**VALUES, "series": ["modle"]}), "no matrix has 'modle'"),
-    (json.dumps({**VALUES, "figure": [{"panel": "rate", "where": {"modle": "resnet50"}}]}),
-     "did you mean 'model'?"),
-    (json.dumps({**VALUES, "figure": [{"panel": "rate"}] * 9}),
-     "the figure has 9 panels, more than 8"),
-    ("schema: 2\nwhatever: new\n", "schema 2 is newer"),
-    (json.dumps({**VALUES, "schema": "\u00b2"}), "'schema' must be a whole number"),
-], ids=["series", "panel", "panels", "later", "no version"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # By a key that no run has it would draw all lines as one, or none.
+        (json.dumps({**VALUES, "series": ["modle"]}), "no matrix has 'modle'"),
+        (
+            json.dumps({**VALUES, "figure": [{"panel": "rate", "where": {"modle": "resnet50"}}]}),
+            "did you mean 'model'?",
+        ),
+        (
+            json.dumps({**VALUES, "figure": [{"panel": "rate"}] * 9}),
+            "the figure has 9 panels, more than 8",
+        ),
+        ("schema: 2\nwhatever: new\n", "schema 2 is newer"),
+        (json.dumps({**VALUES, "schema": "\u00b2"}), "'schema' must be a whole number"),
+    ],
+    ids=["series", "panel", "panels", "later", "no version"],
+)
 def test_a_file_has_one_fault_where_it_is_wrong_once(tmp_path, text, said):
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(InvalidDocument, match="1 fault") as caught:
@@ -326,11 +354,14 @@ def test_partitions_can_be_replaced_place_for_place(modern):
     assert not plan.impossible
 
 
-@pytest.mark.parametrize(("partitions", "wanted"), [
-    ((), {("p100", 1), ("p100", 2), ("v100", 1)}),
-    (("v100", "p100"), {("v100", 1), ("v100", 2), ("p100", 1)}),
-    (("k80",), {("k80", 1), ("k80", 2)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("partitions", "wanted"),
+    [
+        ((), {("p100", 1), ("p100", 2), ("v100", 1)}),
+        (("v100", "p100"), {("v100", 1), ("v100", 2), ("p100", 1)}),
+        (("k80",), {("k80", 1), ("k80", 2)}),
+    ],
+)
 def test_what_is_excluded_of_a_partition_goes_where_it_goes(tmp_path, partitions, wanted):
     over = {**RUN["over"], "partition": ["p100", "v100"], "gpus": ["1", "2"]}
     runs = [{**RUN, "over": over, "exclude": [{"partition": "v100", "gpus": "2"}]}]
@@ -338,11 +369,15 @@ def test_what_is_excluded_of_a_partition_goes_where_it_goes(tmp_path, partitions
     assert {(cell.point.spec.partition, cell.gpus) for cell in plan.cells} == wanted
 
 
-@pytest.mark.parametrize(("site", "name", "partitions", "said"), [
-    ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
-    ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "leave out 'h100'"),
-    ("a100-h100", "sjtu-inception", ["a100", "a100"], "names a partition twice"),
-], ids=["no cell can run", "more than it compares", "twice"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("site", "name", "partitions", "said"),
+    [
+        ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
+        ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "leave out 'h100'"),
+        ("a100-h100", "sjtu-inception", ["a100", "a100"], "names a partition twice"),
+    ],
+    ids=["no cell can run", "more than it compares", "twice"],
+)
 def test_partitions_on_which_a_study_cannot_run_are_refused(site, name, partitions, said):
     with pytest.raises(BadInput) as caught:
         full(shipped_site(site), name, *partitions)
@@ -466,7 +501,10 @@ def test_jobs_that_repeat_run_in_rounds_and_are_one_measurement(study):
     assert (one.jobs, two.jobs) == (2, 1)
     assert (one.rate, *one.spread) == pytest.approx((9.0, 8.0, 10.0))
     assert [one.cell.label.replace(" model=resnet50", "") for one in found.missing] == [
-        "gpus=4", "gpus=2, again (2)", "gpus=4, again (2)"]  # fmt: skip
+        "gpus=4",
+        "gpus=2, again (2)",
+        "gpus=4, again (2)",
+    ]
 
 
 def test_on_shared_cores_a_step_is_its_computing_and_what_exchanging_costs_another_series(study):
@@ -492,8 +530,9 @@ def test_ranks_of_the_old_pipeline_wait_for_all_their_images_from_one_storage(st
     run = {
         **RUN,
         "over": {"gpus": ["1", "2", "4"], "model": ["resnet50"], "pipeline": ["old"]},
-        "data": "photos", "reads": {"megabytes_per_second": 1, "cached": False},
-    }  # fmt: skip
+        "data": "photos",
+        "reads": {"megabytes_per_second": 1, "cached": False},
+    }
     plan = study(runs=[run], data={"photos": {"kind": "photos", "options": {"count": "100"}}})
     described(plan, "photos", images=100, size=10_000_000)
     waits = {"compute": [0.5] * 20, "input": [0.6] * 20, "seconds": [1.1] * 20}
@@ -519,24 +558,34 @@ def test_an_invalid_result_is_a_missing_result(study, text):
 LAYOUT = a_result(1, 8.0)["layout"]
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"schema": 7}, "version 7; this hpcdl reads version 2"),
-    ({"layout": None}, "layout has no value"),
-    ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
-    ({"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}},
-     "layout.ranks_per_node[0] must be a whole number, not 'x'"),
-    ({"layout": {**LAYOUT, "nodes": 3}}, "layout.nodes must be a list, not '3'"),
-    ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
-    ({"global_batch": 10**400}, "global_batch must be a whole number"),
-    ({"parameters": "many"}, "parameters must be a whole number, not 'many'"),
-    ({"model": None}, "model has no value"),
-    ({"summary": {}}, "lacks summary.metrics"),
-    ({"job": {}}, "'id'"),
-    ({"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
-     "samples.seconds[0] must be a number, not 'nan'"),
-    ({"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
-     "says of no step where its time went"),
-], ids=lambda value: str(value)[:40] if isinstance(value, str) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": 7}, "version 7; this hpcdl reads version 2"),
+        ({"layout": None}, "layout has no value"),
+        ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
+        (
+            {"layout": {**LAYOUT, "ranks_per_node": ["x", 2]}},
+            "layout.ranks_per_node[0] must be a whole number, not 'x'",
+        ),
+        ({"layout": {**LAYOUT, "nodes": 3}}, "layout.nodes must be a list, not '3'"),
+        ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
+        ({"global_batch": 10**400}, "global_batch must be a whole number"),
+        ({"parameters": "many"}, "parameters must be a whole number, not 'many'"),
+        ({"model": None}, "model has no value"),
+        ({"summary": {}}, "lacks summary.metrics"),
+        ({"job": {}}, "'id'"),
+        (
+            {"samples": {**a_result(1, 8.0)["samples"], "seconds": [float("nan")] * 20}},
+            "samples.seconds[0] must be a number, not 'nan'",
+        ),
+        (
+            {"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
+            "says of no step where its time went",
+        ),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
+)
 def test_a_result_that_lacks_what_a_report_needs_is_one_missing_result(study, change, said):
     plan = finish(study(), {1: 8.0, 4: 16.0})
     finish(plan, {2: 15.0}, **change)
@@ -759,8 +808,12 @@ def test_slowed_reads_keep_to_their_rate_and_others_are_left_alone(tmp_path):
         "for at in range(0, 30000, 10000): os.pread(fd, 10000, at)\n"
         "print(time.monotonic() - start)"
     )
-    env = {"LD_PRELOAD": str(library), "HPCDL_READS_BELOW": str(tmp_path / "data"),
-           "HPCDL_READS_RATE": "100000", "HPCDL_READS_CACHED": "0"}  # fmt: skip
+    env = {
+        "LD_PRELOAD": str(library),
+        "HPCDL_READS_BELOW": str(tmp_path / "data"),
+        "HPCDL_READS_RATE": "100000",
+        "HPCDL_READS_CACHED": "0",
+    }
     argv = [sys.executable, "-c", reader]
     slow, fast = (float(subprocess.check_output([*argv, path], env=env)) for path in paths)
     assert slow >= 0.29

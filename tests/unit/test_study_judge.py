@@ -54,12 +54,15 @@ def sized(folder, seconds, memory=0.3):
 
 
 # A straight line through those below memory, and what comes after it.
-@pytest.mark.parametrize(("whole", "ok", "said"), [
-    (10.0, True, "resnet50 +0%"),
-    (11.0, False, "resnet50 +10%"),  # just beyond
-    (13.0, False, "resnet50 +30%"),
-    (7.0, True, "resnet50 -30%"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("whole", "ok", "said"),
+    [
+        (10.0, True, "resnet50 +0%"),
+        (11.0, False, "resnet50 +10%"),  # just beyond
+        (13.0, False, "resnet50 +30%"),
+        (7.0, True, "resnet50 -30%"),
+    ],
+)
 def test_an_epoch_above_memory_lies_on_the_line_through_those_below(tmp_path, whole, ok, said):
     """5 s on half of the data may be 10 on all of it: no epoch may grow faster than its data."""
     found, words = verdict(sized(tmp_path, {"quarter": 3, "half": 5, "whole": whole * 1.001}, 0.6))
@@ -68,11 +71,14 @@ def test_an_epoch_above_memory_lies_on_the_line_through_those_below(tmp_path, wh
     assert "at most +10%" in words
 
 
-@pytest.mark.parametrize(("sizes", "memory", "said"), [
-    (["quarter", "half", "whole"], 2.0, "no size above memory"),
-    (["quarter", "half", "whole"], 0.3, "no line through two sizes below memory"),
-    (["quarter", "whole"], 0.6, "no line through two sizes below memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "memory", "said"),
+    [
+        (["quarter", "half", "whole"], 2.0, "no size above memory"),
+        (["quarter", "half", "whole"], 0.3, "no line through two sizes below memory"),
+        (["quarter", "whole"], 0.6, "no line through two sizes below memory"),
+    ],
+)
 def test_without_a_line_or_a_size_beyond_it_linearity_is_not_known(tmp_path, sizes, memory, said):
     took = {"quarter": 3, "half": 5, "whole": 9}
     assert said in unknown(sized(tmp_path, {name: took[name] for name in sizes}, memory))
@@ -90,14 +96,18 @@ def test_the_figure_draws_the_line_that_is_judged_dashed_above_memory(tmp_path, 
 
 
 # Holes: a cell that a rule would look at, and that is missing, makes no yes.
-@pytest.mark.parametrize("rule", [
-    {"rule": "efficiency", "gpus": [2, 4], "at_least": 0.1},
-    {"rule": "one-rank-per-gpu"},
-    {"rule": "model", "at_most": 9.0},
-    {"rule": "metric", "metric": "auroc", "at_least": 0.5},
-    {"rule": "input-share", "at_most": 0.9},
-    {"rule": "share", "part": "compute", "at_least": 0.1},
-], ids=lambda rule: str(rule["rule"]))  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"rule": "efficiency", "gpus": [2, 4], "at_least": 0.1},
+        {"rule": "one-rank-per-gpu"},
+        {"rule": "model", "at_most": 9.0},
+        {"rule": "metric", "metric": "auroc", "at_least": 0.5},
+        {"rule": "input-share", "at_most": 0.9},
+        {"rule": "share", "part": "compute", "at_least": 0.1},
+    ],
+    ids=lambda rule: str(rule["rule"]),
+)
 def test_a_missing_cell_makes_no_yes_and_is_named(tmp_path, rule):
     plan, summary = ruled(tmp_path, rule), {"metrics": {"auroc": 0.9}}
     finish(plan, {1: 8.0, 2: 15.0}, summary=summary)
@@ -129,12 +139,16 @@ def test_partitions_are_compared_round_by_round(tmp_path, turns, ok):
     assert verdict(plan)[0] is ok
 
 
-@pytest.mark.parametrize(("turns", "ok"), [
-    ([{1: 8.0, 2: 15.0}], True),
-    ([{1: 8.0, 2: 15.0}, {1: 8.0, 2: 5.0}, {1: 3.0, 2: 6.0}], True),
-    ([{1: 8.0, 2: 6.0}, {1: 8.1, 2: 6.1}, {1: 8.2, 2: 4.0}], False),
-    ([{1: 8.0, 2: 6.0}, {1: 3.0, 2: 4.0}, {1: 3.1, 2: 2.0}], None),
-], ids=["one round", "the fastest are quiet", "even and wrong", "uneven and wrong"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("turns", "ok"),
+    [
+        ([{1: 8.0, 2: 15.0}], True),
+        ([{1: 8.0, 2: 15.0}, {1: 8.0, 2: 5.0}, {1: 3.0, 2: 6.0}], True),
+        ([{1: 8.0, 2: 6.0}, {1: 8.1, 2: 6.1}, {1: 8.2, 2: 4.0}], False),
+        ([{1: 8.0, 2: 6.0}, {1: 3.0, 2: 4.0}, {1: 3.1, 2: 2.0}], None),
+    ],
+    ids=["one round", "the fastest are quiet", "even and wrong", "uneven and wrong"],
+)
 def test_on_shared_cores_the_fastest_are_judged_and_a_busy_machine_is_unknown(tmp_path, turns, ok):
     run = {**RUN, "over": {"gpus": ["1", "2"]}, "repeats": len(turns)}
     plan = ruled(tmp_path, {"rule": "model", "at_most": 0.3}, runs=[run])
@@ -145,10 +159,13 @@ def test_on_shared_cores_the_fastest_are_judged_and_a_busy_machine_is_unknown(tm
     assert ("the machine was busy" in words) is (ok is None)
 
 
-@pytest.mark.parametrize("rule", [
-    {"rule": "agree", "at_most": 0.5},
-    {"rule": "faster", "better": "v100", "worse": "p100", "at_least": 0.5},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"rule": "agree", "at_most": 0.5},
+        {"rule": "faster", "better": "v100", "worse": "p100", "at_least": 0.5},
+    ],
+)
 def test_a_missing_half_of_a_pair_makes_no_yes(tmp_path, rule):
     """And a cell that has no other half in the matrix is nothing to wait for."""
     over = {"gpus": ["1", "2", "4"], "partition": ["p100", "v100"]}
@@ -179,9 +196,15 @@ def test_of_jobs_that_repeat_one_is_a_measurement(tmp_path):
     assert verdict(plan)[0] is True
 
 
-@pytest.mark.parametrize(("execution", "opened", "ok"), [
-    ("single-node", 0, True), ("cluster", 0, False), ("cluster", 1, True), ("cluster", 4, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("execution", "opened", "ok"),
+    [
+        ("single-node", 0, True),
+        ("cluster", 0, False),
+        ("cluster", 1, True),
+        ("cluster", 4, False),
+    ],
+)
 def test_ranks_open_one_gpu_each_or_on_a_single_node_none(tmp_path, execution, opened, ok):
     plan = ruled(tmp_path, {"rule": "one-rank-per-gpu", "gpus": [1]}, execution=execution)
     finish(plan, RATES, layout={**a_result(1, 8.0)["layout"], "gpu_per_rank": opened})
@@ -217,13 +240,16 @@ def two_networks(folder, rule):
     return plan
 
 
-@pytest.mark.parametrize(("rule", "ok"), [
-    ({"rule": "share", "part": "compute", "at_least": 0.9}, False),
-    ({"rule": "share", "part": "compute", "at_least": 0.9, "gpus": [2]}, True),
-    ({"rule": "model", "at_most": 0.3}, False),
-    ({"rule": "model", "at_most": 0.3, "where": {"model": "alexnet"}}, False),
-    ({"rule": "model", "at_most": 0.3, "where": {"model": "resnet50"}}, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "ok"),
+    [
+        ({"rule": "share", "part": "compute", "at_least": 0.9}, False),
+        ({"rule": "share", "part": "compute", "at_least": 0.9, "gpus": [2]}, True),
+        ({"rule": "model", "at_most": 0.3}, False),
+        ({"rule": "model", "at_most": 0.3, "where": {"model": "alexnet"}}, False),
+        ({"rule": "model", "at_most": 0.3, "where": {"model": "resnet50"}}, True),
+    ],
+)
 def test_a_rule_judges_the_cells_that_it_chooses(tmp_path, rule, ok):
     assert verdict(two_networks(tmp_path, rule))[0] is ok
 
@@ -279,9 +305,13 @@ def test_a_job_without_an_accuracy_has_none_in_a_table_of_accuracies(tmp_path):
     assert {cell for row in rows for cell in row[1:]} == {"-"}
 
 
-@pytest.mark.parametrize(("other", "names"), [
-    ("resnet50", ["net", "resnet50"]), ("theirs:net", ["my.models:net", "theirs:net"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        ("resnet50", ["net", "resnet50"]),
+        ("theirs:net", ["my.models:net", "theirs:net"]),
+    ],
+)
 def test_a_model_of_a_module_has_its_short_name_where_that_is_no_others(tmp_path, other, names):
     found = findings_of(finish(side_by_side(tmp_path, "my.models:net", other), {1: 8.0, 2: 15.0}))
     rows = as_data(make_report(found))["tables"][0]["rows"]

@@ -119,9 +119,12 @@ def test_a_key_that_is_nearly_one_of_the_job_s_is_refused(key, meant):
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    [("x.py --seed {sed}", "the program has {sed}"), ("x.py --seed 1", "--seed is an argument of"),
-     ("x.py --seed=1", "and a key of --over")],
-)  # fmt: skip
+    [
+        ("x.py --seed {sed}", "the program has {sed}"),
+        ("x.py --seed 1", "--seed is an argument of"),
+        ("x.py --seed=1", "and a key of --over"),
+    ],
+)
 def test_a_key_that_the_program_has_otherwise_is_refused(program, said):
     with pytest.raises(BadInput, match=said) as caught:
         check_keys(replace(BASE, program=tuple(program.split())), {"seed": ["1", "2"]})
@@ -135,14 +138,23 @@ def test_values_are_listed_with_blanks_or_without_and_excluded_ones_exist(site):
         plan(site, BASE, matrix, [{"lr": "0.3"}])
 
 
-@pytest.mark.parametrize(("program", "matrix", "expected"), [
-    (("x.py", "--depth={depth}"), {"depth": ["50"], "gpus": ["1"]}, ("x.py", "--depth=50")),
-    # In double braces it is no mark; a value that looks like one arrives as it is.
-    (("{n}", "{{n}}", "{m}", '{{"a": {{"b": 1}}'), {"n": ["7"]},
-     ("7", "{n}", "{m}", '{{"a": {{"b": 1}}')),
-    (("{a} {b}", "{c}", "{}", "{a"), {"a": ["{b}"], "b": ["{a}"]},
-     ("{b} {a}", "{c}", "{}", "{a")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("program", "matrix", "expected"),
+    [
+        (("x.py", "--depth={depth}"), {"depth": ["50"], "gpus": ["1"]}, ("x.py", "--depth=50")),
+        # In double braces it is no mark; a value that looks like one arrives as it is.
+        (
+            ("{n}", "{{n}}", "{m}", '{{"a": {{"b": 1}}'),
+            {"n": ["7"]},
+            ("7", "{n}", "{m}", '{{"a": {{"b": 1}}'),
+        ),
+        (
+            ("{a} {b}", "{c}", "{}", "{a"),
+            {"a": ["{b}"], "b": ["{a}"]},
+            ("{b} {a}", "{c}", "{}", "{a"),
+        ),
+    ],
+)
 def test_marks_of_a_program_take_the_values(site, program, matrix, expected):
     (point,) = plan(site, replace(BASE, program=program), matrix)
     assert point.spec.program == expected
@@ -179,11 +191,14 @@ def run(site, folder, matrix, base=BASE, running=None):
     return submit(site, folder, points, modules, running, request=request_of(base))
 
 
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
-    ({"partition": "p100"}, "partition: v100, now p100"),
-    ({"environment": {"SEED": "1"}}, "environment: none, now"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
+        ({"partition": "p100"}, "partition: v100, now p100"),
+        ({"environment": {"SEED": "1"}}, "environment: none, now"),
+    ],
+)
 def test_results_of_other_jobs_are_not_taken_for_its_own(site, tmp_path, queue, changes, named):
     base, matrix = JobSpec("v100", program=("python", "/a.py")), {"lr": ["1"]}
     run(site, tmp_path, matrix, base)
@@ -207,8 +222,14 @@ def test_a_sweep_resumes_with_more_time_and_queues_nothing_twice(site, tmp_path,
 
 def test_the_same_sweep_again_is_the_same_with_every_option(site, tmp_path, queue):
     """What a JSON file makes of the request is compared: lists, where there were tuples."""
-    base = replace(BASE, sbatch=("nice=5",), program=("a",), environment={"A": "1"},
-                   chdir=tmp_path, files=(tmp_path / "train.py",))  # fmt: skip
+    base = replace(
+        BASE,
+        sbatch=("nice=5",),
+        program=("a",),
+        environment={"A": "1"},
+        chdir=tmp_path,
+        files=(tmp_path / "train.py",),
+    )
     for _ in range(2):
         run(site, tmp_path, {"lr": ["1"]}, base)
     assert len(queue.scripts) == 1
@@ -246,10 +267,17 @@ def test_a_manifest_that_cannot_be_one_is_reported(site, tmp_path, text):
         run_statuses(tmp_path, plan(site, BASE, {"lr": ["1"]}))
 
 
-@pytest.mark.parametrize(("tasks", "there"), [
-    ("3-5,8%2", [3, 4, 5, 8]), ("0-8:4", [0, 4, 8]), ("1,3-5:2%1", [1, 3, 5]), ("7", [7]), ("", []),
-    ("0x1F", range(10)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tasks", "there"),
+    [
+        ("3-5,8%2", [3, 4, 5, 8]),
+        ("0-8:4", [0, 4, 8]),
+        ("1,3-5:2%1", [1, 3, 5]),
+        ("7", [7]),
+        ("", []),
+        ("0x1F", range(10)),
+    ],
+)
 def test_tasks_in_any_form_are_read(tasks, there):
     record = said.job(id=7, array_job=5, array_tasks=tasks)
     assert [task for task in range(10) if record.has_task(task)] == list(there)
@@ -258,8 +286,16 @@ def test_tasks_in_any_form_are_read(tasks, there):
 def test_a_dry_run_shows_what_is_missing_and_names_what_cannot_run(site, tmp_path, hpcdl):
     text = site.source.read_text().replace("/scratch/$USER/hpcdl", str(tmp_path / "work"))
     (tmp_path / "site.yaml").write_text(text)
-    words = ["job", "sweep", "--site", str(tmp_path / "site.yaml"), "--no-module", "--dry-run",
-             "--over", "gpus=1,2,100000"]  # fmt: skip
+    words = [
+        "job",
+        "sweep",
+        "--site",
+        str(tmp_path / "site.yaml"),
+        "--no-module",
+        "--dry-run",
+        "--over",
+        "gpus=1,2,100000",
+    ]
     done = sweep_directory(load_site(tmp_path / "site.yaml"), "train") / "points"
     done /= point_id({"gpus": "1"})
     done.mkdir(parents=True)

@@ -76,15 +76,23 @@ def test_enter_runs_the_command_and_a_failure_ends_the_tour(tmp_path):
     assert status == 1
 
 
-@pytest.mark.parametrize(("words", "status", "said"), [
-    ("--dry-run --to 2", 0, r"\$ hpcdl cluster up\n(?s:.*)\$ hpcdl stack publish"),
-    ("--json --from 7", 0, '"status": 1'),
-    ("", 2, "help: hpcdl tour --yes"),
-    ("--from 8", 2, "'8' is not a whole number from 1 to 7"),
-    ("--from 3 --to 2", 2, "no step from 3 to 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("--dry-run --to 2", 0, r"\$ hpcdl cluster up\n(?s:.*)\$ hpcdl stack publish"),
+        ("--json --from 7", 0, '"status": 1'),
+        ("", 2, "help: hpcdl tour --yes"),
+        ("--from 8", 2, "'8' is not a whole number from 1 to 7"),
+        ("--from 3 --to 2", 2, "no step from 3 to 2"),
+    ],
+)
 def test_a_tour_that_nobody_takes(words, status, said):
-    done = subprocess.run([*TOUR, *words.split()], stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [*TOUR, *words.split()],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == status
     assert re.search(said, done.stdout + done.stderr)

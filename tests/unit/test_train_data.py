@@ -17,8 +17,14 @@ from hpcdl.train.data.dataset import FINDINGS, MADE, Dataset, PhotoRequest, Shar
 from hpcdl.train.data.photos import plans_of, stream, stripes
 from hpcdl.train.data.table import read_table, request_of
 
-ASKED = ("--count=8", "--test-count=4", "--shards=1", "--size=64x48", "--bytes=3500",
-         "--classes=10")  # fmt: skip
+ASKED = (
+    "--count=8",
+    "--test-count=4",
+    "--shards=1",
+    "--size=64x48",
+    "--bytes=3500",
+    "--classes=10",
+)
 
 
 def photos(folder):
@@ -33,8 +39,16 @@ def photos(folder):
     (folder / MADE).write_text(json.dumps(asdict(PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1))))
 
 
-OTHERS = ("--count=9", "--test-count=0", "--classes=11", "--shards=2", "--seed=2", "--size=48x64",
-          "--bytes=5000", "--task=findings")  # fmt: skip
+OTHERS = (
+    "--count=9",
+    "--test-count=0",
+    "--classes=11",
+    "--shards=2",
+    "--seed=2",
+    "--size=48x64",
+    "--bytes=5000",
+    "--task=findings",
+)
 
 
 def would(folder, capsys, *argv):
@@ -72,8 +86,9 @@ def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
 
 
 def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
-    monkeypatch.setattr(making, "_write_records", lambda path, records, _: path.write_bytes(
-        b"".join(records)))  # fmt: skip
+    monkeypatch.setattr(
+        making, "_write_records", lambda path, records, _: path.write_bytes(b"".join(records))
+    )
     (tmp_path / dataset.REQUEST).write_text("damaged")
     shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
     (tmp_path / min(shards)).write_bytes(b"of another")

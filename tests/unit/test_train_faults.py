@@ -121,10 +121,15 @@ def test_no_rank_leaves_while_rank_0_writes_the_last_checkpoint(monkeypatch):
     def leave(rank, writing):
         time.sleep(writing)
         happened.append(f"rank {rank} is done")
-        Horovod(SimpleNamespace(
-            rank=lambda: rank, size=lambda: 2, Sum=None, allreduce=allreduce,
-            shutdown=lambda: happened.append(f"rank {rank} leaves"),
-        )).close()  # fmt: skip
+        Horovod(
+            SimpleNamespace(
+                rank=lambda: rank,
+                size=lambda: 2,
+                Sum=None,
+                allreduce=allreduce,
+                shutdown=lambda: happened.append(f"rank {rank} leaves"),
+            )
+        ).close()
 
     slow = threading.Thread(target=leave, args=(0, 0.2))
     slow.start()
@@ -152,9 +157,10 @@ def member(code):
 
 
 @pytest.mark.parametrize(
-    ("chief", "told", "started"), [(0, 0, []), (75, 75, []), (-9, 0, [False])],
+    ("chief", "told", "started"),
+    [(0, 0, []), (75, 75, []), (-9, 0, [False])],
     ids=["the chief's own end is no loss", "nor its requeue", "killed, it does not start over"],
-)  # fmt: skip
+)
 def test_members_that_were_killed_start_again(chief, told, started, monkeypatch):
     fresh = []
 

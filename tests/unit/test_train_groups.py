@@ -21,10 +21,19 @@ from hpcdl.train.scalars import Scalars  # noqa: E402
 from hpcdl.train.tasks import Validation  # noqa: E402
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [
-    (float("inf"), 1), (0.025, 1), (0.013, 1), (0.012, 2), (0.001, 16), (1e-9, 64), (0.0, 1),
-    (float("nan"), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        (float("inf"), 1),
+        (0.025, 1),
+        (0.013, 1),
+        (0.012, 2),
+        (0.001, 16),
+        (1e-9, 64),
+        (0.0, 1),
+        (float("nan"), 1),
+    ],
+)
 def test_a_group_takes_about_25_ms_and_a_long_step_is_alone(seconds, steps):
     assert 2 ** loop.level_for(seconds) == steps
 
@@ -32,15 +41,26 @@ def test_a_group_takes_about_25_ms_and_a_long_step_is_alone(seconds, steps):
 def training(done, *, every=0, delay=0.0, grouped=True):
     plan = RunPlan(64, 100, 0, 0.1, every)
     return SimpleNamespace(
-        options=SimpleNamespace(delay_ms=delay), parts=SimpleNamespace(grouped=grouped),
-        plan=plan, step_number=done, level=4,
-    )  # fmt: skip
+        options=SimpleNamespace(delay_ms=delay),
+        parts=SimpleNamespace(grouped=grouped),
+        plan=plan,
+        step_number=done,
+        level=4,
+    )
 
 
-@pytest.mark.parametrize(("done", "given", "steps"), [
-    (0, {}, 16), (90, {}, 10), (0, {"every": 7}, 7), (5, {"every": 7}, 2), (98, {"every": 7}, 2),
-    (0, {"delay": 1.0}, 1), (0, {"grouped": False}, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("done", "given", "steps"),
+    [
+        (0, {}, 16),
+        (90, {}, 10),
+        (0, {"every": 7}, 7),
+        (5, {"every": 7}, 2),
+        (98, {"every": 7}, 2),
+        (0, {"delay": 1.0}, 1),
+        (0, {"grouped": False}, 1),
+    ],
+)
 def test_a_group_ends_at_a_checkpoint_and_long_steps_are_alone(done, given, steps):
     assert loop._wanted(training(done, **given)) == steps
 
@@ -123,12 +143,18 @@ def resumed(tmp_path, step=3, streams=0, ranks=1, **changes):
 
     def run(lr=0.1, **options):
         return SimpleNamespace(
-            options=TrainOptions(**options), plan=RunPlan(24, 100, 10, lr, 0), variables=(),
-            checkpoint_directory=tmp_path, loss=0.0, history=None, validation=None,
+            options=TrainOptions(**options),
+            plan=RunPlan(24, 100, 10, lr, 0),
+            variables=(),
+            checkpoint_directory=tmp_path,
+            loss=0.0,
+            history=None,
+            validation=None,
             ranks=SimpleNamespace(rank=0, size=ranks, sum_on_host=np.copy, broadcast=len),
-            reporter=SimpleNamespace(say=print), samples=SimpleNamespace(),
+            reporter=SimpleNamespace(say=print),
+            samples=SimpleNamespace(),
             source=SimpleNamespace(streams=4, digest=options.get("data", "d"), shape=(8, 8, 3)),
-        )  # fmt: skip
+        )
 
     meta = {**loop.identity_of(run()), "last_loss": 1.0, "streams": streams}
     checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
@@ -147,11 +173,17 @@ def test_a_run_resumes_with_the_shard_streams_of_its_epoch(tmp_path, step, ranks
         resumed(tmp_path, 7, 6, 4)
 
 
-@pytest.mark.parametrize(("changes", "named"), [
-    ({"lr": 0.2}, "lr: 0.1 there, 0.2 now"), ({"data": "e"}, "data: d there, e now"),
-    ({"momentum": 0.5}, "momentum"), ({"optimizer": "lars"}, "optimizer"),
-    ({"precision": "fp16"}, "precision"), ({"label_smoothing": 0.1}, "label_smoothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lr": 0.2}, "lr: 0.1 there, 0.2 now"),
+        ({"data": "e"}, "data: d there, e now"),
+        ({"momentum": 0.5}, "momentum"),
+        ({"optimizer": "lars"}, "optimizer"),
+        ({"precision": "fp16"}, "precision"),
+        ({"label_smoothing": 0.1}, "label_smoothing"),
+    ],
+)
 def test_other_settings_are_refused_on_resume_and_allowed_by_name(tmp_path, changes, named):
     with pytest.raises(BadInput) as refused:
         resumed(tmp_path, **changes)
@@ -233,14 +265,22 @@ def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no
     assert list(Ahead(opens, lambda: 0).take()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("done", "steps", "opened"), [
-    (6, 30, True), (5, 30, False), (7, 30, False), (16, 30, True), (26, 30, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("done", "steps", "opened"),
+    [
+        (6, 30, True),
+        (5, 30, False),
+        (7, 30, False),
+        (16, 30, True),
+        (26, 30, False),
+    ],
+)
 def test_the_next_epoch_is_opened_four_batches_before_this_one_ends(done, steps, opened):
     source = Records.__new__(Records)
     source._repairs = SimpleNamespace(places=set())
-    run = SimpleNamespace(plan=RunPlan(8, steps, 10, 0.1, 0), source=source, ahead=None,
-                          step_number=done)  # fmt: skip
+    run = SimpleNamespace(
+        plan=RunPlan(8, steps, 10, 0.1, 0), source=source, ahead=None, step_number=done
+    )
     loop._look_ahead(run, done // 10)
     assert (run.ahead is not None) is opened
 

@@ -58,8 +58,14 @@ def resized(image, size):
     return image
 
 
-WINDOWS = [(0, 0, HEIGHT, WIDTH), (37, 51, 60, 81), (0, 99, 149, 101), (149, 199, 1, 1),
-           (5, 0, 1, 200), (61, 33, 88, 16)]  # fmt: skip
+WINDOWS = [
+    (0, 0, HEIGHT, WIDTH),
+    (37, 51, 60, 81),
+    (0, 99, 149, 101),
+    (149, 199, 1, 1),
+    (5, 0, 1, 200),
+    (61, 33, 88, 16),
+]
 
 
 @pytest.mark.parametrize("area", WINDOWS)
@@ -106,8 +112,11 @@ def test_damage_and_other_formats_are_distinguished(cropper):
     picture().save(png, "PNG")
     for other in (png.getvalue(), encoded(picture().convert("CMYK")), b""):
         assert not cropper.crop(other, area, out)
-    for damaged, message in ((data[:3] + bytes(1000), "JPEG"), (data[:3], "Premature end"),
-                             (data[: len(data) // 2], "Premature end")):  # fmt: skip
+    for damaged, message in (
+        (data[:3] + bytes(1000), "JPEG"),
+        (data[:3], "Premature end"),
+        (data[: len(data) // 2], "Premature end"),
+    ):
         with pytest.raises(ValueError, match=message):
             cropper.crop(damaged, area, out)
     for outside in ((0, 0, HEIGHT + 1, 5), (-1, 0, 5, 5), (0, WIDTH, 5, 1), (0, 0, 0, 5)):

@@ -73,8 +73,11 @@ def test_what_tensorflows_collectives_pack_is_of_one_type(monkeypatch):
 
 
 def test_tf_config_names_every_rank_of_every_node():
-    environ = {"SLURM_JOB_ID": "9", "SLURM_STEP_NODELIST": "n[1-2]",
-               "SLURM_STEP_TASKS_PER_NODE": "2,1"}  # fmt: skip
+    environ = {
+        "SLURM_JOB_ID": "9",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    }
     config = cluster_config(environ, RankPlace(2, 3, 0, 1, 1, "n2"), lambda _: ["n1", "n2"])
     workers = config["cluster"]["worker"]
     assert [worker.partition(":")[0] for worker in workers] == ["n1", "n1", "n2"]
@@ -84,10 +87,15 @@ def test_tf_config_names_every_rank_of_every_node():
         cluster_config({}, RankPlace(0, 4, 0, 2, 1, "n1"), lambda _: [])
 
 
-@pytest.mark.parametrize("other", [
-    {"PMIX_NAMESPACE": "77"}, {"SLURM_JOB_ID": "9"}, {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "1"},
-    {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"PMIX_NAMESPACE": "77"},
+        {"SLURM_JOB_ID": "9"},
+        {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "1"},
+        {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "two"},
+    ],
+)
 def test_runs_at_the_same_time_get_ports_of_their_own(other):
     here, there = RankPlace(0, 2, 0, 2, 1, "n1"), RankPlace(1, 2, 1, 2, 1, "n1")
     first = cluster_config({"PMIX_NAMESPACE": "78"}, here, lambda _: [])["cluster"]["worker"]
@@ -101,17 +109,26 @@ def test_the_area_is_the_chance_that_a_positive_scores_higher():
     for _ in range(50):
         scores = [draw.randrange(6) for _ in range(20)]
         labels = [draw.randrange(2) for _ in range(20)]
-        pairs = [(scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j])
-                 for i in range(20) for j in range(20) if labels[i] and not labels[j]]  # fmt: skip
+        pairs = [
+            (scores[i] > scores[j]) + 0.5 * (scores[i] == scores[j])
+            for i in range(20)
+            for j in range(20)
+            if labels[i] and not labels[j]
+        ]
         found = area(np.array(scores, float), np.array(labels, float))
         assert found == pytest.approx(sum(pairs) / len(pairs))
     assert np.isnan(area(np.array([1.0, 2.0]), np.array([1.0, 1.0]))), "one answer only"
 
 
-@pytest.mark.parametrize(("size", "environ", "strategy"), [
-    (1, {}, "single"), (1, {"TF_CONFIG": "{}"}, "single"), (4, {}, "horovod"),
-    (4, {"TF_CONFIG": "{}"}, "multiworker"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "environ", "strategy"),
+    [
+        (1, {}, "single"),
+        (1, {"TF_CONFIG": "{}"}, "single"),
+        (4, {}, "horovod"),
+        (4, {"TF_CONFIG": "{}"}, "multiworker"),
+    ],
+)
 def test_ranks_work_together_as_they_were_started(monkeypatch, size, environ, strategy):
     assert set(STRATEGIES) == {"auto", *strategies.STRATEGIES}
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -122,10 +139,15 @@ def test_ranks_work_together_as_they_were_started(monkeypatch, size, environ, st
     assert strategies.join_ranks("auto", place, StartupClock(), keras=False) == strategy
 
 
-@pytest.mark.parametrize(("sizes", "devices", "stages"), [
-    ([10, 10, 10, 10], 2, [0, 0, 1, 1]), ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
-    ([30, 10, 20, 30], 3, [0, 1, 1, 2]), ([], 1, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "devices", "stages"),
+    [
+        ([10, 10, 10, 10], 2, [0, 0, 1, 1]),
+        ([0, 8, 0, 1, 1, 0], 2, [0, 0, 1, 1, 1, 1]),
+        ([30, 10, 20, 30], 3, [0, 1, 1, 2]),
+        ([], 1, []),
+    ],
+)
 def test_stages_follow_each_other_with_about_as_many_parameters(sizes, devices, stages):
     assert _stages(sizes, devices) == stages
     with pytest.raises(BadInput, match="cannot be divided among 3 devices"):
@@ -141,10 +163,17 @@ class BatchNormalization:
     input_spec = SimpleNamespace(ndim=4)
 
 
-@pytest.mark.parametrize(("own", "same"), [
-    ({}, True), ({"renorm": False}, True), ({"renorm": True}, False),
-    ({"synchronized": True}, False), ({"fused": True}, False), ({"axis": 2}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("own", "same"),
+    [
+        ({}, True),
+        ({"renorm": False}, True),
+        ({"renorm": True}, False),
+        ({"synchronized": True}, False),
+        ({"fused": True}, False),
+        ({"axis": 2}, False),
+    ],
+)
 def test_a_plain_layer_of_every_keras_3_is_fused(own, same, monkeypatch):
     layers = SimpleNamespace(BatchNormalization=BatchNormalization)
     monkeypatch.setattr(fused, "tf", SimpleNamespace(keras=SimpleNamespace(layers=layers)))

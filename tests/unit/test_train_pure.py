@@ -28,30 +28,50 @@ from hpcdl.train.timeline import PARTS, nested, write_timeline
 from tests.trace_format import faults
 
 SLURM = {
-    "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "1", "SLURM_NODEID": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2),2(x2)", "SLURM_NTASKS": "6",
-}  # fmt: skip
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2),2(x2)",
+    "SLURM_NTASKS": "6",
+}
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0"}
 
 
 def mpirun(size):
-    return {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": f"{size}",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": f"{size}"}  # fmt: skip
+    return {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": f"{size}",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": f"{size}",
+    }
 
 
-@pytest.mark.parametrize(("environ", "found"), [
-    (SLURM, (3, 6, 1, 2)), (BATCH, (0, 1, 0, 1)), ({**SLURM, **mpirun(2)}, (0, 2, 0, 2)),
-], ids=["step", "batch script", "mpirun in an allocation"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (SLURM, (3, 6, 1, 2)),
+        (BATCH, (0, 1, 0, 1)),
+        ({**SLURM, **mpirun(2)}, (0, 2, 0, 2)),
+    ],
+    ids=["step", "batch script", "mpirun in an allocation"],
+)
 def test_a_place_is_read_from_its_launcher(environ, found):
     here = place(environ, affinity=4, host="n3")
     assert (here.rank, here.size, here.local_rank, here.local_size) == found
 
 
-@pytest.mark.parametrize(("environ", "affinity", "threads"), [
-    ({"SLURM_CPUS_PER_TASK": "8"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "2"}, 4, 2),
-    ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4), ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
-    (mpirun(4), 8, 2), (mpirun(4), 2, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environ", "affinity", "threads"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "8"}, 4, 4),
+        ({"SLURM_CPUS_PER_TASK": "2"}, 4, 2),
+        ({"SLURM_CPUS_PER_TASK": "0"}, 4, 4),
+        ({"SLURM_CPUS_PER_TASK": "many"}, 4, 4),
+        (mpirun(4), 8, 2),
+        (mpirun(4), 2, 2),
+    ],
+)
 def test_threads_are_what_slurm_gives_or_part_of_the_mask(environ, affinity, threads, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     assert place(environ, affinity, "n").cpus == threads
@@ -77,12 +97,19 @@ def test_options_that_exclude_each_other_are_refused(argv):
         parse(argv)
 
 
-@pytest.mark.parametrize(("argument", "said"), [
-    ("--seed=-5", "must be 0 or more"), ("--seed=2147483648", "must be 2147483647 or less"),
-    ("--steps=0", "must be 1 or more"), ("--steps=many", "must be a whole number"),
-    ("--lr=nan", "must be a number of 0 or more"), ("--lr=fast", "must be a number, not 'fast'"),
-    ("--momentum=1.5", "must lie between 0 and 1"), ("--strategy=ps", "invalid choice: 'ps'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--seed=-5", "must be 0 or more"),
+        ("--seed=2147483648", "must be 2147483647 or less"),
+        ("--steps=0", "must be 1 or more"),
+        ("--steps=many", "must be a whole number"),
+        ("--lr=nan", "must be a number of 0 or more"),
+        ("--lr=fast", "must be a number, not 'fast'"),
+        ("--momentum=1.5", "must lie between 0 and 1"),
+        ("--strategy=ps", "invalid choice: 'ps'"),
+    ],
+)
 def test_a_value_that_cannot_be_is_refused_with_its_range(argument, said, capsys):
     with pytest.raises(SystemExit) as stop:
         parse([argument])
@@ -111,10 +138,14 @@ def test_a_batch_that_ranks_cannot_share_names_the_nearest_that_can():
         global_batch(TrainOptions(global_batch=64, accumulate=3), MODEL, 4)
 
 
-@pytest.mark.parametrize(("given", "ranks", "named"), [
-    ({"xla": True}, 1, "--xla"), ({}, 2, "2 ranks"),
-    ({"strategy": "parameter-server"}, 1, "--strategy parameter-server"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "ranks", "named"),
+    [
+        ({"xla": True}, 1, "--xla"),
+        ({}, 2, "2 ranks"),
+        ({"strategy": "parameter-server"}, 1, "--strategy parameter-server"),
+    ],
+)
 def test_a_model_on_several_devices_is_one_process(given, ranks, named):
     check_parallel(TrainOptions(**given), ranks)
     check_parallel(TrainOptions(model_parallel=2), 1)
@@ -132,11 +163,14 @@ def test_steps_come_from_epochs_and_positions_from_steps():
         make_plan(TrainOptions(epochs=3), MODEL, 64, steps_per_epoch=0)
 
 
-@pytest.mark.parametrize(("given", "task", "tested", "said"), [
-    ({"data": "photos"}, "classes", 0, "no images to test with in photos"),
-    ({}, "classes", 0, "no images to test with in synthetic data"),
-    ({"data": "chest"}, "findings", 32, "findings are scored by areas"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "task", "tested", "said"),
+    [
+        ({"data": "photos"}, "classes", 0, "no images to test with in photos"),
+        ({}, "classes", 0, "no images to test with in synthetic data"),
+        ({"data": "chest"}, "findings", 32, "findings are scored by areas"),
+    ],
+)
 def test_a_target_that_nothing_is_measured_for_is_refused(given, task, tested, said):
     check_target(TrainOptions(**given), task, 0)
     check_target(TrainOptions(data="photos", target_accuracy=0.8), "classes", 32)
@@ -144,10 +178,16 @@ def test_a_target_that_nothing_is_measured_for_is_refused(given, task, tested, s
         check_target(TrainOptions(**given, target_accuracy=0.8), task, tested)
 
 
-@pytest.mark.parametrize(("signals", "outcome"), [
-    (0.0, None), (USR2, "requeue"), (4 * USR2, "requeue"), (TERM, "stopped"),
-    (TERM + 3 * USR2, "stopped"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("signals", "outcome"),
+    [
+        (0.0, None),
+        (USR2, "requeue"),
+        (4 * USR2, "requeue"),
+        (TERM, "stopped"),
+        (TERM + 3 * USR2, "stopped"),
+    ],
+)
 def test_the_signal_of_one_rank_stops_all_and_term_outranks(signals, outcome):
     assert meaning(signals) == outcome
 
@@ -216,10 +256,13 @@ def test_a_timeline_has_a_row_for_each_part_and_threads_below(tmp_path):
     assert faults(drawn) == []
     blocks = [event for event in drawn["traceEvents"] if event["ph"] == "X"]
     assert [(e["name"], e["ts"], e["dur"]) for e in blocks] == [
-        ("input", 0.0, 250000.0), ("compute", 250000.0, 750000.0),
-        ("input", 1000000.0, 500000.0), ("compute", 1500000.0, 1500000.0),
-        ("decode", 1500000.0, 200000.0), ("late", 1600000.0, 100000.0),
-    ]  # fmt: skip
+        ("input", 0.0, 250000.0),
+        ("compute", 250000.0, 750000.0),
+        ("input", 1000000.0, 500000.0),
+        ("compute", 1500000.0, 1500000.0),
+        ("decode", 1500000.0, 200000.0),
+        ("late", 1600000.0, 100000.0),
+    ]
     names = [event for event in drawn["traceEvents"] if event.get("tid") == len(PARTS)]
     assert names[0]["args"] == {"name": "tf_data"}
     assert {event["pid"] for event in drawn["traceEvents"]} == {0}

@@ -22,10 +22,18 @@ def streams_of(counts, batch, ranks=1, epoch=0):
     ]
 
 
-@pytest.mark.parametrize(("counts", "batch"), [
-    ([20] * 4, 16), ([19, 20, 19, 19, 19], 16), ([5, 90, 1], 32), ([100], 7), ([3] * 100, 64),
-    ([1, 1, 1, 29], 8), ([64], 64),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("counts", "batch"),
+    [
+        ([20] * 4, 16),
+        ([19, 20, 19, 19, 19], 16),
+        ([5, 90, 1], 32),
+        ([100], 7),
+        ([3] * 100, 64),
+        ([1, 1, 1, 29], 8),
+        ([64], 64),
+    ],
+)
 def test_an_epoch_gives_every_record_once_but_what_fills_no_batch(counts, batch):
     for epoch in range(5):
         streams = streams_of(counts, batch, epoch=epoch)
@@ -57,9 +65,19 @@ def test_streams_are_the_same_for_all_numbers_of_ranks_that_divide_them():
     assert streams_of([10] * 8, 8, epoch=0) != streams_of([10] * 8, 8, epoch=1)
 
 
-@pytest.mark.parametrize(("batch", "piece"), [
-    (64, 16), (256, 16), (8, 8), (1, 1), (24, 12), (31, 31), (34, 34), (127, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("batch", "piece"),
+    [
+        (64, 16),
+        (256, 16),
+        (8, 8),
+        (1, 1),
+        (24, 12),
+        (31, 31),
+        (34, 34),
+        (127, 1),
+    ],
+)
 def test_a_batch_is_decoded_in_pieces_that_divide_it(batch, piece):
     assert piece_of(batch) == piece
 

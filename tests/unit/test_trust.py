@@ -83,11 +83,14 @@ def test_links_on_the_way_lead_where_the_kernel_goes(shared):
 
 
 @as_root
-@pytest.mark.parametrize(("command", "reason"), [
-    ("mkdir target; chmod 777 target", "belongs to nobody"),
-    ("mkdir -m 700 target", "belongs to nobody"),
-    ("ln -s /root target", "it is a link"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("mkdir target; chmod 777 target", "belongs to nobody"),
+        ("mkdir -m 700 target", "belongs to nobody"),
+        ("ln -s /root target", "it is a link"),
+    ],
+)
 def test_what_another_user_prepared_is_refused(shared, command, reason):
     stranger(command, shared)
     refused(shared / "target", reason)
@@ -100,8 +103,13 @@ def test_an_access_list_that_lets_a_stranger_write_is_seen(shared):
     """The mode is that of a directory of the user's own group; a parent's default list does it."""
     place = shared / "mine"
     place.mkdir(mode=0o700)
-    entries = [(1, 7, -1), (2, 7, pwd.getpwnam(STRANGER).pw_uid), (4, 0, -1), (16, 7, -1),
-               (32, 0, -1)]  # fmt: skip
+    entries = [
+        (1, 7, -1),
+        (2, 7, pwd.getpwnam(STRANGER).pw_uid),
+        (4, 0, -1),
+        (16, 7, -1),
+        (32, 0, -1),
+    ]
     rows = b"".join(struct.pack("<HHi", *entry) for entry in entries)  # linux/posix_acl_xattr.h
     os.setxattr(place, "system.posix_acl_access", struct.pack("<I", 2) + rows)
     stranger("touch mine/planted", shared)

@@ -25,11 +25,14 @@ def test_a_line_of_sacct_is_read_with_its_odd_values():
     assert (fourth.cpu_hours, fourth.gpu_hours) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("keys", "expected"), [
-    (("user",), [("ann", 1, 3.0, 12.0), ("bob", 2, 0.0, 8.0)]),
-    (("month",), [("2026-01", 1, 2.0, 8.0), ("2026-02", 2, 1.0, 12.0), ("Unknown", 1, 0, 0)]),
-    (("module",), [("tf", 1, 3.0, 12.0), ("", 2, 0.0, 8.0)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (("user",), [("ann", 1, 3.0, 12.0), ("bob", 2, 0.0, 8.0)]),
+        (("month",), [("2026-01", 1, 2.0, 8.0), ("2026-02", 2, 1.0, 12.0), ("Unknown", 1, 0, 0)]),
+        (("module",), [("tf", 1, 3.0, 12.0), ("", 2, 0.0, 8.0)]),
+    ],
+)
 def test_sums_by_key(keys, expected):
     found = shares(RECORDS, keys, lambda job: "tf" if job == 1 else "")
     assert [(*one.group, one.jobs, one.gpu_hours, one.cpu_hours) for one in found] == expected

@@ -47,10 +47,33 @@ TERMS = {
 }
 # Names of modules, classes and functions that were renamed.
 NAMES = {
-    "further", "dialect", "ending", "feeding", "faces", "trouble", "brake", "roots",
-    "remember", "reading", "words", "pile", "as_words", "in_words", "remembered", "Face", "Switch",
-    "Hole", "Standing", "Wish", "Cutter", "Told", "AnswerNo", "MachineLacks", "Trouble", "Lanes",
-}  # fmt: skip
+    "further",
+    "dialect",
+    "ending",
+    "feeding",
+    "faces",
+    "trouble",
+    "brake",
+    "roots",
+    "remember",
+    "reading",
+    "words",
+    "pile",
+    "as_words",
+    "in_words",
+    "remembered",
+    "Face",
+    "Switch",
+    "Hole",
+    "Standing",
+    "Wish",
+    "Cutter",
+    "Told",
+    "AnswerNo",
+    "MachineLacks",
+    "Trouble",
+    "Lanes",
+}
 # Keys of the JSON that commands print.
 KEYS = {"folder", "folders", "hole", "holes", "pile", "room", "turn", "words", "standing"}
 
@@ -118,11 +141,16 @@ def test_names_keys_and_texts_of_a_module_use_the_terms(path):
 
 HELPS = {
     "hpcdl": overview(),
-    **{name: group_overview(entry) for name in GROUPS
-       if isinstance(entry := load_group(name), Group)},
-    **{f"{words} -h": build_parser(f"hpcdl {words}", command).format_help()
-       for words, command in commands().items()},
-}  # fmt: skip
+    **{
+        name: group_overview(entry)
+        for name in GROUPS
+        if isinstance(entry := load_group(name), Group)
+    },
+    **{
+        f"{words} -h": build_parser(f"hpcdl {words}", command).format_help()
+        for words, command in commands().items()
+    },
+}
 
 
 @pytest.mark.parametrize("name", HELPS)
@@ -149,11 +177,20 @@ def _quoted(code):
 
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/*.md", "*/README.md", "templates/**/*.*", "modulefiles/**/*.*",
-                    "spack/**/*.py", "spack/**/*.yaml", "tools/*.*", "Makefile")
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "*/README.md",
+        "templates/**/*.*",
+        "modulefiles/**/*.*",
+        "spack/**/*.py",
+        "spack/**/*.yaml",
+        "tools/*.*",
+        "Makefile",
+    )
     for path in ROOT.glob(pattern)
     if path.is_file() and path.suffix not in {".pyc", ".css"}
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)
@@ -161,11 +198,18 @@ def test_pages_templates_and_tools_use_the_terms(path):
     assert old_terms(plain(path)) == []
 
 
-@pytest.mark.parametrize("text", [
-    "It leaves with 1 where a script has an error", "a node is held against the others",
-    "the same command goes on where it stopped", "publishes it at one stroke",
-    "there is no room in /tmp", "The job works in a folder of its own",
-    "one machine that plays a cluster", "prove it\nat   the door",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It leaves with 1 where a script has an error",
+        "a node is held against the others",
+        "the same command goes on where it stopped",
+        "publishes it at one stroke",
+        "there is no room in /tmp",
+        "The job works in a folder of its own",
+        "one machine that plays a cluster",
+        "prove it\nat   the door",
+    ],
+)
 def test_the_table_finds_an_old_word(text):
     assert len(old_terms(text)) == 1

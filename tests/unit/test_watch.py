@@ -34,25 +34,31 @@ def known(monkeypatch):
     return know
 
 
-@pytest.mark.parametrize(("states", "told"), [
-    (("FAILED", "RUNNING", "PENDING"), 2),
-    (("TIMEOUT", "COMPLETED", "CANCELLED"), 2),
-    (("PENDING", "PENDING", "PENDING"), 1),
-    (("FAILED", "PENDING", "PENDING"), 2),
-    (("FAILED", "FAILED", "CANCELLED"), 2),
-    (("CANCELLED", "CANCELLED", "CANCELLED"), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        (("FAILED", "RUNNING", "PENDING"), 2),
+        (("TIMEOUT", "COMPLETED", "CANCELLED"), 2),
+        (("PENDING", "PENDING", "PENDING"), 1),
+        (("FAILED", "PENDING", "PENDING"), 2),
+        (("FAILED", "FAILED", "CANCELLED"), 2),
+        (("CANCELLED", "CANCELLED", "CANCELLED"), 1),
+    ],
+)
 def test_of_a_chain_the_job_with_the_status_of_the_run_is_reported(tmp_path, known, states, told):
     known(dict(enumerate(states, 1)))
     assert watch.look(Submission(1, tmp_path, (1, 2, 3))).job_id == told
 
 
-@pytest.mark.parametrize(("code", "state", "description", "status"), [
-    ("0\n", "COMPLETED", "it ended well", 0),
-    ("23\n", "FAILED", "it ended with exit code 23", 23),
-    ("nonsense\n", "UNKNOWN", "Slurm does not know it; without accounting", 1),
-    (None, "UNKNOWN", "Slurm does not know it; without accounting", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "state", "description", "status"),
+    [
+        ("0\n", "COMPLETED", "it ended well", 0),
+        ("23\n", "FAILED", "it ended with exit code 23", 23),
+        ("nonsense\n", "UNKNOWN", "Slurm does not know it; without accounting", 1),
+        (None, "UNKNOWN", "Slurm does not know it; without accounting", 1),
+    ],
+)
 def test_a_forgotten_job_ends_as_it_wrote(tmp_path, known, code, state, description, status):
     known({})
     if code is not None:
@@ -67,8 +73,10 @@ def test_a_cancelled_job_has_who_did_it_or_who_knows(tmp_path, monkeypatch):
     jobs = {7: ended, 8: ended._replace(id=8, cancelled_by=0)}
     monkeypatch.setattr(client, "job", jobs.get)
     said = [watch.look(Submission(job, tmp_path)).description for job in (7, 8)]
-    assert said == ["it was cancelled; by whom, only accounting (slurmdbd) and slurmctld's log say",
-                    "it was cancelled by root"]  # fmt: skip
+    assert said == [
+        "it was cancelled; by whom, only accounting (slurmdbd) and slurmctld's log say",
+        "it was cancelled by root",
+    ]
 
 
 def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(tmp_path, known):
@@ -103,14 +111,22 @@ def test_a_signal_ends_the_watching_and_says_that_the_job_continues(number):
         signal.raise_signal(number)
 
 
-@pytest.mark.parametrize(("reason", "told"), [
-    ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-     "nodes that it needs are down, drained or reserved"),
-    ("ReqNodeNotAvail, May be reserved for other job",
-     "a node that it needs is down, drained or reserved"),
-    ("launch failed requeued held", "its last start failed and it is held"),
-    ("Sunspots", "Sunspots"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs "
+            "in higher priority partitions",
+            "nodes that it needs are down, drained or reserved",
+        ),
+        (
+            "ReqNodeNotAvail, May be reserved for other job",
+            "a node that it needs is down, drained or reserved",
+        ),
+        ("launch failed requeued held", "its last start failed and it is held"),
+        ("Sunspots", "Sunspots"),
+    ],
+)
 def test_reasons_are_told_in_words_as_squeue_writes_them(reason, told):
     assert watch.describe("PENDING", reason) == f"it waits: {told}"
 
@@ -120,11 +136,12 @@ RESULT = {
     "layout": {"ranks": 4},
     "samples": {"seconds": [0.5, 0.5, 0.5]},
     "summary": {
-        "images_per_second": 1234.5, "images_per_second_p05": 1200.0,
+        "images_per_second": 1234.5,
+        "images_per_second_p05": 1200.0,
         "images_per_second_p95": 1250.0,
         "phases": {"input": 0.41, "compute": 0.5, "communication": 0.05, "other": 0.04},
     },
-}  # fmt: skip
+}
 
 
 def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus():
@@ -136,10 +153,14 @@ def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus():
     assert ", requeued once" in text
 
 
-@pytest.mark.parametrize(("tasks", "now", "said"), [
-    (2, 14, "its ranks have all CPUs of their nodes"),
-    (1, 14, "raise --cpus-per-task from 14 to 28"), (2, 10, "raise --cpus-per-task from 10 to 14"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tasks", "now", "said"),
+    [
+        (2, 14, "its ranks have all CPUs of their nodes"),
+        (1, 14, "raise --cpus-per-task from 14 to 28"),
+        (2, 10, "raise --cpus-per-task from 10 to 14"),
+    ],
+)
 def test_no_more_cpus_are_advised_than_a_node_has(tasks, now, said):
     layout = {"cpus_per_task": now, "tasks_per_node": tasks}
     assert said in summarize(DONE, RESULT, {"layout": layout}, node_cpus=28).advice
@@ -170,8 +191,11 @@ def test_of_a_job_that_failed_its_log_is_named():
 
 def test_loss_scores_and_the_learning_curve_are_said():
     losses = [8.0 - step / 100 for step in range(800)]
-    result = {**RESULT, "samples": {"seconds": [1.0] * 800, "loss": losses},
-              "summary": {"loss": 0.01, "metrics": {"accuracy": 0.9512}}}  # fmt: skip
+    result = {
+        **RESULT,
+        "samples": {"seconds": [1.0] * 800, "loss": losses},
+        "summary": {"loss": 0.01, "metrics": {"accuracy": 0.9512}},
+    }
     text = as_text(summarize(DONE, result, {}))
     assert "  loss 0.01, accuracy 0.9512\n" in text
     (curve,) = [line.split() for line in text.splitlines() if "▁" in line]

@@ -146,8 +146,15 @@ def test_a_cached_wheel_that_was_changed_is_refused():
 
 
 def _lock(folder, *wheels):
-    entries = [{"name": one.name.split("-")[0], "version": one.name.split("-")[1],
-                "file": one.name, "sha256": sha256(one)} for one in wheels]  # fmt: skip
+    entries = [
+        {
+            "name": one.name.split("-")[0],
+            "version": one.name.split("-")[1],
+            "file": one.name,
+            "sha256": sha256(one),
+        }
+        for one in wheels
+    ]
     (folder / "lock.json").write_text(json.dumps({"wheels": entries}))
 
 

@@ -28,9 +28,15 @@ def site(tmp_path):
 
 def current_at(site, *events):
     """Leave a history of actions on releases, each on the first of a month."""
-    rows = [{"action": action, "release": name, "at": f"2026-0{month}-01T00:00:00Z",
-             "off": ["b"] if action == "rollback" else []}
-            for action, name, month in events]  # fmt: skip
+    rows = [
+        {
+            "action": action,
+            "release": name,
+            "at": f"2026-0{month}-01T00:00:00Z",
+            "off": ["b"] if action == "rollback" else [],
+        }
+        for action, name, month in events
+    ]
     write_json(site.paths.prefix / "history.json", {"schema": 1, "events": rows})
     switch_link(site.paths.prefix / "current", f"releases/{events[-1][1]}")
 
@@ -57,16 +63,19 @@ def test_a_rendered_script_names_its_release(site, name):
     assert read_script(site, text) == (("a",), ("tensorflow/2.21.0-cpu",))
 
 
-@pytest.mark.parametrize(("line", "loads"), [
-    ("module load tensorflow", ("tensorflow",)),
-    ("  module -q load gcc tensorflow/2.21.0-cpu  # mine", ("tensorflow/2.21.0-cpu",)),
-    ("module purge; ml tensorflow && python x.py", ("tensorflow",)),
-    ("ml load 'tensorflow'", ("tensorflow",)),
-    ("module swap gcc tensorflow", ("tensorflow",)),
-    ("# module load tensorflow", ()),
-    ("echo module unload tensorflow", ()),
-    ("module load tensorflow-gpu", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "loads"),
+    [
+        ("module load tensorflow", ("tensorflow",)),
+        ("  module -q load gcc tensorflow/2.21.0-cpu  # mine", ("tensorflow/2.21.0-cpu",)),
+        ("module purge; ml tensorflow && python x.py", ("tensorflow",)),
+        ("ml load 'tensorflow'", ("tensorflow",)),
+        ("module swap gcc tensorflow", ("tensorflow",)),
+        ("# module load tensorflow", ()),
+        ("echo module unload tensorflow", ()),
+        ("module load tensorflow-gpu", ()),
+    ],
+)
 def test_modules_loaded_by_name_are_found(site, line, loads):
     assert read_script(site, f"#!/bin/bash\n{line}\n") == ((), loads)
 
@@ -96,15 +105,18 @@ def running(number, started):
 
 def test_a_version_loaded_by_name_keeps_every_build_of_it(site, monkeypatch):
     make_release(site, "old", version="2.19.1")
-    uses = [Use(said.job(id=number), (), (name,))
-            for number, name in ((7, "tensorflow/2.19.1-cpu"), (8, "tensorflow/2.2"))]  # fmt: skip
+    uses = [
+        Use(said.job(id=number), (), (name,))
+        for number, name in ((7, "tensorflow/2.19.1-cpu"), (8, "tensorflow/2.2"))
+    ]
     assert pinned(site, monkeypatch, *uses) == {"old": "job 7 will load it"}
 
 
 def test_what_was_current_since_a_job_started_stays_after_a_rollback(site, monkeypatch):
     make_release(site, "c")
-    current_at(site, ("publish", "c", 1), ("publish", "a", 2), ("publish", "b", 3),
-               ("rollback", "a", 4))  # fmt: skip
+    current_at(
+        site, ("publish", "c", 1), ("publish", "a", 2), ("publish", "b", 3), ("rollback", "a", 4)
+    )
     starts = {7: "2026-03-15T00:00:00", 8: "2026-05-01T00:00:00", 9: "Unknown"}
     seven, eight, nine = (Use(running(*one), (), ("tensorflow",)) for one in starts.items())
     kept = pinned(site, monkeypatch, seven, eight)

@@ -21,8 +21,27 @@ _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)",
 _SWITCHED_OFF = re.compile(r"#[ \t]+SBATCH\b(?=[ \t]+-)")
 """`# SBATCH`, with a blank, is how people switch a directive off, but not all of a script."""
 _DIRECTIVES = ("#SBATCH", "#SLURM")
-_SETUP = {"", "module", "ml", "source", ".", "export", "set", "unset", "echo", "printf", "cd",
-          "ulimit", "umask", "conda", "date", "hostname", "mkdir", "shopt", "alias"}  # fmt: skip
+_SETUP = {
+    "",
+    "module",
+    "ml",
+    "source",
+    ".",
+    "export",
+    "set",
+    "unset",
+    "echo",
+    "printf",
+    "cd",
+    "ulimit",
+    "umask",
+    "conda",
+    "date",
+    "hostname",
+    "mkdir",
+    "shopt",
+    "alias",
+}
 """Commands before which directives may be meant to stand in a script without others."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
 _SHELL_VARIABLE = re.compile(r"\$(?:\{?([A-Za-z_]\w*)|\()|`", re.A)

@@ -26,16 +26,40 @@ _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 _COUNT_OPTIONS = ("-n", "-np", "--np", "-c", "--n")
 _PAIRED = ("-mca", "--mca", "-gmca", "--gmca", "-genv", "-env")
 """Options of mpirun that take a name and a value."""
-_SETTING = ("ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "gpus", "gpus-per-task",
-            "gpus-per-node", "mem-per-cpu")  # fmt: skip
+_SETTING = (
+    "ntasks-per-node",
+    "cpus-per-task",
+    "cpus-per-gpu",
+    "gpus",
+    "gpus-per-task",
+    "gpus-per-node",
+    "mem-per-cpu",
+)
 _SET_BY = {f"SLURM_{option.upper().replace('-', '_')}": option for option in _SETTING}
 """Variables of a job, and the option without which each is not set (sbatch(1)).
 
 Not those of arrays, which are mostly asked for at the command line.
 """
 _USED = re.compile(rf"\$(?:({'|'.join(_SET_BY)})\b|\{{({'|'.join(_SET_BY)})\}})", re.A)
-_AT_ONCE = {"", ":", "[", "[[", "cd", "cat", "date", "echo", "exit", "export", "hostname", "mkdir",
-            "printf", "set", "test", "true", "unset"}  # fmt: skip
+_AT_ONCE = {
+    "",
+    ":",
+    "[",
+    "[[",
+    "cd",
+    "cat",
+    "date",
+    "echo",
+    "exit",
+    "export",
+    "hostname",
+    "mkdir",
+    "printf",
+    "set",
+    "test",
+    "true",
+    "unset",
+}
 """Commands that are over at once; any other may be the work that the background serves."""
 
 
@@ -216,5 +240,6 @@ def variables_that_slurm_does_not_set(job: Job) -> Iterator[Hit]:
                 name = match.group(1) or match.group(2)
                 if not job.options.has(_SET_BY[name]) and not job.script.assigned(name):
                     detail = f"without --{_SET_BY[name]} {name} is not set"
-                    yield Hit("variable-unset", word.start + match.start(),
-                              len(match.group()), detail)  # fmt: skip
+                    yield Hit(
+                        "variable-unset", word.start + match.start(), len(match.group()), detail
+                    )

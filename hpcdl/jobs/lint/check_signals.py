@@ -147,8 +147,11 @@ def single_wait(job: Job) -> Iterator[Hit]:
     behind = [command for command, _ in main_work(job) if command.background]
     if not catching or not behind:
         return
-    outside = [one for one in job.script.commands
-               if one.name == "wait" and not one.within("inner", "function")]  # fmt: skip
+    outside = [
+        one
+        for one in job.script.commands
+        if one.name == "wait" and not one.within("inner", "function")
+    ]
     again = len(outside) != 1 or outside[0].within("loop")
     if not (again or _settles(job, catching)) and outside[0].start > behind[-1].start:
         yield at("wait-once", outside[0].words[0])
@@ -202,8 +205,11 @@ def bare_waits(job: Job) -> Iterator[Hit]:
     """`wait` without a process: its status says nothing."""
     commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
     work = [command for command, _ in main_work(job)]
-    starts = [one.start for one in work if one.background
-              and not any(_SERVES.match(word.value) for word in one.words)]  # fmt: skip
+    starts = [
+        one.start
+        for one in work
+        if one.background and not any(_SERVES.match(word.value) for word in one.words)
+    ]
     served = [command.start for command in work if not command.background]
     careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
     decides = deciding(job)

@@ -196,13 +196,23 @@ def servers_for_everybody(job: Job) -> Iterator[Hit]:
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _LOCAL_RANKS = (
-    "LOCAL_RANK", "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID",
-)  # fmt: skip
+    "LOCAL_RANK",
+    "HOROVOD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "SLURM_LOCALID",
+)
 _GLOBAL_RANKS = (
-    "RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
-    "MV2_COMM_WORLD_RANK", "WORLD_RANK",
-)  # fmt: skip
+    "RANK",
+    "HOROVOD_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "SLURM_PROCID",
+    "MV2_COMM_WORLD_RANK",
+    "WORLD_RANK",
+)
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _NODE_RANK = re.compile(r"(?:node|machine)[-_]rank|NODEID")
@@ -257,8 +267,11 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     places = [(part, part.tasks_per_node if batch else None) for part in parts]
     places += [(s.options, job.step_tasks_per_node(s)) for s in job.sruns if not amd]
     for options, per_node in places:
-        asked = [one.option for one in options.gpus
-                 if one.option.name in {"gpus-per-task", "tres-per-task"}]  # fmt: skip
+        asked = [
+            one.option
+            for one in options.gpus
+            if one.option.name in {"gpus-per-task", "tres-per-task"}
+        ]
         if asked and per_node != 1 and not _bound_otherwise(job, options):
             yield at("gpus-per-task-isolates", asked[0])
 
@@ -292,8 +305,11 @@ def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
 @checks("cpus-per-gpu-ignored")
 def cpus_per_gpu(job: Job) -> Iterator[Hit]:
     """CPUs counted per GPU, which steps know since one release only; a whole step has all CPUs."""
-    alone = [step.options for step in job.sruns
-             if counts_cpus(job, step) and not step.options.has("cpus-per-task")]  # fmt: skip
+    alone = [
+        step.options
+        for step in job.sruns
+        if counts_cpus(job, step) and not step.options.has("cpus-per-task")
+    ]
     for command, options, option in job.given("cpus-per-gpu"):
         ignored = alone if command == "sbatch" else any(one is options for one in alone)
         if ignored and not options.has("cpus-per-task"):

@@ -158,19 +158,30 @@ def _as_data(version: str, results: Results, advice: bool) -> dict[str, Any]:
 def _row(finding: Finding) -> dict[str, Any]:
     rule = finding.rule
     return {
-        "rule": rule.id, "severity": rule.severity, "line": finding.line,
-        "also": list(finding.also), "column": finding.column, "width": finding.width,
-        "message": finding.message, "consequence": rule.consequence, "fix": rule.fix,
-        "releases": str(rule.span), "source": rule.source, "proof": rule.proof,
-    }  # fmt: skip
+        "rule": rule.id,
+        "severity": rule.severity,
+        "line": finding.line,
+        "also": list(finding.also),
+        "column": finding.column,
+        "width": finding.width,
+        "message": finding.message,
+        "consequence": rule.consequence,
+        "fix": rule.fix,
+        "releases": str(rule.span),
+        "source": rule.source,
+        "proof": rule.proof,
+    }
 
 
 def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
     found = [(name, one) for name, findings in results for one in _shown(findings, advice)]
     rules = {finding.rule.id: _sarif_rule(finding.rule) for _, finding in found}
     driver = {"name": "hpcdl job lint", "version": __version__, "rules": list(rules.values())}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints",
-           "results": [_sarif_result(name, one) for name, one in found]}  # fmt: skip
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_sarif_result(name, one) for name, one in found],
+    }
     return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
@@ -185,8 +196,11 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
 
 
 def _sarif_result(name: str, finding: Finding) -> dict[str, Any]:
-    region = {"startLine": finding.line, "startColumn": finding.column,
-              "endColumn": finding.column + finding.width}  # fmt: skip
+    region = {
+        "startLine": finding.line,
+        "startColumn": finding.column,
+        "endColumn": finding.column + finding.width,
+    }
     place = {"artifactLocation": {"uri": name}, "region": region}
     return {
         "ruleId": finding.rule.id,
@@ -209,8 +223,13 @@ def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
             yield path, _attempt(path)
             continue
         found: list[tuple[Path, str | BadInput]]
-        found = [(one, text) for one in _below(path) if isinstance(text := _attempt(one), str)
-                 and text.startswith(_BEGINS) and _DIRECTIVE.search(text)]  # fmt: skip
+        found = [
+            (one, text)
+            for one in _below(path)
+            if isinstance(text := _attempt(one), str)
+            and text.startswith(_BEGINS)
+            and _DIRECTIVE.search(text)
+        ]
         yield from found or [(path, BadInput(f"no batch script below {path}", hint=_WHAT))]
 
 
@@ -248,8 +267,10 @@ def read_script(path: Path) -> str:
     except (OSError, ValueError) as fault:
         raise unreadable(path, fault) from fault
     if len(data) > MAX_BYTES:
-        raise BadInput(f"{path} is larger than {MAX_BYTES // 1024**2} MB, and sbatch takes no more",
-                       hint="keep data in a file of its own")  # fmt: skip
+        raise BadInput(
+            f"{path} is larger than {MAX_BYTES // 1024**2} MB, and sbatch takes no more",
+            hint="keep data in a file of its own",
+        )
     if not data.strip():
         raise BadInput(f"{path} is empty", hint=_WHAT)
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -156,10 +156,14 @@ def known_options(command: str) -> dict[str, OptionFact]:
     facts = load("slurm_options")
     own = [row for row in facts["options"] if command in row["commands"]]
     return {
-        row["name"]: OptionFact(row.get("means", row["name"]), row.get("short", ""),
-                                row.get("argument", "none"), span(row))
+        row["name"]: OptionFact(
+            row.get("means", row["name"]),
+            row.get("short", ""),
+            row.get("argument", "none"),
+            span(row),
+        )
         for row in (*own, *facts["plugins"])
-    }  # fmt: skip
+    }
 
 
 @cache

@@ -28,11 +28,39 @@ CONTINUED = "continued on the next line"
 _SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
 _TRIVIAL = frozenset(
     (
-        "hostname", "cd", "echo", "printf", "true", "false", "date", "env", "printenv", "uname",
-        "nvidia-smi", "rocm-smi", "id", "pwd", "ls", "cat", "scontrol", "sinfo", "free", "lscpu",
-        "numactl", "mkdir", "rm", "cp", "rsync", "tar", "touch", "test", "which", "sbcast", "df",
+        "hostname",
+        "cd",
+        "echo",
+        "printf",
+        "true",
+        "false",
+        "date",
+        "env",
+        "printenv",
+        "uname",
+        "nvidia-smi",
+        "rocm-smi",
+        "id",
+        "pwd",
+        "ls",
+        "cat",
+        "scontrol",
+        "sinfo",
+        "free",
+        "lscpu",
+        "numactl",
+        "mkdir",
+        "rm",
+        "cp",
+        "rsync",
+        "tar",
+        "touch",
+        "test",
+        "which",
+        "sbcast",
+        "df",
     )
-)  # fmt: skip
+)
 """Programs whose rank count, CPUs and exit code rarely matter."""
 _FILTERS = {"set", "awk", "grep", "sed", "sort", "uniq", "head", "tail", "tr", "cut", "wc"}
 """What shows their answers."""
@@ -59,15 +87,26 @@ GAP_LINE = re.compile(r"[ \t]*(?:\{[\w{%#]|@@?\w|<[%\w]|%\w+%|__\w+\{|\$\{\w+\}\
 """A line that begins with a gap."""
 GAP_BLOCK = re.compile(r"^[ \t]*\{([%#]).{0,2000}?\1\}", re.M | re.S)
 """A template's own comment or statement, of one line or several."""
-FILLED = frozenset(("option-value", "directive-argument", "directive-variable", "shebang",
-                    "assignment-spaced"))  # fmt: skip
+FILLED = frozenset(
+    ("option-value", "directive-argument", "directive-variable", "shebang", "assignment-spaced")
+)
 """Rules that say nothing of a template: what they find is filled in."""
 _TEMPLATE = re.compile(
     r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z|(?:^|/)templates?/[^/]*\Z", re.I
 )
 _COMMENT = re.compile(r"\s#.*")
-_NUMBERS = {"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu", "mem",
-            "mem-per-cpu", "mem-per-gpu", "time", "array"}  # fmt: skip
+_NUMBERS = {
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "cpus-per-gpu",
+    "mem",
+    "mem-per-cpu",
+    "mem-per-gpu",
+    "time",
+    "array",
+}
 """Options whose value has a number in it: a word in its place is a form's, as in `-n num_cores`."""
 _COUNTED = {*_NUMBERS, "gpus", "gpus-per-node", "gpus-per-task", "gres"}
 _NO_NUMBER = re.compile(r"(?!infinite|unlimited)[^\d$`]*[A-Za-z][^\d$`]*\Z", re.I)

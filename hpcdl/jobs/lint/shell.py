@@ -114,8 +114,9 @@ class Command:
 
     def moved(self, start: int) -> Command:
         """The same command at another place: where the file that has it is sourced."""
-        words, before = (tuple(Word(one.raw, start) for one in part)
-                         for part in (self.words, self.assignments))  # fmt: skip
+        words, before = (
+            tuple(Word(one.raw, start) for one in part) for part in (self.words, self.assignments)
+        )
         return replace(self, words=words, assignments=before)
 
     def within(self, *kinds: str) -> bool:

@@ -185,9 +185,15 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
         try:
             with noted():
                 process = subprocess.Popen(
-                    argv, cwd=run.path, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=subprocess.STDOUT, start_new_session=True, umask=mask,
-                )  # fmt: skip
+                    argv,
+                    cwd=run.path,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    umask=mask,
+                )
             while process.poll() is None:
                 if progress:
                     progress(run)

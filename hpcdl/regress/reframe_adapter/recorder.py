@@ -154,10 +154,12 @@ _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (RegressionCheckLoader, "_validate_check", _validate_check),
     (dependencies, "build_deps", _build_deps),
     (Runner, "runall", _run_all),
-    *((cls, "setup", _setup)
-      for cls in (RegressionTest, RunOnlyRegressionTest, CompileOnlyRegressionTest)),
+    *(
+        (cls, "setup", _setup)
+        for cls in (RegressionTest, RunOnlyRegressionTest, CompileOnlyRegressionTest)
+    ),
     (RegressionTest, "check_performance", _check_performance),
-)  # fmt: skip
+)
 """Where ReFrame leaves something out and continues: the function, and what is called around it."""
 
 

@@ -57,9 +57,13 @@ def reframe_name(text: str) -> str:
 
 
 def render_settings(
-    site: Site, modules: Modules, *, partitions: Sequence[str] = (), prefix: Path | None = None,
+    site: Site,
+    modules: Modules,
+    *,
+    partitions: Sequence[str] = (),
+    prefix: Path | None = None,
     execution: ExecutionProfile = CLUSTER,
-) -> str:  # fmt: skip
+) -> str:
     """The text of a ReFrame settings file.
 
     `prefix` is where ReFrame keeps its files, WORK/checks/reframe by default; `execution` says how
@@ -75,10 +79,9 @@ def render_settings(
         prefix=str(place),
         database=str(place / "results.db"),
         max_jobs=execution.max_jobs,
-        partitions=[partition_settings(site, one, modules[one.label], execution)
-                    for one in chosen],
+        partitions=[partition_settings(site, one, modules[one.label], execution) for one in chosen],
         environments=environments(site, modules, [part.label for part in chosen]),
-    )  # fmt: skip
+    )
 
 
 def environments(
@@ -101,10 +104,14 @@ def environments(
             for module, names in users.items()
         ),
         Environment("gnu", "the machine's own compilers", features=("openmp",)),
-        Environment("gnu-mpi", "the same, by the wrappers of its MPI", features=("mpi", "openmp"),
-                    compilers=("mpicc", "mpicxx", "mpifort")),
+        Environment(
+            "gnu-mpi",
+            "the same, by the wrappers of its MPI",
+            features=("mpi", "openmp"),
+            compilers=("mpicc", "mpicxx", "mpifort"),
+        ),
         *_cuda(site, partitions),
-    )  # fmt: skip
+    )
 
 
 def _cuda(site: Site, partitions: Sequence[str]) -> tuple[Environment, ...]:
@@ -113,8 +120,16 @@ def _cuda(site: Site, partitions: Sequence[str]) -> tuple[Environment, ...]:
     if home is None or not gpus:
         return ()
     path = f"export PATH={quote.word(str(home / 'bin'))}:$PATH"
-    return (Environment("cuda", "the site's CUDA", (path,), tuple(map(reframe_name, gpus)),
-                        ("cuda", "openmp"), nvcc=str(home / "bin" / "nvcc")),)  # fmt: skip
+    return (
+        Environment(
+            "cuda",
+            "the site's CUDA",
+            (path,),
+            tuple(map(reframe_name, gpus)),
+            ("cuda", "openmp"),
+            nvcc=str(home / "bin" / "nvcc"),
+        ),
+    )
 
 
 def _prepare(site: Site, module: Module) -> tuple[str, ...]:
@@ -129,8 +144,11 @@ def partition_settings(
 ) -> dict[str, Any]:
     """One partition in ReFrame's terms."""
     gpu = partition.gpu
-    device = {"type": "gpu", "model": gpu.model, "arch": gpu.compute,
-              "num_devices": gpu.per_node} if gpu else None  # fmt: skip
+    device = (
+        {"type": "gpu", "model": gpu.model, "arch": gpu.compute, "num_devices": gpu.per_node}
+        if gpu
+        else None
+    )
     each = f"{gpu.per_node} x {gpu.model}" if gpu else f"{partition.cores} cores"
     features = (*partition.features, "gpu" if gpu else "cpu", site.container)
     return {
@@ -139,8 +157,10 @@ def partition_settings(
         "access": _access(site, partition),
         "resources": _resources(site, partition),
         "processor": {
-            "arch": partition.target, "num_cpus": partition.cpus,
-            "num_cpus_per_core": partition.threads_per_core, "num_sockets": partition.sockets,
+            "arch": partition.target,
+            "num_cpus": partition.cpus,
+            "num_cpus_per_core": partition.threads_per_core,
+            "num_sockets": partition.sockets,
             "num_cpus_per_socket": partition.cpus // partition.sockets,
         },
         "devices": [device] if device else [],
@@ -160,7 +180,7 @@ def partition_settings(
             "gpus_per_node": partition.gpus_per_node,
             "memory_gb": partition.memory_gb,
         },
-    }  # fmt: skip
+    }
 
 
 def _access(site: Site, partition: Partition) -> list[str]:

@@ -89,8 +89,15 @@ class SeriesView:
         one = self.series
         subtitle = f"{one.check} \N{MIDDLE DOT} {describe_metric(one.metric)}"
         notes = tuple(f"{f.kind}: {f.description}" for f in self.told if not f.of_last_night)
-        return Figure("time", one.case or one.check, subtitle, one.place, self.values, notes,
-                      "bad" if self.alarm else "")  # fmt: skip
+        return Figure(
+            "time",
+            one.case or one.check,
+            subtitle,
+            one.place,
+            self.values,
+            notes,
+            "bad" if self.alarm else "",
+        )
 
 
 def describe_metric(name: str) -> str:
@@ -117,11 +124,16 @@ def view(
     measured = [point for point in points if _finite(point.value)]
     better = better_of_points(series.unit, measured)
     looked_at = [
-        Night(date.fromisoformat(one.time[:10]), one.value or 0.0, one.release, one.driver,
-              single_node(one.nodes))
+        Night(
+            date.fromisoformat(one.time[:10]),
+            one.value or 0.0,
+            one.release,
+            one.driver,
+            single_node(one.nodes),
+        )
         for one in measured
         if one.time >= since
-    ]  # fmt: skip
+    ]
     analysis = analyse(looked_at, least, watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
@@ -192,11 +204,15 @@ def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:
         "low": [rounded(values[0]) for values in several],
         "high": [rounded(values[-1]) for values in several],
         "runs": [len(values) for values in several],
-        "bad": [index for index, (_, rows) in enumerate(nights)
-                if any(point.status in {Status.FAIL, Status.ERROR} for point in rows)],
-        "node": ["+".join(one)[:80] if len(one) <= _NAMED else f"{len(one):,} nodes"
-                 for one in nodes],
-    }  # fmt: skip
+        "bad": [
+            index
+            for index, (_, rows) in enumerate(nights)
+            if any(point.status in {Status.FAIL, Status.ERROR} for point in rows)
+        ],
+        "node": [
+            "+".join(one)[:80] if len(one) <= _NAMED else f"{len(one):,} nodes" for one in nodes
+        ],
+    }
 
 
 def _offsets(days: Sequence[str], base: Sequence[str]) -> list[int]:
@@ -277,22 +293,36 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
     one = recent[ranks[0]][-1] / ranks[0]
     shares = {n: percent(recent[n][-1] / (one * n) if one else 0.0) for n in ranks}
     points = [
-        {"x": n, "y": values[-1], "low": min(values), "high": max(values),
-         "usual": rounded(median(values)), "label": "" if n == ranks[0] else shares[n]}
+        {
+            "x": n,
+            "y": values[-1],
+            "low": min(values),
+            "high": max(values),
+            "usual": rounded(median(values)),
+            "label": "" if n == ranks[0] else shares[n],
+        }
         for n, values in recent.items()
-    ]  # fmt: skip
+    ]
     ideal = [{"x": n, "y": one * n} for n in ranks]
     values = {
         "x": "ranks",
         "unit": members[ranks[0]].series.unit,
-        "lines": [{"name": "ideal", "ideal": True, "points": ideal},
-                  {"name": "tonight", "points": points}],
+        "lines": [
+            {"name": "ideal", "ideal": True, "points": ideal},
+            {"name": "tonight", "points": points},
+        ],
         "note": f"whiskers: lowest and highest of the last {_RECENT} nights",
-    }  # fmt: skip
+    }
     place, check, family, metric = key
     note = f"{shares[ranks[-1]]} of the ideal at the largest layout"
-    return Figure("lines", family or check, f"{check} \N{MIDDLE DOT} {describe_metric(metric)}",
-                  place, values, (note,))  # fmt: skip
+    return Figure(
+        "lines",
+        family or check,
+        f"{check} \N{MIDDLE DOT} {describe_metric(metric)}",
+        place,
+        values,
+        (note,),
+    )
 
 
 def nodes_of(
@@ -315,20 +345,35 @@ def nodes_of(
         return None
     marked = sorted(set(slow), key=_natural)
     grid = {
-        name: [round(median(found), 4) if (found := cells.get((name, night))) else None
-               for night in nights]
+        name: [
+            round(median(found), 4) if (found := cells.get((name, night))) else None
+            for night in nights
+        ]
         for name in sorted(names, key=lambda name: name not in marked)
-    }  # fmt: skip
-    latest = {name: next(value for value in reversed(row) if value is not None)
-              for name, row in grid.items()}  # fmt: skip
+    }
+    latest = {
+        name: next(value for value in reversed(row) if value is not None)
+        for name, row in grid.items()
+    }
     far = sorted(grid, key=lambda name: (name in marked, abs(latest[name])), reverse=True)
     shown = [name for name in grid if name in far[:MOST]]
-    drawn = {"rows": shown, "columns": nights, "cells": [grid[name] for name in shown],
-              "marked": marked, "latest": [signed(latest[name]) for name in shown]}  # fmt: skip
+    drawn = {
+        "rows": shown,
+        "columns": nights,
+        "cells": [grid[name] for name in shown],
+        "marked": marked,
+        "latest": [signed(latest[name]) for name in shown],
+    }
     of_more = f" of {len(grid):,}, farthest from the median" if len(grid) > MOST else ""
-    return Figure("heat", partition, f"{len(shown)} nodes{of_more}, last {len(nights)} nights",
-                  partition, drawn, tuple(f"{name} is slower than the others" for name in marked),
-                  "bad" if marked else "")  # fmt: skip
+    return Figure(
+        "heat",
+        partition,
+        f"{len(shown)} nodes{of_more}, last {len(nights)} nights",
+        partition,
+        drawn,
+        tuple(f"{name} is slower than the others" for name in marked),
+        "bad" if marked else "",
+    )
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

@@ -52,9 +52,14 @@ def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
 def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]:
     """Script and log of each verdict, in the verdicts' order."""
     above = [] if directory is None else [directory, Path(str(run.get("run") or directory))]
-    return [{kind: attach(directory, above, str(verdict[kind]))
-             for kind in ("script", "log") if verdict.get(kind)}
-            for verdict in run["verdicts"]]  # fmt: skip
+    return [
+        {
+            kind: attach(directory, above, str(verdict[kind]))
+            for kind in ("script", "log")
+            if verdict.get(kind)
+        }
+        for verdict in run["verdicts"]
+    ]
 
 
 def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached:
@@ -62,8 +67,9 @@ def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached
 
     `above` are the names by which the run's directory may stand in `path`.
     """
-    inside = next((Path(path).relative_to(one) for one in above if Path(path).is_relative_to(one)),
-                  None)  # fmt: skip
+    inside = next(
+        (Path(path).relative_to(one) for one in above if Path(path).is_relative_to(one)), None
+    )
     if directory is None or inside is None or not inside.parts or ".." in inside.parts:
         return Attached(path, "", "it does not lie in the run's directory")
     try:

@@ -73,14 +73,23 @@ def night_page(
     """
     now = now or datetime.now(timezone.utc)
     since = (now - timedelta(days=nights)).isoformat()[:10]
-    found = {series: points for series in history.series()
-             if (points := history.points(series, since))}  # fmt: skip
-    each = _views(history, found, answer, recorded(run.get("machine")).margin,
-                  lambda one, last: first_night(one, last, rulings, now.date()))  # fmt: skip
+    found = {
+        series: points for series in history.series() if (points := history.points(series, since))
+    }
+    each = _views(
+        history,
+        found,
+        answer,
+        recorded(run.get("machine")).margin,
+        lambda one, last: first_night(one, last, rulings, now.date()),
+    )
     shown = sorted(each, key=lambda one: (not one.alarm, one.series))
     rows = rows_of(run["verdicts"])
-    blocks = {f"file-{index}-{kind}": {"text": one.text} for index, attached in enumerate(files)
-              for kind, one in attached.items()}  # fmt: skip
+    blocks = {
+        f"file-{index}-{kind}": {"text": one.text}
+        for index, attached in enumerate(files)
+        for kind, one in attached.items()
+    }
     return _render(
         f"{site}: {answer.headline}",
         _sections(found, shown),
@@ -89,16 +98,21 @@ def night_page(
         run=str(run.get("run", "")).rpartition("/")[2],
         when=when(str(run.get("run", ""))),
         seconds=float(run.get("seconds") or 0.0),
-        headline=answer.headline, open=answer.open, accepted=answer.accepted,
-        rows=rows, counts=Counter(row.status for _, row in rows),
+        headline=answer.headline,
+        open=answer.open,
+        accepted=answer.accepted,
+        rows=rows,
+        counts=Counter(row.status for _, row in rows),
         attention=[*_attention(answer, run["verdicts"], rows, shown)],
         # A verdict leads to the first figure of its case.
-        links={(one.series.check, one.series.case, one.series.place): f"s{index}"
-               for index, one in reversed([*enumerate(shown)])},
+        links={
+            (one.series.check, one.series.case, one.series.place): f"s{index}"
+            for index, one in reversed([*enumerate(shown)])
+        },
         verdicts=headline(run["verdicts"]),
         files=files,
         partitions=sorted({row.partition for _, row in rows} | {one.series.place for one in shown}),
-    )  # fmt: skip
+    )
 
 
 def embedded_json(value: object) -> str:
@@ -135,8 +149,11 @@ def _sections(
     """Headings with their figures by the identity that links have, `empty` where there is none."""
     maps = []
     for partition in sorted({series.partition for series in found}):
-        each = [_as_rates(series.unit, points) for series, points in found.items()
-                if series.partition == partition]  # fmt: skip
+        each = [
+            _as_rates(series.unit, points)
+            for series, points in found.items()
+            if series.partition == partition
+        ]
         slow = [n for one in shown if one.series.partition == partition for n in one.slow_nodes]
         maps.append(figures.nodes_of(partition, each, slow))
 
@@ -145,26 +162,31 @@ def _sections(
 
     return [
         {
-            "name": "time", "heading": "Over time",
+            "name": "time",
+            "heading": "Over time",
             "text": "Each dot is a night. The line is the level between changes, the band around "
             "it two standard deviations; what lies beyond the bounds is shaded.",
             "figures": named("s", [one.figure for one in shown]),
             "empty": "There is no history yet: each `hpcdl check run` adds a night.",
         },
         {
-            "name": "scaling", "heading": "Scaling", "text": "The same training on more ranks, "
+            "name": "scaling",
+            "heading": "Scaling",
+            "text": "The same training on more ranks, "
             "beside the smallest layout's rate times the ranks.",
             "figures": named("x", figures.scaling(shown)),
             "empty": "No training ran on more than one number of ranks.",
         },
         {
-            "name": "nodes", "heading": "Nodes", "text": "Each cell is a node on a night, against "
+            "name": "nodes",
+            "heading": "Nodes",
+            "text": "Each cell is a node on a night, against "
             "the median of all nodes of that night.",
             "figures": named("n", maps),
             "empty": "No check ran on single nodes: `hpcdl check run --tag node --distribute` "
             "measures each.",
         },
-    ]  # fmt: skip
+    ]
 
 
 def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
@@ -182,26 +204,43 @@ def _attention(
     """What to look at: verdicts; what else closes the gate, newest first; what is not sure yet."""
     for index, row in rows:
         if row.tone != "good" and not row.waived:
-            yield {"tone": row.tone, "kind": row.status, "link": f"v{index}",
-                   "name": f"{row.name} on {row.partition or 'no partition'}",
-                   "description": row.reason or "no reason given"}  # fmt: skip
+            yield {
+                "tone": row.tone,
+                "kind": row.status,
+                "link": f"v{index}",
+                "name": f"{row.name} on {row.partition or 'no partition'}",
+                "description": row.reason or "no reason given",
+            }
     links = {one.series: f"s{index}" for index, one in enumerate(shown)}
     closing = sorted(beside(answer, verdicts), key=lambda one: str(one.began), reverse=True)
     for one in (*closing, *answer.warnings):
-        yield {"tone": "uncertain" if one in answer.warnings else "bad", "kind": one.kind,
-               "name": one.name, "description": f"{one.description} (id {one.id})",
-               "link": links.get(one.series, "time")}  # fmt: skip
+        yield {
+            "tone": "uncertain" if one in answer.warnings else "bad",
+            "kind": one.kind,
+            "name": one.name,
+            "description": f"{one.description} (id {one.id})",
+            "link": links.get(one.series, "time"),
+        }
 
 
 def _render(
-    title: str, sections: Sequence[Mapping[str, Any]], blocks: Mapping[str, object],
+    title: str,
+    sections: Sequence[Mapping[str, Any]],
+    blocks: Mapping[str, object],
     **values: object,
-) -> str:  # fmt: skip
+) -> str:
     place = folder("templates") / "report"
-    environment = templates("report", autoescape=True, finalize=inert_text, trim_blocks=True,
-                            lstrip_blocks=True, keep_trailing_newline=False)  # fmt: skip
-    environment.filters.update(number=number, change=change_text, bounds=bounds_text,
-                               named=describe_metric)  # fmt: skip
+    environment = templates(
+        "report",
+        autoescape=True,
+        finalize=inert_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+    )
+    environment.filters.update(
+        number=number, change=change_text, bounds=bounds_text, named=describe_metric
+    )
     style = (place / "style.css").read_text(encoding="utf-8")
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     data = {name: one.values for section in sections for name, one in section["figures"].items()}
@@ -226,8 +265,10 @@ def rows_of(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
     """The verdicts as rows, those that need a person first, each with its index in `verdicts`."""
     found = [(index, _row(verdict)) for index, verdict in enumerate(verdicts)]
     often = Counter((row.name, row.partition) for _, row in found)
-    found = [(index, row if often[row.name, row.partition] > 1 else replace(row, node=""))
-             for index, row in found]  # fmt: skip
+    found = [
+        (index, row if often[row.name, row.partition] > 1 else replace(row, node=""))
+        for index, row in found
+    ]
 
     def urgency(row: Row) -> tuple[bool, int, str, str]:
         place = _ORDER.index(row.status) if row.status in _ORDER else 0

@@ -240,8 +240,10 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
     except CommandFailed as fault:
         cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
         if not tool.packages_named():
-            cure += (", and where it cannot download its packages a checkout of them "
-                     "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES")  # fmt: skip
+            cure += (
+                ", and where it cannot download its packages a checkout of them "
+                "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES"
+            )
         raise MissingPrerequisite(
             f"Spack {spack.version} cannot read the environment {environment}",
             details=fault.result.last_lines(3),
@@ -266,8 +268,9 @@ def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Seque
         raise MissingPrerequisite(
             f"the environment {where} is not wholly installed: {len(missing)} of {len(to_run)} "
             "packages are missing",
-            details=[*titles[:_SHOWN], *more], hint=install,
-        )  # fmt: skip
+            details=[*titles[:_SHOWN], *more],
+            hint=install,
+        )
     other = next(_elsewhere(where, found.store), None)
     if other is not None:
         raise MissingPrerequisite(

@@ -57,8 +57,11 @@ class Work:
     @property
     def changed(self) -> list[Path]:
         """The files that are not yet as they should be."""
-        return [path for path, text in self.files.items()
-                if not path.exists() or path.read_text() != text]  # fmt: skip
+        return [
+            path
+            for path, text in self.files.items()
+            if not path.exists() or path.read_text() != text
+        ]
 
     def text(self, *, render_only: bool) -> str:
         """What would be written and solved, or what was written."""
@@ -199,10 +202,14 @@ def _yaml(root: Path, wanted: Environment) -> Path:
 def solved_text(found: Sequence[Solved]) -> str:
     """A row per environment, then where its versions are not the resolution's."""
     rows = [
-        [one.environment.name, *(one.versions.get(name, "-") for name in _SHOWN),
-         str(one.packages), duration(one.seconds)]
+        [
+            one.environment.name,
+            *(one.versions.get(name, "-") for name in _SHOWN),
+            str(one.packages),
+            duration(one.seconds),
+        ]
         for one in found
-    ]  # fmt: skip
+    ]
     lines = [table(rows, ["environment", *_SHOWN, "packages", "took"])]
     lines += [f"{one.environment.name}: {text}" for one in found for text in one.differences]
     return "\n".join(lines)
@@ -211,9 +218,14 @@ def solved_text(found: Sequence[Solved]) -> str:
 def solved_data(found: Sequence[Solved]) -> dict[str, Any]:
     """The same for machines."""
     rows = [
-        {"name": one.environment.name, "lock": str(one.lock), "versions": dict(one.versions),
-         "packages": one.packages, "seconds": round(one.seconds, 1),
-         "differences": list(one.differences)}
+        {
+            "name": one.environment.name,
+            "lock": str(one.lock),
+            "versions": dict(one.versions),
+            "packages": one.packages,
+            "seconds": round(one.seconds, 1),
+            "differences": list(one.differences),
+        }
         for one in found
-    ]  # fmt: skip
+    ]
     return {"schema": 1, "environments": rows}

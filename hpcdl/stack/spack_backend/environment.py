@@ -105,12 +105,13 @@ def environment_for(site: Site, partition: str) -> Environment:
         name=partition,
         title=f"{site.name}, partition {partition}",
         serves=part.gpu_models,
-        archs=tuple(sorted({group.gpu.compute.replace(".", "")
-                            for group in part.gpu_groups if group.gpu})),
+        archs=tuple(
+            sorted({group.gpu.compute.replace(".", "") for group in part.gpu_groups if group.gpu})
+        ),
         versions=resolution.versions,
         gcc=resolution.versions["gcc"] if one_gcc else _majors(part.gpu.compute),
         pinned=tuple(resolution.pins),
-    )  # fmt: skip
+    )
 
 
 def environment_for_stack(site: Site, request: StackRequest) -> Environment:
@@ -133,8 +134,16 @@ def environment_for_stack(site: Site, request: StackRequest) -> Environment:
     serves, choice = tuple(models), choose_wheels(site, request, with_gpus)
     if choice.archs and with_gpus == list(names):
         _require_one_target(site, request, names)
-        return Environment(request.name, title, serves, choice.archs, gpu_wheels().versions, "",
-                           wheels=True, why=choice.why)  # fmt: skip
+        return Environment(
+            request.name,
+            title,
+            serves,
+            choice.archs,
+            gpu_wheels().versions,
+            "",
+            wheels=True,
+            why=choice.why,
+        )
     # As if every partition had this stack, so that its pins count.
     parts = {name: replace(one, stack=request.name) for name, one in site.partitions.items()}
     only = replace(site, stacks={request.name: request}, partitions=parts)
@@ -245,8 +254,10 @@ def _packages(
         externals = (*externals, External("slurm", slurm, Path("/usr")))
     for one in externals:
         row: dict[str, Any] = {
-            "spec": f"{one.name}@{one.version}", "prefix": one.prefix, "compilers": [],
-        }  # fmt: skip
+            "spec": f"{one.name}@{one.version}",
+            "prefix": one.prefix,
+            "compilers": [],
+        }
         if one.name == "gcc":
             row["spec"] += " languages:='c,c++,fortran'"
             programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}

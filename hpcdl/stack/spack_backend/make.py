@@ -114,8 +114,14 @@ def make_all(spack: Spack, where: Folders, jobs: int, show: Show, env: Mapping[s
     watch = Watch(where.log, done / "install", len(targets), show)
     watch()
     call = f"SPACK={spack.shell} -c config:install_status:false"
-    result = run(["make", "-f", makefile, f"-j{jobs}", call], env={**spack.env, **env},
-                 log=where.log, check=False, tied=True, watch=watch)  # fmt: skip
+    result = run(
+        ["make", "-f", makefile, f"-j{jobs}", call],
+        env={**spack.env, **env},
+        log=where.log,
+        check=False,
+        tied=True,
+        watch=watch,
+    )
     watch()
     _keep_logs(where)
     if not result.ok:
@@ -196,9 +202,10 @@ def _failure(spack: Spack, where: Folders) -> HpcdlError:
     last = last[-_SHOWN_LINES:]
     if _NO_ROOM.search("\n".join([*last, said])):
         return MissingPrerequisite(
-            f"no space left while Spack built {title}", details=[f"log: {log}"],
+            f"no space left while Spack built {title}",
+            details=[f"log: {log}"],
             hint="free some space, then run the same command: what is built stays built",
-        )  # fmt: skip
+        )
     return PackageFailed(
         f"{title} did not build",
         details=[

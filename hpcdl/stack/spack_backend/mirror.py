@@ -87,8 +87,10 @@ class Mirror:
 
     def text(self) -> str:
         """What it lacks."""
-        rows = [[f"{one.package}@{one.version}", one.licence or "unknown",
-                 one.url or one.commit or ""] for one in self.missing]  # fmt: skip
+        rows = [
+            [f"{one.package}@{one.version}", one.licence or "unknown", one.url or one.commit or ""]
+            for one in self.missing
+        ]
         lines = [table(rows, ["would fetch for", "licence", "from"])] if rows else []
         count = len(self.sources)
         lines.append(f"{count - len(rows)} of {count} files are in {self.folder} already")
@@ -118,10 +120,13 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
         spack = open_spack(root, scope)
         built = [one for path in paths for one in inventory(spack, path).packages]
     sources = dict.fromkeys(
-        Source(one.name, one.version, file["url"] or "", file["sha256"], file["commit"],
-               one.licence)
-        for one in built for file in one.files if file["sha256"] or file["commit"]
-    )  # fmt: skip
+        Source(
+            one.name, one.version, file["url"] or "", file["sha256"], file["commit"], one.licence
+        )
+        for one in built
+        for file in one.files
+        if file["sha256"] or file["commit"]
+    )
     compiles = any(one.name == "py-tensorflow" for one in built)
     return Mirror(where, paths, tuple(sources), Path(named) if named else None, compiles)
 
@@ -156,9 +161,11 @@ def shipped_copy() -> Path:
     with locked(copy.with_name(".shipped.lock")), explain_os_errors(copy):
         for part in ("spack_repo", "defaults", "environments"):
             shutil.copytree(
-                folder("spack") / part, copy / part, dirs_exist_ok=True,
+                folder("spack") / part,
+                copy / part,
+                dirs_exist_ok=True,
                 ignore=shutil.ignore_patterns("__pycache__", ".spack-env", "view", "._view"),
-            )  # fmt: skip
+            )
     return copy
 
 
@@ -185,10 +192,13 @@ def make_mirror(mirror: Mirror, root: Path, say: Say) -> None:
     if left:
         raise PartlyDone(
             f"{len(left)} of {len(mirror.sources)} files did not come",
-            details=[*(one.url or f"{one.package} {one.commit}" for one in left[:_SHOWN]),
-                     *(["..."] if len(left) > _SHOWN else []), f"log: {log}"],
+            details=[
+                *(one.url or f"{one.package} {one.commit}" for one in left[:_SHOWN]),
+                *(["..."] if len(left) > _SHOWN else []),
+                f"log: {log}",
+            ],
             hint="run the same command again; what is there is not fetched again",
-        )  # fmt: skip
+        )
 
 
 def _fetch(spack: Spack, where: Path, environment: Path, log: Path, say: Say) -> None:

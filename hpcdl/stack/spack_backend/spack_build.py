@@ -154,10 +154,15 @@ class SpackPlan:
             proof=from_wheels if wanted.wheels else facts.load("spack")["locked_with"]["proof"],
             created="",
             hpcdl=f"{__version__}+{self.own}",
-            needs=needs_of(wanted.archs, wanted.versions.get("cuda", ""), target,
-                           gpus_of(site, request.partitions), wheels=wanted.wheels),
+            needs=needs_of(
+                wanted.archs,
+                wanted.versions.get("cuda", ""),
+                target,
+                gpus_of(site, request.partitions),
+                wheels=wanted.wheels,
+            ),
             lock=(),
-        )  # fmt: skip
+        )
 
 
 def shared(site: Site) -> Path:
@@ -189,9 +194,14 @@ def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
 
 
 def build_spack(
-    plan: SpackPlan, say: Say, show: Show, *, jobs: int | None = None, unsigned: bool = False,
+    plan: SpackPlan,
+    say: Say,
+    show: Show,
+    *,
+    jobs: int | None = None,
+    unsigned: bool = False,
     time_limit: float | None = None,
-) -> Release:  # fmt: skip
+) -> Release:
     """Build the planned release, or return it where it exists.
 
     `jobs` is of all packages together, as many as there are CPUs by default; `time_limit` is the
@@ -215,9 +225,13 @@ def build_spack(
 
 
 def _build(
-    plan: SpackPlan, cache: BuildCache, say: Say, show: Show, jobs: int | None,
+    plan: SpackPlan,
+    cache: BuildCache,
+    say: Say,
+    show: Show,
+    jobs: int | None,
     time_limit: float | None,
-) -> Release:  # fmt: skip
+) -> Release:
     where = plan.folders
     spack = open_build(plan, cache)
     tool.require_unlocked(where.environment)

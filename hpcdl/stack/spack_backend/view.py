@@ -29,8 +29,19 @@ from hpcdl.system.run import run
 _SHOWN = 10
 _EXPORT = re.compile(r"^export (\w+)=(.*?);?$", re.MULTILINE)
 # The module says these itself, or they are for building and not for running.
-_NOT_OURS = {"PATH", "PYTHONPATH", "MANPATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH",
-             "ACLOCAL_PATH", "XDG_DATA_DIRS", "PROMPT", "PS1", "HOME", "INFOPATH"}  # fmt: skip
+_NOT_OURS = {
+    "PATH",
+    "PYTHONPATH",
+    "MANPATH",
+    "CMAKE_PREFIX_PATH",
+    "PKG_CONFIG_PATH",
+    "ACLOCAL_PATH",
+    "XDG_DATA_DIRS",
+    "PROMPT",
+    "PS1",
+    "HOME",
+    "INFOPATH",
+}
 _IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "numpy": "py-numpy"}
 
 
@@ -169,8 +180,11 @@ def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
     It is what `spack env activate` sets on top of an empty environment.
     """
     script = f"{spack.shell} env activate --sh --dir {shlex.quote(str(root / 'spack'))}"
-    kept = {key: value for key, value in os.environ.items()
-            if key.startswith(("SPACK", "HPCDL_SPACK")) or key in {"HOME", "USER"}}  # fmt: skip
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key.startswith(("SPACK", "HPCDL_SPACK")) or key in {"HOME", "USER"}
+    }
     env = {**kept, **spack.env, "PATH": "/usr/bin:/bin"}
     told = run(["bash", "--noprofile", "--norc", "-c", script], base_env=env).stdout
     return dict(_settings(told))
@@ -215,5 +229,9 @@ def lock_entries(packages: Iterable[Built], *, cuda: bool = False) -> Iterator[M
         except (OSError, KeyError):
             continue
         for name, wheel in wheels.items():
-            yield {"name": name, "version": wheel["version"], "sha256": wheel["sha256"],
-                   "file": wheel["url"].rpartition("/")[2]}  # fmt: skip
+            yield {
+                "name": name,
+                "version": wheel["version"],
+                "sha256": wheel["sha256"],
+                "file": wheel["url"].rpartition("/")[2],
+            }

@@ -41,8 +41,12 @@ def _make(args: argparse.Namespace) -> ExitCode:
     dataset = existing or _made(folder, args.kind, request, rows, _threads(args))
     counts = {split: dataset.examples(split) for split in dataset.splits}
     if args.json:
-        values = {"directory": str(folder), "kind": dataset.kind, "examples": counts,
-                  "made": existing is None}  # fmt: skip
+        values = {
+            "directory": str(folder),
+            "kind": dataset.kind,
+            "examples": counts,
+            "made": existing is None,
+        }
         print(json.dumps(values, indent=2))
     else:
         state = "there already" if existing else "made"
@@ -58,9 +62,16 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
     if args.kind == "photos":
         width, height = args.size
         photos = PhotoRequest(
-            args.count, args.test_count, width, height, args.bytes, args.classes, args.shards,
-            args.seed, args.task,
-        )  # fmt: skip
+            args.count,
+            args.test_count,
+            width,
+            height,
+            args.bytes,
+            args.classes,
+            args.shards,
+            args.seed,
+            args.task,
+        )
         return asdict(photos), []
     if not args.images or not args.labels:
         raise BadInput("`data make folder` needs --images DIR and --labels CSV")
@@ -107,15 +118,21 @@ def _bench(args: argparse.Namespace) -> ExitCode:
     from hpcdl.train.data.bench import bench
 
     result = bench(
-        dataset, pipeline=args.pipeline, crop=args.crop, batch=args.batch,
-        seconds=args.seconds, threads=threads,
-    )  # fmt: skip
+        dataset,
+        pipeline=args.pipeline,
+        crop=args.crop,
+        batch=args.batch,
+        seconds=args.seconds,
+        threads=threads,
+    )
     if args.json:
         print(json.dumps(result, indent=2))
     else:
-        said = ("{pipeline} pipeline, images decoded by {decoder}: "
-                "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
-                "{cores_used:.2f} of {threads} cores used")  # fmt: skip
+        said = (
+            "{pipeline} pipeline, images decoded by {decoder}: "
+            "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
+            "{cores_used:.2f} of {threads} cores used"
+        )
         print(said.format(**result))
     return ExitCode.OK
 

@@ -34,8 +34,10 @@ def bench(
     if not dataset.examples("train"):
         raise BadInput(f"{dataset.folder} holds no records")
     if dataset.encoding != "jpeg":
-        raise BadInput(f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
-                       hint="`hpcdl data make photos DIR` makes JPEG records")  # fmt: skip
+        raise BadInput(
+            f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
+            hint="`hpcdl data make photos DIR` makes JPEG records",
+        )
     note = partial(print, file=sys.stderr, flush=True)
     repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, note)
     batch = min(batch, dataset.examples("train"))

@@ -36,8 +36,9 @@ def _make(parser: argparse.ArgumentParser) -> None:
     _add(photos, "--size", "500x375", said, _size, "WxH")
     _add(photos, "--bytes", 77_000, "mean bytes of an image (default 77000)")
     _add(photos, "--classes", 1000, "number of classes (default 1000)")
-    photos.add_argument("--task", choices=_TASKS, default="classes",
-                        help="one class, or ChestX-ray14's 14 findings")  # fmt: skip
+    photos.add_argument(
+        "--task", choices=_TASKS, default="classes", help="one class, or ChestX-ray14's 14 findings"
+    )
     images = parser.add_argument_group("kind folder: records from your own images")
     images.add_argument("--images", metavar="DIR", help="directory of the images")
     images.add_argument("--labels", metavar="CSV", help="rows of: file name, class or classes|...")
@@ -46,8 +47,9 @@ def _make(parser: argparse.ArgumentParser) -> None:
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a directory of TFRecord files")
-    parser.add_argument("--index", action="store_true",
-                        help="write dataset.json, which `hpcdl train` needs")  # fmt: skip
+    parser.add_argument(
+        "--index", action="store_true", help="write dataset.json, which `hpcdl train` needs"
+    )
     _add(parser, "--classes", 1000, "with --index: number of classes (default 1000)")
     parser.add_argument("--task", choices=_TASKS, default="classes", help="with --index")
     said = "with --index: number of the first class (default 1)"
@@ -57,8 +59,12 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 
 def _bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
-    parser.add_argument("--pipeline", choices=("new", "old"), default="new",
-                        help="new (default), or old: slow, for comparison")  # fmt: skip
+    parser.add_argument(
+        "--pipeline",
+        choices=("new", "old"),
+        default="new",
+        help="new (default), or old: slow, for comparison",
+    )
     side = at_least(1, _MOST_PIXELS)
     _add(parser, "--crop", 224, "side of the cropped images (default 224)", side, "PX")
     _add(parser, "--batch", 64, "images per batch (default 64)")
@@ -67,8 +73,10 @@ def _bench(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "make": _make, "inspect": _inspect, "bench": _bench
-}  # fmt: skip
+    "make": _make,
+    "inspect": _inspect,
+    "bench": _bench,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -23,10 +23,21 @@ _AGAIN = "`hpcdl data inspect --index DIR` writes it again"
 IMAGES = "images"
 """The task of records whose labels are not read."""
 FINDINGS = (
-    "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia",
-    "Pneumothorax", "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening",
+    "Atelectasis",
+    "Cardiomegaly",
+    "Effusion",
+    "Infiltration",
+    "Mass",
+    "Nodule",
+    "Pneumonia",
+    "Pneumothorax",
+    "Consolidation",
+    "Edema",
+    "Emphysema",
+    "Fibrosis",
+    "Pleural_Thickening",
     "Hernia",
-)  # fmt: skip
+)
 """The 14 labels of ChestX-ray14, in the order of arXiv 1705.02315."""
 
 
@@ -116,8 +127,9 @@ def load_dataset(folder: Path) -> Dataset:
     try:
         return _dataset(folder, values)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as fault:
-        raise BadInput(f"{path}: missing or invalid key {fault}",
-                       hint="make the data set again") from fault  # fmt: skip
+        raise BadInput(
+            f"{path}: missing or invalid key {fault}", hint="make the data set again"
+        ) from fault
 
 
 def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
@@ -189,8 +201,10 @@ def guard(folder: Path, kind: str) -> None:
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         there = "other"
     if there != kind:
-        raise BadInput(f"{folder} holds {there} records, which would be lost",
-                       hint="choose another directory, or remove them first")  # fmt: skip
+        raise BadInput(
+            f"{folder} holds {there} records, which would be lost",
+            hint="choose another directory, or remove them first",
+        )
 
 
 def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:

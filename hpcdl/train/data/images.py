@@ -48,8 +48,14 @@ class Cropper:
         self._library = ctypes.CDLL(str(library))
         numbers, place = ctypes.c_int, ctypes.c_void_p
         self._library.hpcdl_crop.argtypes = (
-            ctypes.c_char_p, ctypes.c_ulong, place, numbers, numbers, place, ctypes.c_char_p,
-        )  # fmt: skip
+            ctypes.c_char_p,
+            ctypes.c_ulong,
+            place,
+            numbers,
+            numbers,
+            place,
+            ctypes.c_char_p,
+        )
 
     def crop(self, data: bytes, area: NDArray[np.int32], out: NDArray[np.uint8]) -> bool:
         """Decode the crop to `out` (height, width, 3), resized; other threads run meanwhile.
@@ -129,10 +135,15 @@ class Images:
     def random_crop(self, shape: Any, seed: Any) -> Any:
         """(top, left, height, width): a random part of random shape (arXiv 1409.4842)."""
         start, size, _ = tf.raw_ops.StatelessSampleDistortedBoundingBox(
-            image_size=shape, bounding_boxes=[[[0.0, 0.0, 1.0, 1.0]]], min_object_covered=0.0,
-            seed=seed, aspect_ratio_range=_ASPECT, area_range=_AREA, max_attempts=10,
+            image_size=shape,
+            bounding_boxes=[[[0.0, 0.0, 1.0, 1.0]]],
+            min_object_covered=0.0,
+            seed=seed,
+            aspect_ratio_range=_ASPECT,
+            area_range=_AREA,
+            max_attempts=10,
             use_image_if_no_bounding_boxes=True,
-        )  # fmt: skip
+        )
         return tf.concat([start[:2], size[:2]], axis=0)
 
     def central_crop(self, shape: Any) -> Any:

@@ -72,12 +72,22 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
         shards = [
-            {"name": s.name, "records": s.examples, "bytes": s.bytes,
-             "faults": [asdict(fault) for fault in s.faults]}
+            {
+                "name": s.name,
+                "records": s.examples,
+                "bytes": s.bytes,
+                "faults": [asdict(fault) for fault in s.faults],
+            }
             for s in self.shards
-        ]  # fmt: skip
-        return {"directory": str(self.folder), "sound": self.sound, "records": self.examples,
-                "bytes": self.bytes, "missing": list(self.missing), "shards": shards}  # fmt: skip
+        ]
+        return {
+            "directory": str(self.folder),
+            "sound": self.sound,
+            "records": self.examples,
+            "bytes": self.bytes,
+            "missing": list(self.missing),
+            "shards": shards,
+        }
 
     def as_text(self) -> str:
         """For people: faults first, the sum last."""
@@ -87,8 +97,10 @@ class Report:
         faults = len(lines)
         state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
         mean = f", {self.bytes / self.examples / 1e3:,.1f} KB each" if self.examples else ""
-        lines.append(f"{len(self.shards)} shards, {self.examples:,} records, "
-                     f"{self.bytes / 1e6:,.1f} MB{mean}: {state}")  # fmt: skip
+        lines.append(
+            f"{len(self.shards)} shards, {self.examples:,} records, "
+            f"{self.bytes / 1e6:,.1f} MB{mean}: {state}"
+        )
         return "\n".join(lines)
 
 
@@ -99,8 +111,9 @@ def shard_files(folder: Path) -> list[Path]:
     found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
     files = sorted(path for path in found if path.is_file() and path.suffix != ".part")
     if not files:
-        raise BadInput(f"{folder} holds no TFRecord files",
-                       hint="`hpcdl data make` makes a data set")  # fmt: skip
+        raise BadInput(
+            f"{folder} holds no TFRecord files", hint="`hpcdl data make` makes a data set"
+        )
     return files
 
 

@@ -62,10 +62,14 @@ def share_out(
     """The shards of a split, to which its items go in turn; `record` serializes one."""
     of = min(max(1, shards), len(items))
     return [
-        ShardPlan(split, f"{split}-{number:05d}-of-{of:05d}.tfrecord", len(items[number::of]),
-                  partial(map, record, items[number::of]))
+        ShardPlan(
+            split,
+            f"{split}-{number:05d}-of-{of:05d}.tfrecord",
+            len(items[number::of]),
+            partial(map, record, items[number::of]),
+        )
         for number in range(of)
-    ]  # fmt: skip
+    ]
 
 
 def make_dataset(
@@ -241,9 +245,18 @@ def make_from_folder(
     image = tf.io.decode_image(_as_jpeg(order[0]), channels=3, expand_animations=False)
     source = f"{Path(request['images']).name} with {Path(request['labels']).name}"
     dataset = Dataset(
-        folder, "folder", "jpeg", (int(image.shape[0]), int(image.shape[1]), 3), len(names), 255.0,
-        seed, source, {}, "findings" if several else "classes", 0,
-    )  # fmt: skip
+        folder,
+        "folder",
+        "jpeg",
+        (int(image.shape[0]), int(image.shape[1]), 3),
+        len(names),
+        255.0,
+        seed,
+        source,
+        {},
+        "findings" if several else "classes",
+        0,
+    )
     return make_dataset(dataset, plans, request, threads)
 
 

@@ -48,9 +48,12 @@ _SEVERAL = (
 
 
 def open_source(
-    options: TrainOptions, model: dict[str, Any], share: Share, cpus: int,
+    options: TrainOptions,
+    model: dict[str, Any],
+    share: Share,
+    cpus: int,
     repairs: Repairs,
-) -> Source:  # fmt: skip
+) -> Source:
     """The source of a run's batches, read and decoded by `cpus` threads.
 
     `model` is its row of facts/models.yaml. Raises BadInput: no such data, or it does not fit.
@@ -89,8 +92,9 @@ def _open_users(named: str, share: Share, task: str) -> Source:
         try:
             parts[split] = function(split)
         except Exception as fault:  # it is the user's: anything may go wrong in it
-            raise BadInput(f"--dataset {named} raised for '{split}'", details=origin(fault),
-                           hint=_CONTRACT) from fault  # fmt: skip
+            raise BadInput(
+                f"--dataset {named} raised for '{split}'", details=origin(fault), hint=_CONTRACT
+            ) from fault
     given = {split: part for split, part in parts.items() if part is not None}
     if "train" in given and isinstance(given["train"], tf.data.Dataset):
         return Pipeline(named, given, share, single=single)

@@ -36,10 +36,18 @@ def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
     """Write the data set; resumes. Raises BadInput: the bytes cannot be met at that size."""
     found = request.task == "findings"
     dataset = Dataset(
-        folder, "photos", "jpeg", (request.height, request.width, 3),
-        len(FINDINGS) if found else request.classes, 255.0, request.seed, _SOURCE, {},
-        request.task, 0 if found else 1,
-    )  # fmt: skip
+        folder,
+        "photos",
+        "jpeg",
+        (request.height, request.width, 3),
+        len(FINDINGS) if found else request.classes,
+        255.0,
+        request.seed,
+        _SOURCE,
+        {},
+        request.task,
+        0 if found else 1,
+    )
     plans = plans_of(request, _Painter(request).record)
     return make_dataset(dataset, plans, asdict(request), threads)
 
@@ -48,8 +56,10 @@ def plans_of(request: PhotoRequest, record: Callable[[int], bytes]) -> list[Shar
     """The shards of a request, where `record` gives the serialized image of a number."""
     tested = range(_FIRST_TEST, _FIRST_TEST + request.test)
     shards = round(request.shards * request.test / max(request.count, request.test, 1))
-    return [*share_out("train", range(request.count), request.shards, record),
-            *share_out("test", tested, shards, record)]  # fmt: skip
+    return [
+        *share_out("train", range(request.count), request.shards, record),
+        *share_out("test", tested, shards, record),
+    ]
 
 
 def stream(seed: int, number: int) -> np.random.RandomState:
@@ -81,9 +91,13 @@ class _Painter:
         else:
             label = {"image__class__label": 1 + int(random.randint(request.classes))}
         return example(
-            image__encoded=data, image__format="JPEG", image__height=request.height,
-            image__width=request.width, image__filename=f"{number}.jpg", **label,
-        )  # fmt: skip
+            image__encoded=data,
+            image__format="JPEG",
+            image__height=request.height,
+            image__width=request.width,
+            image__filename=f"{number}.jpg",
+            **label,
+        )
 
     def _paint(
         self, random: np.random.RandomState, strength: float

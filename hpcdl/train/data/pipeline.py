@@ -85,9 +85,14 @@ class Records(Source):
     """
 
     def __init__(
-        self, dataset: Dataset, share: Share, size: tuple[int, int], threads: int,
-        repairs: Repairs, pipeline: str = "new",
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Dataset,
+        share: Share,
+        size: tuple[int, int],
+        threads: int,
+        repairs: Repairs,
+        pipeline: str = "new",
+    ) -> None:
         self._dataset = dataset
         self._share = share
         self._size = size
@@ -134,8 +139,10 @@ class Records(Source):
                     yield Group((pixels, mirrored), self._as_group(labels), 1)
                     batch += 1
             except errors.NotFoundError as fault:
-                raise BadInput(f"a shard of {self._dataset.folder} is gone: {first_line(fault)}",
-                               hint="the run resumes when it is back") from fault  # fmt: skip
+                raise BadInput(
+                    f"a shard of {self._dataset.folder} is gone: {first_line(fault)}",
+                    hint="the run resumes when it is back",
+                ) from fault
             except errors.DataLossError as fault:
                 self._repairs.repair(self._dataset.files("train"), first_line(fault))
             except (errors.InvalidArgumentError, UnicodeDecodeError) as fault:
@@ -290,9 +297,12 @@ class Records(Source):
             return whole.skip(first * block)
 
         return tf.data.Dataset.range(mine).interleave(
-            stream, cycle_length=mine, block_length=block, deterministic=True,
+            stream,
+            cycle_length=mine,
+            block_length=block,
+            deterministic=True,
             num_parallel_calls=min(mine, max(2, self._threads)),
-        )  # fmt: skip
+        )
 
     def _training_part(self, epoch: int) -> Callable[[Any, Any], tuple[Any, Any]]:
         share = self._share

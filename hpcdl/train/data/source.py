@@ -141,8 +141,10 @@ class Synthetic(Source):
         single = task == "classes"
         self._labels = tf.random.stateless_uniform(
             (1, share.per_rank) if single else (1, share.per_rank, classes),
-            seed=seed, maxval=classes if single else 2, dtype=tf.int64,
-        )  # fmt: skip
+            seed=seed,
+            maxval=classes if single else 2,
+            dtype=tf.int64,
+        )
 
     def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
         """The same batch for ever."""

@@ -92,8 +92,11 @@ def _is_file(path: Path) -> bool:
 
 def _refuse(table: Path, faults: Sequence[str]) -> None:
     if faults:
-        raise BadInput(f"{len(faults)} rows of {table} are wrong", details=faults[:_SHOWN],
-                       hint="a row is: file name, class")  # fmt: skip
+        raise BadInput(
+            f"{len(faults)} rows of {table} are wrong",
+            details=faults[:_SHOWN],
+            hint="a row is: file name, class",
+        )
 
 
 def names_of(rows: Sequence[Row]) -> tuple[str, ...]:

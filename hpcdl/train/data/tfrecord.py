@@ -91,9 +91,12 @@ class Repairs:
     """
 
     def __init__(
-        self, limit: int, sound: Callable[[Path], bool], say: Callable[[str], None],
+        self,
+        limit: int,
+        sound: Callable[[Path], bool],
+        say: Callable[[str], None],
         read: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.places: set[str] = set()
         self._limit = limit
         self._sound = sound

@@ -29,10 +29,21 @@ from hpcdl.workflows.study.study_plan import Cell, Plan, data_folder
 
 MACHINE = "machine.json"
 NEEDED = (
-    "schema", "layout.ranks", "layout.cpus_per_rank", "layout.ranks_per_node", "layout.nodes",
-    "layout.gpu_per_rank", "batch_per_rank", "global_batch", "parameters", "model", "precision",
-    "options.warmup_steps", "summary.metrics", "job.id",
-)  # fmt: skip
+    "schema",
+    "layout.ranks",
+    "layout.cpus_per_rank",
+    "layout.ranks_per_node",
+    "layout.nodes",
+    "layout.gpu_per_rank",
+    "batch_per_rank",
+    "global_batch",
+    "parameters",
+    "model",
+    "precision",
+    "options.warmup_steps",
+    "summary.metrics",
+    "job.id",
+)
 """What rules, predictions, figures and reports take from a result later."""
 _TIMES = ("seconds", "checkpoint", "images", *PARTS)
 _GIGA = 1e9
@@ -185,13 +196,14 @@ def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
         alike.setdefault(tuple(sorted(one.values.items())), []).append(one)
     return tuple(
         replace(
-            ones[0], rates=tuple(rate for one in ones for rate in one.rates),
+            ones[0],
+            rates=tuple(rate for one in ones for rate in one.rates),
             parts={name: fmean(one.parts[name] for one in ones) for name in PARTS},
             epochs=tuple(seconds for one in ones for seconds in one.epochs),
             rounds={one.cell.attempt: one.rate for one in ones},
         )
         for ones in alike.values()
-    )  # fmt: skip
+    )
 
 
 def note_machine(plan: Plan) -> None:

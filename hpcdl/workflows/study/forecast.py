@@ -73,8 +73,10 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
         # The model's bounds are those of GPUs; these are as far off as the worst that also ran.
         factors = [1 + one.error for one in found if one.error is not None]
         worst = max((max(factor, 1 / factor) for factor in factors), default=None)
-        found = [replace(one, low=worst and one.rate / worst, high=worst and one.rate * worst)
-                 for one in found]  # fmt: skip
+        found = [
+            replace(one, low=worst and one.rate / worst, high=worst and one.rate * worst)
+            for one in found
+        ]
     return tuple(found), tuple(gaps)
 
 
@@ -99,24 +101,33 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
     if partition.gpus_per_node:
         expand(str(gpus), partition.gpus_per_node)  # refused where it fills no whole nodes
     request = Request(
-        partition, model=str(base.result["model"]), gpus=str(gpus),
+        partition,
+        model=str(base.result["model"]),
+        gpus=str(gpus),
         batch=int(base.result["batch_per_rank"]),
-        precision=trained_precision(str(base.result["precision"]),
-                                    partition.gpu and partition.gpu.compute),
+        precision=trained_precision(
+            str(base.result["precision"]), partition.gpu and partition.gpu.compute
+        ),
         # What one rank makes while it does not wait for images that are not made ahead.
         images_per_second=base.rate / (1 - _waiting(base)) / shared,
         form="no_overlap" if exchange else "horovod",
-        link_gbs=exchange, network_gbs=exchange,
-    )  # fmt: skip
+        link_gbs=exchange,
+        network_gbs=exchange,
+    )
     if _pipeline(base.cell) == NEW:
         request = _fed(request, findings.plan, base.cell)
     point = answer(request).points[0]
     kept = point.step.seconds / (point.step.seconds + _wait(base, gpus, shared))
     # What the series' own one-rank run is unsure by, its steps' spread, is not the model's.
     return Predicted(
-        base.cell.run, {**base.values, "gpus": str(gpus)}, gpus,
-        point.images_per_second * kept, point.low * kept, point.high * kept, measured,
-    )  # fmt: skip
+        base.cell.run,
+        {**base.values, "gpus": str(gpus)},
+        gpus,
+        point.images_per_second * kept,
+        point.low * kept,
+        point.high * kept,
+        measured,
+    )
 
 
 def _sharing(findings: Findings, base: Measured, gpus: int) -> float:

@@ -60,8 +60,11 @@ def _verdict(rule: Rule, findings: Findings, predicted: tuple[Predicted, ...]) -
     measured = tuple(one for one in findings.measured if _chosen(rule, one.cell))
     if rule.rule != "complete" and not measured:
         return Verdict(rule, None, "nothing was measured")
-    said = tuple(one for one in predicted if matches(one.values, rule.where)
-                 and (not rule.gpus or one.gpus in rule.gpus))  # fmt: skip
+    said = tuple(
+        one
+        for one in predicted
+        if matches(one.values, rule.where) and (not rule.gpus or one.gpus in rule.gpus)
+    )
     ok, text = _RULES[rule.rule](Evidence(rule, findings, said, measured))
     missing = _missing(rule, findings) if ok else []
     if missing:
@@ -96,8 +99,11 @@ def _compared(rule: Rule, cell: Cell, findings: Findings) -> bool:
         return bool(cell.run.predict)
     if not rule.over:
         return True
-    values = {other.named.get(rule.over) for other in findings.plan.cells
-              if lines.but(other.named, rule.over) == lines.but(cell.named, rule.over)}  # fmt: skip
+    values = {
+        other.named.get(rule.over)
+        for other in findings.plan.cells
+        if lines.but(other.named, rule.over) == lines.but(cell.named, rule.over)
+    }
     asked = {rule.better, rule.worse} if rule.rule == "faster" else values
     return cell.named.get(rule.over) in asked and asked <= values and len(asked) > 1
 
@@ -174,8 +180,11 @@ def _efficiency(evidence: Evidence) -> Answer:
 def _faster(evidence: Evidence) -> Answer:
     rule = evidence.rule
     both = [{one.values.get(rule.over): one for one in pair} for pair in evidence.pairs]
-    wins = [(by[rule.better].speed / by[rule.worse].speed, by[rule.better])
-            for by in both if rule.better in by and rule.worse in by]  # fmt: skip
+    wins = [
+        (by[rule.better].speed / by[rule.worse].speed, by[rule.better])
+        for by in both
+        if rule.better in by and rule.worse in by
+    ]
     if not wins:
         return None, f"no cell ran with both {rule.better} and {rule.worse}"
     text = ", ".join(f"{ratio:.2f} times on {one.ranks}" for ratio, one in wins)
@@ -190,8 +199,11 @@ def _one_rank_per_gpu(evidence: Evidence) -> Answer:
     That no two ranks have the same one is what the preflight of every job sees to (exit code 22).
     """
     opens = {1} if evidence.findings.plan.scale.execution.real_gpus else {0, 1}
-    layouts = [(one, one.result["layout"]) for one in evidence.measured
-               if one.cell.point.spec.launcher != "single"]  # fmt: skip
+    layouts = [
+        (one, one.result["layout"])
+        for one in evidence.measured
+        if one.cell.point.spec.launcher != "single"
+    ]
     wrong = [
         one.cell.label
         for one, layout in layouts
@@ -216,8 +228,11 @@ def _model(evidence: Evidence) -> Answer:
     if error > limit and uneven and evidence.findings.shared:
         return None, f"{text}; the machine was busy: equal jobs disagree ({_few(uneven)})"
     said = [one.values for one in evidence.predicted]
-    silent = [one.cell.label for one in evidence.measured
-              if one.ranks > 1 and one.cell.run.predict and one.values not in said]  # fmt: skip
+    silent = [
+        one.cell.label
+        for one in evidence.measured
+        if one.ranks > 1 and one.cell.run.predict and one.values not in said
+    ]
     if error <= limit and silent:
         return None, f"{text}; the model does not predict {_few(silent)}"
     return error <= limit, text
@@ -280,8 +295,13 @@ def _input_share(evidence: Evidence) -> Answer:
     """Storage-bound or not, with the share of the steps that waited for input."""
     shares, rule = [one.shares["input"] for one in evidence.measured], evidence.rule
     low, high, bound = min(shares), max(shares), rule.bound
-    kind = ("storage-bound" if low > bound else
-            "not storage-bound" if high <= bound else "storage-bound in part")  # fmt: skip
+    kind = (
+        "storage-bound"
+        if low > bound
+        else "not storage-bound"
+        if high <= bound
+        else "storage-bound in part"
+    )
     enough = rule.at_least is None or low >= rule.at_least
     ok = enough and (rule.at_most is None or high <= rule.at_most)
     said = f"ranks wait for input {low:.1%} to {high:.1%} of a step"

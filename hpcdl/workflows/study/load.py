@@ -78,8 +78,11 @@ def _check_version(document: Document) -> None:
     node = document.find(("schema",))
     text, known = getattr(node, "text", ""), study_schema()["properties"]["schema"]["maximum"]
     if _COUNT.fullmatch(text) and int(text) > known:
-        document.fault(f"schema {text} is newer than this hpcdl reads ({known})", node,
-                       "a newer hpcdl reads it")  # fmt: skip
+        document.fault(
+            f"schema {text} is newer than this hpcdl reads ({known})",
+            node,
+            "a newer hpcdl reads it",
+        )
         document.raise_faults()
 
 
@@ -90,13 +93,16 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
         where = ("scales", scale_name)
         for index, run in enumerate(scale["runs"]):
             if run["name"] in [other["name"] for other in scale["runs"][:index]]:
-                fault.at((*where, "runs", index, "name"),
-                         f"the run '{run['name']}' is given twice")  # fmt: skip
+                fault.at((*where, "runs", index, "name"), f"the run '{run['name']}' is given twice")
             _check_run(fault, (*where, "runs", index), run)
             _check_names(fault, (*where, "runs", index), run, scale, values)
         keys = {key for run in scale["runs"] for key in (*run["over"], "run")}
-        counts = {int(text) for run in scale["runs"] for text in run["over"].get("gpus", ())
-                  if _COUNT.fullmatch(text)}  # fmt: skip
+        counts = {
+            int(text)
+            for run in scale["runs"]
+            for text in run["over"].get("gpus", ())
+            if _COUNT.fullmatch(text)
+        }
         for index, rule in enumerate(scale["acceptance"]):
             _check_rule(fault, (*where, "acceptance", index), rule, keys, counts)
         fault.of_keys((*where, "exchange_from"), scale["exchange_from"] or {}, keys)
@@ -111,8 +117,12 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
     known = sorted(row["id"] for row in facts.load("throughput")["records"])
     for index, group in enumerate(values["published"]):
         for number, row in enumerate(group["rows"]):
-            fault.unless_known(row, known, ("published", index, "rows", number),
-                               f"facts/throughput.csv has no row '{row}'")  # fmt: skip
+            fault.unless_known(
+                row,
+                known,
+                ("published", index, "rows", number),
+                f"facts/throughput.csv has no row '{row}'",
+            )
 
 
 class _Faults:
@@ -134,8 +144,11 @@ class _Faults:
 
     def of_counts(self, where: Place, key: str, text: str) -> None:
         if not _COUNT.fullmatch(text):
-            self.at(where, f"'{key}' is '{short(text)}', not a whole number from 1 on",
-                    "write digits, such as 8")  # fmt: skip
+            self.at(
+                where,
+                f"'{key}' is '{short(text)}', not a whole number from 1 on",
+                "write digits, such as 8",
+            )
 
 
 def _check_run(fault: _Faults, where: Place, run: dict[str, Any]) -> None:
@@ -146,8 +159,9 @@ def _check_run(fault: _Faults, where: Place, run: dict[str, Any]) -> None:
         if key in options:
             fault.at((*where, "over", key), f"'{key}' is in the matrix and in the options")
     if "gpus" not in over:
-        fault.at((*where, "over"), "the matrix has no 'gpus'",
-                 "write gpus: [1] where it does not vary")  # fmt: skip
+        fault.at(
+            (*where, "over"), "the matrix has no 'gpus'", "write gpus: [1] where it does not vary"
+        )
     for key in _COUNTS:
         for index, text in enumerate(over.get(key, ())):
             fault.of_counts((*where, "over", key, index), key, text)
@@ -155,23 +169,33 @@ def _check_run(fault: _Faults, where: Place, run: dict[str, Any]) -> None:
             fault.of_counts((*where, "options", key), key, options[key])
 
 
-def _check_names(fault: _Faults, where: Place, run: dict[str, Any], scale: dict[str, Any],
-                 study: dict[str, Any]) -> None:  # fmt: skip
+def _check_names(
+    fault: _Faults, where: Place, run: dict[str, Any], scale: dict[str, Any], study: dict[str, Any]
+) -> None:
     """Names of data sets, and of what the study says above its scales; and what is excluded."""
     over = run["over"]
     for name in [run["data"], *over.get("data", ())]:
-        fault.unless_known(name, [model.SYNTHETIC, *scale["data"]], (*where, "data"),
-                           f"there is no data set '{name}'")  # fmt: skip
+        fault.unless_known(
+            name,
+            [model.SYNTHETIC, *scale["data"]],
+            (*where, "data"),
+            f"there is no data set '{name}'",
+        )
     for key in ("framework", "environment"):
         for name in dict.fromkeys(over.get(key, ())):
-            fault.unless_known(name, study[f"{key}s"], (*where, "over", key),
-                               f"there is no {key} '{name}'")  # fmt: skip
+            fault.unless_known(
+                name, study[f"{key}s"], (*where, "over", key), f"there is no {key} '{name}'"
+            )
     for index, pattern in enumerate(run["exclude"]):
         for key, text in pattern.items():
             place = (*where, "exclude", index, key)
             fault.unless_known(key, over, place, f"'{key}' is not in the matrix")
-            fault.unless_known(text, over.get(key, [text]), place,
-                               f"'{key}' never is '{short(text)}' in the matrix")  # fmt: skip
+            fault.unless_known(
+                text,
+                over.get(key, [text]),
+                place,
+                f"'{key}' never is '{short(text)}' in the matrix",
+            )
 
 
 def _check_figure(fault: _Faults, values: dict[str, Any], keys: set[str]) -> None:
@@ -183,8 +207,11 @@ def _check_figure(fault: _Faults, values: dict[str, Any], keys: set[str]) -> Non
         fault.of_keys(("tables", index, "where"), {**table["where"], table["columns"]: ""}, keys)
     count, most = len(values["figure"]), study_schema()["properties"]["figure"]["maxItems"]
     if count > most:
-        fault.at(("figure", most), f"the figure has {count} panels, more than {most}",
-                 "show the rest in a study of their own")  # fmt: skip
+        fault.at(
+            ("figure", most),
+            f"the figure has {count} panels, more than {most}",
+            "show the rest in a study of their own",
+        )
 
 
 def _check_rule(
@@ -207,8 +234,11 @@ def _check_rule(
     fault.of_keys((*where, "over"), [rule["over"]] if rule["over"] else [], keys)
     for index, count in enumerate(rule["gpus"]):
         if count not in counts:
-            fault.at((*where, "gpus", index), f"no run has {count} GPUs",
-                     f"use one of: {', '.join(map(str, sorted(counts)))}")  # fmt: skip
+            fault.at(
+                (*where, "gpus", index),
+                f"no run has {count} GPUs",
+                f"use one of: {', '.join(map(str, sorted(counts)))}",
+            )
 
 
 def _said(value: Any) -> bool:
@@ -217,16 +247,21 @@ def _said(value: Any) -> bool:
 
 
 _KINDS = {
-    "figure": model.Panel, "tables": model.Table, "original": model.Original,
-    "frameworks": model.Framework, "environments": model.Environment,
-}  # fmt: skip
+    "figure": model.Panel,
+    "tables": model.Table,
+    "original": model.Original,
+    "frameworks": model.Framework,
+    "environments": model.Environment,
+}
 
 
 def _study(values: dict[str, Any], path: Path) -> model.Study:
-    made = {key: [kind(**_frozen(one)) for one in values[key]]
-            if isinstance(values[key], list)
-            else {name: kind(**_frozen(one)) for name, one in values[key].items()}
-            for key, kind in _KINDS.items()}  # fmt: skip
+    made = {
+        key: [kind(**_frozen(one)) for one in values[key]]
+        if isinstance(values[key], list)
+        else {name: kind(**_frozen(one)) for name, one in values[key].items()}
+        for key, kind in _KINDS.items()
+    }
     made["published"] = list(map(_published, values["published"]))
     made["scales"] = {name: _scale(name, scale) for name, scale in values["scales"].items()}
     rest = {key: value for key, value in values.items() if key != "schema"}
@@ -236,10 +271,13 @@ def _study(values: dict[str, Any], path: Path) -> model.Study:
 def _frozen(values: dict[str, Any]) -> dict[str, Any]:
     """The values with tuples for lists; what lies deeper is left alone, but for mappings."""
     return {
-        key: tuple(value) if isinstance(value, list)
-        else _frozen(value) if isinstance(value, dict) else value
+        key: tuple(value)
+        if isinstance(value, list)
+        else _frozen(value)
+        if isinstance(value, dict)
+        else value
         for key, value in values.items()
-    }  # fmt: skip
+    }
 
 
 def _scale(name: str, values: dict[str, Any]) -> model.Scale:
@@ -258,8 +296,9 @@ def _scale(name: str, values: dict[str, Any]) -> model.Scale:
 def _published(values: dict[str, Any]) -> model.Published:
     rows = [row for row in facts.load("throughput")["records"] if row["id"] in values["rows"]]
     points = [model.Point(**point) for point in values["points"]]
-    points += [model.Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup"))
-               for row in rows]  # fmt: skip
+    points += [
+        model.Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup")) for row in rows
+    ]
     source = values["source"] or (f"{rows[0]['source']}: {rows[0]['hardware']}" if rows else "")
     points.sort(key=lambda point: point.gpus)
     return model.Published(values["label"], source, tuple(points), values["where"])

@@ -65,8 +65,12 @@ class Scene:
 
     def predictions(self, name: str) -> list[Predicted]:
         """The predictions of a line."""
-        return [one for one in self.predicted if matches(one.values, self.panel.where)
-                and lines.series_name(self.findings, one.values) == name]  # fmt: skip
+        return [
+            one
+            for one in self.predicted
+            if matches(one.values, self.panel.where)
+            and lines.series_name(self.findings, one.values) == name
+        ]
 
     @property
     def published(self) -> list[Published]:
@@ -128,8 +132,17 @@ def _measured_line(axes: Any, name: str, ones: Sequence[Measured], number: int, 
     low, high = ([one.spread[at] / unit(one.ranks) for one in ones] for at in (0, 1))
     # Lines side by side would hide each other's bars.
     x = [one.ranks * (1 + 0.025 * (number % 4)) for one in ones]
-    axes.errorbar(x, y, yerr=_apart(low, y, high), label=name, capsize=2.5, linewidth=1.4,
-                  markersize=5, elinewidth=0.9, **_style(number))  # fmt: skip
+    axes.errorbar(
+        x,
+        y,
+        yerr=_apart(low, y, high),
+        label=name,
+        capsize=2.5,
+        linewidth=1.4,
+        markersize=5,
+        elinewidth=0.9,
+        **_style(number),
+    )
 
 
 def _predicted_line(
@@ -140,53 +153,83 @@ def _predicted_line(
     if base is None or not predicted:
         return
     ordered, style = sorted(predicted, key=lambda one: one.gpus), _style(number)
-    axes.plot([1, *(one.gpus for one in ordered)],
-              [base.rate / unit(1), *(one.rate / unit(one.gpus) for one in ordered)],
-              linestyle="--", linewidth=1, color=style["color"])  # fmt: skip
+    axes.plot(
+        [1, *(one.gpus for one in ordered)],
+        [base.rate / unit(1), *(one.rate / unit(one.gpus) for one in ordered)],
+        linestyle="--",
+        linewidth=1,
+        color=style["color"],
+    )
     hollow = [one for one in ordered if one.measured is None]
     y = [one.rate / unit(one.gpus) for one in hollow]
     low = [(one.low or one.rate) / unit(one.gpus) for one in hollow]
     high = [(one.high or one.rate) / unit(one.gpus) for one in hollow]
-    axes.errorbar([one.gpus * (1 + 0.025 * (number % 4)) for one in hollow], y,
-                  yerr=_apart(low, y, high), linestyle="none", elinewidth=0.9, markersize=5.5,
-                  capsize=2.5 if any(one.low for one in hollow) else 0, markerfacecolor="white",
-                  **style)  # fmt: skip
+    axes.errorbar(
+        [one.gpus * (1 + 0.025 * (number % 4)) for one in hollow],
+        y,
+        yerr=_apart(low, y, high),
+        linestyle="none",
+        elinewidth=0.9,
+        markersize=5.5,
+        capsize=2.5 if any(one.low for one in hollow) else 0,
+        markerfacecolor="white",
+        **style,
+    )
 
 
 def _published_lines(axes: Any, scene: Scene, *, of_each: bool) -> None:
     """Published speed-ups; with `of_each` what each GPU keeps of one alone, in percent."""
     for number, group in enumerate(scene.published):
         rates = {point.gpus: point.images_per_second for point in group.points}
-        every = [(point.gpus, point.speedup or (point.images_per_second or 0) / (rates.get(1) or 1))
-                 for point in group.points
-                 if point.speedup or (point.images_per_second and rates.get(1))]  # fmt: skip
+        every = [
+            (point.gpus, point.speedup or (point.images_per_second or 0) / (rates.get(1) or 1))
+            for point in group.points
+            if point.speedup or (point.images_per_second and rates.get(1))
+        ]
         pairs = [(gpus, 100 * gain / gpus if of_each else gain) for gpus, gain in every]
         if pairs:
-            axes.plot(*zip(*pairs, strict=True), linestyle=":", linewidth=1, color=_GREY,
-                      marker=_PUBLISHED_MARKERS[number % len(_PUBLISHED_MARKERS)], markersize=7,
-                      label=group.label)  # fmt: skip
+            axes.plot(
+                *zip(*pairs, strict=True),
+                linestyle=":",
+                linewidth=1,
+                color=_GREY,
+                marker=_PUBLISHED_MARKERS[number % len(_PUBLISHED_MARKERS)],
+                markersize=7,
+                label=group.label,
+            )
 
 
 def _ideal_line(axes: Any, scene: Scene) -> None:
     top = max(
-        [1, *(one.ranks for one in scene.measured),
-         *(one.gpus for one in scene.predicted if matches(one.values, scene.panel.where)),
-         *(point.gpus for group in scene.published for point in group.points)],
-    )  # fmt: skip
+        [
+            1,
+            *(one.ranks for one in scene.measured),
+            *(one.gpus for one in scene.predicted if matches(one.values, scene.panel.where)),
+            *(point.gpus for group in scene.published for point in group.points),
+        ],
+    )
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count <= top]
     axes.plot(counts, counts, color="0.75", linewidth=0.9, zorder=0, label="a GPU each: ideal")
     if scene.findings.shared and scene.measured:
         cpus = int(scene.measured[0].result["layout"]["cpus_per_rank"])
         bound = [lines.ideal_ranks(scene.findings, count, cpus) for count in counts]
-        axes.plot(counts, bound, color="0.5", linewidth=0.9, zorder=0, linestyle=(0, (6, 2)),
-                  label="shared cores: at best")  # fmt: skip
+        axes.plot(
+            counts,
+            bound,
+            color="0.5",
+            linewidth=0.9,
+            zorder=0,
+            linestyle=(0, (6, 2)),
+            label="shared cores: at best",
+        )
 
 
 def _learning(axes: Any, scene: Scene) -> None:
     for number, one in enumerate(one for ones in scene.series.values() for one in ones):
         points = tuple(zip(*one.learning, strict=True)) or ((), ())
-        axes.plot(*points, label=_bar_name(scene, one), linewidth=1.4, markersize=4,
-                  **_style(number))  # fmt: skip
+        axes.plot(
+            *points, label=_bar_name(scene, one), linewidth=1.4, markersize=4, **_style(number)
+        )
     axes.set(xlabel="seconds of training", ylabel="accuracy", ylim=(0, 1))
     axes.grid(alpha=0.25)
     legend_below(axes)
@@ -197,10 +240,18 @@ def _phases(axes: Any, scene: Scene) -> None:
     ones = _bars(axes, scene, lambda one: {part: 1e3 * s for part, s in one.parts.items()})
     ends = [1e3 * one.step_seconds for one in ones]
     # Slow and fast steps, with checkpoints left out as in the rates that they come from.
-    slow, fast = ([1e3 * int(one.result["global_batch"]) / one.spread[at] for one in ones]
-                  for at in (0, 1))  # fmt: skip
-    axes.errorbar(ends, range(len(ones)), xerr=_apart(fast, ends, slow), linestyle="none",
-                  color="0.25", capsize=2.5, elinewidth=0.9)  # fmt: skip
+    slow, fast = (
+        [1e3 * int(one.result["global_batch"]) / one.spread[at] for one in ones] for at in (0, 1)
+    )
+    axes.errorbar(
+        ends,
+        range(len(ones)),
+        xerr=_apart(fast, ends, slow),
+        linestyle="none",
+        color="0.25",
+        capsize=2.5,
+        elinewidth=0.9,
+    )
     axes.set(xlabel="milliseconds of a step: mean, and the 5th to 95th percentile", xlim=(0, None))
 
 
@@ -248,17 +299,36 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
             parts = [("-", 0.0, edge, line.at(edge)), ("--", edge, end, line.predicted(end))]
             for dashes, left, right, top in parts:
                 if left < right:
-                    axes.plot([left / unit, right / unit], [line.at(left), top], dashes,
-                              linewidth=1, zorder=1, color=_style(number)["color"])  # fmt: skip
-        slow = [one for one in scene.measured if lines.throttled(one.cell.run) and one.epoch_seconds
-                and lines.series_name(scene.findings, one.values) == label]  # fmt: skip
+                    axes.plot(
+                        [left / unit, right / unit],
+                        [line.at(left), top],
+                        dashes,
+                        linewidth=1,
+                        zorder=1,
+                        color=_style(number)["color"],
+                    )
+        slow = [
+            one
+            for one in scene.measured
+            if lines.throttled(one.cell.run)
+            and one.epoch_seconds
+            and lines.series_name(scene.findings, one.values) == label
+        ]
         if slow:
             style = {**_style(number), "marker": "X", "markerfacecolor": "white"}
             _sized(axes, slow, unit, label=f"{label}, slow storage", linestyle="--", **style)
     if memory < 3 * largest:
         axes.axvline(memory / unit, color=_GREY, linestyle=":", linewidth=1.2)
-        axes.annotate("memory", (memory / unit, 0.03), xycoords=("data", "axes fraction"),
-                      rotation=90, va="bottom", ha="right", fontsize=7, color=_GREY)  # fmt: skip
+        axes.annotate(
+            "memory",
+            (memory / unit, 0.03),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            va="bottom",
+            ha="right",
+            fontsize=7,
+            color=_GREY,
+        )
     axes.set(xlabel=f"size of the data set ({name})", ylabel="seconds per epoch")
     axes.set(xlim=(0, None), ylim=(0, None))
     axes.grid(alpha=0.25)
@@ -270,15 +340,26 @@ def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> No
     y = [one.epoch_seconds or 0 for one in ones]
     bars = _apart([min(one.epochs) for one in ones], y, [max(one.epochs) for one in ones])
     style.setdefault("linestyle", "none")
-    axes.errorbar([(one.size or 0) / unit for one in ones], y, yerr=bars, capsize=2.5,
-                  elinewidth=0.9, markersize=5, linewidth=1, **style)  # fmt: skip
+    axes.errorbar(
+        [(one.size or 0) / unit for one in ones],
+        y,
+        yerr=bars,
+        capsize=2.5,
+        elinewidth=0.9,
+        markersize=5,
+        linewidth=1,
+        **style,
+    )
 
 
 def _timeline(axes: Any, scene: Scene) -> None:
     """The profiler's timeline of the largest data set: all ranks, the first steps of each job."""
     labels: list[str] = []  # of rows
-    profiled = [one for one in sorted(scene.measured, key=lambda one: one.size or 0)
-                if (one.folder / "timeline.json").is_file()]  # fmt: skip
+    profiled = [
+        one
+        for one in sorted(scene.measured, key=lambda one: one.size or 0)
+        if (one.folder / "timeline.json").is_file()
+    ]
     for name, one in {_bar_name(scene, one): one for one in profiled}.items():
         try:
             by_rank = _events(one)
@@ -288,8 +369,9 @@ def _timeline(axes: Any, scene: Scene) -> None:
         for rank, events in sorted(by_rank.items()):
             for part, look in _PARTS.items():
                 spans = [(at, took) for kind, at, took in events if kind == part]
-                axes.broken_barh(spans, (len(labels) - 0.36, 0.72), color=look["color"],
-                                 linewidth=0)  # fmt: skip
+                axes.broken_barh(
+                    spans, (len(labels) - 0.36, 0.72), color=look["color"], linewidth=0
+                )
             labels.append(f"{name}, rank {rank}")
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.invert_yaxis()
@@ -334,8 +416,16 @@ def _finish(axes: Any, scene: Scene) -> None:
     found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     ours = {name: handle for name, handle in found.items() if not isinstance(handle, Line2D)}
     if scene.predicted:
-        ours["predicted"] = Line2D([], [], color="0.3", linestyle="--", linewidth=1, marker="o",
-                                   markerfacecolor="white", markersize=5.5)  # fmt: skip
+        ours["predicted"] = Line2D(
+            [],
+            [],
+            color="0.3",
+            linestyle="--",
+            linewidth=1,
+            marker="o",
+            markerfacecolor="white",
+            markersize=5.5,
+        )
     both = {**ours, **found}
     legend_below(axes, both.values(), both.keys())
 

@@ -64,10 +64,13 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
         before: tuple[int, ...] = ()
         for part in plan.rounds:
             found = sweep_run.submit(
-                plan.site, part.folder, part.points, _modules_of(part, modules),
+                plan.site,
+                part.folder,
+                part.points,
+                _modules_of(part, modules),
                 1 if plan.scale.in_turn else None,
                 after=before if plan.scale.in_turn else (),
-            )  # fmt: skip
+            )
             before += tuple({one.job_id for one in found if one.job_id and one.state in ACTIVE})
 
 
@@ -119,9 +122,12 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
     options = [one for key, value in data.options.items() for one in (f"--{key}", value)]
     partition = plan.possible[0].point.spec.partition
     spec = JobSpec(
-        partition=partition, minutes=60, name="study-data", launcher="single",
+        partition=partition,
+        minutes=60,
+        name="study-data",
+        launcher="single",
         program=("hpcdl", "data", "make", data.kind, str(folder), *options),
-    )  # fmt: skip
+    )
     submission = submit(plan.site, spec, modules[partition])
     ended = list(follow(submission))[-1]
     if not ended.ok:
@@ -174,8 +180,12 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
         loaded = _modules_of(part, modules)
         for group, script, *_ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
             partition = plan.site.partition(group.spec.partition)
-            said = lint(script.text, name=f"{part.run.name}.sh", version=plan.site.slurm.version,
-                        partition=partition)  # fmt: skip
+            said = lint(
+                script.text,
+                name=f"{part.run.name}.sh",
+                version=plan.site.slurm.version,
+                partition=partition,
+            )
             errors, warnings = (
                 [f"line {one.line}: {one.message}" for one in said if one.severity == severity]
                 for severity in ("error", "warning")
@@ -183,6 +193,14 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
             parsed = run(["bash", "-n"], stdin=script.text, check=False, timeout=30)
             if not parsed.ok:
                 errors += [f"bash -n: {line}" for line in parsed.stderr.splitlines()]
-            found.append(Checked(part.run, group.spec.partition, len(group.points), script,
-                                 tuple(errors), tuple(warnings)))  # fmt: skip
+            found.append(
+                Checked(
+                    part.run,
+                    group.spec.partition,
+                    len(group.points),
+                    script,
+                    tuple(errors),
+                    tuple(warnings),
+                )
+            )
     return tuple(found)

@@ -22,11 +22,15 @@ def list_data() -> dict[str, Any]:
     return {
         "schema": 1,
         "studies": [
-            {"name": study.name, "title": study.title, "question": study.question,
-             "origin": study.origin}
+            {
+                "name": study.name,
+                "title": study.title,
+                "question": study.question,
+                "origin": study.origin,
+            }
             for study in map(load_study, shipped())
         ],
-    }  # fmt: skip
+    }
 
 
 def show_text(plan: Plan) -> str:
@@ -54,18 +58,28 @@ def show_data(plan: Plan) -> dict[str, Any]:
     study, scale = plan.study, plan.scale
     return {
         "schema": 2,
-        "name": study.name, "title": study.title, "question": study.question,
-        "origin": study.origin, "found": study.found,
-        "scale": scale.name, "shows": scale.shows, "takes": scale.takes, "site": plan.site.name,
+        "name": study.name,
+        "title": study.title,
+        "question": study.question,
+        "origin": study.origin,
+        "found": study.found,
+        "scale": scale.name,
+        "shows": scale.shows,
+        "takes": scale.takes,
+        "site": plan.site.name,
         "runs": [{**vars(run), "reads": run.reads and vars(run.reads)} for run in scale.runs],
         "cells": [
-            {"run": cell.run.name, "id": cell.point.id, "values": dict(cell.values),
-             "problem": cell.point.problem}
+            {
+                "run": cell.run.name,
+                "id": cell.point.id,
+                "values": dict(cell.values),
+                "problem": cell.point.problem,
+            }
             for cell in plan.cells
         ],
         "acceptance": [{"rule": rule.rule, "says": rule.says} for rule in scale.acceptance],
         "published": [one.label for one in study.published],
-    }  # fmt: skip
+    }
 
 
 def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> str:
@@ -74,8 +88,15 @@ def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> st
     for one in checked:
         nodes = count_of(one.script.layout.nodes, "node")
         ranks = count_of(one.script.layout.tasks_per_node, "rank")
-        rows.append([one.run.name, one.partition, f"{nodes} x {ranks}", count_of(one.tasks, "job"),
-                     "; ".join(one.errors) or "clean"])  # fmt: skip
+        rows.append(
+            [
+                one.run.name,
+                one.partition,
+                f"{nodes} x {ranks}",
+                count_of(one.tasks, "job"),
+                "; ".join(one.errors) or "clean",
+            ]
+        )
         if verbose:
             blocks.append(f"# {one.run.name}: an array of {one.tasks}\n{one.script.text}")
     cells = len(plan.possible)
@@ -88,18 +109,25 @@ def scripts_data(plan: Plan, checked: Sequence[Checked]) -> dict[str, Any]:
     """Scripts that were checked, as plain values."""
     return {
         "schema": 2,
-        "study": plan.study.name, "scale": plan.scale.name, "site": plan.site.name,
+        "study": plan.study.name,
+        "scale": plan.scale.name,
+        "site": plan.site.name,
         "cells": len(plan.possible),
         "left_out": [
             {"values": dict(cell.values), "problem": cell.point.problem} for cell in plan.impossible
         ],
         "takes": plan.scale.takes,
         "scripts": [
-            {"run": one.run.name, "tasks": one.tasks, "errors": list(one.errors),
-             "warnings": list(one.warnings), "script": one.script.text}
+            {
+                "run": one.run.name,
+                "tasks": one.tasks,
+                "errors": list(one.errors),
+                "warnings": list(one.warnings),
+                "script": one.script.text,
+            }
             for one in checked
         ],
-    }  # fmt: skip
+    }
 
 
 def _run_text(plan: Plan, run: Run) -> str:

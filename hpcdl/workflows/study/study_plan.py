@@ -101,10 +101,15 @@ class Plan:
             for attempt in sorted({cell.attempt for cell in self.cells})
             for run in self.scale.runs
             for in_image in (False, True)
-            for points in [tuple(cell.point for cell in self.cells_of(run, attempt)
-                                 if bool(cell.point.spec.container) is in_image)]
+            for points in [
+                tuple(
+                    cell.point
+                    for cell in self.cells_of(run, attempt)
+                    if bool(cell.point.spec.container) is in_image
+                )
+            ]
             if points
-        )  # fmt: skip
+        )
 
     def round_folder(self, run: Run, attempt: int = 0) -> Path:
         """The directory of a sweep."""
@@ -131,9 +136,13 @@ def _round_name(run: Run, attempt: int) -> str:
 
 
 def make_plan(
-    site: Site, study: Study, scale: Scale, partitions: Sequence[str] = (),
-    pythons: Mapping[str, str] = MappingProxyType({}), image: str = "",
-) -> Plan:  # fmt: skip
+    site: Site,
+    study: Study,
+    scale: Scale,
+    partitions: Sequence[str] = (),
+    pythons: Mapping[str, str] = MappingProxyType({}),
+    image: str = "",
+) -> Plan:
     """The cells of a scale on a site.
 
     `partitions` are used instead of the study's own, in its order; `pythons` are interpreters of
@@ -143,8 +152,10 @@ def make_plan(
     _check_partitions(study, scale, partitions)
     folder = site.paths.work / "studies" / f"{study.name}-{scale.name}"
     if stranger := next((name for name in pythons if name not in study.frameworks), ""):
-        raise BadInput(f"'{study.name}' has no framework '{stranger}'",
-                       hint=did_you_mean(stranger, study.frameworks))  # fmt: skip
+        raise BadInput(
+            f"'{study.name}' has no framework '{stranger}'",
+            hint=did_you_mean(stranger, study.frameworks),
+        )
     cells = tuple(
         cell
         for run in scale.runs
@@ -196,9 +207,14 @@ def _moved(run: Run, partitions: Sequence[str]) -> Run:
 
 
 def _cells(
-    site: Site, study: Study, scale: Scale, run: Run, pythons: Mapping[str, str], image: str,
+    site: Site,
+    study: Study,
+    scale: Scale,
+    run: Run,
+    pythons: Mapping[str, str],
+    image: str,
     folder: Path,
-) -> Iterator[Cell]:  # fmt: skip
+) -> Iterator[Cell]:
     ours = [key for key in (FRAMEWORK, ENVIRONMENT) if key in run.over]
     points = [
         one
@@ -210,13 +226,20 @@ def _cells(
             if attempt and run.repeat_up_to and int(values["gpus"]) > run.repeat_up_to:
                 continue
             around = study.environments.get(values.get(ENVIRONMENT, ""), _MODULE)
-            environment = {**_environment(site, scale, run, int(values["gpus"])),
-                           **around.variables}  # fmt: skip
+            environment = {
+                **_environment(site, scale, run, int(values["gpus"])),
+                **around.variables,
+            }
             # Neither interpreter nor image is part of the id: a report finds results without them.
             job = {key: value for key, value in point.values.items() if key in JOB_KEYS}
-            own = _digest(job, point.spec.program, environment, base.cpus_per_task,
-                          *(("container",) if around.container else ()),
-                          *((attempt,) if attempt else ()))  # fmt: skip
+            own = _digest(
+                job,
+                point.spec.program,
+                environment,
+                base.cpus_per_task,
+                *(("container",) if around.container else ()),
+                *((attempt,) if attempt else ()),
+            )
             python = pythons.get(values.get(FRAMEWORK, ""), "python3")
             program = tuple(python if one == _PYTHON else one for one in point.spec.program)
             spec = replace(point.spec, program=program, environment=environment)
@@ -250,11 +273,14 @@ def _points(
         if key not in how
     }
     exclude = [
-        {key: paths[value] if key == "data" else value for key, value in pattern.items()
-         if key not in how}
+        {
+            key: paths[value] if key == "data" else value
+            for key, value in pattern.items()
+            if key not in how
+        }
         for pattern in run.exclude
         if all(pattern.get(key, value) == value for key, value in how.items())
-    ]  # fmt: skip
+    ]
     if {} in exclude:
         return
     base = _base(site, study, scale, run, how.get(FRAMEWORK, ""))
@@ -277,9 +303,13 @@ def _base(site: Site, study: Study, scale: Scale, run: Run, name: str) -> JobSpe
         made = run.data != SYNTHETIC
         argv.append(f"--data={data_folder(site, scale.data[run.data]) if made else SYNTHETIC}")
     return JobSpec(
-        partition=site.default_partition, cpus_per_task=run.cpus_per_rank, minutes=run.minutes,
-        name=f"{study.name}-{run.name}"[:60], launcher=framework.launcher, program=tuple(argv),
-    )  # fmt: skip
+        partition=site.default_partition,
+        cpus_per_task=run.cpus_per_rank,
+        minutes=run.minutes,
+        name=f"{study.name}-{run.name}"[:60],
+        launcher=framework.launcher,
+        program=tuple(argv),
+    )
 
 
 def library(site: Site) -> Path:

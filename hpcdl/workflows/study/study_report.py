@@ -59,8 +59,13 @@ def write_report(report: Report, target: Path) -> dict[str, Path]:
     values = {**_values(report), "svg": svg[svg.index("<svg") :]}  # without its XML head
     for suffix in ("md", "html"):
         paths[suffix] = target / f"report.{suffix}"
-        environment = templates("study", autoescape=suffix == "html", trim_blocks=True,
-                                lstrip_blocks=True, finalize=inert_text)  # fmt: skip
+        environment = templates(
+            "study",
+            autoescape=suffix == "html",
+            trim_blocks=True,
+            lstrip_blocks=True,
+            finalize=inert_text,
+        )
         environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
         text = environment.get_template(f"report.{suffix}.j2").render(values)
         write_atomic(paths[suffix], text)
@@ -74,7 +79,9 @@ def as_data(report: Report) -> dict[str, Any]:
     plan = report.findings.plan
     return {
         "schema": 2,
-        "study": plan.study.name, "scale": plan.scale.name, "site": plan.site.name,
+        "study": plan.study.name,
+        "scale": plan.scale.name,
+        "site": plan.site.name,
         "accepted": report.accepted,
         "machine": {"cores": report.findings.cores, "load": report.findings.load},
         "acceptance": [
@@ -84,16 +91,25 @@ def as_data(report: Report) -> dict[str, Any]:
         "measured": [_cell_data(report.findings, one) for one in report.findings.measured],
         "predicted": [
             {
-                "run": one.run.name, "values": dict(one.values), "gpus": one.gpus,
-                "images_per_second": round(one.rate, 3), "low": _rounded(one.low),
-                "high": _rounded(one.high), "measured": one.measured, "relative_error": one.error,
+                "run": one.run.name,
+                "values": dict(one.values),
+                "gpus": one.gpus,
+                "images_per_second": round(one.rate, 3),
+                "low": _rounded(one.low),
+                "high": _rounded(one.high),
+                "measured": one.measured,
+                "relative_error": one.error,
                 "from_itself": one.from_itself,
             }
             for one in report.predicted
         ],
         "missing": [
-            {"run": one.cell.run.name, "values": dict(one.cell.values), "state": one.state,
-             "reason": one.reason}
+            {
+                "run": one.cell.run.name,
+                "values": dict(one.cell.values),
+                "state": one.state,
+                "reason": one.reason,
+            }
             for one in report.findings.missing
         ],
         "not_predicted": list(report.gaps),
@@ -107,7 +123,7 @@ def as_data(report: Report) -> dict[str, Any]:
             {"label": one.label, "source": one.source, "points": [vars(p) for p in one.points]}
             for one in plan.study.published
         ],
-    }  # fmt: skip
+    }
 
 
 def as_text(report: Report) -> str:
@@ -121,23 +137,33 @@ def as_text(report: Report) -> str:
 def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
     base = alone(findings.measured, one)
     return {
-        "run": one.cell.run.name, "values": dict(one.cell.values), "ranks": one.ranks,
-        "jobs": one.jobs, "nodes": len(one.result["layout"]["nodes"]), "steps": len(one.rates),
+        "run": one.cell.run.name,
+        "values": dict(one.cell.values),
+        "ranks": one.ranks,
+        "jobs": one.jobs,
+        "nodes": len(one.result["layout"]["nodes"]),
+        "steps": len(one.rates),
         "images_per_second": round(one.rate, 3),
-        "p05": round(one.spread[0], 3), "p95": round(one.spread[1], 3),
+        "p05": round(one.spread[0], 3),
+        "p95": round(one.spread[1], 3),
         "speedup": round(one.rate / base.rate, 4) if base else None,
         "efficiency": _rounded(efficiency(findings, one)),
         "seconds": {name: round(seconds, 6) for name, seconds in one.parts.items()},
-        "data_bytes": one.size, "epoch_seconds": one.epoch_seconds, "metrics": one.metrics,
-        "job_id": one.result["job"]["id"], "release": one.result["release"],
+        "data_bytes": one.size,
+        "epoch_seconds": one.epoch_seconds,
+        "metrics": one.metrics,
+        "job_id": one.result["job"]["id"],
+        "release": one.result["release"],
         "result": str(one.folder / "result.json"),
-    }  # fmt: skip
+    }
 
 
 def _values(report: Report) -> dict[str, Any]:
     plan = report.findings.plan
     return {
-        "study": plan.study, "scale": plan.scale, "site": plan.site.name,
+        "study": plan.study,
+        "scale": plan.scale,
+        "site": plan.site.name,
         "accepted": _YES[report.accepted],
         "verdicts": [(_YES[one.ok], one.rule.says, one.evidence) for one in report.verdicts],
         "measured": _measured_table(report),
@@ -149,15 +175,26 @@ def _values(report: Report) -> dict[str, Any]:
         "taught": any(one.from_itself for one in report.predicted),
         "published": (
             ("what", "GPUs", "images/s", "speed-up", "source"),
-            [(group.label, str(point.gpus), _number(point.images_per_second, "g"),
-              _number(point.speedup, "g"), group.source)
-             for group in plan.study.published for point in group.points],
+            [
+                (
+                    group.label,
+                    str(point.gpus),
+                    _number(point.images_per_second, "g"),
+                    _number(point.speedup, "g"),
+                    group.source,
+                )
+                for group in plan.study.published
+                for point in group.points
+            ],
         ),
         "missing": [(one.cell.label, one.state, one.reason) for one in report.findings.missing],
-        "gaps": report.gaps, "caption": caption(report.findings), "busy": _busy(report.findings),
+        "gaps": report.gaps,
+        "caption": caption(report.findings),
+        "busy": _busy(report.findings),
         "releases": sorted({str(one.result["release"]) for one in report.findings.measured}),
-        "date": time.strftime("%Y-%m-%d"), "version": __version__,
-    }  # fmt: skip
+        "date": time.strftime("%Y-%m-%d"),
+        "version": __version__,
+    }
 
 
 def _busy(findings: Findings) -> str:
@@ -175,22 +212,41 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def _measured_table(report: Report) -> Table:
     kept = "of the cores" if report.findings.shared else "efficiency"
-    head = ("cell", "jobs", "ranks", "nodes", "images/s", "5 to 95 %", "speed-up", kept,
-            "waiting for input", "not hidden", "seconds/epoch", "scores")  # fmt: skip
+    head = (
+        "cell",
+        "jobs",
+        "ranks",
+        "nodes",
+        "images/s",
+        "5 to 95 %",
+        "speed-up",
+        kept,
+        "waiting for input",
+        "not hidden",
+        "seconds/epoch",
+        "scores",
+    )
     rows = []
     for one in report.findings.measured:
         base = alone(report.findings.measured, one)
         part = efficiency(report.findings, one)
         scores = (name for name in ("accuracy", "auroc") if name in one.metrics)
-        rows.append((
-            f"{one.cell.run.name}: {one.cell.label}", str(one.jobs) if one.jobs > 1 else "",
-            str(one.ranks), str(len(one.result["layout"]["nodes"])), f"{one.rate:.4g}",
-            f"{one.spread[0]:.4g} to {one.spread[1]:.4g}",
-            f"{one.rate / base.rate:.2f}" if base else "", "" if part is None else f"{part:.0%}",
-            f"{one.shares['input']:.1%}", f"{one.shares['communication']:.1%}",
-            f"{one.epoch_seconds:.3g}" if one.epoch_seconds else "",
-            ", ".join(f"{name} {one.metrics[name]:.3f}" for name in scores),
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"{one.cell.run.name}: {one.cell.label}",
+                str(one.jobs) if one.jobs > 1 else "",
+                str(one.ranks),
+                str(len(one.result["layout"]["nodes"])),
+                f"{one.rate:.4g}",
+                f"{one.spread[0]:.4g} to {one.spread[1]:.4g}",
+                f"{one.rate / base.rate:.2f}" if base else "",
+                "" if part is None else f"{part:.0%}",
+                f"{one.shares['input']:.1%}",
+                f"{one.shares['communication']:.1%}",
+                f"{one.epoch_seconds:.3g}" if one.epoch_seconds else "",
+                ", ".join(f"{name} {one.metrics[name]:.3f}" for name in scores),
+            )
+        )
     return _without_empty(head, rows)
 
 
@@ -210,7 +266,7 @@ def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
     return ("", *columns), [
         (", ".join(row), *(values.get(name, "") for name in columns))
         for row, values in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def _row_of(findings: Findings, values: Values, asked: StudyTable) -> tuple[str, ...]:
@@ -238,11 +294,15 @@ def _predicted_table(predicted: Sequence[Predicted]) -> Table:
     for one in predicted:
         named = (f"{key}={value}" for key, value in one.values.items() if key != "run")
         error = "" if one.error is None else f"{one.error:+.1%}"
-        rows.append((
-            f"{one.run.name}: {' '.join(named)}", f"{one.rate:.4g}",
-            "" if one.low is None else f"{one.low:.4g} to {one.high:.4g}", _number(one.measured),
-            "starts from it" if one.from_itself else error,
-        ))  # fmt: skip
+        rows.append(
+            (
+                f"{one.run.name}: {' '.join(named)}",
+                f"{one.rate:.4g}",
+                "" if one.low is None else f"{one.low:.4g} to {one.high:.4g}",
+                _number(one.measured),
+                "starts from it" if one.from_itself else error,
+            )
+        )
     return _without_empty(head, rows)
 
 

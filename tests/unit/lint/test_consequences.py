@@ -19,9 +19,17 @@ from hpcdl.slurm.rules import Release, known_releases, rule
 
 STANDINS = Path(__file__).parents[2] / "standins"
 RELEASES = (
-    *known_releases(), "20.11.0", "20.11.3", "21.08.0", "21.08.1", "21.08.5", "21.08.6", "23.11.3",
-    "23.11.4", "25.05.0",
-)  # fmt: skip
+    *known_releases(),
+    "20.11.0",
+    "20.11.3",
+    "21.08.0",
+    "21.08.1",
+    "21.08.5",
+    "21.08.6",
+    "23.11.3",
+    "23.11.4",
+    "25.05.0",
+)
 FOUR_RANKS = "--nodes=1 --ntasks-per-node=4 --gpus-per-node=4"
 
 
@@ -66,12 +74,26 @@ STEPS = [
     ("cpus-per-task-lost", LOST[1], "", {"SRUN_CPUS_PER_TASK": "4"}, "cpus_per_task", 4, 1),
     ("cpus-per-gpu-ignored", f"{FOUR_RANKS} --cpus-per-gpu=4", "", {}, "cpus_per_task", 1, 4),
     ("steps-exclusive", "--ntasks=1 --exclusive", "-n1", {}, "cpus_held_per_node", 1, 16),
-    ("gpus-per-task-isolates", "--ntasks-per-node=4 --gpus-per-task=1", "", {}, "gpus_visible",
-     ONE_EACH, ALL),
-    ("ntasks-per-gpu-isolates", "--gpus-per-node=4 --ntasks-per-gpu=1", "", {}, "gpus_visible",
-     ONE_EACH, None),
+    (
+        "gpus-per-task-isolates",
+        "--ntasks-per-node=4 --gpus-per-task=1",
+        "",
+        {},
+        "gpus_visible",
+        ONE_EACH,
+        ALL,
+    ),
+    (
+        "ntasks-per-gpu-isolates",
+        "--gpus-per-node=4 --ntasks-per-gpu=1",
+        "",
+        {},
+        "gpus_visible",
+        ONE_EACH,
+        None,
+    ),
     ("cpu-bind-rank", "-n4", "--cpu-bind=rank", {}, "cpu_bind", "", "rank"),
-]  # fmt: skip
+]
 
 
 @every_release
@@ -105,21 +127,36 @@ def test_the_safe_shape_shows_every_gpu_to_every_rank(version, options):
 _PAIR = "--gpus-per-node and --gres=gpu are mutually exclusive"
 _TOGETHER = "mutually exclusive"
 REFUSED = [
-    ("cpus-per-task-mismatch", "two different environment variables", LOST[0], "",
-     {"SLURM_CPUS_PER_TASK": "2"}),
+    (
+        "cpus-per-task-mismatch",
+        "two different environment variables",
+        LOST[0],
+        "",
+        {"SLURM_CPUS_PER_TASK": "2"},
+    ),
     ("gpu-flag-pair", _PAIR, "--gpus-per-node=4 --gres=gpu:4", None, {}),
     ("gpu-flag-pair", _PAIR, "--gres=gpu:4", None, {"SBATCH_GPUS_PER_NODE": "4"}),
     ("gpu-flag-pair", _PAIR, FOUR_RANKS, "--gres=gpu:4", {}),
-    ("ntasks-per-gpu-with-cpus", "SLURM_TRES_PER_TASK is mutually exclusive with --ntasks-per-gpu",
-     "--gpus-per-node=4 --ntasks-per-gpu=1 --cpus-per-task=4", "-c4", {}),
-    ("ntasks-per-gpu-excludes", _TOGETHER, "--gpus=4 --ntasks-per-gpu=1 --ntasks-per-node=4",
-     None, {}),
+    (
+        "ntasks-per-gpu-with-cpus",
+        "SLURM_TRES_PER_TASK is mutually exclusive with --ntasks-per-gpu",
+        "--gpus-per-node=4 --ntasks-per-gpu=1 --cpus-per-task=4",
+        "-c4",
+        {},
+    ),
+    (
+        "ntasks-per-gpu-excludes",
+        _TOGETHER,
+        "--gpus=4 --ntasks-per-gpu=1 --ntasks-per-node=4",
+        None,
+        {},
+    ),
     ("ntasks-per-gpu-excludes", _TOGETHER, "--gpus-per-task=1 --ntasks-per-gpu=1", None, {}),
     ("cpus-per-gpu-excludes", _TOGETHER, "--gpus=4 --cpus-per-gpu=2 --cpus-per-task=2", None, {}),
     ("exclusive-oversubscribe", _TOGETHER, "--exclusive --oversubscribe", None, {}),
     ("memory-flags", _TOGETHER, "--mem=1G --mem-per-cpu=1G", None, {}),
     ("exclusive-overlap", _TOGETHER, "-n2", "--exclusive --overlap", {}),
-]  # fmt: skip
+]
 
 
 @every_release
@@ -201,8 +238,12 @@ echo "code $?"
 def test_a_whole_job_runs_through_both_stand_ins(tmp_path, version, held):
     """On 22.05 ranks are told 3, the batch script's number, and hold 1."""
     path = f"{STANDINS}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    around = {**os.environ, "PATH": path, "SLURM_STANDIN_RECORD": "records",
-              "SLURM_STANDIN_VERSION": version}  # fmt: skip
+    around = {
+        **os.environ,
+        "PATH": path,
+        "SLURM_STANDIN_RECORD": "records",
+        "SLURM_STANDIN_VERSION": version,
+    }
     (tmp_path / "job.sh").write_text(WHOLE_JOB)
     subprocess.run(["sbatch", "job.sh"], env=around, cwd=tmp_path, check=True, timeout=60)
     *lines, code = (tmp_path / "log").read_text().splitlines()

@@ -41,11 +41,16 @@ def test_standard_input(monkeypatch, hpcdl):
     assert "-:2:20: error" in hpcdl(*LINT, "-", code=1).out
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    (b"", "is empty"), (b"\n \n", "is empty"), (b"\x7fELF\2\1\1\0", "is no script"),
-    (b"root:x:0:0:root:/root:/bin/bash\n", "is no script"),
-    ("#!/bin/bash\n#SBATCH -n 1\n".encode("utf-16"), "is UTF-16, which sbatch does not read"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"\x7fELF\2\1\1\0", "is no script"),
+        (b"root:x:0:0:root:/root:/bin/bash\n", "is no script"),
+        ("#!/bin/bash\n#SBATCH -n 1\n".encode("utf-16"), "is UTF-16, which sbatch does not read"),
+    ],
+)
 def test_what_is_no_script_is_bad_input(tmp_path, hpcdl, content, said):
     (tmp_path / "file").write_bytes(content)
     assert said in hpcdl(*LINT, str(tmp_path / "file"), code=2).err
@@ -62,10 +67,14 @@ def test_explain_prints_a_rule_and_its_source(hpcdl):
     assert "did you mean 'log-directory'?" in hpcdl(*explain, "log-directry", code=2).err
 
 
-@pytest.mark.parametrize(("shell", "name"), [
-    ("/bin/tcsh", "tcsh"), ("/usr/bin/env -S Rscript --vanilla", "Rscript"),
-    ("/usr/bin/python3 -u", "python3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shell", "name"),
+    [
+        ("/bin/tcsh", "tcsh"),
+        ("/usr/bin/env -S Rscript --vanilla", "Rscript"),
+        ("/usr/bin/python3 -u", "python3"),
+    ],
+)
 def test_of_other_shells_only_directives_are_checked(tmp_path, hpcdl, shell, name):
     path = tmp_path / "job"
     path.write_text(f"#!{shell}\n#SBATCH --ntasks=0\nsrun --exact | tee x &\n")

@@ -9,8 +9,14 @@ from hpcdl.jobs.lint.job import Cluster, of_site
 from hpcdl.site import load_site
 
 MATRIX = Path(__file__).parents[2] / "matrix" / "site.yaml"
-NAMES = {"partitions": "p100 cpu", "accounts": "physics", "qos": "normal long", "gres": "gpu nvme",
-         "gpu_types": "p100", "features": "skylake ib-fdr"}  # fmt: skip
+NAMES = {
+    "partitions": "p100 cpu",
+    "accounts": "physics",
+    "qos": "normal long",
+    "gres": "gpu nvme",
+    "gpu_types": "p100",
+    "features": "skylake ib-fdr",
+}
 PI = Cluster(where="'pi'", **{key: frozenset(names.split()) for key, names in NAMES.items()})
 
 
@@ -20,22 +26,38 @@ def found(directive, cluster=PI, version="26.05"):
     return {one.rule.id: one.detail for one in rows}
 
 
-@pytest.mark.parametrize(("directive", "rule"), [
-    ("--partition=p10", "partition-unknown"), ("-p cpu,gpu", "partition-unknown"),
-    ("--account=phsyics", "account-unknown"), ("--qos=short", "qos-unknown"),
-    ("--gres=gpu:v100:2", "gres-unknown"), ("--gpus-per-node=v100:2", "gres-unknown"),
-    ("--gres=gpus:2", "gres-unknown"), ("--constraint=broadwell", "feature-unknown"),
-    ('--constraint="[skylake*2|haswell*2]"', "feature-unknown"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("directive", "rule"),
+    [
+        ("--partition=p10", "partition-unknown"),
+        ("-p cpu,gpu", "partition-unknown"),
+        ("--account=phsyics", "account-unknown"),
+        ("--qos=short", "qos-unknown"),
+        ("--gres=gpu:v100:2", "gres-unknown"),
+        ("--gpus-per-node=v100:2", "gres-unknown"),
+        ("--gres=gpus:2", "gres-unknown"),
+        ("--constraint=broadwell", "feature-unknown"),
+        ('--constraint="[skylake*2|haswell*2]"', "feature-unknown"),
+    ],
+)
 def test_a_name_that_the_cluster_has_not_is_an_error(directive, rule):
     assert set(found(directive)) == {rule}
     assert found(directive, Cluster()) == {}
 
 
-@pytest.mark.parametrize("directive", [
-    "-p p100,cpu", "--account=physics", "--qos=long", "--gres=gpu:p100:2,nvme:1", "--gpus=2",
-    '--constraint="(skylake&ib-fdr)|skylake*2"', "--partition={{ partition }}", "--qos=@qos@",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "directive",
+    [
+        "-p p100,cpu",
+        "--account=physics",
+        "--qos=long",
+        "--gres=gpu:p100:2,nvme:1",
+        "--gpus=2",
+        '--constraint="(skylake&ib-fdr)|skylake*2"',
+        "--partition={{ partition }}",
+        "--qos=@qos@",
+    ],
+)
 def test_names_that_it_has_and_gaps_of_templates_are_right(directive):
     assert found(directive) == {}
 
@@ -78,12 +100,19 @@ srun --cpu-bind=cores python train.py
 """
 
 
-@pytest.mark.parametrize(("key", "value", "gone", "instead"), [
-    ("TaskPlugin", "task/affinity,task/cgroup", "cpus-per-task-default",
-     {"cpus-per-task-lost", "cpus-per-gpu-ignored"}),
-    ("KillOnBadExit", "1", "kill-on-bad-exit", set()),
-    ("JobFileAppend", "1", "requeue-truncates", set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("key", "value", "gone", "instead"),
+    [
+        (
+            "TaskPlugin",
+            "task/affinity,task/cgroup",
+            "cpus-per-task-default",
+            {"cpus-per-task-lost", "cpus-per-gpu-ignored"},
+        ),
+        ("KillOnBadExit", "1", "kill-on-bad-exit", set()),
+        ("JobFileAppend", "1", "requeue-truncates", set()),
+    ],
+)
 def test_what_depends_on_slurm_conf_is_advice_until_it_is_known(key, value, gone, instead):
     def rules(cluster):
         return {one.rule.id for one in lint(STEPS, name="x", version="22.05", cluster=cluster)}

@@ -21,16 +21,21 @@ def rules_of(text, version="26.05", **more):
     return {one.rule.id for one in lint(text, name="job.sh", version=version, **more)}
 
 
-@pytest.mark.parametrize(("line", "command", "options"), [
-    *((one, "sbatch", [("nodes", "2")])
-      for one in ("-N2", "-N 2", "--nodes 2", "--nodes=2", '--nodes="2"', "-N'2'")),
-    ("-HN2", "sbatch", [("hold", None), ("nodes", "2")]),
-    ("--parti=gpu", "sbatch", [("partition", "gpu")]),
-    ("--ntasks-per=2", "sbatch", [("ntasks-per", "2")]),
-    ("--exclusive user", "srun", [("exclusive", None)]),
-    ("-K1 --overlap python", "srun", [("kill-on-bad-exit", "1"), ("overlap", None)]),
-    ("-n 4 prog --nodes=9", "srun", [("ntasks", "4")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "command", "options"),
+    [
+        *(
+            (one, "sbatch", [("nodes", "2")])
+            for one in ("-N2", "-N 2", "--nodes 2", "--nodes=2", '--nodes="2"', "-N'2'")
+        ),
+        ("-HN2", "sbatch", [("hold", None), ("nodes", "2")]),
+        ("--parti=gpu", "sbatch", [("partition", "gpu")]),
+        ("--ntasks-per=2", "sbatch", [("ntasks-per", "2")]),
+        ("--exclusive user", "srun", [("exclusive", None)]),
+        ("-K1 --overlap python", "srun", [("kill-on-bad-exit", "1"), ("overlap", None)]),
+        ("-n 4 prog --nodes=9", "srun", [("ntasks", "4")]),
+    ],
+)
 def test_options_are_read_in_all_their_spellings(line, command, options):
     """A beginning names one; an optional value stands behind `=` only; the program ends them."""
     found = read_options([Word(word, 0) for word in line.split()], command).given
@@ -41,8 +46,11 @@ def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line()
     text = '#SBATCH --job-name="a # b" -n 4 # --nodes=9\n#SBATCH --comment=a\\ b\n#SBATCH\t-c2\n'
     (options,) = Script(HEAD + text, "x").components
     assert [(one.name, one.value) for one in options.given] == [
-        ("job-name", "a # b"), ("ntasks", "4"), ("comment", "a b"), ("cpus-per-task", "2"),
-    ]  # fmt: skip
+        ("job-name", "a # b"),
+        ("ntasks", "4"),
+        ("comment", "a b"),
+        ("cpus-per-task", "2"),
+    ]
 
 
 def test_directives_end_at_the_first_command_not_at_comments_or_blank_lines():
@@ -75,22 +83,25 @@ def test_a_point_release_between_two_bugs_is_distinguished():
     assert not both & rules_of(text, "25.05.1")
 
 
-@pytest.mark.parametrize(("line", "names"), [
-    ("srun a \\\n  --b c", [["srun", "a", "--b", "c"]]),
-    ("a 'b c' \"d $(e f) g\" | h", [["a", "'b c'", '"d $(e f) g"'], ["e", "f"], ["h"]]),
-    ("x=1 y=$(z) cmd", [["cmd"], ["z"]]),
-    ("cat <<'E' | b\nsrun not\nE\nc", [["cat"], ["b"], ["c"]]),
-    ("cat <<-E\n\tsrun not\n\tE\nc", [["cat"], ["c"]]),
-    ("a >f 2>&1 <g b # c", [["a", "b"]]),
-    ("a <<< 'srun b' c", [["a", "c"]]),
-    ("bash -c 'a; b'", [["bash", "-c", "'a; b'"], ["a"], ["b"]]),
-    ("(( x < 3 )) && a", [["(( x < 3 ))"], ["a"]]),
-    ("f() { a; }; function g { b; }", [["a"], ["b"]]),
-    ("a=(srun b) c", [["c"]]),
-    ("`a b` c", [["`a b`", "c"], ["a", "b"]]),
-    ("a $'it\\'s' b", [["a", "$'it\\'s'", "b"]]),
-    ('a "${x:-don\'t}" b', [["a", '"${x:-don\'t}"', "b"]]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("srun a \\\n  --b c", [["srun", "a", "--b", "c"]]),
+        ("a 'b c' \"d $(e f) g\" | h", [["a", "'b c'", '"d $(e f) g"'], ["e", "f"], ["h"]]),
+        ("x=1 y=$(z) cmd", [["cmd"], ["z"]]),
+        ("cat <<'E' | b\nsrun not\nE\nc", [["cat"], ["b"], ["c"]]),
+        ("cat <<-E\n\tsrun not\n\tE\nc", [["cat"], ["c"]]),
+        ("a >f 2>&1 <g b # c", [["a", "b"]]),
+        ("a <<< 'srun b' c", [["a", "c"]]),
+        ("bash -c 'a; b'", [["bash", "-c", "'a; b'"], ["a"], ["b"]]),
+        ("(( x < 3 )) && a", [["(( x < 3 ))"], ["a"]]),
+        ("f() { a; }; function g { b; }", [["a"], ["b"]]),
+        ("a=(srun b) c", [["c"]]),
+        ("`a b` c", [["`a b`", "c"], ["a", "b"]]),
+        ("a $'it\\'s' b", [["a", "$'it\\'s'", "b"]]),
+        ('a "${x:-don\'t}" b', [["a", '"${x:-don\'t}"', "b"]]),
+    ],
+)
 def test_the_shell_is_cut_into_its_commands(line, names):
     found = [[word.raw for word in one.words] for one in Reading(line).commands if one.words]
     assert found == names
@@ -117,8 +128,11 @@ def test_a_step_is_found_behind_wrappers_and_in_variables():
     text += "L='srun -n3'\n$L c\nexec srun -n4 d\n"
     steps = Script(text, "x").steps
     assert [(step.options.number("ntasks"), step.program) for step in steps] == [
-        (1, "a"), (2, "b"), (3, "c"), (4, "d"),
-    ]  # fmt: skip
+        (1, "a"),
+        (2, "b"),
+        (3, "c"),
+        (4, "d"),
+    ]
 
 
 def test_options_hidden_in_an_unknown_variable_are_not_taken_as_missing():
@@ -136,10 +150,15 @@ _MORE = (" ", "\n", "\r\n", "\0", "\u2028", "\n# hpcdl-lint: allow ", "\n#SBATCH
 _PIECES = st.sampled_from((*_WORDS.split(), *_MORE))
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("job.sh", {"directive-variable"}), ("templates/run/job.sh", {"directive-variable"}),
-    ("run/templates/job.txt", set()), ("job.sh.j2", set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("job.sh", {"directive-variable"}),
+        ("templates/run/job.sh", {"directive-variable"}),
+        ("run/templates/job.txt", set()),
+        ("job.sh.j2", set()),
+    ],
+)
 def test_what_lies_among_templates_is_filled_in(name, said):
     text = "#!/bin/bash\n#SBATCH --output=$HOME/%j.log\n./solver\n"
     assert {one.rule.id for one in lint(text, name=name, version="26.05")} == said
@@ -159,13 +178,25 @@ def test_no_bytes_crash_the_linter(data):
     lint("#!/bin/sh\n#SBATCH " + data.decode("latin-1"), name="x", version="20.11")
 
 
-@pytest.mark.parametrize("text", [
-    "#SBATCH --nodes=2\n" * 5_000, "#SBATCH --nodees=2 x\n" * 5_000,
-    "true\n" + "#SBATCH --nodes=2\n" * 5_000, "#SBATCH " + "--nodes=2 " * 5_000,
-    "# hpcdl-lint: allow wait-bare x\n" * 5_000, "srun " + "a " * 25_000, "'\"" * 25_000,
-    "((" * 25_000, "$(" * 25_000, '"${' * 17_000, "( " * 10_000 + "a" + " )&" * 10_000,
-    "A+=(1 2 3)\n" * 4_000, "trap x USR2\nsrun y &\nwait $p\n" * 1_000,
-], ids=lambda text: text[:20].encode("unicode_escape").decode())  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#SBATCH --nodes=2\n" * 5_000,
+        "#SBATCH --nodees=2 x\n" * 5_000,
+        "true\n" + "#SBATCH --nodes=2\n" * 5_000,
+        "#SBATCH " + "--nodes=2 " * 5_000,
+        "# hpcdl-lint: allow wait-bare x\n" * 5_000,
+        "srun " + "a " * 25_000,
+        "'\"" * 25_000,
+        "((" * 25_000,
+        "$(" * 25_000,
+        '"${' * 17_000,
+        "( " * 10_000 + "a" + " )&" * 10_000,
+        "A+=(1 2 3)\n" * 4_000,
+        "trap x USR2\nsrun y &\nwait $p\n" * 1_000,
+    ],
+    ids=lambda text: text[:20].encode("unicode_escape").decode(),
+)
 def test_long_scripts_take_time_in_proportion_to_their_length(text):
     lint(HEAD, name="x", version="22.05")
     start = time.process_time()

@@ -17,26 +17,45 @@ from slurm_model import Fatal, Slurm
 from tests.unit.lint.conftest import CONFIG
 
 DIRECTIVES = [
-    "--mem=1G --mem-per-cpu=1G", "--exclusive --oversubscribe", "--gpus-per-node=1 --gres=gpu:1",
-    "--gpus=2 --ntasks-per-gpu=1 --ntasks-per-node=2", "--gpus-per-task=1 --ntasks-per-gpu=1",
-    "--gpus=2 --cpus-per-gpu=1 --cpus-per-task=1", "--tres-per-task=cpu:1", "--prefer=fast",
-    "--segment=2", "--power=level", "--gpu-bind=none", "--gres-flags=allow-task-sharing",
-    "--gpu-per-node=1", "-Y", "-n1 two", "--parti=main", "--cpus-per=2",
+    "--mem=1G --mem-per-cpu=1G",
+    "--exclusive --oversubscribe",
+    "--gpus-per-node=1 --gres=gpu:1",
+    "--gpus=2 --ntasks-per-gpu=1 --ntasks-per-node=2",
+    "--gpus-per-task=1 --ntasks-per-gpu=1",
+    "--gpus=2 --cpus-per-gpu=1 --cpus-per-task=1",
+    "--tres-per-task=cpu:1",
+    "--prefer=fast",
+    "--segment=2",
+    "--power=level",
+    "--gpu-bind=none",
+    "--gres-flags=allow-task-sharing",
+    "--gpu-per-node=1",
+    "-Y",
+    "-n1 two",
+    "--parti=main",
+    "--cpus-per=2",
     "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --cpus-per-task=4",
-]  # fmt: skip
+]
 TEXTS = [
     *(f"#!/bin/bash\n#SBATCH {one}\ntrue\n" for one in DIRECTIVES),
-    "#SBATCH -n1\ntrue\n", "#!/bin/sh\r\ntrue\r\n", "#!/bin/sh\ntrue \0\n",
-    "#!/bin/sh\n#SBATCH -n1 \\\n  --gpu-per-node\n", "#!/bin/sh\ntrue\n#SBATCH --gpu-per-node\n",
-]  # fmt: skip
+    "#SBATCH -n1\ntrue\n",
+    "#!/bin/sh\r\ntrue\r\n",
+    "#!/bin/sh\ntrue \0\n",
+    "#!/bin/sh\n#SBATCH -n1 \\\n  --gpu-per-node\n",
+    "#!/bin/sh\ntrue\n#SBATCH --gpu-per-node\n",
+]
 STEPS = [
-    ("--exclusive --overlap", {}), ("--exact --whole", {}), ("--cpu-bind=rank", {}),
-    ("--tres-bind=gres/gpu:none", {}), ("--gres=gpu:1", {"SLURM_GPUS_PER_NODE": "1"}),
+    ("--exclusive --overlap", {}),
+    ("--exact --whole", {}),
+    ("--cpu-bind=rank", {}),
+    ("--tres-bind=gres/gpu:none", {}),
+    ("--gres=gpu:1", {"SLURM_GPUS_PER_NODE": "1"}),
     ("", {"SLURM_CPUS_PER_TASK": "2", "SLURM_TRES_PER_TASK": "cpu=4"}),
     ("-c2", {"SLURM_NTASKS_PER_GPU": "1", "SLURM_GPUS": "1", "SLURM_TRES_PER_TASK": "cpu=2"}),
-    ("-c2 --cpus-per-gpu=2 --gpus=1", {}), ("--wait-for-children", {}),
+    ("-c2 --cpus-per-gpu=2 --gpus=1", {}),
+    ("--wait-for-children", {}),
     ("-n2 -c4 --kill-on-bad-exit=1", {}),
-]  # fmt: skip
+]
 _REFUSALS = re.compile(
     r"mutually exclusive|unrecognized option|invalid option|ambiguous|Invalid|only used with srun|"
     r"two different environment variables|look like a batch script|DOS line breaks|NULL character"

@@ -53,11 +53,14 @@ def test_of_several_scripts_in_a_file_the_first_is_read(script):
     assert [(one.rule.id, one.line, one.also) for one in found] == [("cpus-per-task-lost", 3, ())]
 
 
-@pytest.mark.parametrize(("directive", "said"), [
-    ("--time = 1:00:00", "write = without blanks"),
-    ("--account=${PROJECT:?set it}", "'${PROJECT:?set' is not expanded"),
-    ("--workdir=/scratch", "sbatch has no --workdir; did you mean '--chdir'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("directive", "said"),
+    [
+        ("--time = 1:00:00", "write = without blanks"),
+        ("--account=${PROJECT:?set it}", "'${PROJECT:?set' is not expanded"),
+        ("--workdir=/scratch", "sbatch has no --workdir; did you mean '--chdir'?"),
+    ],
+)
 def test_a_frequent_slip_is_named(directive, said):
     found = lint(f"#!/bin/bash\n#SBATCH {directive}\n./solver\n", name="job.sh", version="24.11")
     assert said in [one.detail for one in found]
@@ -106,10 +109,16 @@ def test_bytes_that_are_no_utf8_are_read_all_the_same(script, capsys):
     assert "job.sh:3:18: error" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("directives", "column"), [
-    ("--partition=v100 --gpus-per-node=9", 26), ("-p v100 --gres=gpu:v100:16", 17), ("-N7", 9),
-    ("--ntasks-per-node=8 -c11", 29), ("--time=2-1", 9),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("directives", "column"),
+    [
+        ("--partition=v100 --gpus-per-node=9", 26),
+        ("-p v100 --gres=gpu:v100:16", 17),
+        ("-N7", 9),
+        ("--ntasks-per-node=8 -c11", 29),
+        ("--time=2-1", 9),
+    ],
+)
 def test_more_than_the_partition_has_is_an_error(directives, column):
     text = f"#!/bin/bash\n#SBATCH {directives}\ntrue\n"
     found = lint(text, name="x", version="24.11", partition=V100)
@@ -137,33 +146,43 @@ def found(text, version="26.05"):
     return [(one.line, one.rule.id) for one in lint(text, name="job.sh", version=version)]
 
 
-@pytest.mark.parametrize("text", [
-    "# hpcdl-lint: allow kill-on-bad-exit one rank may die\n" + STEP,
-    "  #hpcdl-lint:  allow  kill-on-bad-exit  one rank may die\n" + STEP,
-    "srun python a.py  # hpcdl-lint: allow kill-on-bad-exit one rank may die\n",
-    STEP + "# hpcdl-lint: allow-file kill-on-bad-exit ranks are independent\n",
-    "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a\\\n b\n",
-    "# hpcdl-lint: allow kill-on-bad-exit may die\ntime \\\n  srun \\\n  python a.py\n",
-    "srun \\\n  python a.py  # hpcdl-lint: allow kill-on-bad-exit may die\n",
-    "# hpcdl-lint: allow pipe-status only to look at\n"
-    "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a.py | tee log\n",
-    STEP + "cat <<END\n# hpcdl-lint: allow nonsense\nEND\n"
-    "# hpcdl-lint: allow-file kill-on-bad-exit one in a here-document is text\n",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# hpcdl-lint: allow kill-on-bad-exit one rank may die\n" + STEP,
+        "  #hpcdl-lint:  allow  kill-on-bad-exit  one rank may die\n" + STEP,
+        "srun python a.py  # hpcdl-lint: allow kill-on-bad-exit one rank may die\n",
+        STEP + "# hpcdl-lint: allow-file kill-on-bad-exit ranks are independent\n",
+        "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a\\\n b\n",
+        "# hpcdl-lint: allow kill-on-bad-exit may die\ntime \\\n  srun \\\n  python a.py\n",
+        "srun \\\n  python a.py  # hpcdl-lint: allow kill-on-bad-exit may die\n",
+        "# hpcdl-lint: allow pipe-status only to look at\n"
+        "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a.py | tee log\n",
+        STEP + "cat <<END\n# hpcdl-lint: allow nonsense\nEND\n"
+        "# hpcdl-lint: allow-file kill-on-bad-exit one in a here-document is text\n",
+    ],
+)
 def test_a_waiver_covers_the_next_line_its_own_line_or_the_file(text):
     assert found(HEAD + text) == []
 
 
-@pytest.mark.parametrize(("text", "rules"), [
-    (STEP, [(3, "kill-on-bad-exit")]),
-    # It does not reach the line after the next.
-    ("# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP,
-     [(3, "waiver-unused"), (5, "kill-on-bad-exit")]),
-    ("# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP,
-     [(3, "waiver-unknown"), (4, "kill-on-bad-exit")]),
-    # Without a reason it waives, but is reported.
-    ("# hpcdl-lint: allow kill-on-bad-exit\n" + STEP, [(3, "waiver-reason")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        (STEP, [(3, "kill-on-bad-exit")]),
+        # It does not reach the line after the next.
+        (
+            "# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP,
+            [(3, "waiver-unused"), (5, "kill-on-bad-exit")],
+        ),
+        (
+            "# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP,
+            [(3, "waiver-unknown"), (4, "kill-on-bad-exit")],
+        ),
+        # Without a reason it waives, but is reported.
+        ("# hpcdl-lint: allow kill-on-bad-exit\n" + STEP, [(3, "waiver-reason")]),
+    ],
+)
 def test_where_a_waiver_does_not_silence_the_rule_or_is_wrong_that_is_reported(text, rules):
     assert found(HEAD + text) == rules
 

@@ -20,10 +20,26 @@ from tests.unit.conftest import shipped
 RIGHT = sorted((Path(__file__).parent / "fixtures" / "right").glob("*.sh"))
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.sh"))
 RELEASES = (
-    *known_releases(), "20.11.0", "20.11.2", "20.11.3", "21.08.0", "21.08.1", "21.08.5", "21.08.6",
-    "23.11.3", "23.11.4", "24.05.1", "24.05.2", "24.11.0", "24.11.1", "25.05.0", "25.05.1",
-    "25.05.2", "25.05.3", "25.05.4",
-)  # fmt: skip
+    *known_releases(),
+    "20.11.0",
+    "20.11.2",
+    "20.11.3",
+    "21.08.0",
+    "21.08.1",
+    "21.08.5",
+    "21.08.6",
+    "23.11.3",
+    "23.11.4",
+    "24.05.1",
+    "24.05.2",
+    "24.11.0",
+    "24.11.1",
+    "25.05.0",
+    "25.05.1",
+    "25.05.2",
+    "25.05.3",
+    "25.05.4",
+)
 WAIVERS = {one.id for one in all_rules() if one.id.startswith("waiver-")}
 _MARK = re.compile(r"([a-z][a-z0-9-]+)(?:(<|>=)([0-9.]+))?$")
 
@@ -75,12 +91,19 @@ def test_every_rule_belongs_to_a_check_and_every_check_to_rules():
 
 MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
 PLACES = [
-    ("pi", "k80"), ("pi", "cpu"), ("p100-v100-k80", "p100"), ("p100-v100-k80", "v100"),
-    ("a100-h100", "h100"), ("embedded", "v100"),
-]  # fmt: skip
+    ("pi", "k80"),
+    ("pi", "cpu"),
+    ("p100-v100-k80", "p100"),
+    ("p100-v100-k80", "v100"),
+    ("a100-h100", "h100"),
+    ("embedded", "v100"),
+]
 ASKED = [
-    {}, {"nodes": 1}, {"nodes": 2}, {"nodes": 2, "program": ("python", "a b", "$x", ";", "\n")},
-]  # fmt: skip
+    {},
+    {"nodes": 1},
+    {"nodes": 2},
+    {"nodes": 2, "program": ("python", "a b", "$x", ";", "\n")},
+]
 
 
 @pytest.mark.parametrize("version", known_releases())

@@ -42,12 +42,17 @@ def test_a_value_is_taken_where_the_real_sbatch_takes_it(release):
     assert wrong == []
 
 
-@pytest.mark.parametrize(("option", "value", "refused", "taken"), [
-    ("exclusive", "topo", "23.11", "24.05"), ("exclusive", "allocation", "25.11", "26.05"),
-    ("nodes", "1,2", "22.05", "23.02"), ("signal", "CHLD@60", "23.02", "23.11"),
-    ("dependency", "afterok:7,afterok:8?afterok:9", "25.11", "25.05"),
-    ("get-user-env", "60L", "25.05", "24.11"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "value", "refused", "taken"),
+    [
+        ("exclusive", "topo", "23.11", "24.05"),
+        ("exclusive", "allocation", "25.11", "26.05"),
+        ("nodes", "1,2", "22.05", "23.02"),
+        ("signal", "CHLD@60", "23.02", "23.11"),
+        ("dependency", "afterok:7,afterok:8?afterok:9", "25.11", "25.05"),
+        ("get-user-env", "60L", "25.05", "24.11"),
+    ],
+)
 def test_between_those_the_sources_say_where_a_value_came_or_went(option, value, refused, taken):
     assert not takes(option, value, as_release(refused))
     assert takes(option, value, as_release(taken))
