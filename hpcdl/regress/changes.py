@@ -47,7 +47,8 @@ class Found(NamedTuple):
     """A change by index.
 
     Its first night, the night it was seen, the level before, the first night of the level that
-    holds now, the noise before it, the first night that was back at the level before.
+    holds now, the noise before it, the first night of the level before, the first night that was
+    back at it.
     """
 
     kind: Kind
@@ -56,6 +57,7 @@ class Found(NamedTuple):
     before: float
     level_start: int
     noise: Noise
+    old_start: int = 0
     ended: int | None = None
 
 
@@ -169,10 +171,14 @@ def detect(nights: Nightly) -> list[Found]:
 
 
 def evidence_now(found: Found, nights: Nightly) -> float:
-    """How strongly all nights since its onset still speak for a change, as a normal deviate."""
+    """How strongly all nights since its onset still speak for a change, as a normal deviate.
+
+    They are compared with the level that the change ended, and no night before that level: nights
+    before an earlier rise once made every later drop look small, and no gate closed for weeks.
+    """
     if found.kind is Kind.BREAKAGE:
         return math.inf
-    first = max(0, found.began - LEVEL_NIGHTS)
+    first = max(found.old_start, found.began - LEVEL_NIGHTS)
     window = _Window.of(found.noise, nights.values[first:])
     return window.strength(found.began - first) if found.began > first else 0.0
 
@@ -234,7 +240,7 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
         return
     began = state.start + first
     kind = Kind.DROP if sign < 0 else Kind.RISE
-    found = Found(kind, began, night, noise.level, began, noise)
+    found = Found(kind, began, night, noise.level, began, noise, state.start)
     _tell(state, found)
 
 
@@ -311,7 +317,7 @@ def _broke(state: _State, night: int) -> bool:
     unlike_any = z < 2 * noise.ranks[0]
     if not unlike_any or noise.normal(z, 1) < (TELL[0] if few else SURE):
         return False
-    state.found.append(Found(Kind.BREAKAGE, night, night, noise.level, night, noise))
+    state.found.append(Found(Kind.BREAKAGE, night, night, noise.level, night, noise, state.start))
     return True
 
 

@@ -143,7 +143,22 @@ def test_the_gates_quick_look_passes_over_no_change_for_the_worse(kind):
     assert seen
 
 
+def up_then_down(night):
+    """A level 10 % higher from night 60 on, and 5 % lower from night 90 on."""
+    return (1.1 if night >= 60 else 1.0) * (0.95 if night >= 90 else 1.0)
+
+
 def with_release(nights, later):
     """The same nights, with a release so many nights after their change."""
     at = START + timedelta(days=CHANGE_AT + later)
     return [night._replace(release="r2" if night.date >= at else "r1") for night in nights]
+
+
+def test_a_drop_after_a_rise_closes_the_gate():
+    """The level before the rise is no yardstick: with it, none of these closed within 28 nights."""
+    enough, closed = closing_strength(BUDGET, 40), 0
+    for seed in range(10):
+        rng = random.Random(f"{SEED} after a rise {seed}")
+        nights = runs_of(series("normal", rng, 1, up_then_down, 118)).nights
+        closed += 117 in sure_nights(nights, enough)
+    assert closed == 10
