@@ -6,9 +6,13 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Command, Group, print_json
 from hpcdl.system.errors import ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.jobs.preflight import Expectation
 
 _BROKEN = 29
 """The preflight itself did not work (facts/slurm_reasons.yaml)."""
@@ -48,24 +52,40 @@ def _expectations(parser: argparse.ArgumentParser) -> None:
     add("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs per node")
     add("--memory-mb", type=int, default=0, metavar="N", help="memory of the job per node")
     add("--release", default="", metavar="ID", help="release that must be loaded")
+    what = "oldest driver that is enough; default: of the loaded release"
+    add("--driver", default="", metavar="VERSION", help=what)
     add("--fabric", default="", metavar="KIND", help="network that nodes must use")
     add("--nvlink", action="store_true", help="GPUs of a node must reach each other peer to peer")
     _looks(parser)
     add("probes", type=Path, metavar="FILE", help="output of the ranks' probes")
 
 
+def _expected(args: argparse.Namespace, without_driver: bool) -> Expectation:
+    from hpcdl.jobs.preflight import Expectation, needed_driver
+
+    names = vars(args).keys() & Expectation.__dataclass_fields__.keys()
+    values = {name: getattr(args, name) for name in names}
+    values["driver"] = args.driver or needed_driver(os.environ)
+    if args.gpus_per_node and without_driver:
+        from hpcdl.slurm.execution import current_or_cluster
+
+        # Slurm knows whether it only counts GPUs that are not there.
+        values["real_gpus"] = current_or_cluster().real_gpus
+    return Expectation(**values)
+
+
 def _judge(args: argparse.Namespace) -> ExitCode | int:
-    from dataclasses import asdict, fields
+    from dataclasses import asdict
 
-    from hpcdl.jobs.preflight import Expectation, as_table, judge, notes, read_probes
+    from hpcdl.jobs.preflight import as_table, judge, notes, read_probes
 
-    expected = Expectation(**{one.name: getattr(args, one.name) for one in fields(Expectation)})
     try:
         probes = read_probes(args.probes.read_text(errors="replace"))
     except OSError as fault:
         said = f"cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})"
         print(f"preflight: {said}", file=sys.stderr)
         return _BROKEN
+    expected = _expected(args, any(one.driver is None for one in probes))
     problems = judge(probes, expected)
     if args.json:
         print_json({"ranks": [*map(asdict, probes)], "problems": [*map(asdict, problems)]})

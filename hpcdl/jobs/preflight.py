@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcdl.site.model import UNKNOWN_FABRIC
+from hpcdl.system import nvidia
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.text import table
 
@@ -57,7 +57,11 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the script was written for. 0, None or '' means: not checked."""
+    """What the script was written for. 0, None or '' means: not checked.
+
+    `driver` is the oldest that the release runs with. With `real_gpus` a node without nvidia-smi
+    has no GPUs; without, they are emulated.
+    """
 
     world: int
     tasks_per_node: int
@@ -69,14 +73,18 @@ class Expectation:
     data: str = ""
     fabric: str = ""
     nvlink: bool = False
+    driver: str = ""
+    real_gpus: bool = False
 
 
 @dataclass(frozen=True)
 class Probe:
     """What one rank found. `cpus` is Slurm's number for the step, `affinity` the kernel's.
 
-    `links` is how its GPU reaches others; where that was not checked, `unchecked` says why, and
-    where trying it failed, `fault` says how.
+    `gpus` are UUIDs, where there is a driver; `driver` is its version, '' where it does not say,
+    None where there is no nvidia-smi; `gpu_faults` is what is wrong with it and the GPUs. `links`
+    is how its GPU reaches others; where that was not checked, `unchecked` says why, and where
+    trying it failed, `fault` says how.
     """
 
     rank: int
@@ -93,6 +101,8 @@ class Probe:
     links: tuple[Link, ...] = ()
     unchecked: str = ""
     fault: str = ""
+    driver: str | None = None
+    gpu_faults: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> str | None:
@@ -111,6 +121,10 @@ class Problem:
 def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None = None) -> Probe:
     """Look around as one rank of a step."""
     env = os.environ if environ is None else environ
+    driver = nvidia.report()
+    gpus = visible_gpus(env, driver)
+    own_job = env.get("SLURM_JOB_ID", "")
+    strangers = nvidia.foreign_processes(gpus, lambda pid: nvidia.of_job(pid, own_job))
     return Probe(
         rank=int(env.get("SLURM_PROCID") or env.get("OMPI_COMM_WORLD_RANK") or 0),
         local_rank=int(env.get("SLURM_LOCALID") or env.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0),
@@ -119,11 +133,13 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
         world=int(env.get("SLURM_NTASKS") or env.get("OMPI_COMM_WORLD_SIZE") or 1),
         cpus=int(env.get("SLURM_CPUS_PER_TASK") or 1),
         affinity=len(os.sched_getaffinity(0)),
-        gpus=_visible_gpus(env),
+        gpus=gpus,
         memory_mb=int(env.get("SLURM_MEM_PER_NODE") or 0),
         release=env.get("HPCDL_RELEASE", ""),
         scratch_free_mb=_free_mb(os.path.expandvars(scratch)) if scratch else None,
         data=Path(data).exists() if data else None,
+        driver=driver.driver if driver.installed else None,
+        gpu_faults=(*driver.faults, *strangers),
     )
 
 
@@ -135,7 +151,7 @@ def with_links(
     NCCL waits for ever where a network is wrong, and cannot be interrupted: `stuck` is called
     with the probe after `seconds`, in a thread of its own, and is to end the process.
     """
-    if found.world < 2 or not found.gpus or not _driver_uuids():
+    if found.world < 2 or not found.gpus or found.driver is None:
         return replace(found, unchecked="no GPU driver here")
     late = replace(found, fault=f"GPUs did not exchange a megabyte within {seconds:.0f} s")
     watchdog = threading.Timer(seconds, stuck, (late,))
@@ -157,8 +173,7 @@ def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]
     """Everything that is not as expected, in the order of the exit codes. Pure."""
     e, links = expected, [link for p in probes for link in p.links]
     hosts = {p.rank: p.host for p in probes}
-    wrong = judge_links(links, hosts, nvlink=e.nvlink, fabric=e.fabric or "ethernet")
-    found = {
+    found: dict[int, Iterable[str]] = {
         20: (
             f"{_who(p)} has {f'release {p.release}' if p.release else 'no release'} loaded, not "
             f"{e.release}"
@@ -166,12 +181,29 @@ def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]
             if e.release and p.release != e.release
         ),
         21: _world(probes, e),
-        22: _gpus(probes) if e.gpus_per_node else (),
+        22: _gpus(probes, e) if e.gpus_per_node else (),
         23: (
             f"{_who(p)} has {p.cpus} CPUs, not {e.cpus_per_task}"
             for p in probes
             if p.cpus < e.cpus_per_task
         ),
+        **_memory_and_files(probes, e),
+        27: (
+            *(f"{_who(p)}: {p.fault}" for p in probes if p.fault),
+            *judge_links(links, hosts, nvlink=e.nvlink, fabric=e.fabric or "ethernet"),
+        ),
+        28: _driver(probes, e) if e.gpus_per_node else (),
+    }
+    # One problem of a kind, however many ranks have it.
+    return tuple(
+        Problem(code, sentence)
+        for code, sentences in found.items()
+        for sentence in islice(sentences, 1)
+    )
+
+
+def _memory_and_files(probes: Sequence[Probe], e: Expectation) -> dict[int, Iterable[str]]:
+    return {
         24: (
             f"{p.host} gives the job {p.memory_mb} MB, not {e.memory_mb}"
             for p in probes
@@ -185,10 +217,7 @@ def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]
         26: (
             f"{p.host} does not see the data set {e.data}" for p in probes if e.data and not p.data
         ),
-        27: (*(f"{_who(p)}: {p.fault}" for p in probes if p.fault), *wrong),
     }
-    # One problem of a kind, however many ranks have it.
-    return tuple(Problem(code, one) for code, said in found.items() for one in islice(said, 1))
 
 
 def read_probes(text: str) -> tuple[Probe, ...]:
@@ -198,8 +227,9 @@ def read_probes(text: str) -> tuple[Probe, ...]:
         _, start, rest = line.partition('{"rank"')
         with suppress(ValueError, TypeError, KeyError):  # of other lines
             values = json.loads(start + rest)
-            links = tuple(Link(*link) for link in values.get("links", ()))
-            found.append(Probe(**{**values, "gpus": tuple(values["gpus"]), "links": links}))
+            values["links"] = tuple(Link(*link) for link in values.get("links", ()))
+            lists = {key: tuple(values.get(key, ())) for key in ("gpus", "gpu_faults")}
+            found.append(Probe(**values | lists))
     return tuple(sorted(found, key=lambda probe: probe.rank))
 
 
@@ -250,14 +280,53 @@ def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
         yield f"ranks see a world of {worlds} ranks, not {expected.world}"
 
 
-def _gpus(probes: Sequence[Probe]) -> Iterator[str]:
-    yield from (f"{_who(p)} sees no GPU" for p in probes if p.gpu is None)
+def _gpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
+    """What is wrong with the number of GPUs; where the driver fails, code 28 says why."""
+    if any(p.gpu_faults for p in probes):
+        return
+    for p in probes:
+        if expected.real_gpus and p.driver is None:
+            yield f"{_who(p)} finds no nvidia-smi, but the site file says that its node has GPUs"
+        if p.gpu is None:
+            yield f"{_who(p)} sees no GPU"
     owners: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+    shown: dict[str, set[str]] = defaultdict(set)
     for p in probes:
         owners[p.host, p.gpu].append(p.rank)
+        shown[p.host].update(p.gpus)
     for (host, gpu), ranks in owners.items():
         if len(ranks) > 1:
             yield f"ranks {', '.join(map(str, ranks))} share GPU {gpu} of {host}"
+    for host, gpus in shown.items():
+        if len(gpus) < expected.gpus_per_node:
+            yield f"{host} shows the job {len(gpus)} of {expected.gpus_per_node} GPUs"
+
+
+def _driver(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
+    """What the driver says against its GPUs, and a driver that is too old."""
+    yield from (f"{_who(p)}: {p.gpu_faults[0]}" for p in probes if p.gpu_faults)
+    least = _numbers(expected.driver)
+    for p in probes:
+        if p.driver and _numbers(p.driver) < least:
+            yield (
+                f"{p.host} has NVIDIA driver {p.driver}, but the release needs {expected.driver} "
+                "or newer"
+            )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`535.104.05` as numbers; none of a text without any."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def needed_driver(environ: Mapping[str, str]) -> str:
+    """The oldest driver of the loaded release, by its record; '' without a release or a record."""
+    record = Path(environ.get("HPCDL_STACK") or "/nonexistent").parent / "release.json"
+    try:
+        needs = json.loads(record.read_text(encoding="utf-8")).get("needs") or {}
+        return str((needs.get("driver") or {}).get("from", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def _who(found: Probe) -> str:
@@ -276,21 +345,28 @@ def _free_mb(path: str) -> int | None:
         return None
 
 
-def _visible_gpus(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs this rank sees: by UUID where the driver answers, else by Slurm's numbers."""
-    numbers = tuple(part for part in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if part)
-    uuids = _driver_uuids()
-    return tuple(uuids.get(number, number) for number in numbers) or tuple(uuids.values())
+def visible_gpus(env: Mapping[str, str], driver: nvidia.DriverReport) -> tuple[str, ...]:
+    """The GPUs that CUDA shows this rank: UUIDs where the driver answers, else Slurm's numbers.
 
-
-def _driver_uuids() -> dict[str, str]:
-    """GPU numbers and UUIDs from nvidia-smi; empty without a driver."""
-    query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-        if answer.returncode == 0:
-            return dict(re.findall(r"^ *(\d+) *, *(\S+)", answer.stdout, re.M))
-    return {}
+    As in CUDA, the list ends at the first entry that is no GPU: Slurm writes `NoDevFiles` where
+    it gave none, and `-1` hides all.
+    """
+    uuids = {gpu.number: gpu.uuid for gpu in driver.gpus}
+    listed = env.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return tuple(uuids.values())
+    found: list[str] = []
+    for entry in map(str.strip, listed.split(",")):
+        if driver.installed and entry.startswith("GPU-"):
+            gpu = next((uuid for uuid in uuids.values() if uuid.startswith(entry)), None)
+        elif entry.isdigit():
+            gpu = uuids.get(entry) if driver.installed else entry
+        else:
+            gpu = entry if entry.startswith(("GPU-", "MIG-")) else None
+        if gpu is None:
+            break
+        found.append(gpu)
+    return tuple(found)
 
 
 # ---- how GPUs reach each other ----

@@ -31,6 +31,7 @@ from hpcdl.site.model import Partition
 from hpcdl.slurm import client, execution
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.stack.release import release_for
+from hpcdl.system import nvidia
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.packages import Package, apt_line, look, version_in
 from hpcdl.system.resources import to_install
@@ -313,18 +314,17 @@ def _driver(role: str, here: Here) -> Finding | None:
         return None
     if isinstance(here.cluster, LiveCluster) and execution.current() is execution.SINGLE_NODE:
         return Finding(role, "GPU driver", False, None, "", "emulated nodes have none")
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        said = run(query, check=False, timeout=20)
-    except HpcdlError as fault:
-        return _lack(role, "GPU driver", fault.in_one_line())
-    lines = said.stdout.split()
-    if not said.ok or not lines:
+    driver = nvidia.report()
+    if not driver.installed:
+        return _lack(role, "GPU driver", "there is no nvidia-smi: is the driver installed?")
+    if driver.faults:
+        return _lack(role, "GPU driver", driver.faults[0])
+    if not driver.gpus:
         return _lack(role, "GPU driver", "nvidia-smi shows no GPU: is the driver loaded?")
-    wanted = here.partition.gpus_per_node
-    if len(lines) < wanted and "SLURM_JOB_ID" not in os.environ:
-        return _lack(role, "GPU driver", f"{len(lines)} GPUs answer, the site file has {wanted}")
-    return _ok(role, "GPU driver", f"{len(lines)} GPUs", lines[0])
+    wanted, count = here.partition.gpus_per_node, len(driver.gpus)
+    if count < wanted and "SLURM_JOB_ID" not in os.environ:
+        return _lack(role, "GPU driver", f"{count} GPUs answer, the site file has {wanted}")
+    return _ok(role, "GPU driver", f"{count} GPUs", driver.driver)
 
 
 QUESTIONS: Mapping[str, Callable[[str, Here], Finding | None]] = {

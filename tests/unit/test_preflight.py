@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hpcdl import facts
+from hpcdl.cli import main
 from hpcdl.jobs.preflight import (
     Expectation,
     Link,
@@ -35,6 +36,7 @@ EXPECTED = Expectation(
     release="tf-1",
     scratch="/tmp",
     data="/data",
+    driver="535.54",
 )
 SMALL = Expectation(world=4, tasks_per_node=2, cpus_per_task=4)
 SHAPE = replace(SMALL, gpus_per_node=2, fabric="infiniband")
@@ -56,6 +58,7 @@ def healthy():
             release="tf-1",
             scratch_free_mb=1000,
             data=True,
+            driver="535.104.05",
         )
         for rank in range(4)
     ]
@@ -90,6 +93,8 @@ def test_an_allocation_in_order_has_no_problem(probes, expected, noted):
         ({"world": 1}, 21),
         ({"gpus": ()}, 22),
         ({"gpus": ("GPU-a",), "local_rank": 0}, 22),
+        ({"driver": "525.60.13"}, 28),
+        ({"gpu_faults": ("nvidia-smi failed with exit code 15",), "gpus": ()}, 28),
         ({"cpus": 1}, 23),
         ({"memory_mb": 1000}, 24),
         ({"scratch_free_mb": None}, 25),
@@ -113,10 +118,16 @@ def test_each_cause_has_its_number(change, code):
             22,
             "ranks 0, 1 share GPU GPU-a of p100-01",
         ),
+        # One rank a node, which is to use both GPUs.
+        (
+            [replace(p, gpus=("GPU-a",)) for p in healthy()[::2]],
+            22,
+            "p100-01 shows the job 1 of 2 GPUs",
+        ),
     ],
 )
 def test_ranks_that_miss_or_share_a_gpu_are_named(probes, code, said):
-    (problem,) = judge(probes, EXPECTED)
+    problem = judge(probes, EXPECTED)[-1]
     assert problem.code == code
     assert said in problem.sentence
 
@@ -148,15 +159,66 @@ def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host():
     assert probe(environ={}).host == socket.gethostname()
 
 
+GOOD = "echo '0, GPU-aa, 535.104.05, 0'; echo '1, GPU-bb, 535.104.05, [N/A]'"
+ASKED = ("--world=1", "--tasks-per-node=1", "--cpus-per-task=1", "--gpus-per-node=2")
+
+
+@pytest.mark.parametrize(
+    ("script", "visible", "code", "wrong"),
+    [
+        (GOOD, "0,1", 0, ""),
+        (GOOD, "GPU-bb,GPU-aa", 0, ""),
+        (GOOD, None, 0, ""),
+        (f"{GOOD}; exit 14", "0,1", 0, ""),  # a damaged infoROM: it computes as before
+        (GOOD, "NoDevFiles", 22, "rank 0 on n1 sees no GPU"),
+        (GOOD, "-1", 22, "rank 0 on n1 sees no GPU"),
+        (GOOD, "", 22, "rank 0 on n1 sees no GPU"),
+        (GOOD, "0", 22, "n1 shows the job 1 of 2 GPUs"),
+        (GOOD, "0,7", 22, "n1 shows the job 1 of 2 GPUs"),
+        (None, "0,1", 22, "rank 0 on n1 finds no nvidia-smi"),
+        ("echo 'Driver/library version mismatch'; exit 18", "0,1", 28, "exit code 18: Driver/lib"),
+        (f"{GOOD}; echo 'Unable: GPU is lost.' >&2; exit 15", "0,1", 28, "exit code 15"),
+        (f"{GOOD}; exit 255", "0,1", 28, "nvidia-smi failed with exit code 255"),
+        ("sleep 100", "0,1", 28, "nvidia-smi did not answer within 0.5 s"),
+        ("echo '0, GPU-aa, 535, ERR!'; echo '1, GPU-bb, 535, 0'", "0,1", 28, "ERR!"),
+        ("echo '0, GPU-aa, 535, 3'; echo '1, GPU-bb, 535, 0'", "0,1", 28, "3 uncorrected ECC"),
+        (f"{GOOD}; echo 'Xid 79 on GPU 1'", "0,1", 28, "Xid 79"),
+        (
+            f'case $1 in *apps*) echo "GPU-bb, 1, /usr/bin/miner";; *) {GOOD};; esac',
+            "0,1",
+            28,
+            "miner",
+        ),
+        (f'case $1 in *apps*) echo "GPU-cc, 1, other";; *) {GOOD};; esac', "0,1", 0, ""),
+        (f'case $1 in *apps*) echo "GPU-bb, $PPID, own";; *) {GOOD};; esac', "0,1", 0, ""),
+        ("echo '0, GPU-aa, 470.57, 0'; echo '1, GPU-bb, 470.57, 0'", "0,1", 28, "needs 525.60.13"),
+    ],
+)
+def test_what_nvidia_smi_says_decides_whether_gpus_are_well(
+    tmp_path, monkeypatch, capfd, script, visible, code, wrong
+):
+    """A stand-in for nvidia-smi; the release is loaded, and Slurm emulates nothing."""
+    if script is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "release.json").write_text('{"needs": {"driver": {"from": "525.60.13"}}}')
+    monkeypatch.setattr("hpcdl.system.nvidia.SECONDS", 0.5)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("HPCDL_STACK", str(tmp_path / "stack"))
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
+    for name, value in {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("hpcdl.system.nvidia.of_job", lambda pid, job: pid > 1 and job == "7")
+    (tmp_path / "p.jsonl").write_text(as_json_line(probe()))
+    assert main(["preflight", "judge", *ASKED, str(tmp_path / "p.jsonl")]) == code
+    assert wrong in capfd.readouterr().err
+
+
 def never(_):
     raise AssertionError("it was not stuck")
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    """A driver that answers; NCCL is the test's."""
-    monkeypatch.setattr("hpcdl.jobs.preflight._driver_uuids", lambda: {"0": "GPU-a"})
-    return monkeypatch
 
 
 def failing(fault):
@@ -166,33 +228,33 @@ def failing(fault):
     return exchange
 
 
-def test_a_library_that_is_not_there_is_a_note_and_no_failure(gpus, tmp_path):
+def test_a_library_that_is_not_there_is_a_note_and_no_failure(monkeypatch, tmp_path):
     """An image, or a program that brings its own NCCL, need not have it on the loader's path."""
     lack = NoLibrary("the library libnccl.so.2 cannot be loaded")
-    gpus.setattr("hpcdl.jobs.preflight.exchange", failing(lack))
+    monkeypatch.setattr("hpcdl.jobs.preflight.exchange", failing(lack))
     probes = [with_links(p, tmp_path, never) for p in healthy()]
     assert codes(probes, SHAPE) == []
     (note,) = notes(probes, SHAPE)
     assert note == f"{lack.message}: how GPUs reach each other was not checked"
 
 
-def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(gpus, tmp_path):
+def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(monkeypatch, tmp_path):
     fault = MissingPrerequisite("ncclCommInitRank failed with code 2")
-    gpus.setattr("hpcdl.jobs.preflight.exchange", failing(fault))
+    monkeypatch.setattr("hpcdl.jobs.preflight.exchange", failing(fault))
     found = read_probes(as_json_line(with_links(healthy()[2], tmp_path, never)))
     (problem,) = judge(found, SHAPE)
     assert problem == Problem(27, "rank 2 on p100-02: ncclCommInitRank failed with code 2")
     assert notes(found, SHAPE) == ()
 
 
-def test_gpus_that_never_answer_are_not_waited_for(gpus, tmp_path):
+def test_gpus_that_never_answer_are_not_waited_for(monkeypatch, tmp_path):
     told, said = threading.Event(), []
 
     def stuck(found):
         said.append(found)
         told.set()
 
-    gpus.setattr("hpcdl.jobs.preflight.exchange", lambda *_: str(told.wait(20)))
+    monkeypatch.setattr("hpcdl.jobs.preflight.exchange", lambda *_: str(told.wait(20)))
     with_links(healthy()[0], tmp_path, stuck, seconds=0.05)
     assert [problem.code for problem in judge(said, SHAPE)] == [27]
     assert "within" in said[0].fault
