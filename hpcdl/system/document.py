@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import yaml
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import MAX_BYTES, read_regular
 from hpcdl.system.text import count_of
+
+if TYPE_CHECKING:
+    import yaml
 
 MAX_DEPTH = 30
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
@@ -168,6 +169,8 @@ def parse_bytes(data: bytes, name: str, if_empty: str = "") -> Document:
 
 def parse_document(text: str, name: str, if_empty: str = "") -> Document:
     """Parse YAML text as `read_document` does; `name` is what faults call it."""
+    import yaml  # here, because commands that check only their options need none of it
+
     document = Document(name, _LINE_BREAK.split(text), Scalar("", False, Mark(1, 1)))
     try:
         root = _build(_events(text, document), document)
@@ -182,6 +185,8 @@ def parse_document(text: str, name: str, if_empty: str = "") -> Document:
 
 def _events(text: str, document: Document) -> Iterator[yaml.Event]:
     """The parser's events, bounded in depth; the C parser where PyYAML has it."""
+    import yaml
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth = 0
     for event in yaml.parse(text, Loader=loader):
@@ -197,6 +202,8 @@ def _events(text: str, document: Document) -> Iterator[yaml.Event]:
 
 def _build(events: Iterator[yaml.Event], document: Document) -> Node | None:
     """The first document's root; a second document in the file is a fault."""
+    import yaml
+
     root: Node | None = None
     for event in events:
         if not isinstance(event, yaml.NodeEvent):
@@ -209,6 +216,8 @@ def _build(events: Iterator[yaml.Event], document: Document) -> Node | None:
 
 
 def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Document) -> Node:
+    import yaml
+
     mark, tag = _mark(event), getattr(event, "tag", None)
     if event.anchor is not None:
         sign = "an alias" if isinstance(event, yaml.AliasEvent) else "an anchor"
@@ -227,6 +236,8 @@ def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Documen
 
 
 def _children(events: Iterator[yaml.Event], document: Document) -> Iterator[Node]:
+    import yaml
+
     for event in events:
         if isinstance(event, yaml.CollectionEndEvent):
             return

@@ -4,6 +4,7 @@ The schemas are plain JSON Schema (draft 2020-12), so editors can use them; this
 the part of it that our files use: type (also with "null"), properties, required,
 additionalProperties, propertyNames.pattern, items, minItems, enum, pattern, minimum,
 exclusiveMinimum, maximum, maxLength, default, and format "line" for what is shown on one line.
+`patternErrorMessage`, which editors show as well, says what a pattern allows.
 It is our own because the site file is read by every command and the jsonschema package alone
 takes longer to import than a whole `hpcdl job render` may; the tests compare it with
 jsonschema on mutated documents.
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from math import fsum, inf, isfinite
 from typing import Any
 
-from hpcdl.system.document import Document, Mapping, Scalar, Sequence
+from hpcdl.system.document import Document, Mapping, Node, Scalar, Sequence
 from hpcdl.system.text import did_you_mean, nearest, one_line, one_of
 
 Schema = dict[str, Any]
@@ -51,6 +52,11 @@ def check(document: Document, schema: Schema) -> Any:
     done. Values at faulty places are None.
     """
     return _check(document, document.root, schema, _ROOT)
+
+
+def check_node(document: Document, node: Node, schema: Schema, what: str) -> Any:
+    """The values of one node, called `what` in faults, as the schema types them; see `check`."""
+    return _value(document, node, schema, what)
 
 
 def check_values(value: object, schema: Schema) -> tuple[Any, dict[str, str]]:
@@ -147,7 +153,8 @@ def _entries(
             values |= {text: value} if plain else {}
         elif isinstance(extra, dict):
             if pattern and not _matches(pattern, text):
-                hint = "use letters, digits, '-', '_' and '.'"
+                names = schema["propertyNames"].get("patternErrorMessage")
+                hint = names or "use letters, digits, '-', '_' and '.'"
                 _fault(source, f"'{short(text)}'", "is no valid name", key, hint)
             values[text] = _value(source, value, extra, _below(source, what, text))
         else:
@@ -208,7 +215,7 @@ def _string(source: _Source, node: Any, schema: Schema, what: str) -> Any:
         _fault(source, what, f"is too long: {len(text)} characters", node)
     elif "pattern" in schema and not _matches(schema["pattern"], text):
         said = f"is '{short(text)}', which does not match the format"
-        _fault(source, what, said, node, _purpose(schema))
+        _fault(source, what, said, node, schema.get("patternErrorMessage") or _purpose(schema))
     elif schema.get("format") == "line":
         return one_line(text)
     else:

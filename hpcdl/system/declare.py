@@ -1,0 +1,393 @@
+"""One declaration per datum: a field of a frozen dataclass is the option, the key and the check.
+
+    @dataclass(frozen=True)
+    class Wish:
+        gpus: int | None = option("GPUs in all", None, sweep=True, example=8, **COUNT)
+        minutes: int = option("walltime", 60, key="time", type="string",
+                              read=minutes_of, write=str)
+        preflight: bool = option("check the nodes first", True, type="boolean", flag=None,
+                                 constants={"--no-preflight": (False, "skip the checks")})
+        env: Mapping[str, str] = option("variables", {}, type="object", metavar="NAME=VALUE",
+                                        additionalProperties={"type": "string"})
+        disk: Disk | None = option("the node's disk", None, of=Disk)  # another such class
+
+    configure(parser, Wish)                               # --gpus N, --time TIME, ...
+    wish = build(Wish, typed(Wish, parser.parse_args()))  # all faults in one BadInput
+    wish = build(Wish, read_file(Wish, document))         # each fault with its line and a caret
+    wish = check(Wish(gpus=8))                            # the same for a value made in Python
+    to_argv(wish); written(wish); shape(wish)             # and back
+    schema_of(Wish, "A wish."); entries(Wish)             # for editors, docs, sweeps, completion
+
+A datum has two forms. The *written* form is what YAML, JSON and the command line hold and what the
+JSON Schema (draft 2020-12) describes: `time: 1:30:00`. The *value* is what the program uses: 90.
+`read` makes the value of a checked written form, `write` is its inverse. `read` may raise BadInput;
+its message continues the datum's name: "is no time limit". Every door, command line, file and
+Python, checks the written form by the same function, `system.schema.check_node`.
+
+`key` is the name in files ("": the field's name; None: neither in files nor an option). `flag` is
+the option ("": the key with dashes; None: none). `constants` are options that stand for one written
+value each. `of` is the declared class of a nested mapping; `type="array", items=Disk` are several,
+`type="object", additionalProperties=Disk` several by name. A sweep may vary fields with `sweep`;
+values whose `shapes` fields are equal share a job script. `section` begins a group in the help.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, field, fields
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+from hpcdl.system.document import Document, Fault, Mark, Scalar
+from hpcdl.system.errors import BadInput
+from hpcdl.system.schema import Schema, check_node
+from hpcdl.system.schema import check as check_document
+from hpcdl.system.text import count_of
+
+COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": 1_000_000}
+_NOWHERE = Mark(0, 0)
+_METAVARS = {"integer": "N", "number": "X"}
+_NO_CONSTANTS: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+_Record = TypeVar("_Record")
+_Path = tuple[str | int, ...]
+_Note = Callable[[_Path, BadInput], None]
+
+
+class Entry(NamedTuple):
+    """All that is declared of the field `name`; the module's text says what each part means."""
+
+    help: str
+    schema: Schema
+    key: str | None
+    flag: str | None
+    metavar: str | None
+    constants: Mapping[str, tuple[Any, str]]
+    sweep: bool
+    shapes: bool
+    section: str
+    of: type | None
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+    name: str = ""
+    default: Any = MISSING
+
+    @property
+    def kind(self) -> str:
+        """The JSON type of the written form."""
+        return str(self.schema["type"])
+
+    @property
+    def required(self) -> bool:
+        """Whether a file must have the key."""
+        return self.default is MISSING
+
+
+def option(
+    help: str,  # noqa: A002
+    default: Any = MISSING,
+    *,
+    key: str | None = "",
+    flag: str | None = "",
+    metavar: str | None = None,
+    constants: Mapping[str, tuple[Any, str]] = _NO_CONSTANTS,
+    sweep: bool = False,
+    shapes: bool = True,
+    section: str = "",
+    example: Any = None,
+    of: type | None = None,
+    read: Callable[[Any], Any] | None = None,
+    write: Callable[[Any], Any] | None = None,
+    **schema: Any,
+) -> Any:
+    """A dataclass field with its declaration; `schema` is the JSON Schema of the written form."""
+    schema = {"type": "object", **schema} if of else schema
+    schema |= {"examples": [example]} if example is not None else {}
+    inner = schema.get("items", schema.get("additionalProperties"))
+    of = inner if isinstance(inner, type) else of
+    kind = str(schema["type"])
+    make, back = _FORMS.get(kind, (_same, _same))
+    if of:
+        flag, back = None, _several_written if isinstance(inner, type) else written
+    entry = Entry(
+        help=help,
+        schema=schema,
+        key=key,
+        flag=flag,
+        metavar=metavar or _METAVARS.get(kind, "NAME"),
+        constants=constants,
+        sweep=sweep,
+        shapes=shapes,
+        section=section,
+        of=of,
+        read=read or make,
+        write=write or back,
+    )
+    if isinstance(default, Mapping):
+        frozen = MappingProxyType(dict(default))
+        return field(default_factory=lambda: frozen, metadata={"declared": entry})
+    return field(default=default, metadata={"declared": entry})
+
+
+_Turn = Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _frozen(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(values))
+
+
+def _several_written(values: Any) -> Any:
+    if isinstance(values, Mapping):
+        return {name: written(value) for name, value in values.items()}
+    return [written(value) for value in values]
+
+
+def _unfrozen(values: Any) -> Any:
+    return dict(values) if isinstance(values, Mapping) else values
+
+
+def _as_list(values: Any) -> Any:
+    return list(values) if isinstance(values, tuple) else values
+
+
+_FORMS: Mapping[str, tuple[_Turn, _Turn]] = {
+    "array": (tuple, _as_list),
+    "object": (_frozen, _unfrozen),
+}
+
+
+def entries(cls: type) -> tuple[Entry, ...]:
+    """The declarations of a class's fields, in their order; a field without one is left out."""
+    hashable: Any = cls
+    return _entries(hashable)
+
+
+@cache
+def _entries(cls: Any) -> tuple[Entry, ...]:
+    found = []
+    for one in fields(cls):
+        if entry := one.metadata.get("declared"):
+            made = one.default_factory
+            default = one.default if made is MISSING else made()
+            key = one.name if entry.key == "" else entry.key
+            own = f"--{key}".replace("_", "-") if key else None
+            flag = own if entry.flag == "" else entry.flag
+            entry = entry._replace(name=one.name, default=default, key=key, flag=flag)
+            found.append(entry._replace(schema=_property(entry)))
+    return tuple(found)
+
+
+def shape(record: Any) -> tuple[object, ...]:
+    """The values of the `shapes` fields, hashable: records of one shape have the same script."""
+    values = (getattr(record, one.name) for one in entries(type(record)) if one.shapes)
+    return tuple(tuple(one.items()) if isinstance(one, Mapping) else one for one in values)
+
+
+# ---- the JSON Schema ----
+
+
+def schema_of(cls: type, description: str = "", version: int | None = None) -> Schema:
+    """The JSON Schema of the written form; with a `version`, files must have `schema: VERSION`."""
+    declared = {entry.key: entry for entry in entries(cls) if entry.key}
+    first: dict[str, Schema] = {}
+    if version is not None:
+        bounds = {"minimum": version, "maximum": version, "examples": [version]}
+        first["schema"] = {"type": "integer", "description": "Version of this format.", **bounds}
+    return {
+        "type": "object",
+        "description": description or (cls.__doc__ or "").splitlines()[0],
+        "required": [*first, *(key for key, entry in declared.items() if entry.required)],
+        "additionalProperties": False,
+        "properties": {**first, **{key: entry.schema for key, entry in declared.items()}},
+    }
+
+
+def _property(entry: Entry) -> Schema:
+    schema = dict(entry.schema)
+    if entry.of and schema.keys() & {"items", "additionalProperties"}:
+        where = "items" if "items" in schema else "additionalProperties"
+        schema[where] = schema_of(entry.of)
+    elif entry.of:
+        schema = {**schema_of(entry.of), **schema}
+    schema["description"] = f"{entry.help[:1].upper()}{entry.help[1:]}."
+    if not entry.required and entry.default is not None:
+        schema["default"] = entry.write(entry.default)
+    return schema
+
+
+# ---- files and Python ----
+
+
+def read_file(cls: type, document: Document, version: int | None = None) -> dict[str, Any]:
+    """The written forms that a file gives, checked; keys that it does not have are left out.
+
+    Raises:
+        BadInput: every fault of the file at once, each with its line and a caret.
+    """
+    values = check_document(document, schema_of(cls, version=version)) or {}
+    root = document.root
+    given = {key.text for key, _ in getattr(root, "entries", ())}
+
+    def note(path: _Path, fault: BadInput) -> None:
+        document.fault(f"'{path[-1]}' {fault.message}", document.find(path), fault.hint)
+
+    values = {key: value for key, value in values.items() if key in given and value is not None}
+    build(cls, values, note)
+    document.raise_faults()
+    return {key: value for key, value in values.items() if key != "schema"}
+
+
+def build(cls: type[_Record], values: Mapping[str, Any], note: _Note | None = None) -> _Record:
+    """The record of checked written forms; what `read` refuses goes to `note`, or is raised."""
+    found = {}
+    for entry in entries(cls):
+        if entry.key and values.get(entry.key) is not None:
+            found[entry.name] = _value(entry, values[entry.key], (entry.key,), note)
+    if note and any(one.required and one.name not in found for one in entries(cls)):
+        return None  # type: ignore[return-value]  # the faults of the document say what is missing
+    return cls(**found)
+
+
+def _value(entry: Entry, text: Any, path: _Path, note: _Note | None) -> Any:
+    if entry.of is None or entry.read not in (_same, tuple, _frozen):
+        try:
+            return entry.read(text)
+        except BadInput as fault:
+            if note is None:
+                raise BadInput(f"'{path[-1]}' {fault.message}", hint=fault.hint) from fault
+            return note(path, fault)
+
+    def one(value: Any, *more: str | int) -> Any:
+        below = (lambda inner, fault: note((*path, *more, *inner), fault)) if note else None
+        return build(entry.of or object, value, below)
+
+    if isinstance(text, list):
+        return tuple(one(row, index) for index, row in enumerate(text))
+    if entry.schema.get("additionalProperties"):
+        return MappingProxyType({name: one(row, name) for name, row in text.items()})
+    return one(text)
+
+
+def check(record: _Record) -> _Record:
+    """The record itself; BadInput names every field whose value no file or option could give."""
+    faults = _Faults()
+    for entry in entries(type(record)):
+        value = getattr(record, entry.name)
+        if value is not None or entry.default is not None:
+            faults.check(entry, entry.write(value), entry.name)
+    faults.raise_faults()
+    return record
+
+
+def written(record: Any) -> dict[str, Any]:
+    """The written forms of what differs from the defaults: the content of a file."""
+    found = {}
+    for entry in entries(type(record)):
+        value = getattr(record, entry.name)
+        if entry.key and value != entry.default:
+            found[entry.key] = entry.write(value)
+    return found
+
+
+class _Faults(Document):
+    """Faults of values that are in no file: they have no lines, and are named by their options."""
+
+    def __init__(self) -> None:
+        super().__init__("", [], Scalar("", False, _NOWHERE))
+
+    def fault(self, message: str, node: object, hint: str = "") -> None:
+        """Note a fault."""
+        self.faults.append(Fault(message, _NOWHERE, hint))
+
+    def check(self, entry: Entry, value: Any, what: str) -> Any:
+        """The written form `value` of a datum, called `what` in faults, as its schema types it."""
+        before = len(self.faults)
+        value = check_node(self, value, entry.schema, what)
+        if len(self.faults) == before and value is not None:
+            _value(entry, value, (what,), self._note)
+        return value
+
+    def _note(self, path: _Path, fault: BadInput) -> None:
+        self.fault(f"{path[0]} {fault.message}", None, fault.hint)
+
+    def raise_faults(self) -> None:
+        """Raise one BadInput that has every fault, each with what to do."""
+        if len(self.faults) == 1:
+            raise BadInput(self.faults[0].message, hint=self.faults[0].hint)
+        if self.faults:
+            details = [": ".join(filter(None, [one.message, one.hint])) for one in self.faults]
+            raise BadInput(f"{count_of(len(details), 'value')} cannot be used", details=details)
+
+
+# ---- the command line ----
+
+
+def configure(parser: argparse.ArgumentParser, cls: type, leave_out: Collection[str] = ()) -> None:
+    """Add the options of a class to a parser; they are text until `typed` checks all of them."""
+    group: Any = parser
+    for entry in entries(cls):
+        group = parser.add_argument_group(entry.section) if entry.section else group
+        if entry.name in leave_out:
+            continue
+        how = {"dest": entry.name, "help": entry.help.replace("%", "%%")}
+        if entry.flag and entry.kind == "boolean":
+            group.add_argument(entry.flag, action="store_const", const="true", **how)
+        elif entry.flag:
+            many = "append" if entry.kind in _FORMS else "store"
+            group.add_argument(entry.flag, action=many, metavar=entry.metavar, **how)
+        for flag, (_, text) in entry.constants.items():
+            group.add_argument(flag, dest=flag, action="store_true", default=None, help=text)
+
+
+def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
+    """The written forms that options give, checked; BadInput has all faults of the line at once."""
+    faults, found = _Faults(), {}
+    for entry in entries(cls):
+        text = getattr(args, entry.name, None) if entry.flag else None
+        constants = [flag for flag in entry.constants if getattr(args, flag, None)]
+        if constants and (text is not None or len(constants) > 1):
+            pair = [*constants, str(entry.flag)][:2]
+            faults.fault(f"{pair[0]} and {pair[1]} exclude each other", None, "give one of them")
+        elif constants:
+            found[str(entry.key)] = entry.constants[constants[0]][0]
+        elif text is not None:
+            value = _untyped(faults, entry, text)
+            found[str(entry.key)] = faults.check(entry, value, str(entry.flag))
+    faults.raise_faults()
+    return found
+
+
+def _untyped(faults: _Faults, entry: Entry, text: Any) -> Any:
+    """The text of an option as its schema takes it: numbers are scalars of a document."""
+    if entry.kind == "object":
+        for pair in text:
+            if "=" not in pair:
+                faults.fault(f"{entry.flag} {pair!r} has no '='", None, f"write {entry.metavar}")
+        return dict(pair.partition("=")[::2] for pair in text)
+    if entry.kind in {"string", "array"}:
+        return text
+    return Scalar(str(text), False, _NOWHERE)
+
+
+def to_argv(record: Any) -> list[str]:
+    """The options that mean a record: what differs from the defaults."""
+    argv: list[str] = []
+    for entry in entries(type(record)):
+        value = getattr(record, entry.name)
+        if value == entry.default or not (entry.flag or entry.constants):
+            continue
+        text = entry.write(value)
+        constant = [flag for flag, (const, _) in entry.constants.items() if const == text]
+        if constant or entry.kind == "boolean":
+            argv += constant or [str(entry.flag)]
+        elif isinstance(text, dict):
+            argv += [f"{entry.flag}={name}={each}" for name, each in text.items()]
+        else:
+            several = text if isinstance(text, list) else [text]
+            argv += [f"{entry.flag}={each}" for each in several]
+    return argv
