@@ -16,7 +16,6 @@ from hpcdl.system.text import duration, table
 if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.stack.publish import PublishResult
-    from hpcdl.stack.release import Release
     from hpcdl.stack.verify import Proof
 
 
@@ -53,7 +52,6 @@ def _plan(args: argparse.Namespace) -> ExitCode:
 
 
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id (default: the newest one built)")
     parser.add_argument(
         "--local", action="store_true", help="run the gate on this machine, not in jobs"
     )
@@ -74,6 +72,7 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _publish_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", nargs="?", help="release id (default: the newest one built)")
     _gate_arguments(parser)
     parser.add_argument(
         "--verify-again", action="store_true", help="run the gate even if its evidence is stored"
@@ -103,20 +102,20 @@ def _publish(args: argparse.Namespace) -> ExitCode:
 
 
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("release", nargs="?", help="release id (default: the published one)")
     _gate_arguments(parser)
     said = "only compare every file with the seal of the build; no job, no gate"
     parser.add_argument("--integrity", action="store_true", help=said)
 
 
 def _verify_integrity(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.publish import newest
-    from hpcdl.stack.release import read_release
+    from hpcdl.stack.release import find_release
     from hpcdl.stack.seal import check_integrity
 
     if args.local or args.partition:
         raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
     site = the_site(args)
-    found = check_integrity(read_release(site, args.release or newest(site)))
+    found = check_integrity(find_release(site, args.release))
     lines = [
         f"{found.release}: {found.describe()} ({duration(found.seconds)})",
         *(f"  {line}" for line in found.faults()),
@@ -127,12 +126,12 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
 def _verify(args: argparse.Namespace) -> ExitCode:
     if args.integrity:
         return _verify_integrity(args)
-    from hpcdl.stack.publish import newest, verify
-    from hpcdl.stack.release import read_release
+    from hpcdl.stack.publish import verify
+    from hpcdl.stack.release import find_release
     from hpcdl.workflows.gate import choose_gate
 
     site = the_site(args)
-    release = read_release(site, args.release or newest(site))
+    release = find_release(site, args.release)
     gate, _ = choose_gate(
         site,
         release,
@@ -264,21 +263,13 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     return show(args, {**found.as_data(), "dry_run": args.dry_run}, text)
 
 
-def _named(site: Site, release_id: str | None) -> Release:
-    from hpcdl.stack.release import current_id, read_release
-
-    named = release_id or current_id(site)
-    if named is None:
-        raise BadInput("nothing is published", hint="name a release; `hpcdl stack list` shows them")
-    return read_release(site, named)
-
-
 def _sbom(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.findings import ARCHIVE, components, dated, findings, osv_file
+    from hpcdl.stack.release import find_release
     from hpcdl.stack.sbom import write_sboms
 
     site = the_site(args)
-    release = _named(site, args.release)
+    release = find_release(site, args.release)
     inside = components(release)
     found = findings(site, release, inside)
     source = osv_file(site)
@@ -325,7 +316,13 @@ def _recorded(args: argparse.Namespace, values: dict[str, str], said: str) -> Ex
 
 def _waive_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("vulnerability", metavar="CVE", help="such as CVE-2024-10190")
-    parser.add_argument("--because", required=True, metavar="TEXT", help="why not exploitable")
+    parser.add_argument(
+        "--kind",
+        metavar="KIND",
+        help="accepted-risk (the default), or why the release is not affected, such as "
+        "code-not-reachable; a wrong one lists all",
+    )
+    parser.add_argument("--because", required=True, metavar="TEXT", help="the reason, in a line")
     parser.add_argument("--owner", required=True, metavar="NAME", help="who is responsible")
     parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="last valid day")
 
@@ -334,7 +331,8 @@ def _waive(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.findings import known_names
     from hpcdl.stack.records import Waiver, waive
 
-    waiver = Waiver(args.vulnerability, args.because, args.owner, args.until)
+    named = {"kind": args.kind} if args.kind else {}
+    waiver = Waiver(args.vulnerability, args.because, args.owner, args.until, **named)
     site = the_site(args)
     waive(site, waiver, known_here=known_names(site), dry_run=args.dry_run)
     said = f"{waiver.weakness} is waived until {waiver.until} by {waiver.owner}"
@@ -342,7 +340,7 @@ def _waive(args: argparse.Namespace) -> ExitCode:
 
 
 def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id (default: whatever is published)")
+    parser.add_argument("release", nargs="?", help="release id (default: the published one)")
     parser.add_argument(
         "--prefix",
         metavar="DIR",
@@ -353,10 +351,11 @@ def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _kernel(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.modules import install_kernel, plan_kernel
+    from hpcdl.stack.release import find_release
 
     site = the_site(args)
     prefix = Path(args.prefix).absolute() if args.prefix else None
-    release = _named(site, args.release)
+    release = find_release(site, args.release)
     kernel = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
     if not args.dry_run:
         install_kernel(kernel)
@@ -421,7 +420,7 @@ GROUP = Group(
             "List a release's packages and licences; write SPDX and CycloneDX files.",
             "hpcdl stack sbom",
             _sbom,
-            option("release", nargs="?", help="release id (default: the current one)"),
+            option("release", nargs="?", help="release id (default: the published one)"),
             changes=True,
         ),
         Command(
@@ -434,7 +433,7 @@ GROUP = Group(
         ),
         Command(
             "waive",
-            "Record why a known vulnerability cannot be exploited here, with owner and last day.",
+            "Record why a known vulnerability is accepted or not exploitable, with owner and day.",
             "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs' "
             "--owner 'Ada' --until 2027-06-30",
             _waive,

@@ -32,7 +32,6 @@ from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.records import Waiver, concerns, read_records, today, waiver_of
 from hpcdl.stack.release import BrokenRelease, Release, read_release, release_ids
-from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.stack.wheelhouse import normal_name
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.resources import to_install
@@ -130,7 +129,8 @@ def licence_words(metadata: Any) -> list[str]:
 def spdx_licensing() -> Any:
     """The library's index of SPDX identifiers; MissingPrerequisite without the extra 'records'."""
     try:
-        import packageurl  # noqa: F401 - of the same extra
+        import packageurl  # noqa: F401 - of the same extra, as the next one
+        import packaging.version  # noqa: F401
         from license_expression import get_spdx_licensing
     except ImportError as fault:
         raise MissingPrerequisite(
@@ -231,8 +231,10 @@ class Finding:
         """What the site says of it."""
         if self.waiver is None:
             return "no waiver" + (f"; fixed in {self.fixed}" if self.fixed else "")
-        told = f"{self.waiver.because} (owner: {self.waiver.owner}, until {self.waiver.until})"
-        return told if self.state == "waived" else f"the waiver expired: {told}"
+        waiver = self.waiver
+        expired = "" if self.state == "waived" else "the waiver expired: "
+        answers = f"(owner: {waiver.owner}, until {waiver.until})"
+        return f"{expired}{waiver.kind}: {waiver.because} {answers}"
 
 
 def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[Finding]:
@@ -387,10 +389,10 @@ def _hits(entry: Mapping[str, Any], known: Mapping[str, Sequence[Component]]) ->
 
 def _in_range(events: Sequence[Mapping[str, str]], version: str) -> bool:
     """Walk the events in the order of their versions; the last one at or before it decides."""
-    inside, here = False, sort_key(version)
+    inside, here = False, _order(version)
     rows = [(kind, text) for event in events for kind, text in event.items()]
-    for kind, text in sorted(rows, key=lambda row: sort_key(row[1])):
-        at = sort_key("0" if text == "0" else text)
+    for kind, text in sorted(rows, key=lambda row: _order(row[1])):
+        at = _order(text)
         if kind == "introduced" and (text == "0" or here >= at):
             inside = True
         elif (kind == "fixed" and here >= at) or (kind == "last_affected" and here > at):
@@ -400,7 +402,18 @@ def _in_range(events: Sequence[Mapping[str, str]], version: str) -> bool:
 
 def _fixed(ranges: Sequence[Mapping[str, Any]], version: str) -> str:
     """The first version after this one that is said to be without it."""
-    told = (event.get("fixed", "") for one in ranges for event in one["events"])
-    return min(
-        (text for text in told if sort_key(text) > sort_key(version)), key=sort_key, default=""
-    )
+    fixes = (event["fixed"] for one in ranges for event in one["events"] if "fixed" in event)
+    return min((fix for fix in fixes if _order(fix) > _order(version)), key=_order, default="")
+
+
+def _order(version: str) -> Any:
+    """Return what a version of PyPI compares by (PEP 440): 2.0rc1 is before 2.0.
+
+    A text that is no version of PyPI is taken by its leading numbers.
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version)
+    except InvalidVersion:
+        return Version(re.match(r"[0-9]+(\.[0-9]+)*|", version).group() or "0")  # type: ignore[union-attr]

@@ -31,7 +31,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.stack.release import Release
-from hpcdl.stack.resolve_facts import serves
+from hpcdl.stack.resolve_facts import same_generation, serves
 from hpcdl.stack.spack_backend.tool import read_lock
 from hpcdl.system.run import CommandResult
 
@@ -43,8 +43,12 @@ _NEEDED, _STRINGS, _SONAME, _RPATH, _RUNPATH = 1, 5, 14, 15, 29
 _MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 """magic, version, size of this header, size of the entries."""
-_ENTRY = struct.Struct("<HHIQIIHHI")
-"""kind, flags, size of this header, size of the code, three numbers about it, SM."""
+_ENTRY = struct.Struct("<HHIQIIHHIIIQ")
+"""kind, version, size of this header, size of the code, four numbers about it, SM, place and
+length of a name, flags."""
+_SUFFIXES = ((1 << 20, "a"), (1 << 21, "f"))
+"""Flags of code for one GPU alone, and of code for a family: compared with what ptxas and
+fatbinary of CUDA 13.5 make for sm_90, sm_90a, sm_100, sm_100a, sm_100f, sm_120a and sm_120f."""
 _PLAIN_SIZE, _PLAIN_SIZE_AT = struct.Struct("<Q"), 56
 """Where in its header a compressed entry has the size of its plain code; 0 in others."""
 _PTX, _MACHINE = 1, 2
@@ -67,13 +71,17 @@ _Inside = Callable[[Path | str], bool]
 
 @dataclass(frozen=True, order=True)
 class DeviceCode:
-    """One piece of device code: `sm` is 60 for sm_60; `machine` is False for PTX."""
+    """One piece of device code: `sm` is 60 for sm_60; `machine` is False for PTX.
+
+    `suffix` is `a` for code of one GPU alone (sm_90a), `f` for code of a family (sm_100f).
+    """
 
     sm: int
     machine: bool
+    suffix: str = ""
 
     def __str__(self) -> str:
-        return f"{'sm' if self.machine else 'compute'}_{self.sm}"
+        return f"{'sm' if self.machine else 'compute'}_{self.sm}{self.suffix}"
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,17 @@ class SharedObject:
 
 
 def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
-    """Whether code runs on a GPU: `machine`, `ptx` (the driver must compile it) or `no`.
+    """Whether code runs on a GPU of this compute capability, such as `6.0`.
 
-    `compute` is the GPU's compute capability, such as `6.0`.
+    `machine`; `ptx`, which the driver must compile; `foreign`, where that is PTX of an older
+    generation only: it may run, but the file is no proof of that; or `no`.
     """
+    ptx = [str(code) for code in codes if not code.machine]
     if serves([str(code) for code in codes if code.machine], compute):
         return "machine"
-    return "ptx" if serves([str(code) for code in codes if not code.machine], compute) else "no"
+    if serves([code for code in ptx if same_generation(code, compute)], compute):
+        return "ptx"
+    return "foreign" if serves(ptx, compute) else "no"
 
 
 @dataclass(frozen=True)
@@ -205,11 +217,12 @@ def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
         _, _, header, size = _CONTAINER.unpack_from(data, place)
         entry, stop = place + header, min(place + header + size, end)
         while entry + _ENTRY.size <= stop:
-            kind, _, own, length, *_, sm = _ENTRY.unpack_from(data, entry)
+            kind, _, own, length, *_, sm, _, _, flags = _ENTRY.unpack_from(data, entry)
             compressed = own >= _PLAIN_SIZE_AT + _PLAIN_SIZE.size
             plain = _PLAIN_SIZE.unpack_from(data, entry + _PLAIN_SIZE_AT)[0] if compressed else 0
             if kind == _PTX or (kind == _MACHINE and (plain or length) >= _EMPTY):
-                yield DeviceCode(sm, kind == _MACHINE)
+                suffix = next((text for bit, text in _SUFFIXES if flags & bit), "")
+                yield DeviceCode(sm, kind == _MACHINE, suffix)
             if own + length == 0:
                 break
             entry += own + length

@@ -3,6 +3,8 @@
 The facts say which packages need which agreement and which have a known vulnerability. A site's own
 answers lie in PREFIX/records.json: who accepted what and when, why a vulnerability cannot be
 reached here, who answers for that and until when. A missing or expired answer stops a publish.
+What kind of answer a waiver is, decides what the bill of materials says: only a reason why the
+release is not affected makes it so, an accepted risk stays exploitable.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from hpcdl.system.text import did_you_mean, utc_now
 
 _SHORTEST_REASON = 20
 _LONGEST_DAYS = 2 * 366
+DEFAULT_KIND = "accepted-risk"
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,22 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Waiver:
-    """Why a vulnerability cannot be reached here, who answers for that, and until which day."""
+    """What a site says of a vulnerability, who answers for that, and until which day.
+
+    `kind` is a key of `waiver_kinds` in the facts; records without one accept the risk.
+    """
 
     weakness: str
     because: str
     owner: str
     until: str
+    kind: str = DEFAULT_KIND
+
+    @property
+    def analysis(self) -> Mapping[str, str]:
+        """The VEX analysis: `state`, and `justification` or `response`."""
+        kinds: Mapping[str, Mapping[str, str]] = facts.load("records")["waiver_kinds"]
+        return kinds[self.kind]
 
     def expired(self, today: datetime.date) -> bool:
         """Whether its last day has passed."""
@@ -71,6 +84,7 @@ def read_records(site: Site) -> Records:
         )
         for waiver in found.waivers:
             datetime.date.fromisoformat(waiver.until)  # somebody may have edited it
+            waiver.analysis  # noqa: B018 - so with its kind
         return found
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise CheckFailed(
@@ -123,7 +137,8 @@ def waiver_of(weakness: str, records: Records) -> Waiver | None:
     row = facts.load("records")["weaknesses"].get(weakness, {}).get("waiver")
     if row is None:
         return None
-    return Waiver(weakness, " ".join(row["because"].split()), row["owner"], row["until"])
+    because = " ".join(row["because"].split())
+    return Waiver(weakness, because, row["owner"], row["until"], row["kind"])
 
 
 def _holds(release: Release, patterns: list[str], versions: list[str] | None = None) -> bool:
@@ -152,18 +167,25 @@ def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acc
 def waive(
     site: Site, waiver: Waiver, *, known_here: Collection[str] = (), dry_run: bool = False
 ) -> None:
-    """Note why a vulnerability cannot be reached at this site.
+    """Record what the site says of a vulnerability.
 
     `known_here` are names of vulnerabilities beside those of the facts.
 
     Raises:
-        BadInput: no such vulnerability, no reason, nobody who answers, or no day within two years.
+        BadInput: no such vulnerability or kind, no reason, no owner, or no day within two years.
     """
     known = {*facts.load("records")["weaknesses"], *known_here}
     if waiver.weakness not in known:
         raise BadInput(
             f"no vulnerability '{waiver.weakness}' is known here",
             hint=did_you_mean(waiver.weakness, known) or "`hpcdl stack sbom` lists them",
+        )
+    kinds = facts.load("records")["waiver_kinds"]
+    if waiver.kind not in kinds:
+        raise BadInput(
+            f"there is no kind of waiver '{waiver.kind}'",
+            details=[f"{name}: {row['what']}" for name, row in kinds.items()],
+            hint=did_you_mean(waiver.kind, kinds),
         )
     _require_text("--because", waiver.because, _SHORTEST_REASON)
     _require_text("--owner", waiver.owner, 1)

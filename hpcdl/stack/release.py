@@ -155,6 +155,25 @@ def current_release(site: Site) -> Release | None:
     return _parse(releases_folder(site) / release_id)
 
 
+def find_release(site: Site, release_id: str | None = None) -> Release:
+    """Return the release `release_id`, or the published one where none is named.
+
+    Raises:
+        BadInput: nothing is published, or there is no such release.
+        BrokenRelease: its record cannot be trusted.
+    """
+    if release_id is not None:
+        return read_release(site, release_id)
+    current = current_release(site)
+    if current is None:
+        built = release_ids(site)
+        known = f"built: {', '.join(built)}" if built else "`hpcdl stack build` makes one"
+        raise BadInput(
+            f"nothing is published in {site.paths.prefix}", hint=f"name a release; {known}"
+        )
+    return current
+
+
 def release_for(site: Site, partition: str, model: str | None = None) -> Release | None:
     """The published release that serves a partition, or None where nothing is published.
 

@@ -130,9 +130,10 @@ def _resolve(
     served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
     rows = known().tried if backend == "venv" and not wheels else ()
     tried = next((row for row in rows if row.holds(versions, served)), None)
+    proofs = {one.component: one.proof for one in solution.choices}
     notes = (
         *solution.notes,
-        *driver_notes(part.driver, versions.get("cuda", "")),
+        *driver_notes(part.driver, versions.get("cuda", ""), proofs.get("tensorflow", "")),
         *_own_notes(site, part, stack, backend),
     )
     return Resolution(

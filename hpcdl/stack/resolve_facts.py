@@ -161,15 +161,38 @@ def computes() -> tuple[str, ...]:
     return tuple(reversed(newest_first(found)))
 
 
-def serves(code: list[str], compute: str) -> bool:
+def serves(code: Iterable[str], compute: str) -> bool:
     """Whether machine code runs on a GPU: `sm_XY` on X.Z with Z >= Y, `compute_XY` on newer ones.
 
-    Source: CUDA C++ Programming Guide, binary and PTX compatibility.
+    `sm_90a` and `compute_90a` run on 9.0 alone, `sm_100f` and `compute_100f` within their family.
+    Source: CUDA C++ Programming Guide, binary and PTX compatibility, family-specific features.
     """
-    here = tuple(int(part) for part in compute.split("."))
-    parts = (name.split("_") for name in code)
-    compiled = [(kind, (int(number[:-1]), int(number[-1]))) for kind, number in parts]
-    return any(of <= here and (kind == "compute" or of[0] == here[0]) for kind, of in compiled)
+    here = _numbers(compute)
+    return any(_runs(*_code(name), here) for name in code)
+
+
+def same_generation(code: str, compute: str) -> bool:
+    """Whether code was made for the GPU's own major compute capability."""
+    return _code(code)[1][0] == _numbers(compute)[0]
+
+
+def _runs(kind: str, made_for: tuple[int, ...], suffix: str, here: tuple[int, ...]) -> bool:
+    if suffix == "a":
+        return made_for == here
+    within = kind == "sm" or suffix == "f"
+    return made_for <= here and (made_for[0] == here[0] or not within)
+
+
+def _numbers(compute: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in compute.split("."))
+
+
+@cache
+def _code(name: str) -> tuple[str, tuple[int, ...], str]:
+    """Split the name of an architecture: `sm_90a` is `sm`, (9, 0) and `a`."""
+    kind, _, number = name.partition("_")
+    digits = number.rstrip("af")
+    return kind, (int(digits[:-1]), int(digits[-1])), number[len(digits) :]
 
 
 def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
@@ -179,6 +202,12 @@ def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
         weight = sum(_WEIGHTS.get(condition.variable, 0) for condition in when)
         for need in conditions(row["needs"]):
             yield Rule(when, need, row["why"], _source(row, file), row["proof"], weight=weight)
+    for row in file.get("fails", ()):
+        runs = set(computes()) - set(row["gpus"])
+        need = Condition("gpu", Range(",".join(sorted(runs, key=sort_key))))
+        yield Rule(
+            conditions(row["when"]), need, row["why"], _source(row, file), row["proof"], weight=10
+        )
     for row in file.get("wheels", ()):
         served = [compute for compute in computes() if serves(row["code"], compute)]
         when = conditions({"tensorflow": row["tensorflow"], "backend": "venv"})
@@ -210,6 +239,13 @@ def _offers(component: Component) -> Iterator[Rule]:
 
 
 def _proofs(files: Sequence[Mapping[str, Any]]) -> Iterator[ProofRow]:
+    """The rows of all files; PTX of an older generation proves nothing of a GPU."""
+    for file in files:
+        for row in file.get("wheels", ()):
+            own = [code for code in row["code"] if code.startswith("sm_")]
+            only_ptx = ",".join(one for one in computes() if not serves(own, one))
+            of_wheels = {"tensorflow": row["tensorflow"], "backend": "venv", "gpu": only_ptx}
+            yield ProofRow("tensorflow", conditions(of_wheels), "doubtful", _source(row, file))
     rows = (
         (name, part, file)
         for file in files
@@ -264,7 +300,7 @@ def models(archs: tuple[str, ...], own: Iterable[Gpu] = ()) -> list[str]:
     `archs` is what was compiled for, such as `60`; `own` GPUs of the site may be none of the
     facts'.
     """
-    code = [f"sm_{arch}" for arch in archs]
+    code = [f"sm_{arch}" for arch in archs]  # 90a is code for 9.0 alone
     listed = (gpu_named(name) for name in facts.load("gpus")["gpus"])
     named = [gpu.driver_name for gpu in (*listed, *own) if serves(code, gpu.compute)]
     return list(dict.fromkeys(named))
@@ -283,12 +319,12 @@ def needs_of(
     flags = sorted({*of_wheels, *facts.load("spack")["targets"].get(target, ())})
     if not archs:
         return {"cpu_flags": flags}
-    digits = [arch.rstrip("af") for arch in archs]  # 90a is code for 9.0 alone
+    digits = [arch.rstrip("af") for arch in archs]
     computes = [f"{one[:-1]}.{one[-1]}" for one in digits]
     return {
         "cpu_flags": flags,
         "driver": driver_needs(cuda, computes),
-        "gpus": models(tuple(digits), gpus),
+        "gpus": models(archs, gpus),
         "compute": computes,
     }
 

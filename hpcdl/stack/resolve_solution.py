@@ -293,8 +293,16 @@ def _proof(name: str, setting: Setting, values: Mapping[str, str]) -> tuple[str,
     return next(component.proof[key] for key in keys if key in component.proof), component.source
 
 
-def driver_notes(driver: str | None, cuda: str) -> tuple[str, ...]:
-    """What a partition's own driver does not do with a CUDA: a build may serve older ones, too."""
+def driver_notes(driver: str | None, cuda: str, proof: str) -> tuple[str, ...]:
+    """What a partition's own driver does not do with a CUDA: a build may serve older ones, too.
+
+    `proof` is TensorFlow's evidence level: without machine code for the GPU it is doubtful.
+    """
+    if proof == "doubtful":
+        return (
+            "TensorFlow has no machine code for this GPU, only PTX of an older generation, which "
+            "the driver must translate: nothing proves that it runs",
+        )
     own = known().own_driver.get(".".join(cuda.split(".")[:2]))
     if not driver or not own or Range(f"{own}:").allows(driver):
         return ()

@@ -123,20 +123,22 @@ def _cyclone_component(component: Component) -> Any:
 
 
 def _cyclone_finding(finding: Finding) -> Any:
-    """A vulnerability: not reachable under a valid waiver, else still to be looked at."""
+    """A vulnerability as its valid waiver says; without one it is still to be looked at."""
     from cyclonedx.model import impact_analysis as impact
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
 
-    waived, states = finding.state == "waived", impact.ImpactAnalysisState
-    unreachable = impact.ImpactAnalysisJustification.CODE_NOT_REACHABLE
+    waived = finding.waiver if finding.state == "waived" else None
+    said = waived.analysis if waived else {"state": "in_triage"}
+    why, response = said.get("justification"), said.get("response")
     return Vulnerability(
         id=finding.id,
         bom_ref=finding.id,
         description=finding.what,
         affects=[BomTarget(ref=purl) for purl in finding.purls],
         analysis=VulnerabilityAnalysis(
-            state=states.NOT_AFFECTED if waived else states.IN_TRIAGE,
-            justification=unreachable if waived else None,
+            state=impact.ImpactAnalysisState(said["state"]),
+            justification=impact.ImpactAnalysisJustification(why) if why else None,
+            responses=[impact.ImpactAnalysisResponse(response)] if response else None,
             detail=finding.describe(),
         ),
     )

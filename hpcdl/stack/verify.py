@@ -312,17 +312,19 @@ def in_module(site: Site, release: Release, argv: Sequence[str | Path]) -> Comma
     )
 
 
-def check_files(site: Site, release: Release, names: Collection[str] = ()) -> list[Check]:
+def check_files(
+    site: Site, release: Release, names: Collection[str] = (), *, run_there: bool = False
+) -> list[Check]:
     """What a release's files tell, with no GPU and no job: what they load, their device code.
 
-    `names` are the partitions that count.
+    `names` are the partitions that count; `run_there` says that jobs try kernels on their GPUs.
     """
     start = time.monotonic()
     faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
     sound = f"{count} shared objects find what they need in the release"
     checks = [
         _of_faults("libraries", faults, sound, start),
-        check_device_code(site, release, names),
+        check_device_code(site, release, names, run_there=run_there),
     ]
     if "compute" in release.needs and "horovod" in release.versions:
         start = time.monotonic()
@@ -336,10 +338,13 @@ def _of_faults(name: str, faults: Sequence[str], sound: str, start: float) -> Ch
     return Check(name, not faults, detail, round(time.monotonic() - start, 2))
 
 
-def check_device_code(site: Site, release: Release, names: Collection[str] = ()) -> Check:
+def check_device_code(
+    site: Site, release: Release, names: Collection[str] = (), *, run_there: bool = False
+) -> Check:
     """Whether every shared object with device code has some for the GPUs that are served.
 
-    `names` are the partitions that count.
+    `names` are the partitions that count. PTX of an older generation is a fault unless jobs try
+    kernels on these GPUs (`run_there`).
     """
     start, name = time.monotonic(), "device code"
     objects = survey(*(release.prefix / folder for folder in _LOADED))
@@ -364,7 +369,15 @@ def check_device_code(site: Site, release: Release, names: Collection[str] = ())
                 for verdict, found in verdicts
                 if verdict == "no"
             ]
-            by_driver = [found.path.name for verdict, found in verdicts if verdict == "ptx"]
+            foreign = [found.path.name for verdict, found in verdicts if verdict == "foreign"]
+            if foreign and not run_there:
+                faults.append(
+                    f"{where}: {', '.join(foreign[:3])} has only PTX of an older generation, which "
+                    "proves nothing; a job of the gate on that partition does"
+                )
+            by_driver = [
+                found.path.name for verdict, found in verdicts if verdict in {"ptx", "foreign"}
+            ]
             note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
             notes.append(f"{where}: {note} of {len(objects)} files")
     sound = "; ".join(notes) or "no partition that it serves has GPUs"

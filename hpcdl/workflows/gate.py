@@ -100,7 +100,7 @@ class JobGate:
             except BadInput as refusal:
                 said = "; ".join([refusal.message, *refusal.details])
                 checks.append(Check("job", False, said, 0.0, partition=group.name))
-        checks += check_files(site, release, self.partitions)
+        checks += check_files(site, release, self.partitions, run_there=True)
         ended = _wait(list(queued.values()), self.wait_seconds, self.say)
         runs = []
         for name, job in queued.items():

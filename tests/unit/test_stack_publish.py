@@ -211,6 +211,27 @@ def test_the_list_shows_states_and_the_broken_ones_too(site):
     assert [row["id"] for row in overview(site) if row["current"]] == ["b"]
 
 
+def test_without_an_id_the_published_release_is_meant(tmp_path, monkeypatch, capsys):
+    """`verify --integrity` once read the newest one built: a damaged current one passed."""
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
+    site = small_site(tmp_path / "embedded/prefix")
+    old, _ = make_release(site, "a"), make_release(site, "b", created="2027-01-01T00:00:00Z")
+
+    def ask(*words):
+        code = main(["stack", *words, "--site", "embedded"])
+        return code, "".join(capsys.readouterr())
+
+    for words in (["verify", "--integrity"], ["sbom", "--dry-run"], ["kernel", "--dry-run"]):
+        code, text = ask(*words)
+        assert (code, "nothing is published" in text, "built: a, b" in text) == (2, True, True)
+    go(site, "a")
+    (old.prefix / "extra").write_text("not of the build")
+    code, text = ask("verify", "--integrity")
+    assert (code, "a: " in text, "extra" in text) == (1, True, True)
+    assert '"release": "a"' in ask("sbom", "--dry-run", "--json")[1]
+    assert ask("verify", "--integrity", "b")[0] == 0
+
+
 def test_a_rollback_leaves_out_what_cannot_be_read_and_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
     site = small_site(tmp_path / "embedded/prefix")

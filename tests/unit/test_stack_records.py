@@ -94,6 +94,7 @@ def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site):
         ({"because": "no"}, "--because"),
         ({"because": "line one\nline two of the reason"}, "--because"),
         ({"owner": " "}, "--owner"),
+        ({"kind": "not-reachable"}, "no kind of waiver"),
         ({"until": "soon"}, "not a day"),
         ({"until": "2026-02-31"}, "2026-02-31"),
         ({"until": "2026-11-20"}, "already past"),
@@ -116,7 +117,8 @@ def test_damaged_records_stop_a_publish_rather_than_count_as_none(site):
     waive(site, GOOD)
     path = site.paths.prefix / "records.json"
     make_release(site, "r")
-    for text in (path.read_text().replace(GOOD.until, "for ever"), "{}"):
+    good = path.read_text()
+    for text in (good.replace(GOOD.until, "for ever"), good.replace(GOOD.kind, "never"), "{}"):
         path.write_text(text)
         with pytest.raises(CheckFailed, match="is damaged"):
             publish(site, "r", passing, say=silent)

@@ -24,6 +24,7 @@ from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import make_release, small_site
 
 CVE = "CVE-2024-10190"
+TOMORROW = str(datetime.date.today() + datetime.timedelta(1))
 BENEATH = {"hpcdl": "Apache-2.0", "openmpi": "BSD-3-Clause-Open-MPI", "python": "Python-2.0.1"}
 LOCK = (
     {"name": "horovod", "version": "0.28.1", "file": "h.whl", "sha256": "ab" * 32},
@@ -104,7 +105,28 @@ def test_a_waiver_is_the_analysis_of_a_vulnerability_however_it_was_built(site, 
     vulnerability, server = write(site, make_release(site, "r", lock=lock))
     assert (vulnerability["id"], server["id"]) == (CVE, "TF-GRPC-NO-AUTH")
     assert vulnerability["analysis"]["state"] == "not_affected"
+    assert vulnerability["analysis"]["justification"] == "code_not_reachable"
+    assert server["analysis"]["justification"] == "requires_configuration"
     assert vulnerability["affects"] == [{"ref": purl}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "analysis"),
+    [
+        ({}, {"state": "exploitable", "response": ["will_not_fix"]}),
+        (
+            {"kind": "code-not-present"},
+            {"state": "not_affected", "justification": "code_not_present"},
+        ),
+    ],
+)
+def test_only_a_reason_of_that_kind_says_that_a_release_is_not_affected(site, kind, analysis):
+    """Every waiver once became not_affected, code_not_reachable: a signed false statement."""
+    waive(site, Waiver(CVE, "the board has taken this risk", "Ada", TOMORROW, **kind))
+    (vulnerability, *_) = write(site, make_release(site, "r", lock=LOCK))
+    said = vulnerability["analysis"]
+    assert "the board has taken this risk" in said.pop("detail")
+    assert said == analysis
 
 
 def test_writing_them_again_gives_the_same_bytes(site, release):
@@ -377,6 +399,10 @@ def test_entries_as_osv_publishes_them_are_one_finding_where_databases_agree(tmp
         ([{"introduced": "3"}], [], False),
         ([], ["2.4.6"], True),
         ([], ["2.4.60"], False),
+        # PEP 440: a release candidate is before its final release, a post release behind it.
+        ([{"introduced": "0"}, {"fixed": "2.4.6rc1"}], [], False),
+        ([{"introduced": "2.4.6.post1"}], [], False),
+        ([{"introduced": "2.4.6rc1"}, {"fixed": "2.4.7.dev0"}], [], True),
     ],
 )
 def test_a_version_lies_in_a_range_as_osv_says(site, tmp_path, events, versions, inside):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
@@ -71,10 +72,11 @@ def seen(release, **changes):
     return found
 
 
-def elf_with_code(path, sm):
-    """The least shared object with machine code for one SM, as nvcc lays it out."""
+def elf_with_code(path, sm=0, kind=2, header=b""):
+    """The least shared object with device code for one SM, as nvcc lays it out."""
     size = 2048  # less is a placeholder without any kernel
-    entry = struct.pack("<HHIQIIHHI", 2, 0, 64, size, 0, 0, 0, 0, sm).ljust(64 + size, b"\0")
+    header = header or struct.pack("<HHIQIIHHI", kind, 0, 64, size, 0, 0, 0, 0, sm)
+    entry = header.ljust(64, b"\0").ljust(64 + size, b"\0")
     code = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
     names = b"\0.nv_fatbin\0"
     table = 64 + len(names) + len(code)
@@ -289,16 +291,84 @@ def test_a_wait_is_a_length_of_time(minutes, capsys):
         (["sm_60"], "6.1", "machine"),
         (["sm_61"], "6.0", "no"),
         (["sm_60"], "7.0", "no"),
-        (["compute_60"], "7.0", "ptx"),
+        (["compute_60"], "7.0", "foreign"),
         (["compute_70"], "6.0", "no"),
         (["sm_37", "compute_60"], "3.7", "machine"),
         (["sm_90"], "8.0", "no"),
         ([], "8.0", "no"),
+        # PTX of another generation is no proof; suffixes: one GPU alone, one family.
+        (["compute_60"], "6.1", "ptx"),
+        (["sm_80", "compute_90"], "12.0", "foreign"),
+        (["sm_90a"], "9.0", "machine"),
+        (["compute_90a"], "10.0", "no"),
+        (["compute_90a"], "12.0", "no"),
+        (["sm_100a"], "10.3", "no"),
+        (["sm_100f"], "10.3", "machine"),
+        (["compute_100f"], "10.3", "ptx"),
+        (["compute_100f"], "12.0", "no"),
     ],
 )
-def test_machine_code_runs_within_its_major_number_and_ptx_on_newer_ones(names, compute, verdict):
-    codes = [DeviceCode(int(name.split("_")[1]), name.startswith("sm")) for name in names]
+def test_code_runs_within_its_major_number_and_plain_ptx_on_newer_ones(names, compute, verdict):
+    codes = [
+        DeviceCode(int(number.rstrip("af")), kind == "sm", number.lstrip("0123456789"))
+        for kind, number in (name.split("_") for name in names)
+    ]
+    assert [str(code) for code in codes] == names
     assert runs_on(codes, compute) == verdict
+
+
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [  # what ptxas and fatbinary of CUDA 13.5 made: the first 64 bytes of each header
+        ("02000101 40000000 700d0000 00000000 00000000 00000000 08000100 5a000000", "sm_90"),
+        ("02000101 40000000 700d0000 00000000 00000000 00000000 08000100 5a000000", "sm_90a"),
+        ("01000101 40000000 e8000000 00000000 e2000000 40000000 08000800 64000000", "compute_100f"),
+        ("01000101 40000000 e8000000 00000000 e2000000 40000000 08000800 78000000", "compute_120a"),
+    ],
+)
+def test_the_suffix_of_an_architecture_is_read_from_its_entry(tmp_path, entry, name):
+    flags = {"a": "11001000", "f": "11002000"}.get(name[-1], "11000000")
+    header = bytes.fromhex(f"{entry} 00000000 00000000 {flags} 00000000") + bytes(16)
+    library = elf_with_code(tmp_path / "libk.so", header=header)
+    assert [str(code) for code in read_device_code(library)] == [name]
+
+
+def rounded(values, bits):
+    """float32 values rounded to so many bits of mantissa, as matrix units take them."""
+    np = pytest.importorskip("numpy")
+    step = np.uint32(1 << (23 - bits))
+    raw = values.view(np.uint32)
+    return ((raw + step // 2) & ~(step - 1)).view(np.float32)
+
+
+def test_a_right_product_passes_on_every_gpu_and_a_wrong_one_on_none(site, release):
+    """TF32 is on from compute capability 8.0: no A100 or H100 release could be published."""
+    np = pytest.importorskip("numpy")
+    from hpcdl.stack.probe import matrices
+
+    left, right = matrices()
+    exact = left.astype(np.float64) @ right.astype(np.float64)
+    for model, row in facts.load("gpus")["gpus"].items():
+        bits = 10 if float(row["compute"]) >= 8 else 23
+        product = rounded(left, bits) @ rounded(right, bits)
+        for result, passes in ((product, True), (product + (np.eye(64) > 0), False)):
+            wrong = float(np.abs(result - exact).max())
+            assert (
+                faults(judge(release, seen(release, kernel_wrong=wrong), None)) == []
+            ) is passes, model
+    fractions = np.random.default_rng(1).random((2, 64, 64), dtype=np.float32)
+    off = rounded(fractions[0], 10) @ rounded(fractions[1], 10) - fractions[0] @ fractions[1]
+    assert np.abs(off).max() > 1e-3, "what the gate once compared"
+
+
+def test_ptx_of_an_older_generation_is_no_proof_without_a_job(tmp_path):
+    mixed = mixed_site(tmp_path)
+    made = make_release(mixed, "gpu", partitions=("untyped",), needs={"gpus": ["A40"]})
+    elf_with_code(made.prefix / "lib" / "libk.so", sm=75, kind=1)
+    refused = check_device_code(mixed, made)
+    assert not refused.ok
+    assert "only PTX of an older generation" in refused.detail
+    assert check_device_code(mixed, made, run_there=True).ok
 
 
 def test_host_code_has_none():
@@ -363,7 +433,7 @@ def test_a_mixed_partition_that_no_job_can_try_is_said_in_the_result(told, tmp_p
     site = replace(mixed, paths=small_site(tmp_path).paths)
     made = make_release(site, "r", needs={"gpus": ["P100"]}, partitions=("untyped",))
     monkeypatch.setattr(gate, "_require_slurm", lambda: None)
-    monkeypatch.setattr(gate, "check_files", lambda *_: [])
+    monkeypatch.setattr(gate, "check_files", lambda *_, **__: [])
     proof = gate.JobGate(told.append, ("untyped",))(site, made)
     assert not proof.passed
     (said,) = (one.describe() for one in proof.checks if not one.ok)

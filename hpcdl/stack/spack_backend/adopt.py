@@ -159,7 +159,7 @@ def _runs_on(partition: Partition, lock: Lock, request: StackRequest) -> bool:
     """Whether an environment is for a partition: code for one of its GPUs, or none for none."""
     if not lock.archs:
         return partition.gpu is None or request.variant == "cpu"
-    code = [f"sm_{arch.rstrip('af')}" for arch in lock.archs]
+    code = [f"sm_{arch}" for arch in lock.archs]
     gpus = (group.gpu for group in partition.gpu_groups)
     return any(serves(code, gpu.compute) for gpu in gpus if gpu)
 
