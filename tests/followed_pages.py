@@ -116,6 +116,7 @@ SCENES = {
             "/apps/hpcdl": "as above",
         },
     ),
+    "docs/interactive.md": Scene(left={"": "tests/integration/test_interactive.py"}),
     "docs/lint.md": Scene((r"printf '#!/bin/bash\nsrun hostname\n' > job.sh",)),
     "docs/nightly.md": Scene(
         (UP, "hpcdl site init --output site.yaml"),

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli import queued, request
+from hpcdl.cli import interactive, queued, request
 from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.cli.train import train_options
 from hpcdl.jobs.spec import job_schema
@@ -381,6 +381,22 @@ GROUP = Group(
             "hpcdl job schema > job.schema.json",
             _schema,
             site=False,
+        ),
+        Command(
+            "shell",
+            "Open a shell on a node, with the module loaded; the job ends with it.",
+            "hpcdl job shell --partition v100 --gpus 1 --time 2:00:00",
+            interactive.shell,
+            interactive.shell_options,
+            changes=True,
+        ),
+        Command(
+            "jupyter",
+            "Start JupyterLab in a job, and print how to reach it from your computer.",
+            "hpcdl job jupyter --partition v100 --gpus 1 --time 4:00:00",
+            interactive.jupyter,
+            interactive.jupyter_options,
+            changes=True,
         ),
         Command(
             "watch",

@@ -145,6 +145,13 @@ def render_script(
     return Script(tuple(lines), layout, site.slurm.version)
 
 
+def render_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> str:
+    """What bash runs first in an interactive job: modules and variables as in a batch job."""
+    nodes, layout = plan_on(site, spec)
+    values = _values(site, spec, nodes, layout, module)
+    return _template("shell.sh.j2").render(values, where=where)
+
+
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
     """The option that asks for `count` GPUs per node, as this site takes it."""
     assert partition.gpu is not None

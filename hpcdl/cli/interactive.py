@@ -1,0 +1,132 @@
+"""`hpcdl job shell` and `hpcdl job jupyter`: to work on a node."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import platform
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpcdl.cli import request
+from hpcdl.cli.framework import print_json, the_site
+from hpcdl.system.amounts import at_least
+from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
+
+if TYPE_CHECKING:
+    from hpcdl.jobs.interactive import Server
+    from hpcdl.jobs.submission import Submission
+
+_POLL_SECONDS = 1.0
+_PORT = 8888
+
+
+def shell_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a job; the program is a prompt."""
+    request.options(parser)
+    parser.epilog = "after --: a program to run on the node in place of the prompt"
+
+
+def shell(args: argparse.Namespace) -> ExitCode | int:
+    """Wait for an allocation and open a shell on its first node."""
+    from hpcdl.jobs.interactive import plan_shell, run_shell
+
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not args.rest and not terminal and not args.dry_run:
+        raise BadInput(
+            "there is no terminal to open a shell on",
+            hint="write -- PROGRAM to run a program instead; `hpcdl job submit` runs batch jobs",
+        )
+    args.name = args.name or "shell"
+    site = request.asked_site(args)
+    spec = replace(request.spec_of(args, site), program=tuple(args.rest))
+    module = request.module_of(args, site, published=not args.dry_run)
+    plan = plan_shell(site, spec, module, Path.cwd())
+    if args.dry_run:
+        print(f"would run: salloc {' '.join(plan.options)}\n\n{plan.files['shell.sh'].decode()}")
+        return ExitCode.OK
+    return run_shell(plan, terminal=terminal)
+
+
+def jupyter_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a job, and how it is reached."""
+    request.options(parser)
+    parser.epilog = "after --: more arguments of jupyter-lab"
+    add = parser.add_argument
+    add("--job", metavar="ID", help="say again how to reach the JupyterLab of a job that runs")
+    add(
+        "--local-port",
+        type=at_least(1, 65535),
+        default=_PORT,
+        metavar="N",
+        help=f"port on your own computer ({_PORT})",
+    )
+    add("--login", metavar="HOST", help="login node as your computer knows it (default: this one)")
+
+
+def jupyter(args: argparse.Namespace) -> ExitCode:
+    """Start JupyterLab in a job; say how to reach it when it runs."""
+    from hpcdl.jobs import submission
+    from hpcdl.jobs.interactive import notebook
+
+    if args.job is not None:
+        site = the_site(args)
+        found = submission.require_this_cluster(submission.find(site, args.job))
+    else:
+        args.name = args.name or "jupyter"
+        site = request.asked_site(args)
+        asked = replace(request.spec_of(args, site), program=tuple(args.rest))
+        spec = notebook(asked, Path.cwd())
+        module = request.module_of(args, site, published=not args.dry_run)
+        if args.dry_run:
+            print(submission.place(site, spec, module)[0].text, end="")
+            return ExitCode.OK
+        found = submission.submit(site, spec, module)
+        print(f"job {found.job_id} submitted\n  log    {found.log}", file=sys.stderr)
+    server = _wait(found)
+    _tell(args, found, server)
+    return ExitCode.OK
+
+
+def _wait(job: Submission) -> Server:
+    """Wait until JupyterLab listens; CheckFailed where the job ends before."""
+    from hpcdl.jobs.interactive import server_of
+    from hpcdl.jobs.watch import follow, watched
+
+    shown = ""
+    with watched(job):
+        for snapshot in follow(job):
+            if snapshot.ended:
+                raise CheckFailed(
+                    f"job {job.job_id} ended before JupyterLab listened: {snapshot.description}",
+                    hint=f"its log says why: {job.log}",
+                )
+            if snapshot.state == "RUNNING" and (server := server_of(job.folder)):
+                return server
+            if snapshot.description != shown:
+                shown = snapshot.description
+                print(f"  {shown}", file=sys.stderr)
+            time.sleep(_POLL_SECONDS)
+    raise AssertionError("follow ends with an ended job")
+
+
+def _tell(args: argparse.Namespace, job: Submission, server: Server) -> None:
+    login = f"{getpass.getuser()}@{args.login or platform.node()}"
+    tunnel, url = server.tunnel(login, args.local_port), server.url(args.local_port)
+    if args.json:
+        data = {"job_id": job.job_id, "node": server.node, "port": server.port}
+        print_json({**data, "tunnel": tunnel, "url": url, "token_file": server.file})
+        return
+    # A terminal is its owner's; a log or a pipe may be read by others.
+    token = f"?token={server.token}" if sys.stdout.isatty() else ""
+    print(
+        f"JupyterLab runs on {server.node} in job {job.job_id}\n"
+        f"  on your computer   {tunnel}\n"
+        f"  in its browser     {url}{token}\n"
+        f"  token              {server.file} (only you can read it)\n"
+        f"  show this again    hpcdl job jupyter --job {job.job_id}\n"
+        f"  stop               hpcdl job cancel {job.job_id}"
+    )
