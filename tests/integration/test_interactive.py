@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.system.resources import cache
+from tests.browser import chromium
 from tests.integration.conftest import HPCDL
 from tests.waiting import wait_for
 
@@ -112,6 +113,9 @@ def test_jupyterlab_is_reached_with_its_token_only_and_ends_with_its_job(slurm, 
     host, port = re.search(r"-L 8888:(\S+):(\d+) ", started["tunnel"]).groups()
     place = f"http://{host}:{port}/api/contents"
     assert (_status(place, token), _status(place, "guessed")) == (200, 403)
+    with chromium() as page:
+        page.open(f"http://{host}:{port}/lab?token={token}")
+        wait_for(lambda: page.do("document.querySelector('.jp-Launcher') !== null"), 60)
     command_lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert not [line for line in command_lines if token.encode() in line]
     again = slurm.json("job", "jupyter", "--job", str(started["job_id"]))
