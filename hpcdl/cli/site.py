@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Command, Group, print_json, show, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.text import table
+from hpcdl.system.text import count_of, table
 
 if TYPE_CHECKING:
     from hpcdl.site import Gpu, Site
@@ -123,6 +124,35 @@ def _check(args: argparse.Namespace) -> ExitCode:
     return show(args, data, text, ok=not drift)
 
 
+def _gpus_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--gpus", type=at_least(1), default=0, metavar="N", help="ask when a job of N would start")
+    add("--time", default="1:00:00", metavar="TIME", help="walltime of that job (1:00:00)")
+
+
+def _gpus(args: argparse.Namespace) -> ExitCode:
+    from datetime import datetime
+
+    from hpcdl.jobs.spec import minutes_of
+    from hpcdl.site.free_gpus import look, when
+
+    rows = look(args.gpus, minutes_of(args.time))
+    header = ["partition", "GPU", "free", "in use", "no CPUs", "down", "all", "free on one node"]
+    if args.gpus:
+        header.append(f"{count_of(args.gpus, 'GPU')} for {args.time} would start")
+    shown = [
+        [
+            row.partition,
+            row.model or row.kind or "not typed",
+            *map(str, (row.free, row.used, row.blocked, row.down, row.total, row.largest)),
+            *([when(row.starts, datetime.now())] if args.gpus else []),
+        ]
+        for row in rows
+    ]
+    text = table(shown, header) if rows else "Slurm shows no GPUs here"
+    return show(args, {"gpus": [row._asdict() for row in rows]}, text)
+
+
 def _schema(args: argparse.Namespace) -> ExitCode:
     from hpcdl.site.check import site_schema
 
@@ -141,6 +171,14 @@ GROUP = Group(
             _init,
             _init_options,
             changes=True,
+            site=False,
+        ),
+        Command(
+            "gpus",
+            "Show free and busy GPUs by partition, and when a job would start.",
+            "hpcdl site gpus --gpus 4",
+            _gpus,
+            _gpus_options,
             site=False,
         ),
         Command(

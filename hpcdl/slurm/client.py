@@ -45,6 +45,7 @@ _NOT_NOW = (
 _DEFAULTS = re.compile(r"(SQUEUE|SINFO|SCONTROL|SACCT|SACCTMGR|SCANCEL)_")
 _GONE = ("Invalid job id", "already completing or completed")
 _ANSWER_SECONDS = 30.0
+_TEST_SECONDS = 10.0
 _SLOW_SECONDS = 5.0
 _IDS_AT_ONCE = 5000  # an argument holds 128 KiB
 
@@ -253,13 +254,25 @@ def partitions() -> tuple[PartitionRecord, ...]:
     return tuple(parsed(parse.partition, line, "scontrol") for line in _all_records("Partition"))
 
 
-def _all_records(kind: str) -> list[str]:
+def _all_records(kind: str, *options: str) -> list[str]:
     """Every node or partition; an answer that is no answer is not "there are none"."""
-    text = ask(["scontrol", "show", kind.lower(), "-o"]).stdout
+    text = ask(["scontrol", "show", kind.lower(), *options, "-o"]).stdout
     found = [line for line in text.splitlines() if line.startswith(f"{kind}Name=")]
     if not found and f"No {kind.lower()}s in the system" not in text:
         raise _unreadable(text, "scontrol")
     return found
+
+
+def node_details() -> list[str]:
+    """`scontrol show node -d -o`: a line per node, also with the GRES and CPUs in use."""
+    return _all_records("Node", "-d")
+
+
+def test_only(options: Sequence[str]) -> str:
+    """What Slurm answers to a job of these options that is not queued: a start, or a refusal."""
+    argv = ["sbatch", "--test-only", *options, "--wrap=true"]
+    answer = ask(argv, check=False, seconds=_TEST_SECONDS)
+    return answer.stderr.strip() or answer.stdout.strip()
 
 
 def of_nodes(field: str, hostlist: str) -> dict[str, str]:
@@ -312,8 +325,14 @@ def cancel(job_ids: Sequence[int]) -> None:
         refuse(answer)
 
 
-def ask(argv: Sequence[str], *, check: bool = True, tied: bool = False) -> CommandResult:
-    """Run one of Slurm's commands with a clean environment and a time limit."""
+def ask(
+    argv: Sequence[str],
+    *,
+    check: bool = True,
+    tied: bool = False,
+    seconds: float = _ANSWER_SECONDS,
+) -> CommandResult:
+    """Run one of Slurm's commands with a clean environment and a time limit in seconds."""
     if shutil.which(argv[0]) is None:
         raise MissingPrerequisite(
             f"Slurm's command '{argv[0]}' is not on PATH",
@@ -332,9 +351,9 @@ def ask(argv: Sequence[str], *, check: bool = True, tied: bool = False) -> Comma
             argv,
             base_env=environment,
             check=False,
-            timeout=_ANSWER_SECONDS,
+            timeout=seconds,
             tied=tied,
-            watch=_patience(argv[0]),
+            watch=_patience(argv[0], seconds),
         )
     except Stopped as late:  # a controller that is gone may just be silent
         raise _away([late.message]) from late
@@ -343,7 +362,7 @@ def ask(argv: Sequence[str], *, check: bool = True, tied: bool = False) -> Comma
     return answer
 
 
-def _patience(program: str) -> Callable[[], None]:
+def _patience(program: str, seconds: float) -> Callable[[], None]:
     """Says once that Slurm is slow, so that nobody takes a silent command for a dead one."""
     late = time.monotonic() + _SLOW_SECONDS
     told: list[str] = []
@@ -352,7 +371,7 @@ def _patience(program: str) -> Callable[[], None]:
         if not told and time.monotonic() > late:
             told.append(program)
             held = ", also after Ctrl-C" if program == "sbatch" else ""
-            note = f"note: {program} has not answered yet; it gets {_ANSWER_SECONDS:.0f} s{held}"
+            note = f"note: {program} has not answered yet; it gets {seconds:.0f} s{held}"
             print(note, file=sys.stderr)
 
     return watch

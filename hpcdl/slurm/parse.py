@@ -116,10 +116,7 @@ class NodeRecord(NamedTuple):
     @property
     def gpus(self) -> tuple[tuple[str | None, int], ...]:
         """Types and counts of its GPUs, in order; type None where Slurm gives none."""
-        found: dict[str | None, int] = {}
-        for kind, count in _GPU.findall(self.gres):
-            found[kind or None] = found.get(kind or None, 0) + int(count)
-        return tuple((kind, count) for kind, count in found.items() if count)
+        return tuple(gpu_counts(self.gres).items())
 
 
 class PartitionRecord(NamedTuple):
@@ -131,6 +128,14 @@ class PartitionRecord(NamedTuple):
     max_time: str
     default: bool
     state: str
+
+
+def gpu_counts(gres: str) -> dict[str | None, int]:
+    """The GPUs in a list of GRES by type, in order; None where Slurm gives them no type."""
+    found: dict[str | None, int] = {}
+    for kind, count in _GPU.findall(gres):
+        found[kind or None] = found.get(kind or None, 0) + int(count)
+    return {kind: count for kind, count in found.items() if count}
 
 
 def pairs(line: str) -> dict[str, str]:
