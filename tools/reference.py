@@ -75,7 +75,7 @@ program: [python, my_train.py, --lr, "0.1"]
 Keys in **bold** are required.
 """
     return (
-        _MADE.format(source="hpcdl/facts/job_format.yaml")
+        _MADE.format(source="hpcdl/jobs/spec.py")
         + intro
         + "\n".join(_keys(job_schema(), "job.yaml"))
         + "\n"

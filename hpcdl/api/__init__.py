@@ -16,14 +16,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from hpcdl.jobs.spec import JobSpec, Memory
+from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Site, find_site_file
+from hpcdl.system.declare import check
 from hpcdl.system.errors import BadInput, of_the_system
 from hpcdl.system.errors import HpcdlError as Fault
 from hpcdl.system.files import careful_umask
@@ -118,7 +119,7 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
     found = modules_of_job(
         site,
         (job.partition,),
-        named,
+        job.modules if named is None else named,
         gpu_model=job.gpu_model,
         container=job.container is not None,
         published=published,
@@ -224,26 +225,18 @@ def _several(value: Any) -> tuple[str, ...]:
     return tuple(map(_text, value))
 
 
-def _variables(value: Any) -> Mapping[str, str]:
-    if not isinstance(value, Mapping):
-        raise TypeError
-    return {_text(name): _text(text) for name, text in value.items()}
-
-
 _EXACT: Mapping[str, Sequence[type]] = {
     "Site": (Site,),
     "int": (int,),
     "float": (int, float),
     "bool": (bool,),
-    "Memory": (Memory,),
 }
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "JobSpec": lambda job: replace(job, **_fields_of(JobSpec, vars(_same((JobSpec,), job)))),
+    "JobSpec": lambda job: check(_same((JobSpec,), job)),
     "str | Path": lambda value: value if isinstance(value, Path) else _text(value),
     "str": _text,
     "Path": lambda value: Path(_text(value)),
     "tuple[str, ...]": _several,
     "tuple[Path | Exchange, ...]": lambda value: tuple(_same((list, tuple), value)),
     "tuple[Path, ...]": lambda value: tuple(map(Path, _several(value))),
-    "Mapping[str, str]": _variables,
 }

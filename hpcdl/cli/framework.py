@@ -204,8 +204,6 @@ class Parser(argparse.ArgumentParser):
 
 def _wanted(message: str) -> str:
     """What a value must be that argparse refuses, as a hint."""
-    if typed := re.match(r"argument --gpus: invalid int value: '(\w+):(\d+)'", message):
-        return f"write --gpus {typed[2]}; --partition, or --gpu-model {typed[1]}, says which GPU"
     if kind := re.search(": invalid (int|float) value: ", message):
         return f"it is {told('any', kind[1])}"
     found = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)

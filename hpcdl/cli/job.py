@@ -33,7 +33,8 @@ def _written(args: argparse.Namespace) -> Script:
     from hpcdl.jobs.script import render_script
 
     site = request.asked_site(args)
-    spec, module = request.spec_of(args, site), request.module_of(args, site, published=False)
+    spec = request.spec_of(args, site)
+    module = request.module_of(args, site, spec, published=False)
     return render_script(site, request.checked(site, spec, module, queued=False), module)
 
 
@@ -73,21 +74,14 @@ def _schema(args: argparse.Namespace) -> ExitCode:
 def _submit_options(parser: argparse.ArgumentParser) -> None:
     request.options(parser)
     parser.add_argument("--watch", action="store_true", help="watch the job until it ends")
-    parser.add_argument(
-        "--chain",
-        type=int,
-        default=1,
-        metavar="N",
-        help="queue N jobs; each resumes where the last one stopped",
-    )
 
 
 def _submit(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.submission import place, submit
 
     site = request.asked_site(args)
-    spec = replace(request.spec_of(args, site), chain=args.chain)
-    module = request.module_of(args, site, published=True)
+    spec = request.spec_of(args, site)
+    module = request.module_of(args, site, spec, published=True)
     request.checked(site, spec, module)
     if args.dry_run:
         script, placed = place(site, spec, module)
@@ -161,7 +155,7 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--retry-failed", action="store_true", help="queue points that failed again, too")
     add("--status", action="store_true", help="print the state of the sweep and exit")
-    request.options(parser)
+    request.options(parser, leave_out=("chain",))
 
 
 def _sweep(args: argparse.Namespace) -> ExitCode:
@@ -181,11 +175,11 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     if not args.status:  # what was submitted so is shown
         check_keys(spec, matrix, train_options(spec.program))
     points = plan(site, spec, matrix, exclude, limit=args.limit)
-    asked = request_of(spec, args.module)
+    asked = request_of(spec)
     if args.status:
         return _show_sweep(sweep_run.run_statuses(folder, points, request=asked), folder, args)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
-    modules = request.modules_of(args, site, tuple(places), published=True)
+    modules = request.modules_of(args, site, spec, tuple(places), published=True)
     for point in samples(points)[:_CHECKED]:
         request.checked(site, point.spec, modules[point.spec.partition])
     if args.dry_run:

@@ -133,7 +133,11 @@ def render_script(
     launch.check_container(site, spec)
     launch.check_trust(site, spec)
     launch.check_launcher(spec)
-    check_environment(nodes.environment)
+    try:
+        check_environment(nodes.environment)
+    except BadInput as fault:
+        said = f"the environment of '{nodes.name}' in the site file {fault.message}"
+        raise BadInput(said, hint=fault.hint) from fault
     values = _values(site, spec, nodes, layout, module)
     values |= _of_program(site, spec, array, values["rank_name"] is not None)
     text = _template("job.sh.j2").render(values)
@@ -191,7 +195,7 @@ def _values(
         "module": module,
         "hpcdl_version": __version__,
         "shape": f"{count_of(layout.nodes, 'node')} x {count_of(each, kind)}",
-        "further": directives(slurm.version, spec.sbatch, chosen),
+        "further": directives(slurm.version, (*_named(spec), *spec.sbatch), chosen),
         "chosen": chosen,
         "account": spec.account or partition.account or slurm.account,
         "qos": spec.qos or partition.qos or slurm.qos,
@@ -214,6 +218,12 @@ def _values(
         "values": str(job_dir / environment.NAME) if job_dir else "",
         **launch.rank_values(site, spec, partition, layout),
     }
+
+
+def _named(spec: JobSpec) -> list[str]:
+    """The options of sbatch that have an option of their own here and no line of the template."""
+    named = {"reservation": spec.reservation, "licenses": spec.licenses}
+    return [f"{name}={value}" for name, value in named.items() if value is not None]
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:

@@ -1,22 +1,21 @@
-"""What a user asks for: a frozen `JobSpec`, checked for what needs no partition, and job.yaml.
+"""What a user asks for: a frozen `JobSpec`, declared field by field.
 
-A job.yaml (version 1) has the options of `hpcdl job submit` as keys; its one definition is
-facts/job_format.yaml.
+A field of `JobSpec` is the option of `hpcdl job submit`, the key of job.yaml and the argument in
+Python (hpcdl/system/declare.py); here is also what no single field can say.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hpcdl import facts
-from hpcdl.slurm.time_limit import slurm_minutes
+from hpcdl.slurm.time_limit import slurm_minutes, walltime
+from hpcdl.system.declare import COUNT, check, option, read_file, schema_of
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import did_you_mean
 
 LAUNCHERS = (
     "horovod",
@@ -35,19 +34,10 @@ MAX_REQUEUES = 5
 MAX_CHAIN = 100
 SIGNAL_SECONDS = 120
 _TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z", re.ASCII)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}\Z")
-_ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}\Z")
-_IMAGE = re.compile(r"[A-Za-z0-9/._~][^\x00-\x1f,]{0,1000}\Z")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SIZE = re.compile(r"(\d{1,12})([KMGT]?)[Bb]?\Z", re.ASCII | re.IGNORECASE)
 _UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MOST_MB = 10**9
-_COUNTS = ("gpus", "nodes", "gpus_per_node", "tasks", "tasks_per_node", "cpus_per_task", "minutes")
-_BOUNDS = {
-    **dict.fromkeys(_COUNTS, (1, 1_000_000)),
-    "chain": (1, MAX_CHAIN),
-    "requeues": (0, 10_000),
-}
+_MOST_MINUTES = 10**6
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
 # Names that bash or the script itself gives a meaning: a value would not arrive as it is.
@@ -83,150 +73,82 @@ class Memory(NamedTuple):
     per: str
 
 
-@dataclass(frozen=True)
-class JobSpec:
-    """A job as asked for. None means: worked out from the partition.
-
-    Sizes: `minutes` of walltime; `cpus_per_task` in CPUs as Slurm counts them. `program` is
-    the command of every rank; empty means `hpcdl train`. `data` is a path that must exist on
-    the nodes before the ranks start; with `stage` it is copied to their own disks first. A
-    `chain` of jobs resumes where the one before ran out of time. `container` is an image, run
-    by the site's container runtime. `sbatch` are further options of it, such as `mail-type=END`.
-    `gpu_model` chooses among the models of a partition. With a `trusted_network` the job may run
-    servers that ask nobody for a password. The program works in `chdir`; None is the job's own
-    directory. `python_path` is where Python finds its module, and `files` are the directories of
-    the program's own files, for containers.
-    """
-
-    partition: str
-    gpus: int | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    tasks: int | None = None
-    tasks_per_node: int | None = None
-    cpus_per_task: int | None = None
-    minutes: int | None = None
-    name: str = "train"
-    launcher: str = "horovod"
-    program: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    account: str | None = None
-    qos: str | None = None
-    job_dir: Path | None = None
-    requeues: int = MAX_REQUEUES
-    preflight: bool = True
-    data: str | None = None
-    stage: bool = False
-    chain: int = 1
-    container: str | None = None
-    sbatch: tuple[str, ...] = ()
-    gpu_model: str | None = None
-    trusted_network: bool = False
-    chdir: Path | None = None
-    python_path: Path | None = None
-    files: tuple[Path, ...] = ()
-    memory: Memory | None = None
-
-
-def command_of(rest: Sequence[str]) -> tuple[str, ...]:
-    """The program of a job from what followed `--`: options are those of `hpcdl train`."""
-    train = not rest or rest[0].startswith("-")
-    return (*(("hpcdl", "train") if train else ()), *rest)
-
-
-def is_train(program: Sequence[str]) -> bool:
-    """Whether a program is `hpcdl train`."""
-    return tuple(program[:2]) == ("hpcdl", "train")
-
-
-def check_spec(spec: JobSpec) -> JobSpec:
-    """The spec itself; BadInput for what is wrong with it wherever it runs."""
-    check_name(spec.name)
-    if spec.launcher not in LAUNCHERS:
-        said = f"unknown launcher '{spec.launcher}'"
-        raise BadInput(said, hint=did_you_mean(spec.launcher, LAUNCHERS))
-    for key, (least, most) in _BOUNDS.items():
-        value = getattr(spec, key)
-        if value is not None and not least <= value <= most:
-            option = f"--{key.replace('minutes', 'time').replace('_', '-')} {value} is"
-            said = f"{value} requeues are" if key == "requeues" else option
-            hint = f"queue at most {most} jobs" if key == "chain" and value else ""
-            raise BadInput(
-                f"{said} not possible", hint=hint or f"give a number from {least} to {most:,}"
-            )
-    for option, name in (("account", spec.account), ("qos", spec.qos)):
-        if name is not None and not _ACCOUNT.match(name):
-            said = f"--{option} {_shown(name)} is not possible"
-            raise BadInput(said, hint="`sacctmgr show associations` has the names")
-    if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
-        raise BadInput(
-            "--fresh with --chain would start over in every job of the chain",
-            hint="leave out --fresh and give the run a --job-dir of its own",
-        )
-    check_environment(spec.environment)
-    if spec.container is not None and not _IMAGE.match(spec.container):
-        said = f"--container {_shown(spec.container)} is no path or name of an image"
-        raise BadInput(said, hint="give what the site's container runtime takes")
-    _check_program(spec.program)
-    _check_text(spec.data or "", "the name of the data set")
-    for folder in filter(None, (spec.job_dir, spec.chdir)):
-        _check_folder(str(folder))
-    return spec
-
-
-def check_name(name: str) -> None:
-    """Raise BadInput for names that cannot be a job's or, as directories bear them, a sweep's."""
-    if not _NAME.match(name):
-        hint = "use up to 63 letters, digits and . _ + -, a letter or digit first"
-        raise BadInput(f"the job name {_shown(name)} is not possible", hint=hint)
-
-
-def check_environment(environment: Mapping[str, str]) -> None:
-    """Raise BadInput for a variable that would not reach the program as it is."""
-    for key, text in environment.items():
-        if not _VARIABLE.match(key):
-            said = f"--env {_shown(key)} is no name of a variable"
-            raise BadInput(said, hint="write NAME=VALUE, or NAME to take it from here")
-        if key in _RESERVED:
-            said = f"the variable {key} cannot be set: bash or the job's script uses it itself"
-            raise BadInput(said, hint="choose another name")
-        _check_text(text, f"the value of {key}")
-
-
-def _check_program(program: tuple[str, ...]) -> None:
-    if program and not program[0]:
-        raise BadInput("the program after -- is empty", hint="write -- PROGRAM ARGUMENTS")
-    for argument in program:
-        _check_text(argument, "an argument of the program")
-    if sum(map(len, program)) > _LONGEST_REQUEST:
-        said = f"the program's arguments are longer than {_LONGEST_REQUEST // 1000} kB together"
-        raise BadInput(said, hint="put them into a file and pass the file's name")
-
-
-def _check_folder(text: str) -> None:
-    """A directory that sbatch can write a log to; its directives know no escape for some."""
-    _check_text(text, "the name of the job's directory")
-    if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
-        hint = "choose a directory without backslashes and control characters in its name"
-        raise BadInput(f"Slurm cannot write a log below {_shown(text)}", hint=hint)
+# ---- what the written forms mean ----
 
 
 def minutes_of(text: str) -> int:
     """A time limit as Slurm writes it, in minutes; BadInput for what sbatch does not take."""
     if not _TIME.match(text) or not text.strip("0:-"):
-        said = f"--time {_shown(text)} is not a time limit"
-        raise BadInput(said, hint="write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch")
-    return max(1, slurm_minutes(text))
+        hint = "write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch"
+        raise BadInput(f"is {_shown(text)}, which is not a time limit", hint=hint)
+    if (minutes := slurm_minutes(text)) > _MOST_MINUTES:
+        raise BadInput(f"is {_shown(text)}: no job runs for years", hint="ask for less")
+    return max(1, minutes)
 
 
-def memory_of(option: str, text: str) -> int:
+def _time_text(minutes: Any) -> str:
+    return walltime(minutes) if type(minutes) is int and minutes > 0 else str(minutes)
+
+
+def megabytes_of(text: str) -> int:
     """A size as Slurm takes it, in its MB (MiB); BadInput for what is none."""
     found = _SIZE.match(text)
     size = int(found[1]) * _UNITS[found[2].upper()] // 1024 if found else 0
     if not found or not 0 < size <= _MOST_MB:
-        said = f"{option} {_shown(text)} is no size"
-        raise BadInput(said, hint="write MB, or a size such as 64G")
+        hint = "write MB, or a size such as 64G"
+        raise BadInput(f"is {_shown(text)}, which is no size", hint=hint)
     return size
+
+
+def _size_text(megabytes: Any) -> str:
+    return f"{megabytes}M" if type(megabytes) is int else str(megabytes)
+
+
+def _seconds_of(text: str) -> int:
+    return 0 if text == "none" else int(text)
+
+
+def _seconds_text(seconds: Any) -> str:
+    return "none" if seconds == 0 and type(seconds) is int else str(seconds)
+
+
+def _folder(text: str) -> Path:
+    """A directory that sbatch can write a log to; its directives know no escape for some."""
+    _check_text(text, "is a name that")
+    if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
+        hint = "choose a directory without backslashes and control characters in its name"
+        raise BadInput(f"is {_shown(text)}: Slurm cannot write a log below it", hint=hint)
+    return Path(text)
+
+
+def _data(text: str) -> str:
+    _check_text(text, "is a name that")
+    return text
+
+
+def _program(words: Sequence[str]) -> tuple[str, ...]:
+    if words and not words[0]:
+        raise BadInput("begins with an empty word", hint="write -- PROGRAM ARGUMENTS")
+    for argument in words:
+        _check_text(argument, "has an argument that")
+    if sum(map(len, words)) > _LONGEST_REQUEST:
+        said = f"has arguments longer than {_LONGEST_REQUEST // 1000} kB together"
+        raise BadInput(said, hint="put them into a file and pass the file's name")
+    return tuple(words)
+
+
+def _variables(values: Mapping[str, str]) -> Mapping[str, str]:
+    check_environment(values)
+    return MappingProxyType(dict(values))
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raise BadInput for a variable that would not reach the program as it is."""
+    for key, text in environment.items():
+        if key in _RESERVED:
+            said = f"cannot set the variable {key}: bash or the job's script uses it itself"
+            raise BadInput(said, hint="choose another name")
+        _check_text(text, f"has a value of {key} that")
 
 
 def _check_text(text: str, what: str) -> None:
@@ -245,24 +167,267 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
+# ---- the declaration ----
+
+
+def _text(pattern: str, form: str = "", **more: Any) -> dict[str, Any]:
+    """The schema of a text; `form` is what a refusal says that it may be."""
+    named = {"patternErrorMessage": form} if form else {}
+    return {"type": "string", "pattern": pattern, **named, **more}
+
+
+_NAME = _text(
+    "^[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}$",
+    "use up to 63 letters, digits and . _ + -, a letter or digit first",
+)
+_OF_SITE = _text(r"^[^\s]{1,128}$")
+_CHARGED = _text(
+    "^[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}$", "`sacctmgr show associations` has the names"
+)
+_OF_SLURM = _text(r"^[A-Za-z0-9_][^\s\x00-\x1f\x7f]{0,1000}$", "`scontrol show` has the names")
+_SIZE_OF: dict[str, Any] = {
+    "metavar": "SIZE",
+    "sweep": True,
+    "together": "memory",
+    "type": "string",
+    "read": megabytes_of,
+    "write": _size_text,
+}
+_SHAPE: dict[str, Any] = {"sweep": True, "together": "shape", **COUNT}
+_FOLDER: dict[str, Any] = {
+    "metavar": "DIR",
+    "type": "string",
+    "read": _folder,
+}
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job as asked for. None means: worked out from the partition.
+
+    `program` is the command of every rank; empty means `hpcdl train`. `python_path` is where Python
+    finds its module, and `files` are the directories of the program's own files, for containers;
+    both are found out where the job is asked for (hpcdl/jobs/program.py).
+    """
+
+    partition: str = option(
+        "partition; the site's default one where none is named",
+        required=False,
+        sweep=True,
+        **_OF_SITE,
+    )
+    gpus: int | None = option("total number of GPUs, one rank each", None, example=16, **_SHAPE)
+    nodes: int | None = option("number of nodes", None, **_SHAPE)
+    gpus_per_node: int | None = option("GPUs per node", None, **_SHAPE)
+    tasks: int | None = option(
+        "processes in all, for partitions without GPUs, or for `plain` and `mpi`", None, **_SHAPE
+    )
+    tasks_per_node: int | None = option("the same per node", None, **_SHAPE)
+    cpus_per_task: int | None = option(
+        "CPUs per rank; its share of the node by default", None, sweep=True, **COUNT
+    )
+    minutes: int | None = option(
+        "walltime, as for sbatch; an hour by default",
+        None,
+        key="time",
+        metavar="TIME",
+        sweep=True,
+        free=True,
+        example="2:00:00",
+        read=minutes_of,
+        write=_time_text,
+        type="string",
+    )
+    name: str = option("job name", "train", free=True, **_NAME)
+    launcher: str = option(
+        "how ranks start and find each other",
+        "horovod",
+        sweep=True,
+        type="string",
+        enum=list(LAUNCHERS),
+    )
+    program: tuple[str, ...] = option(
+        "the program and its arguments; `hpcdl train` by default",
+        (),
+        flag=None,
+        shapes=False,
+        example=["python", "train.py", "--lr", "0.1"],
+        read=_program,
+        type="array",
+        minItems=1,
+        items={"type": "string", "maxLength": _LONGEST_ARGUMENT},
+    )
+    environment: Mapping[str, str] = option(
+        "variable of the job; on the command line without a value: yours, or asked for; repeatable",
+        {},
+        key="env",
+        metavar="NAME[=VALUE]",
+        example="{NCCL_IB_HCA: mlx5}",
+        read=_variables,
+        type="object",
+        propertyNames=_text("^[A-Za-z_][A-Za-z0-9_]{0,100}$", "write NAME=VALUE"),
+        additionalProperties={"type": "string", "maxLength": _LONGEST_ARGUMENT},
+    )
+    account: str | None = option("account to charge", None, sweep=True, free=True, **_CHARGED)
+    qos: str | None = option("quality of service", None, sweep=True, free=True, **_CHARGED)
+    job_dir: Path | None = option(
+        "directory of the job's files; one below the site's work by default",
+        None,
+        free=True,
+        **_FOLDER,
+    )
+    requeues: int = option(
+        "how often the job may be requeued",
+        MAX_REQUEUES,
+        constants={"--no-requeue": (0, "never requeue the job")},
+        sweep=True,
+        free=True,
+        type="integer",
+        minimum=0,
+        maximum=10_000,
+    )
+    preflight: bool = option(
+        "check the allocation before the ranks start",
+        True,
+        flag=None,
+        constants={"--no-preflight": (False, "skip the preflight checks")},
+        free=True,
+        type="boolean",
+    )
+    data: str | None = option(
+        "data set; the job finds it in HPCDL_DATA",
+        None,
+        metavar="DIR",
+        read=_data,
+        type="string",
+    )
+    stage: bool = option(
+        "copy the data set to node-local disks first",
+        False,
+        key="stage_data",
+        sweep=True,
+        type="boolean",
+    )
+    chain: int = option(
+        "queue so many jobs; each resumes where the last one stopped",
+        1,
+        free=True,
+        type="integer",
+        minimum=1,
+        maximum=MAX_CHAIN,
+    )
+    container: str | None = option(
+        "container image for the program, without modules",
+        None,
+        metavar="IMAGE",
+        example="/images/tensorflow.sif",
+        **_text(r"^[A-Za-z0-9/._~][^\x00-\x1f,]{0,1000}$", "give what the site's runtime takes"),
+    )
+    sbatch: tuple[str, ...] = option(
+        "additional sbatch option; repeatable",
+        (),
+        metavar="OPTION",
+        example=["mail-type=END", "mail-user=me"],
+        type="array",
+        items={"type": "string", "maxLength": 10_000},
+    )
+    gpu_model: str | None = option(
+        "GPU model, where a partition has several",
+        None,
+        metavar="MODEL",
+        sweep=True,
+        example="L40S",
+        **_OF_SITE,
+    )
+    trusted_network: bool = option(
+        "for multiworker: all who reach the nodes' ports may run code as you",
+        False,
+        free=True,
+        type="boolean",
+    )
+    chdir: Path | None = option(
+        "where the program works; the job's own directory by default", None, **_FOLDER
+    )
+    python_path: Path | None = None
+    files: tuple[Path, ...] = ()
+    mem: int | None = option(
+        "memory per node; its share by default", None, example="64G", **_SIZE_OF
+    )
+    mem_per_cpu: int | None = option("memory per CPU", None, **_SIZE_OF)
+    mem_per_gpu: int | None = option("memory per GPU", None, **_SIZE_OF)
+    modules: tuple[str, ...] | None = option(
+        "module to load instead of the published release's; repeatable, in a file an empty list "
+        "loads none",
+        None,
+        flag="--module",
+        constants={"--no-module": ([], "load no module")},
+        metavar="NAME[/VERSION]",
+        type="array",
+        items=_text(r"^[A-Za-z0-9_][^\s]{0,200}$", "write NAME/VERSION"),
+    )
+    reservation: str | None = option(
+        "reservation to run in", None, sweep=True, free=True, **_OF_SLURM
+    )
+    licenses: str | None = option(
+        "licences that the job needs",
+        None,
+        metavar="NAME[:N],..",
+        sweep=True,
+        free=True,
+        example="matlab:2",
+        **_OF_SLURM,
+    )
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that is asked for; BadInput where several forms are."""
+        sizes = {"node": self.mem, "cpu": self.mem_per_cpu, "gpu": self.mem_per_gpu}
+        given = [Memory(size, per) for per, size in sizes.items() if size is not None]
+        if len(given) > 1:
+            said = "--mem, --mem-per-cpu and --mem-per-gpu exclude each other"
+            raise BadInput(said, hint="give one of them")
+        return given[0] if given else None
+
+
+def command_of(rest: Sequence[str]) -> tuple[str, ...]:
+    """The program of a job from what followed `--`: options are those of `hpcdl train`."""
+    train = not rest or rest[0].startswith("-")
+    return (*(("hpcdl", "train") if train else ()), *rest)
+
+
+def is_train(program: Sequence[str]) -> bool:
+    """Whether a program is `hpcdl train`."""
+    return tuple(program[:2]) == ("hpcdl", "train")
+
+
+def check_spec(spec: JobSpec) -> JobSpec:
+    """The spec, as options or a file give it; BadInput for what is wrong wherever it runs."""
+    spec = check(spec)
+    _ = spec.memory
+    if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
+        raise BadInput(
+            "--fresh with --chain would start over in every job of the chain",
+            hint="leave out --fresh and give the run a --job-dir of its own",
+        )
+    return spec
+
+
 def job_schema() -> dict[str, Any]:
     """The format of a job file, as a JSON Schema."""
-    schema: dict[str, Any] = facts.load("job_format")["job"]
-    return schema
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "hpcdl job file, version 1",
+        **schema_of(JobSpec, "A job: what `hpcdl job submit` takes as options, as a file.", 1),
+    }
 
 
 def load_request(path: Path) -> dict[str, Any]:
-    """The values of a job file, defaults filled in.
+    """The written values of a job file.
 
     Raises:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
     from hpcdl.system.document import read_document
-    from hpcdl.system.schema import check
 
     keys = "write `schema: 1` and options of `hpcdl job submit`; `hpcdl job schema` has all keys"
-    document = read_document(path, if_empty=keys)
-    values = check(document, job_schema())
-    document.raise_faults()
-    assert isinstance(values, dict)
-    return values
+    return read_file(JobSpec, read_document(path, if_empty=keys), version=1)

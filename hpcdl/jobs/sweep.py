@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -21,9 +22,10 @@ from hpcdl.jobs import quote
 from hpcdl.jobs.launch import step_command
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import ArrayOf, Script, render_script
-from hpcdl.jobs.spec import JobSpec, Module, check_spec, minutes_of
+from hpcdl.jobs.spec import JobSpec, Module, check_spec
 from hpcdl.results.records import at
 from hpcdl.site import Site
+from hpcdl.system.declare import changed, entries, shape, typed
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 from hpcdl.system.safe_read import read_regular
@@ -33,31 +35,20 @@ MAX_POINTS = 100_000
 TASKS_PER_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 where a site does not raise it (slurm.conf(5))."""
 
-_COUNTS = ("gpus", "nodes", "gpus-per-node", "tasks", "tasks-per-node", "cpus-per-task")
 _MARK = re.compile(r"\{\{([^{}]+)\}\}|\{([^{}]+)\}")
 """`{{key}}` is no mark: it arrives as `{key}`."""
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-JOB_KEYS = (*_COUNTS, "partition", "gpu-model", "time", "launcher")
-"""What describes the job; every other key becomes an option of the program."""
+_DECLARED = {
+    (entry.flag or str(entry.key)).lstrip("-").replace("_", "-"): entry
+    for entry in entries(JobSpec)
+    if entry.key
+}
+JOB_KEYS = tuple(key for key, entry in _DECLARED.items() if entry.sweep)
+"""The keys of a job that a sweep may vary; keys of no job become options of the program."""
 
 _MOST_BYTES = 200_000_000
 _SCHEMA = 2
 Request = Mapping[str, Any]
-_FREE = frozenset(
-    {
-        "name",
-        "minutes",
-        "account",
-        "qos",
-        "job_dir",
-        "requeues",
-        "preflight",
-        "chain",
-        "trusted_network",
-    }
-)
-"""What may differ when a sweep is run again: no result follows from it."""
-
 Values = Mapping[str, str]
 Shape = tuple[object, ...]
 
@@ -90,12 +81,13 @@ def plan(
 ) -> tuple[Point, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     _check_matrix(matrix, exclude, limit)
+    changes = {key: {text: _change(key, text) for text in matrix[key]} for key in matrix}
     shapes: dict[Shape, str] = {}
     found = []
     for choice in product(*matrix.values()):
         values = dict(zip(matrix, choice, strict=True))
         if not any(pattern.items() <= values.items() for pattern in exclude):
-            spec, problem = _spec_of(site, base, values, shapes)
+            spec, problem = _spec_of(site, base, values, changes, shapes)
             found.append(Point(point_id(values), values, spec, problem))
     if not found:
         raise BadInput("every point of the sweep is excluded", hint="loosen --exclude")
@@ -134,7 +126,7 @@ def groups(points: Sequence[Point], tasks: int = TASKS_PER_ARRAY) -> tuple[Group
     shared: dict[Shape, list[Point]] = {}
     for point in points:
         if not point.problem:
-            shared.setdefault(_shape(point.spec), []).append(point)
+            shared.setdefault(shape(point.spec), []).append(point)
     return tuple(
         Group(members[0].spec, tuple(members[start : start + tasks]))
         for members in shared.values()
@@ -222,6 +214,12 @@ def check_keys(
                 f"--{key} is an argument of the program, and a key of --over",
                 hint=f"leave it there out, or write --{key} {{{key}}}",
             )
+    for key in set(matrix) & {*_DECLARED} - {*JOB_KEYS, *options, *marks}:
+        raise BadInput(
+            f"--over {key}: all points of a sweep have the same",
+            hint=f"submit a sweep for each value; for an option of the program write "
+            f"-- PROGRAM --{key} {{{key}}}",
+        )
     for key in set(matrix) - {*JOB_KEYS, *options}:
         close = nearest(key, JOB_KEYS, cutoff=0.8)
         if close and key not in marks:
@@ -232,56 +230,41 @@ def check_keys(
             )
 
 
+def _change(key: str, text: str) -> Mapping[str, Any] | BadInput:
+    """What a value of a matrix changes in the job, checked as the option's is; its refusal."""
+    if key not in JOB_KEYS:
+        return {}
+    try:
+        return typed(JobSpec, Namespace(**{_DECLARED[key].name: text}))
+    except BadInput as fault:
+        return fault
+
+
 def _spec_of(
-    site: Site, base: JobSpec, values: Values, verdicts: dict[Shape, str]
+    site: Site,
+    base: JobSpec,
+    values: Values,
+    changes: Mapping[str, Mapping[str, Mapping[str, Any] | BadInput]],
+    verdicts: dict[Shape, str],
 ) -> tuple[JobSpec, str]:
     """The job of a point, and why it is impossible ('' where it is not).
 
     `verdicts` remembers what was found of each distinct shape: a sweep has few of them.
     """
-    try:
-        spec = _placed(base, values)
-    except BadInput as fault:
-        return base, fault.message
-    shape = _shape(spec)
-    if shape not in verdicts:
-        verdicts[shape] = ""
+    spec = base
+    for key, text in values.items():
+        change = changes[key][text]
+        if isinstance(change, BadInput):
+            return base, change.message
+        spec = changed(spec, change) if change else spec
+    asked = shape(spec)
+    if asked not in verdicts:
+        verdicts[asked] = ""
         try:
             plan_layout(site, check_spec(spec))
         except BadInput as fault:
-            verdicts[shape] = fault.message
-    return replace(spec, program=_program_of(base, values)), verdicts[shape]
-
-
-def _shape(spec: JobSpec) -> Shape:
-    """What a job asks Slurm for: points of one shape differ in their programs only."""
-    return (
-        spec.partition,
-        spec.gpus,
-        spec.nodes,
-        spec.gpus_per_node,
-        spec.tasks,
-        spec.tasks_per_node,
-        spec.cpus_per_task,
-        spec.minutes,
-        spec.launcher,
-        spec.gpu_model,
-        spec.memory,
-        spec.container,
-        tuple(spec.environment.items()),
-    )
-
-
-def _placed(base: JobSpec, values: Values) -> JobSpec:
-    changes: dict[str, Any] = {}
-    for key, text in values.items():
-        if key in _COUNTS and not (text.isascii() and text.isdigit()):
-            raise BadInput(f"--over {key}={text} is not a number; numbers are written 1,2,4")
-        if key == "time":
-            changes["minutes"] = minutes_of(text)
-        elif key in JOB_KEYS:
-            changes[key.replace("-", "_")] = int(text) if key in _COUNTS else text
-    return replace(base, **changes)
+            verdicts[asked] = fault.message
+    return replace(spec, program=_program_of(base, values)), verdicts[asked]
 
 
 def _program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
@@ -317,14 +300,14 @@ class Manifest:
     request: Request | None = None
 
 
-def request_of(base: JobSpec, modules: Sequence[str] = ()) -> Request:
+def request_of(base: JobSpec) -> Request:
     """What all points of a sweep share, as far as their results follow from it, as JSON values.
 
-    `modules` are those that the user named: a release that is published meanwhile is no
-    reason to run everything again.
+    A release that is published meanwhile is no reason to run everything again.
     """
-    said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in _FREE}
-    said |= {"environment": sorted(base.environment), "modules": modules}
+    free = {entry.name for entry in entries(JobSpec) if entry.free}
+    said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in free}
+    said |= {"environment": sorted(base.environment)}
     # As a manifest gives it back, which is what it is compared with: paths and tuples are none.
     request: Request = json.loads(json.dumps({k: v for k, v in said.items() if v}, default=str))
     return request

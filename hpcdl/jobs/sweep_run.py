@@ -18,7 +18,7 @@ from hpcdl.jobs import environment, sweep
 from hpcdl.jobs.intent import embedded_cluster, locate, of_this_cluster, revoke
 from hpcdl.jobs.program import check_data, check_script
 from hpcdl.jobs.script import Script
-from hpcdl.jobs.spec import JobSpec, Module, check_name
+from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.sweep import Group, Manifest, Point, Request, point_folder
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
@@ -26,6 +26,7 @@ from hpcdl.slurm import client, once
 from hpcdl.slurm.once import Unconfirmed
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system import files
+from hpcdl.system.declare import check
 from hpcdl.system.signals import undivided
 from hpcdl.system.trust import require_own
 
@@ -56,7 +57,7 @@ class RunStatus:
 
 def sweep_directory(site: Site, name: str) -> Path:
     """Where a sweep of this name keeps everything; BadInput for a name that is none."""
-    check_name(name)
+    check(JobSpec(site.default_partition, name=name))
     return site.paths.work / "sweeps" / name
 
 

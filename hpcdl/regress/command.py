@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from itertools import chain
 
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Site
+from hpcdl.system.declare import to_argv
 from hpcdl.system.run import module_argv, run
 
 
 def rendered(site: Site, spec: JobSpec, module: Module) -> str:
     """What `hpcdl job render` prints for a request. Raises CommandFailed: it refuses."""
-    argv = [*module_argv(sys.executable, "hpcdl"), "job", "render", *to_argv(site, spec, module)]
-    return run(argv, timeout=60).stdout
+    words = request_words(site, spec, module)
+    return run([*module_argv(sys.executable, "hpcdl"), "job", "render", *words], timeout=60).stdout
 
 
-def to_argv(site: Site, spec: JobSpec, module: Module) -> list[str]:
+def request_words(site: Site, spec: JobSpec, module: Module) -> list[str]:
     """The request as a person types it."""
-    shape = {
-        "--partition": spec.partition,
-        "--gpu-model": spec.gpu_model,
-        "--nodes": spec.nodes,
-        "--gpus-per-node": spec.gpus_per_node,
-        "--tasks-per-node": spec.tasks_per_node,
-        "--time": spec.minutes,
-        "--name": spec.name,
-        "--job-dir": spec.job_dir,
-        "--site": site.source,
-    }
-    given = [(option, str(value)) for option, value in shape.items() if value is not None]
     loads = [] if module.names else ["--no-module"]
-    return [*chain.from_iterable(given), *loads, "--", *spec.program]
+    return [*to_argv(spec), *loads, f"--site={site.source}", "--", *spec.program]
 
 
 @dataclass(frozen=True)

@@ -26,16 +26,19 @@ Python, checks the written form by the same function, `system.schema.check_node`
 
 `key` is the name in files ("": the field's name; None: neither in files nor an option). `flag` is
 the option ("": the key with dashes; None: none). `constants` are options that stand for one written
-value each. `of` is the declared class of a nested mapping; `type="array", items=Disk` are several,
-`type="object", additionalProperties=Disk` several by name. A sweep may vary fields with `sweep`;
-values whose `shapes` fields are equal share a job script. `section` begins a group in the help.
+value each. What options give of one group `together` replaces all of it that a file has. `of` is
+the declared class of a nested mapping; `type="array", items=Disk` are several, `type="object",
+additionalProperties=Disk` several by name. A sweep may vary fields with `sweep`; values whose
+`shapes` fields are equal share a job script; no result follows from a `free` one. `section` begins
+a group in the help. `required=False`: the class needs the value, but a file may leave it out.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, field, fields, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -66,7 +69,10 @@ class Entry(NamedTuple):
     constants: Mapping[str, tuple[Any, str]]
     sweep: bool
     shapes: bool
+    free: bool
+    together: str
     section: str
+    required: bool | None
     of: type | None
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
@@ -77,11 +83,6 @@ class Entry(NamedTuple):
     def kind(self) -> str:
         """The JSON type of the written form."""
         return str(self.schema["type"])
-
-    @property
-    def required(self) -> bool:
-        """Whether a file must have the key."""
-        return self.default is MISSING
 
 
 def option(
@@ -94,7 +95,10 @@ def option(
     constants: Mapping[str, tuple[Any, str]] = _NO_CONSTANTS,
     sweep: bool = False,
     shapes: bool = True,
+    free: bool = False,
+    together: str = "",
     section: str = "",
+    required: bool | None = None,
     example: Any = None,
     of: type | None = None,
     read: Callable[[Any], Any] | None = None,
@@ -107,7 +111,7 @@ def option(
     inner = schema.get("items", schema.get("additionalProperties"))
     of = inner if isinstance(inner, type) else of
     kind = str(schema["type"])
-    make, back = _FORMS.get(kind, (_same, _same))
+    make, back = _FORMS.get(kind, (_same, _as_text))
     if of:
         flag, back = None, _several_written if isinstance(inner, type) else written
     entry = Entry(
@@ -119,7 +123,10 @@ def option(
         constants=constants,
         sweep=sweep,
         shapes=shapes,
+        free=free,
+        together=together,
         section=section,
+        required=default is MISSING if required is None else required,
         of=of,
         read=read or make,
         write=write or back,
@@ -137,6 +144,10 @@ def _same(value: Any) -> Any:
     return value
 
 
+def _as_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
 def _frozen(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType(dict(values))
 
@@ -152,7 +163,7 @@ def _unfrozen(values: Any) -> Any:
 
 
 def _as_list(values: Any) -> Any:
-    return list(values) if isinstance(values, tuple) else values
+    return list(map(_as_text, values)) if isinstance(values, (tuple, list)) else values
 
 
 _FORMS: Mapping[str, tuple[_Turn, _Turn]] = {
@@ -215,7 +226,7 @@ def _property(entry: Entry) -> Schema:
     elif entry.of:
         schema = {**schema_of(entry.of), **schema}
     schema["description"] = f"{entry.help[:1].upper()}{entry.help[1:]}."
-    if not entry.required and entry.default is not None:
+    if entry.default is not None and entry.default is not MISSING:
         schema["default"] = entry.write(entry.default)
     return schema
 
@@ -244,16 +255,29 @@ def read_file(cls: type, document: Document, version: int | None = None) -> dict
 
 def build(cls: type[_Record], values: Mapping[str, Any], note: _Note | None = None) -> _Record:
     """The record of checked written forms; what `read` refuses goes to `note`, or is raised."""
-    found = {}
-    for entry in entries(cls):
-        if entry.key and values.get(entry.key) is not None:
-            found[entry.name] = _value(entry, values[entry.key], (entry.key,), note)
-    if note and any(one.required and one.name not in found for one in entries(cls)):
+    found = _values(cls, values, note)
+    if note and any(one.default is MISSING and one.name not in found for one in entries(cls)):
         return None  # type: ignore[return-value]  # the faults of the document say what is missing
     return cls(**found)
 
 
+def changed(record: _Record, values: Mapping[str, Any]) -> _Record:
+    """The record with other values for these checked written forms."""
+    return replace(record, **_values(type(record), values, None))  # type: ignore[type-var]
+
+
+def _values(cls: type, values: Mapping[str, Any], note: _Note | None) -> dict[str, Any]:
+    return {
+        entry.name: _value(entry, values[entry.key], (entry.key,), note)
+        for entry in entries(cls)
+        if entry.key and values.get(entry.key) is not None
+    }
+
+
 def _value(entry: Entry, text: Any, path: _Path, note: _Note | None) -> Any:
+    parts = list(text.values()) if isinstance(text, dict) else text
+    if entry.of is None and isinstance(parts, list) and None in parts:
+        return None  # a part has a fault, which is noted already
     if entry.of is None or entry.read not in (_same, tuple, _frozen):
         try:
             return entry.read(text)
@@ -274,14 +298,25 @@ def _value(entry: Entry, text: Any, path: _Path, note: _Note | None) -> Any:
 
 
 def check(record: _Record) -> _Record:
-    """The record itself; BadInput names every field whose value no file or option could give."""
-    faults = _Faults()
+    """The record, its values as files and options give them; BadInput names all it cannot have."""
+    faults, found = _Faults(), {}
     for entry in entries(type(record)):
         value = getattr(record, entry.name)
-        if value is not None or entry.default is not None:
-            faults.check(entry, entry.write(value), entry.name)
+        if value != entry.default:
+            text = faults.check(entry, entry.write(value), entry.name)
+            found[entry.name] = text if faults.faults else _value(entry, text, (entry.name,), None)
     faults.raise_faults()
-    return record
+    return replace(record, **found)  # type: ignore[type-var]
+
+
+def merged(cls: type, file: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The written forms of a file and of options, which go before those of the file."""
+    group = {entry.key: entry.together for entry in entries(cls) if entry.together}
+    replaced = {group[key] for key in options if key in group}
+    kept = {key: value for key, value in file.items() if group.get(key) not in replaced}
+    both = kept.keys() & options.keys()
+    mappings = {key: {**kept[key], **options[key]} for key in both if isinstance(kept[key], dict)}
+    return {**kept, **options, **mappings}
 
 
 def written(record: Any) -> dict[str, Any]:
@@ -308,6 +343,8 @@ class _Faults(Document):
         """The written form `value` of a datum, called `what` in faults, as its schema types it."""
         before = len(self.faults)
         value = check_node(self, value, entry.schema, what)
+        for at, fault in enumerate(self.faults[before:], before):
+            self.faults[at] = fault._replace(hint=fault.hint or _bounds(entry.schema))
         if len(self.faults) == before and value is not None:
             _value(entry, value, (what,), self._note)
         return value
@@ -322,6 +359,12 @@ class _Faults(Document):
         if self.faults:
             details = [": ".join(filter(None, [one.message, one.hint])) for one in self.faults]
             raise BadInput(f"{count_of(len(details), 'value')} cannot be used", details=details)
+
+
+def _bounds(schema: Schema) -> str:
+    if "minimum" in schema and "maximum" in schema:
+        return f"give a number from {schema['minimum']:,} to {schema['maximum']:,}"
+    return str(schema["description"])
 
 
 # ---- the command line ----

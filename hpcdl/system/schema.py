@@ -228,7 +228,7 @@ def _number(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     value = _written(node, whole) if isinstance(node, Scalar) else _plain(node, whole)
     if value is None:
         return _wrong_type(source, node, schema, what)
-    text = node.text if isinstance(node, Scalar) else f"{node:g}"
+    text = node.text if isinstance(node, Scalar) else _shown(node)
     low, high, above = (schema.get(f"{name}imum") for name in ("min", "max", "exclusiveMin"))
     if low is not None and value < low:
         _fault(source, what, f"is {text}, below its minimum of {low}", node)
@@ -239,6 +239,10 @@ def _number(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     else:
         return value
     return None
+
+
+def _shown(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def _written(node: Scalar, whole: bool) -> float | None:

@@ -15,7 +15,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.measure import copies
 from hpcdl.predict.request import Request, answer
 from hpcdl.regress.bandwidth import metric_name
-from hpcdl.regress.command import to_argv
+from hpcdl.regress.command import request_words
 from hpcdl.regress.reframe_adapter.process import RETRY_ALL, CheckRequest
 from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
@@ -299,11 +299,11 @@ def test_half_precision_needs_a_gpu_that_has_it(three_generations, p100):
 
 def test_a_users_command_line_says_the_whole_request(three_generations, p100):
     spec = job_on(p100, "job", ("hpcdl", "train", "--steps=3"), ranks=2)
-    words = to_argv(three_generations, spec, Module(("tensorflow",)))
+    words = request_words(three_generations, spec, Module(("tensorflow",)))
     assert words[-4:] == ["--", "hpcdl", "train", "--steps=3"]
-    assert "--gpus-per-node" in words
+    assert "--gpus-per-node=2" in words
     assert "--no-module" not in words
-    assert "--no-module" in to_argv(three_generations, spec, Module(()))
+    assert "--no-module" in request_words(three_generations, spec, Module(()))
 
 
 @pytest.mark.parametrize(

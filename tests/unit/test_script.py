@@ -133,7 +133,7 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user():
     assert {"launcher", "again"} <= own
     for name in own:
         if not name.startswith(("NCCL_", "OMPI_", "OMP_", "MASTER_", "code", "left")):
-            with pytest.raises(BadInput, match=f"the variable {name} cannot be set"):
+            with pytest.raises(BadInput, match=f"cannot set the variable {name}"):
                 render(PLACES[2][0], environment={name: "x"})
 
 
@@ -250,7 +250,7 @@ def test_the_environment_of_the_partition_yields_to_the_request_and_is_checked_l
     assert text.index("export A=site\n") < text.index("values '' A\n")
     assert "export B=site\n" in text
     assert "mine" not in text
-    with pytest.raises(BadInput, match="the variable UID cannot be set"):
+    with pytest.raises(BadInput, match="cannot set the variable UID"):
         render(wrong)
 
 

@@ -26,7 +26,7 @@ def refusal(**asked):
 COUNTS = ("gpus", "nodes", "gpus_per_node", "cpus_per_task", "minutes")
 NO_WORDS = {
     "a\0b": "has a NUL byte",
-    "x" * 100_001: "longer than 100 kB",
+    "x" * 100_001: "too long",
     "\ud800": "half a character",
 }
 
@@ -34,29 +34,29 @@ NO_WORDS = {
 FORMS = [
     (
         "name",
-        "the job name",
+        "name is",
         ["", " ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"],
     ),
-    *((count, "{} is not possible", [0, -1, 10**7]) for count in COUNTS),
+    *((count, count, [0, -1, 10**7, 10**9]) for count in COUNTS),
     (
         "environment",
-        "is no name of a variable",
+        "is no valid name",
         [{name: "x"} for name in ("", "1A", "A-B", "A B", "A=B", "a\nb", "É", "$(id)")],
     ),
     # Bash uses these, or the script.
     *(
-        ("environment", f"the variable {name} cannot be set", [{name: "x"}])
+        ("environment", f"cannot set the variable {name}", [{name: "x"}])
         for name in ("UID", "RANDOM", "launcher", "SLURM_RESTART_COUNT", "_")
     ),
     *(("program", said, [("python", word)]) for word, said in NO_WORDS.items()),
     *(("environment", said, [{"A": word}]) for word, said in NO_WORDS.items()),
     *(
-        (name, f"--{name}", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
+        (name, f"{name} is", ["", "a b", "a\n#SBATCH --x", "$(id)", "-x", "é"])
         for name in ("account", "qos")
     ),
     (
         "job_dir",
-        "Slurm cannot write a log below",
+        "Slurm cannot write a log below it",
         [Path(name) for name in ("/a\nb", "/a\\b", "/a\x1b", "/a\x7fb")],
     ),
 ]
@@ -133,8 +133,8 @@ def test_arguments_after_the_dashes_are_the_program_or_options_of_train(rest, pr
 
 
 def test_requeues_have_bounds():
-    assert "-1 requeues are not possible" in refusal(requeues=-1)
-    assert "requeues are not possible" in refusal(requeues=10**9)
+    assert "requeues is -1, below its minimum" in refusal(requeues=-1)
+    assert "requeues is 1000000000, above its maximum" in refusal(requeues=10**9)
     check_spec(JobSpec("p100", requeues=0))
 
 

@@ -65,7 +65,7 @@ def test_a_key_that_names_no_option_is_refused(site, key):
 
 @pytest.mark.parametrize("name", ["../x", "/etc", "..", "", ".hidden", "a/b", "x\n"])
 def test_a_sweep_stays_in_its_directory(site, name):
-    with pytest.raises(BadInput, match="is not possible"):
+    with pytest.raises(BadInput, match="name is"):
         sweep_directory(site, name)
 
 

@@ -1,0 +1,192 @@
+"""The command line, job.yaml and Python take the same job, and refuse the same, by name."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcdl.cli.framework import build_parser
+from hpcdl.jobs.spec import JobSpec, Memory, check_spec
+from hpcdl.system.declare import build, check, entries, read_file, to_argv, typed, written
+from hpcdl.system.document import parse_document
+from hpcdl.system.errors import BadInput
+from tests.unit.conftest import commands
+
+NAMES = st.sampled_from(["p100", "proj@gpu", "_lab", "a,b", "maint:1", "x.y-z"])
+COUNTS = st.integers(1, 1_000_000)
+PATHS = st.sampled_from([Path("/w/a"), Path("b c"), Path("~/x")])
+WORDS = st.lists(st.sampled_from(["a", "b=c", "-x", "mail-type=END"]), max_size=3).map(tuple)
+VALUES = {
+    "partition": NAMES,
+    "gpu_model": NAMES,
+    "account": NAMES,
+    "qos": NAMES,
+    "reservation": NAMES,
+    "licenses": NAMES,
+    "name": st.sampled_from(["a+b", "x.1", "train"]),
+    "launcher": st.sampled_from(["mpi", "single", "torchrun"]),
+    "minutes": COUNTS,
+    "environment": st.dictionaries(
+        st.sampled_from(["LR", "_a", "KEEP"]), st.sampled_from(["", "x" * 1200, "a=b\n", "~", "1"])
+    ),
+    "program": WORDS.filter(bool),
+    "modules": st.none() | st.lists(st.sampled_from(["gcc/12", "_x"]), max_size=2).map(tuple),
+    "sbatch": WORDS,
+    "data": st.sampled_from(["/d", "~/d", "a b"]),
+    "container": st.sampled_from(["/x.sif", "docker://a/b:c"]),
+    "job_dir": PATHS,
+    "chdir": PATHS,
+    "requeues": st.integers(0, 10_000),
+    "chain": st.integers(1, 100),
+}
+ENTRIES = {entry.name: entry for entry in entries(JobSpec)}
+
+
+def of_kind(entry):
+    """Values of a field: those above, or all that its schema allows."""
+    if entry.name in VALUES:
+        return VALUES[entry.name]
+    if entry.kind == "boolean":
+        return st.booleans()
+    low, high = entry.schema.get("minimum", 1), entry.schema.get("maximum", 10**9)
+    return st.integers(low, high)
+
+
+JOBS = st.builds(JobSpec, **{name: of_kind(entry) for name, entry in ENTRIES.items()})
+
+
+def by_options(argv, program=()):
+    parser = build_parser("hpcdl job submit", commands()["job submit"])
+    values = typed(JobSpec, parser.parse_args(argv))
+    return build(JobSpec, {"partition": "p", **({"program": program} if program else {}), **values})
+
+
+def by_file(text):
+    values = read_file(JobSpec, parse_document(text, "job.yaml"), version=1)
+    return build(JobSpec, {"partition": "p", **values})
+
+
+@settings(max_examples=60, deadline=None)
+@given(JOBS)
+def test_every_field_goes_through_every_door_and_back(job):
+    assert check(job) == job
+    assert by_options(to_argv(job), job.program) == job
+    assert by_file(yaml.safe_dump({"schema": 1, **written(job)})) == job
+
+
+TAKEN = {
+    "account": ["proj@gpu", "_lab", "a,b"],
+    "qos": ["a,b", "high+low"],
+    "name": ["a+b"],
+    "reservation": ["maint:1", "a,b"],
+    "mem": ["64G", "1000", "2t"],
+    "time": ["5", "1:00:00", "1-12"],
+    "requeues": ["0"],
+}
+REFUSED = {
+    "account": ["a b", "$(id)", "-x", "é"],
+    "qos": ["a b", "a\n#SBATCH --x"],
+    "name": ["a b", "../x", "x" * 64],
+    "reservation": ["a b", "-x"],
+    "mem": ["8Q", "0", "-1G"],
+    "time": ["1h", "unlimited", "0"],
+    "gpus": ["0", "many", "1000001", "1.5"],
+    "launcher": ["mpirun"],
+    "requeues": ["-1", "10001"],
+    "container": ["a,b"],
+}
+DOORS = [
+    (key, text, taken)
+    for taken, rows in ((True, TAKEN), (False, REFUSED))
+    for key, texts in rows.items()
+    for text in texts
+]
+
+
+@pytest.mark.parametrize(("key", "text", "taken"), DOORS)
+def test_a_value_is_taken_or_refused_alike_in_every_door(key, text, taken):
+    entry = next(entry for entry in ENTRIES.values() if entry.key == key)
+    number = int(text) if entry.kind == "integer" and text.lstrip("-").isdigit() else text
+    doors = {
+        f"--{key}": lambda: by_options([f"--{key}={text}"]),
+        f"'{key}'": lambda: by_file(yaml.safe_dump({"schema": 1, key: number})),
+        entry.name: lambda: check(JobSpec("p", **{entry.name: number})),
+    }
+    answers = []
+    for called, door in doors.items():
+        try:
+            answers.append(getattr(door(), entry.name))
+        except BadInput as fault:
+            told = fault.in_one_line()
+            assert called in told
+            answers.append(told.split(called, 1)[1].split(";")[0])
+    assert len({str(answer) for answer in answers}) == 1, answers
+    refused = isinstance(answers[0], str) and answers[0].startswith((" is", " must"))
+    assert refused != taken
+
+
+@pytest.mark.parametrize("size", [1_200, 100_000, 100_001])
+def test_a_long_value_of_a_variable_is_taken_or_refused_alike(size):
+    value = "x" * size
+    file = yaml.safe_dump({"schema": 1, "env": {"A": value}})
+    for door in (
+        lambda: by_options([f"--env=A={value}"]),
+        lambda: by_file(file),
+        lambda: check(JobSpec("p", environment={"A": value})),
+    ):
+        if size <= 100_000:
+            assert door().environment["A"] == value
+        else:
+            with pytest.raises(BadInput, match=r"too long|has \d fault"):
+                door()
+
+
+def test_the_forms_of_memory_exclude_each_other():
+    assert JobSpec("p", mem_per_cpu=2).memory == Memory(2, "cpu")
+    with pytest.raises(BadInput, match="exclude each other"):
+        check_spec(JobSpec("p", mem=1, mem_per_gpu=1))
+
+
+SWEPT = {
+    "partition": "v100,k80",
+    "gpus": "1,2",
+    "nodes": "1,2",
+    "gpus-per-node": "1,2",
+    "tasks": "1,2",
+    "tasks-per-node": "1,2",
+    "cpus-per-task": "1,2",
+    "time": "5,6",
+    "launcher": "single,torchrun",
+    "mem": "8G,16G",
+    "mem-per-cpu": "1G,2G",
+    "mem-per-gpu": "1G,2G",
+    "account": "a,b",
+    "qos": "a,b",
+    "reservation": "a,b",
+    "licenses": "a,b",
+    "requeues": "0,1",
+    "gpu-model": "V100-SXM2",
+}
+
+
+@pytest.mark.parametrize(
+    "key", [(one.flag or f"--{one.key}")[2:].replace("_", "-") for one in ENTRIES.values()]
+)
+def test_a_sweep_varies_every_key_of_a_job_or_refuses_it_by_name(key, hpcdl, tmp_path):
+    values = SWEPT.get(key, "true,false")
+    site, on = ("embedded", "cpu") if key.startswith("tasks") else ("p100-v100-k80", "v100")
+    base = ["job", "sweep", "--site", site, "--no-module", "--partition", on]
+    line = [*base, "--name", "x", "--dry-run", "--over", f"{key}={values}", "--", "true"]
+    if key == "stage-data":
+        line[-2:-2] = ["--data", str(tmp_path)]
+    varies = key in SWEPT or key == "stage-data"
+    done = hpcdl(*line, code=0 if varies else 2)
+    if varies:
+        scripts = done.out.split("# would submit an array of 1:")[1:]
+        texts = {re.sub(r"array-\d+|\n# x: \d+ points.*", "", text) for text in scripts}
+        assert len(texts) == len(values.split(","))
+    else:
+        assert f"--over {key}: all points of a sweep have the same" in done.err
