@@ -43,7 +43,7 @@ def shell(args: argparse.Namespace) -> ExitCode | int:
     args.name = args.name or "shell"
     site = request.asked_site(args)
     spec = replace(request.spec_of(args, site), program=tuple(args.rest))
-    module = request.module_of(args, site, published=not args.dry_run)
+    module = request.module_of(args, site, spec, published=not args.dry_run)
     plan = plan_shell(site, spec, module, Path.cwd())
     if args.dry_run:
         print(f"would run: salloc {' '.join(plan.options)}\n\n{plan.files['shell.sh'].decode()}")
@@ -80,7 +80,7 @@ def jupyter(args: argparse.Namespace) -> ExitCode:
         site = request.asked_site(args)
         asked = replace(request.spec_of(args, site), program=tuple(args.rest))
         spec = notebook(asked, Path.cwd())
-        module = request.module_of(args, site, published=not args.dry_run)
+        module = request.module_of(args, site, spec, published=not args.dry_run)
         if args.dry_run:
             print(submission.place(site, spec, module)[0].text, end="")
             return ExitCode.OK
