@@ -167,8 +167,14 @@ def pair(option: str, text: str, form: str) -> tuple[str, str]:
 
 def module_of(args: argparse.Namespace, site: Site, spec: JobSpec, *, published: bool) -> Module:
     """The module that the job loads; `published`: it must be there now."""
-    found = modules_of(args, site, spec, (spec.partition,), published=published)
-    return found[spec.partition]
+    found = modules_of(args, site, spec, (spec.partition,), published=published)[spec.partition]
+    if found.names and found.release is None and not spec.modules:
+        print(
+            f"note: no release is published for '{spec.partition}': the script loads the module "
+            f"{found.names[0]} in whatever version there is",
+            file=sys.stderr,
+        )
+    return found
 
 
 def modules_of(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,10 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hpcdl import facts
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.packages import pythons
-from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -31,24 +27,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 DISPATCH_FILE = ".dispatch.json"
 """In a modules directory: which release serves which partition."""
-_LAYER = Path(__file__).parent
-_RECIPES = (
-    _LAYER / "recipe.py",
-    _LAYER / "resolve_facts.py",
-    _LAYER / "spack_backend" / "environment.py",
-)
-_DECIDING = (
-    "wheels",
-    "spack",
-    "gpus",
-    "tensorflow",
-    "cuda",
-    "cudnn",
-    "nccl",
-    "horovod",
-    "toolchain",
-    "nvidia_wheels",
-)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 _TEXTS = ("id", "stack", "backend", "module", "hpcdl", "created", "proof", "content")
 _TABLES = ("versions", "needs", "environment")
@@ -196,31 +174,6 @@ def current_id(site: Site) -> str | None:
         return (site.paths.prefix / "current").readlink().name
     except OSError:
         return None
-
-
-def planned_module(site: Site, partition: str | None = None) -> str:
-    """The module that a build would give now, for scripts rendered before any release exists.
-
-    For the site's default partition, where none is named; MissingPrerequisite or BadInput where
-    its stack cannot be built.
-    """
-    where = partition or site.default_partition
-    asked = repr((where, site, pythons(), os.uname().machine)).encode()
-    files = [*map(facts.path, _DECIDING), *_RECIPES]
-    return str(cached("planned", [*files, asked], lambda: _plan(site, where)))
-
-
-def _plan(site: Site, partition: str) -> str:
-    from hpcdl.stack.recipe import find_request, recipe_of
-    from hpcdl.stack.resolve import groups, serving
-
-    request = site.stack_for(partition) or find_request(site)
-    if request.backend == "venv":
-        names = next((one for one in groups(site, request) if partition in one), (partition,))
-        return recipe_of(site, request, names).module
-    from hpcdl.stack.spack_backend.environment import environment_for_stack
-
-    return environment_for_stack(site, serving(site, request)).module
 
 
 def seal(record: Mapping[str, Any]) -> str:

@@ -15,6 +15,9 @@ from hpcdl.system.run import run
 if TYPE_CHECKING:
     from hpcdl.stack.release import Release
 
+UNPUBLISHED = "tensorflow"
+"""What a job loads before any release is published: a module of the site, whatever its version."""
+
 
 def module_for(
     site: Site,
@@ -33,7 +36,7 @@ def module_for(
     for name in names:
         if not name or name.startswith("-") or any(c.isspace() or ord(c) < 32 for c in name):
             raise BadInput(f"--module {name!r} is not a module name", hint="write NAME/VERSION")
-    from hpcdl.stack.release import planned_module, release_for
+    from hpcdl.stack.release import release_for
 
     nodes = site.partition(partition)
     if gpu_model is None and not nodes.fellows:
@@ -50,7 +53,7 @@ def module_for(
             hint="`hpcdl stack build` and `hpcdl stack publish` make one; "
             "a job that needs none takes --no-module, in Python `modules=()`",
         )
-    return Module(tuple(names) or (planned_module(site, partition),))
+    return Module(tuple(names) or (UNPUBLISHED,))
 
 
 def modules_of_job(

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from hpcdl.stack.install import build_lock, build_slot
-from hpcdl.stack.release import BrokenRelease, current_release, planned_module, read_release, seal
+from hpcdl.stack.release import BrokenRelease, current_release, read_release, seal
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site
@@ -73,22 +73,6 @@ def test_nothing_is_current_before_a_publish_and_a_link_to_nowhere_says_so(site,
     (tmp_path / "current").symlink_to("releases/gone")
     with pytest.raises(BrokenRelease, match="'gone', which is no release"):
         current_release(site)
-
-
-def test_the_module_before_any_release_is_that_of_the_partition_s_stack(pi):
-    assert planned_module(pi, "k80") == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
-    assert planned_module(pi, "cpu").endswith("-cpu")
-    assert planned_module(pi) == planned_module(pi, pi.default_partition)
-
-
-def test_other_pythons_on_path_are_asked_anew_for_the_module(site, monkeypatch):
-    here = ["3.11"]
-    for module in ("release", "resolve"):
-        monkeypatch.setattr(f"hpcdl.stack.{module}.pythons", lambda: tuple(here))
-    assert planned_module(site).endswith("-cpu")
-    here[:] = ["3.14"]
-    with pytest.raises(MissingPrerequisite, match="no wheels fit"):
-        planned_module(site)
 
 
 def test_a_build_waits_for_another_one_s_and_says_so(site):
