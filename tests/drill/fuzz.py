@@ -1,0 +1,378 @@
+"""Valid commands and documents with one mutation: `python -m tests.drill.fuzz SEED FIRST LAST`.
+
+Random bytes are refused by the first check of a reader, so that nothing behind it is ever tried.
+Here every case begins as the example of a command, or as a file that a site, a user or a program
+wrote, and differs from it in one place. A case is one process, forked from one that has imported
+the commands; there is no Slurm on its PATH, and what changes something gets --dry-run.
+
+A case must end with an exit code of the table, within seconds, with a message and no traceback.
+"""
+
+import json
+import os
+import random
+import resource
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import yaml
+
+from hpcdl.cli import GROUPS, load_group, main
+from hpcdl.cli.framework import Command
+from hpcdl.system.errors import ExitCode
+from hpcdl.system.resources import folder
+from tests.drill.harness import Drill
+
+_SECONDS = 30
+_MEMORY = 4 << 30
+# What runs for long, serves, trains, or prints what another program is to read.
+_LEFT_OUT = {"tour", "train", "data", "cluster", "stage", "doctor", "clean", "completion"}
+_NASTY = (
+    "",
+    " ",
+    "-",
+    "--",
+    "-1",
+    "0",
+    "1e9",
+    "NaN",
+    "inf",
+    "999999999999999999999",
+    "x" * 5000,
+    "ä€\U0001f600",
+    "a\nb",
+    "a\tb",
+    "\x1b[31m",
+    "\udcff",
+    "~nosuch/x",
+    "/",
+    "/dev/full",
+    "/dev/null",
+    ".",
+    "..",
+    "../../etc",
+    "$HOME",
+    "${x:-y}",
+    "`id`",
+    "$(id)",
+    "a=b",
+    "a=b,c=d",
+    "=",
+    ",",
+    "1,2",
+    "1-2",
+    "[1-",
+    "n[1-999999999]",
+    "{",
+    "}",
+    "{x}",
+    "%j",
+    "%%",
+    "\\",
+    "'",
+    '"',
+    "null",
+    "true",
+    "1:00",
+    "1-00:00:00",
+    "99:99:99",
+    "64Q",
+    "2026-13-45",
+    "00000000",
+    "p100",
+    "none",
+    "*",
+    "?",
+    "#",
+    "\u2013-gpus",
+    "http://x/y",
+    "file:///etc/passwd",
+)
+_VALUES = (
+    *_NASTY,
+    None,
+    True,
+    False,
+    0,
+    -1,
+    2**70,
+    1.5,
+    float("nan"),
+    float("inf"),
+    [],
+    {},
+    [[]],
+    {"": 1},
+    [None],
+    {"a": {"b": {"c": 1}}},
+    ["x"] * 300,
+    {1: 2},
+)
+# Commands that read a document, by its kind; FILE is the mutated one.
+_READERS = {
+    "site": (
+        "site show --site FILE",
+        "job render --site FILE --no-module",
+        "job render --site FILE --gpus 2 -- ./x",
+        "stack resolve --site FILE",
+        "stack plan --site FILE",
+        "stack list --site FILE",
+        "predict scale --site FILE --model resnet50",
+        "check references show --site FILE",
+        "check settings --site FILE",
+        "cluster status --site FILE",
+    ),
+    "job": (
+        "job render --site embedded --file FILE",
+        "job submit --site embedded --dry-run --file FILE",
+    ),
+    "script": ("job lint FILE", "job lint --site pi --json FILE"),
+    "result": (
+        "predict scale --site embedded --calibrate FILE",
+        "check history import --site embedded FILE",
+    ),
+}
+
+
+def main_of_worker(seed, first, last):
+    """Run these cases; a line of JSON for each that is wrong."""
+    with tempfile.TemporaryDirectory(prefix="hpcdl-fuzz-") as home:
+        _prepare(Path(home))
+        for number in range(first, last):
+            chance = random.Random(f"{seed}-{number}")
+            argv = _command(chance) if chance.random() < 0.4 else _document(chance, Path(home))
+            if fault := _run(argv, Path(home)):
+                print(json.dumps({"case": number, "argv": argv, "fault": fault}), flush=True)
+
+
+def _prepare(home):
+    (home / "bin").mkdir()
+    work = home / "work"
+    work.mkdir()
+    os.chdir(work)
+    for name in [name for name in os.environ if name.startswith(("HPCDL", "SLURM", "SBATCH"))]:
+        del os.environ[name]
+    os.environ |= {
+        "HPCDL_HOME": str(home / "home"),
+        "HPCDL_CACHE": str(home / "cache"),
+        "NO_COLOR": "1",
+        "PATH": str(home / "bin"),
+        "TMPDIR": str(home),
+    }
+    tempfile.tempdir = None
+    (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --ntasks=2\nsrun hostname\n")
+    for name in GROUPS:  # imported once, for all cases
+        load_group(name)
+
+
+def _commands():
+    for name in GROUPS:
+        entry = load_group(name)
+        for command in [entry] if isinstance(entry, Command) else entry.commands:
+            if name not in _LEFT_OUT:
+                yield command
+
+
+def _command(chance):
+    """The example of a command with one word changed."""
+    command = chance.choice(list(_commands()))
+    words = shlex.split(command.example.split("|")[0].split(">")[0])[1:]
+    place = chance.randrange(len(words))
+    what = chance.randrange(6)
+    if what == 0:
+        del words[place]
+    elif what == 1:
+        words.insert(place, words[chance.randrange(len(words))])
+    elif what == 2:
+        words.insert(place, chance.choice(_NASTY))
+    elif what == 3:
+        other = chance.randrange(len(words))
+        words[place], words[other] = words[other], words[place]
+    elif what == 4 and words[place]:
+        at = chance.randrange(len(words[place]))
+        words[place] = (
+            words[place][:at] + chance.choice(_NASTY)[:9] + words[place][at + chance.randrange(2) :]
+        )
+    else:
+        words[place] = chance.choice(_NASTY)
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[:end], *(["--dry-run"] if command.changes else []), *words[end:]]
+
+
+def _document(chance, home):
+    """A command that reads a document which has one mutation."""
+    kind = chance.choice(list(_READERS))
+    text = _mutated(chance, _valid(chance, kind), as_text=kind == "script")
+    path = home / "work" / {"script": "x.sh", "result": "x.json"}.get(kind, "x.yaml")
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    words = chance.choice(_READERS[kind]).split()
+    return [str(path) if word == "FILE" else word for word in words]
+
+
+def _valid(chance, kind):
+    if kind == "site":
+        names = ("pi", "embedded", "p100-v100-k80", "a100-h100")
+        return (folder("templates") / "sites" / f"{chance.choice(names)}.yaml").read_text()
+    if kind == "script":
+        golden = Path(__file__).resolve().parents[1] / "golden"
+        return chance.choice(sorted(golden.glob("*.sh"))).read_text()
+    if kind == "job":
+        return yaml.safe_dump(_JOB)
+    return json.dumps(_RESULT)
+
+
+_JOB = {
+    "schema": 1,
+    "partition": "p100",
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "time": "2:00:00",
+    "name": "x",
+    "mem": "64G",
+    "launcher": "horovod",
+    "env": {"A": "b"},
+    "modules": ["tensorflow"],
+    "data": "/data",
+    "account": "p",
+    "sbatch": ["mail-type=END"],
+    "program": ["python", "train.py", "--lr", "0.1"],
+    "chdir": "/work",
+}
+_RESULT = {
+    "schema": 1,
+    "model": "resnet50",
+    "global_batch": 256,
+    "world_size": 4,
+    "nodes": 1,
+    "precision": "fp32",
+    "throughput": {"mean": 900.0, "unit": "images/s"},
+    "steps": 100,
+    "phases": {"compute": 0.2, "input": 0.01},
+    "hardware": {"gpu": "P100-PCIe"},
+    "time": "2026-11-01T10:00:00+00:00",
+    "status": "completed",
+}
+
+
+def _mutated(chance, text, *, as_text):
+    if as_text or chance.random() < 0.3:
+        lines = text.splitlines()
+        place, value = chance.randrange(len(lines)), str(chance.choice(_NASTY))
+        what = chance.randrange(4)
+        if what == 0:
+            del lines[place]
+        elif what == 1:
+            lines.insert(place, lines[chance.randrange(len(lines))])
+        elif what == 2:
+            lines[place] = f"{lines[place]}{value}"
+        else:
+            at = chance.randrange(len(lines[place]) + 1)
+            lines[place] = lines[place][:at] + value + lines[place][at + 1 :]
+        return "\n".join(lines) + "\n"
+    tree = yaml.safe_load(text)
+    _mutate(chance, tree)
+    try:
+        return yaml.safe_dump(tree, allow_unicode=True, sort_keys=False)
+    except (yaml.YAMLError, UnicodeError, TypeError):
+        return json.dumps(tree, default=str, skipkeys=True)
+
+
+def _mutate(chance, tree):
+    """Change one place, at any depth."""
+    places = list(_places(tree))
+    holder, key = chance.choice(places)
+    what = chance.randrange(4)
+    if what == 0:
+        del holder[key]
+    elif what == 1 and isinstance(holder, dict):
+        holder[str(chance.choice(_NASTY))] = holder.pop(key)
+    elif what == 2 and isinstance(holder[key], str) and holder[key]:
+        at = chance.randrange(len(holder[key]))
+        holder[key] = holder[key][:at] + str(chance.choice(_NASTY))[:40] + holder[key][at + 1 :]
+    else:
+        holder[key] = chance.choice(_VALUES)
+
+
+def _places(tree):
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _places(tree[key])
+
+
+def _run(argv, home):
+    """What is wrong with a case; '' where nothing is."""
+    out, err = home / "out", home / "err"
+    child = os.fork()
+    if child == 0:
+        _in_child(argv, out, err)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    said = err.read_text(errors="replace")
+    if code == -signal.SIGALRM:
+        return f"not done in {_SECONDS} s"
+    if "Traceback (most recent call last)" in said:
+        return "traceback: " + " / ".join(said.strip().splitlines()[-3:])[:400]
+    if code not in {*ExitCode, *range(20, 30)}:
+        return f"exit code {code}: {said[-200:]}"
+    if code not in {0, 1, 6, 10, *range(20, 30)} and "error: " not in said:
+        return f"exit code {code} without a message: {said[-200:]}"
+    return ""
+
+
+def _in_child(argv, out, err):
+    code = 70
+    try:
+        for stream, path in ((1, out), (2, err)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        code = int(main(argv) or 0)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def fuzzed(bench):
+    """The drill: cases in one worker after another, so that it can end in time."""
+    for number in bench.times():
+        words = [
+            sys.executable,
+            "-m",
+            "tests.drill.fuzz",
+            bench.seed,
+            number * _CASES,
+            (number + 1) * _CASES,
+        ]
+        done = bench.run(words, seconds=900)
+        bench.must(done.ok, f"the worker ended: {done}")
+        for line in done.out.splitlines():
+            bench.must(False, line)
+
+
+_CASES = 500
+DRILLS = (
+    Drill(
+        "fuzz",
+        "all that read, and --dry-run of all that change",
+        "a valid command or file with one mutation",
+        40,
+        "an exit code of the table, a message, no traceback, no hang",
+        600,
+        fuzzed,
+    ),
+)
+
+if __name__ == "__main__":
+    main_of_worker(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
