@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         hint = f"`{self.prog} --help` shows an example"
         prefix, _, rest = message.partition("unrecognized arguments: ")
         if rest and not prefix:
-            word = rest.split()[0]
+            word = (rest.split() or [rest])[0]  # an argument may be a blank
             message = f"unknown argument '{word}'"
             hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
         elif message.endswith(_EMPTY):

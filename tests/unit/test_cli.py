@@ -408,3 +408,9 @@ def test_a_link_to_itself_is_one_clear_line(tmp_path, capsys):
 def test_what_every_command_takes_may_stand_anywhere(words, capsys):
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "pi"
+
+
+def test_a_blank_argument_is_named(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["stack", "gc", " ", "--dry-run"])
+    assert "unknown argument ' '" in capsys.readouterr().err
