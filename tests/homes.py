@@ -13,8 +13,9 @@ from os import getpid
 from pathlib import Path
 
 from hpcdl.cluster import down
+from hpcdl.cluster.identity import place
 from hpcdl.cluster.model import ProcessId
-from hpcdl.cluster.processes import alive, boot_id, identify
+from hpcdl.cluster.processes import alive, identify
 
 _PREFIX = "hpcdl-t-"
 _OWNER = "owner.json"
@@ -30,7 +31,7 @@ def short_home(below=Path("/tmp")):
     try:
         process = identify(getpid())
         assert process is not None
-        (home / _OWNER).write_text(json.dumps({"boot": boot_id(), **asdict(process)}))
+        (home / _OWNER).write_text(json.dumps({"boot": place()["boot"], **asdict(process)}))
         yield home
     finally:
         _clear(home)
@@ -40,7 +41,7 @@ def _abandoned(home):
     """Whether the process that made a home has ended; one that does not say is left alone."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((home / _OWNER).read_text())
-        return said["boot"] != boot_id() or not alive(ProcessId(said["pid"], said["start"]))
+        return said["boot"] != place()["boot"] or not alive(ProcessId(said["pid"], said["start"]))
     return False
 
 

@@ -207,6 +207,7 @@ def files(
         "cluster": cluster,
         "host": host(),
         "user": user_name(),
+        "owner_only": serves_owner_only(),
         "mpi": mpi,
         "first_job": first_job,
         "slurmd": slurmd,
@@ -237,6 +238,19 @@ def files(
         File(f"etc/{name}", environment.get_template(f"{name}.j2").render(values), mode)
         for name, mode in modes.items()
     )
+
+
+def serves_owner_only() -> bool:
+    """Whether only this user's jobs run: without root, slurmd runs all jobs as itself."""
+    return os.geteuid() != 0
+
+
+def mask() -> int:
+    """The umask of everything below the state directory.
+
+    As root others may use the cluster, and read its configuration.
+    """
+    return 0o077 if serves_owner_only() else 0o022
 
 
 def host() -> str:

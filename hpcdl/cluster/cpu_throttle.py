@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcdl.cluster import processes
+from hpcdl.cluster.identity import sees
 from hpcdl.cluster.model import ClusterState, ProcessId
 from hpcdl.system.run import module_argv
 
@@ -75,7 +76,8 @@ def programs(directory: Path, node: str) -> list[ProcessId]:
     marks = set(map(os.fsencode, said))
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):
-            if marks <= set((entry / "environ").read_bytes().split(b"\0")):
+            own = marks <= set((entry / "environ").read_bytes().split(b"\0"))
+            if own and sees(int(entry.name), directory):
                 process = processes.identify(int(entry.name))
                 if process is not None and not processes.is_slurm(process):
                     found.append(process)

@@ -198,7 +198,7 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
         pairs = list(zip(nodes, inits, strict=True))
         for node, first in pairs:
             _wait_for_own_network(first, output(state, node.name), node.name)
-        network.plug(state.directory, [(node, first.pid) for node, first in pairs])
+        network.plug(state.bridge, [(node, first.pid) for node, first in pairs])
         started = {node.name: _identified(first, state, node.name) for node, first in pairs}
         for first in inits:
             assert first.stdin is not None

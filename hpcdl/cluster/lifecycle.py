@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdl.cluster import cluster_plan, daemons, needs, network, processes, rootfs, state
+from hpcdl.cluster import cluster_plan, daemons, identity, needs, network, processes, rootfs, state
 from hpcdl.cluster.cpu_throttle import FACTOR, throttle, unthrottle
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Node, Ports
 from hpcdl.cluster.status import ask, mpi_plugin, of_nodes, responding, takes_jobs
@@ -92,25 +92,26 @@ def up(
     elif mode == "auto" and asked.mode == LOOPBACK:
         say(f"the nodes share this machine's network and processes: {needs.lack_of_namespaces()}")
     begin = time.monotonic()
-    with umask(0o022):  # the daemons', too: what they write is for others to read at most
-        make_private(where, 0o755)
+    with umask(cluster_plan.mask()):  # the daemons', too
+        make_private(where, 0o777 & ~cluster_plan.mask())
+        where.chmod(where.stat().st_mode & 0o777 & ~cluster_plan.mask())  # of an older one
         with locked(where / LOCK, wait_seconds=150):
-            state.claim(where)
             current = recorded(where)
+            token = state.claim(where)
             if current is not None and _usable(current):
                 _refuse_change(current, asked)
                 return _repair(current, say)
             clear(where, say if current else silent)
-            fresh = _start(site, asked, where, say)
+            fresh = _start(site, asked, (where, token), say)
             took = round(time.monotonic() - begin, 2)
             return state.write_state(replace(fresh, phase="ready", seconds=took))
 
 
 def _usable(current: ClusterState) -> bool:
     """Whether a cluster can be kept: it was ready once, in this boot, and has its network."""
-    if current.phase != "ready" or current.boot != processes.boot_id():
+    if current.phase != "ready" or current.place != identity.place():
         return False
-    return current.mode != NAMESPACES or network.bridge_exists(current.directory)
+    return current.mode != NAMESPACES or network.bridge_exists(current.bridge)
 
 
 def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
@@ -133,12 +134,13 @@ def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
     )
 
 
-def _start(site: Site, asked: ClusterRequest, directory: Path, say: Say) -> ClusterState:
+def _start(site: Site, asked: ClusterRequest, where: tuple[Path, str], say: Say) -> ClusterState:
     """Start everything; what was started is stopped again when that fails."""
+    directory, token = where
     try:
         count = len(asked.node_names)
         with network.allocating(), network.reserved_ports(asked.mode, count) as ports:
-            begun = _lay_down(site, asked, directory, ports)
+            begun = _lay_down(site, asked, _record(site, asked, directory, token, ports), ports)
             say(f"starting {len(begun.nodes)} nodes in mode {asked.mode} below {directory}")
             begun = _start_controller(begun, fresh=True)
             begun = _start_nodes(begun, asked.node_names)
@@ -149,11 +151,12 @@ def _start(site: Site, asked: ClusterRequest, directory: Path, say: Say) -> Clus
         raise
 
 
-def _lay_down(site: Site, asked: ClusterRequest, directory: Path, ports: Ports) -> ClusterState:
-    """Choose what is particular to this machine, record it, and write every file."""
-    net = network.make_bridge(directory) if asked.mode == NAMESPACES else "127.0.0"
+def _record(
+    site: Site, asked: ClusterRequest, directory: Path, token: str, ports: Ports
+) -> ClusterState:
+    """What there will be, recorded before anything of it is: whatever kills us, `down` finds it."""
     root = rootfs.find(asked.slurm) if asked.slurm else None
-    begun = state.write_state(
+    return state.write_state(
         ClusterState(
             directory=directory,
             site=site.name,
@@ -164,19 +167,29 @@ def _lay_down(site: Site, asked: ClusterRequest, directory: Path, ports: Ports) 
             accounting=asked.accounting,
             fingerprint=cluster_plan.fingerprint(asked),
             slurm_version=root.version if root else needs.slurm_version(),
-            network=net,
+            network="127.0.0",
             port_base=ports.base,
-            nodes=cluster_plan.lay_out(asked, net, ports),
-            boot=processes.boot_id(),
+            nodes=(),
+            place=identity.place(),
+            token=token,
+            bridge=network.new_bridge_name() if asked.mode == NAMESPACES else "",
             root=root.usr if root else None,
         )
     )
+
+
+def _lay_down(site: Site, asked: ClusterRequest, begun: ClusterState, ports: Ports) -> ClusterState:
+    """Make the network of what was recorded, and write every file."""
+    directory = begun.directory
+    net = network.make_bridge(directory, begun.bridge) if begun.bridge else begun.network
+    nodes = cluster_plan.lay_out(asked, net, ports)
+    begun = state.write_state(replace(begun, network=net, nodes=nodes))
     for old in (directory / "log").glob("*.*"):  # of the start before; ended jobs' record stays
         if old.suffix in {".log", ".out"}:
             old.unlink(missing_ok=True)
     mpi = mpi_plugin(site.slurm.mpi, directory, begun.root)
     _write_files(asked, begun, mpi)
-    if root:
+    if begun.root:
         rootfs.write_own(site, begun, mpi)
     return begun
 
@@ -365,7 +378,7 @@ def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
                 "in mode loopback the nodes share this machine's network: none can be cut off",
                 hint="use `hpcdl cluster node kill`, or a cluster in mode namespaces (needs root)",
             )
-        if network.set_link(now.directory, node, up):
+        if network.set_link(now.bridge, node, up):
             return
     said = f"{node.name} has no network cable: it is dead"
     raise HpcdlError(said, hint=f"`hpcdl cluster node up {node.name}` starts it again")

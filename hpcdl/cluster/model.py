@@ -148,7 +148,9 @@ class ClusterState:
     `phase` is `starting` until every node was idle once, then `ready`. `processes` has a row
     per daemon: `munged`, `slurmctld`, `mariadbd`, `slurmdbd`, and each node by its name.
     `killed` and `cut` are the nodes that a user broke on purpose. `seconds` is how long the
-    start took. `root` is the /usr of another Slurm release, None for the machine's own.
+    start took. `root` is the /usr of another Slurm release, None for the machine's own. `place` is
+    where it was started (`identity.place`), `token` the random part of its name, `bridge` the
+    nodes' network interface on this machine.
     """
 
     directory: Path
@@ -165,11 +167,13 @@ class ClusterState:
     nodes: tuple[Node, ...]
     phase: str = "starting"
     seconds: float = 0.0
-    boot: str = ""
     processes: Mapping[str, ProcessId] = field(default_factory=dict)
     killed: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
     root: Path | None = None
+    place: Mapping[str, str] = field(default_factory=dict)
+    token: str = ""
+    bridge: str = ""
 
     @property
     def ports(self) -> Ports:
@@ -180,10 +184,10 @@ class ClusterState:
     def cluster_name(self) -> str:
         """What Slurm calls it: Slurm takes lower-case letters and digits only.
 
-        No two clusters of a machine have one name: it is a part of what jobs' directories are
-        called.
+        No two clusters have one name, on whatever machine: it is a part of what jobs' directories
+        are called. It stays the same over `down` and `up`: accounting knows old jobs by it.
         """
-        own = hashlib.sha256(bytes(self.directory)).hexdigest()[:6]
+        own = (self.token or hashlib.sha256(bytes(self.directory)).hexdigest())[:6]
         return (re.sub(r"[^a-z0-9]", "", self.site.lower())[:30] or "embedded") + own
 
     @property
@@ -208,14 +212,6 @@ class ClusterState:
         return f"{self.network}.1" if self.mode == NAMESPACES else "127.0.0.1"
 
 
-def bridge_name(directory: Path) -> str:
-    """The name of a cluster's bridge: a function of its directory, so that it needs no record.
-
-    Linux gives interface names 15 characters; the links' names are the bridge's with 4 more.
-    """
-    return "hpc" + hashlib.sha256(bytes(directory)).hexdigest()[:8]
-
-
-def link_name(directory: Path, node: Node) -> str:
-    """The host's end of a node's network cable."""
-    return f"{bridge_name(directory)}n{node.index + 1}"
+def link_name(bridge: str, node: Node) -> str:
+    """The host's end of a node's network cable; Linux gives interface names 15 characters."""
+    return f"{bridge}n{node.index + 1}"

@@ -1,20 +1,22 @@
 """The machine's side of the nodes' network: one bridge per cluster, one cable per node.
 
 The nodes' network namespaces have no names: they live and die with the node's processes, and
-take their cables with them, so that only the bridge needs taking down. All names follow from the
-cluster's directory, so that they are found without any record.
+take their cables with them, so that only the bridge needs taking down. Its name is random, and
+its alias says whose it is, so that it is found without any record.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import os
+import secrets
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hpcdl.cluster.model import Node, Ports, bridge_name, link_name
+from hpcdl.cluster.identity import directory_key
+from hpcdl.cluster.model import Node, Ports, link_name
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import locked
 from hpcdl.system.resources import home
@@ -32,13 +34,17 @@ def allocating() -> AbstractContextManager[None]:
     return locked(place / "hpcdl-cluster-start.lock", wait_seconds=120)
 
 
-def make_bridge(directory: Path) -> str:
+def new_bridge_name() -> str:
+    """A name for a bridge that no other cluster has, on whatever root file system it is."""
+    return f"hpc{secrets.token_hex(4)}"
+
+
+def make_bridge(directory: Path, bridge: str) -> str:
     """Make a cluster's bridge on a network that this machine does not use: a /24 as `10.77.0`.
 
     Raises:
         MissingPrerequisite: bridges may not be made here, or no network is free.
     """
-    bridge = bridge_name(directory)
     network = next(_free_networks(_routed(Path("/proc/net/route").read_text())))
     made = run(["ip", "link", "add", bridge, "type", "bridge"], check=False)
     if not made.ok:
@@ -47,15 +53,16 @@ def make_bridge(directory: Path) -> str:
             details=made.last_lines(3),
             hint="use --mode loopback, which needs neither root nor network namespaces",
         )
-    _batch([f"address add {network}.1/24 dev {bridge}", f"link set {bridge} up"])
+    alias = f'link set {bridge} alias "{directory_key(directory)}"'
+    _batch([alias, f"address add {network}.1/24 dev {bridge}", f"link set {bridge} up"])
     return network
 
 
-def plug(directory: Path, nodes: Sequence[tuple[Node, int]]) -> None:
+def plug(bridge: str, nodes: Sequence[tuple[Node, int]]) -> None:
     """Lay a cable from the bridge into the network of each node's first process (a pid)."""
     lines = []
     for node, pid in nodes:
-        link = link_name(directory, node)
+        link = link_name(bridge, node)
         if _exists(link):  # a killed node's: the kernel takes its time to remove it
             run(["ip", "link", "delete", link], check=False)
         # A node's hardware address is the same after every restart, as a real node's is. With a new
@@ -64,34 +71,51 @@ def plug(directory: Path, nodes: Sequence[tuple[Node, int]]) -> None:
         hardware = ":".join(f"{int(part):02x}" for part in ("2", "0", *node.address.split(".")))
         lines += [
             f"link add {link} type veth peer name eth0 address {hardware} netns {pid}",
-            f"link set {link} master {bridge_name(directory)} up",
+            f"link set {link} master {bridge} up",
         ]
     _batch(lines)
 
 
-def set_link(directory: Path, node: Node, up: bool) -> bool:
+def set_link(bridge: str, node: Node, up: bool) -> bool:
     """Pull a node's cable or plug it in again; False where there is no such cable."""
-    link = link_name(directory, node)
+    link = link_name(bridge, node)
     return run(["ip", "link", "set", link, "up" if up else "down"], check=False).ok
 
 
-def remove_bridge(directory: Path) -> None:
-    """Take down a cluster's bridge and whatever cables still hang on it; absent is fine."""
-    bridge = bridge_name(directory)
-    ports = Path(f"/sys/class/net/{bridge}/brif")
-    links = sorted(entry.name for entry in ports.iterdir()) if ports.is_dir() else []
-    if _exists(bridge):
+def bridges(directory: Path) -> list[str]:
+    """The bridges of a cluster, by what they say of themselves."""
+    key, found = directory_key(directory), []
+    for alias in Path("/sys/class/net").glob("hpc*/ifalias"):
+        with suppress(OSError):  # gone meanwhile
+            if f"{alias.read_text().strip()} ".startswith(f"{key} "):
+                found.append(alias.parent.name)
+    return found
+
+
+def remove_bridge(directory: Path, recorded: str = "") -> None:
+    """Take down a cluster's bridge and whatever cables still hang on it; absent is fine.
+
+    A recorded one goes, too, where a kill left it without an alias.
+    """
+    unnamed = recorded and _exists(recorded) and not _alias(recorded)
+    for bridge in {*bridges(directory), *([recorded] if unnamed else [])}:
+        ports = Path(f"/sys/class/net/{bridge}/brif")
+        links = sorted(entry.name for entry in ports.iterdir()) if ports.is_dir() else []
         for link in (*links, bridge):
             run(["ip", "link", "delete", link], check=False)
 
 
-def bridge_exists(directory: Path) -> bool:
+def bridge_exists(bridge: str) -> bool:
     """Whether a cluster has its bridge."""
-    return _exists(bridge_name(directory))
+    return bool(bridge) and _exists(bridge)
 
 
 def _exists(link: str) -> bool:
     return Path(f"/sys/class/net/{link}").exists()
+
+
+def _alias(link: str) -> str:
+    return Path(f"/sys/class/net/{link}/ifalias").read_text().strip()
 
 
 @contextmanager

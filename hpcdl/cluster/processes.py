@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from hpcdl.cluster.identity import sees
 from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
 
 MARK = "HPCDL_CLUSTER_OWNER"
@@ -46,11 +47,6 @@ def _told(file: Path) -> str:
 def alive(process: ProcessId) -> bool:
     """Whether this very process runs."""
     return identify(process.pid) == process
-
-
-def boot_id() -> str:
-    """A text that changes with every boot; recorded ids mean nothing after one."""
-    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def send(process: ProcessId, number: signal.Signals) -> None:
@@ -141,15 +137,15 @@ def _belongs(entry: Path, directory: Path, by_files: bool) -> bool:
     try:
         environment = (entry / "environ").read_bytes().split(b"\0")
         if os.fsencode(f"{MARK}={directory}") in environment:
-            return True
+            return sees(int(entry.name), directory)
         # Slurmd of this cluster started it: a user's shell has no SLURMD_NODENAME.
         on_node = any(variable.startswith(b"SLURMD_NODENAME=") for variable in environment)
         if on_node and os.fsencode(f"SLURM_CONF={directory}/etc/slurm.conf") in environment:
-            return True
+            return sees(int(entry.name), directory)
         # These write their title over their environment: look at what they hold open.
         name = _told(entry / "comm").strip()
         looks = by_files and name in {"slurmstepd", "slurmscriptd"}
-        return looks and _holds(entry, f"{directory}/")
+        return looks and _holds(entry, f"{directory}/") and sees(int(entry.name), directory)
     except OSError:  # gone meanwhile, or another user's
         return False
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpcdl.cluster import identity
+from hpcdl.cluster.identity import MARK
 from hpcdl.cluster.model import ClusterState, Node, ProcessId
 from hpcdl.cluster.rootfs import original_site
 from hpcdl.site import Site, find_site_file, load_site
@@ -24,7 +27,6 @@ from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, require_private
 
 _FILE = "cluster.json"
-MARK = ".hpcdl-cluster"
 _DEFAULT_SITE = "embedded"
 _FRONT = """\
 case ":${{{name}:-}}:" in
@@ -61,10 +63,15 @@ def chosen_directory() -> Path | None:
     return require_no_stranger(Path(chosen).expanduser()).resolve() if chosen else None
 
 
-def claim(directory: Path) -> None:
-    """Mark a directory as a cluster's, under its lock: only in such a one is anything removed."""
+def claim(directory: Path) -> str:
+    """Mark a directory as a cluster's, under its lock: only in such a one is anything removed.
+
+    Returns the random part of the cluster's name, which the mark keeps.
+    """
     clear_leftovers(directory / MARK)
-    write_atomic(directory / MARK, "An embedded cluster's state; see `hpcdl cluster`.\n")
+    token = identity.token_of(directory) or secrets.token_hex(6)
+    write_atomic(directory / MARK, identity.mark_text(token))
+    return token
 
 
 def is_ours(directory: Path) -> bool:
@@ -103,6 +110,7 @@ def read_state(directory: Path) -> ClusterState | None:
 
     Raises:
         BadInput: the file is damaged or of another version.
+        CheckFailed: the cluster belongs to another host or container.
         MissingPrerequisite: others can change it or its directory.
     """
     path = directory / _FILE
@@ -121,11 +129,20 @@ def read_state(directory: Path) -> ClusterState | None:
         data |= {**paths, "nodes": nodes, "processes": running}
         data |= {key: tuple(data[key]) for key in ("killed", "cut")}
         data["root"] = Path(data["root"]) if data.get("root") else None
-        return ClusterState(**data)
+        found = ClusterState(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
         hint = "`hpcdl cluster down` stops what is left and removes it"
         raise BadInput(f"{path} is not a cluster's state ({why})", hint=hint) from fault
+    if not _from_a_node(found):
+        identity.require_here(found.place, found.site, directory)
+    return found
+
+
+def _from_a_node(current: ClusterState) -> bool:
+    """Whether this is a job of that cluster: its node has namespaces of its own."""
+    own = os.environ.get("SLURM_CONF") == str(current.configuration)
+    return own and "SLURMD_NODENAME" in os.environ
 
 
 def all_states() -> list[ClusterState]:
@@ -163,11 +180,12 @@ def directory_of(given: str | None) -> Path:
     chosen = chosen_directory()
     if chosen is not None:
         return chosen
-    named = Path(given or os.environ.get("HPCDL_SITE") or _DEFAULT_SITE).expanduser().absolute()
     try:
         file = _site_file(given).absolute()
     except BadInput:
-        file = named
+        # Not Path.expanduser: it raises where `~nosuch` names no user.
+        name = given or os.environ.get("HPCDL_SITE") or _DEFAULT_SITE
+        file = Path(os.path.expanduser(name)).absolute()  # noqa: PTH111
     for state in all_states():
         if state.site_file == file:
             return state.directory

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from hpcdl.cluster import network, processes, state
+from hpcdl.cluster import identity, network, processes, state
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.status import ask, has_jobs, next_job
 from hpcdl.system.errors import BadInput, HpcdlError
@@ -37,6 +37,7 @@ def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
         network.remove_bridge(directory)
         return _stop_processes(directory, by_files=not directory.exists()) > 0
     require_private(directory)
+    recorded(directory)  # another host's is left alone, its lock too
     with locked(directory / LOCK, wait_seconds=150):
         found = clear(directory, say)
         if purge:
@@ -52,21 +53,27 @@ def _purge(directory: Path) -> None:
     for entry in directory.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name not in {LOCK, state.MARK}:
+        elif entry.name not in {LOCK, identity.MARK}:
             entry.unlink(missing_ok=True)
-    if {entry.name for entry in directory.iterdir()} <= {LOCK, state.MARK}:
-        (directory / state.MARK).unlink(missing_ok=True)
+    if {entry.name for entry in directory.iterdir()} <= {LOCK, identity.MARK}:
+        (directory / identity.MARK).unlink(missing_ok=True)
     (directory / LOCK).unlink(missing_ok=True)
     with suppress(OSError):  # somebody waited, and begins
         directory.rmdir()
 
 
 def recorded(directory: Path) -> ClusterState | None:
-    """The recorded state; a damaged record counts as none."""
+    """The recorded state, to be changed; a damaged record counts as none.
+
+    CheckFailed: it belongs to another host or container, or to the machine around this node.
+    """
     try:
-        return state.read_state(directory)
+        found = state.read_state(directory)
     except BadInput:
         return None
+    if found is not None:
+        identity.require_here(found.place, found.site, directory)
+    return found
 
 
 def clear(directory: Path, say: Say) -> bool:
@@ -78,7 +85,7 @@ def clear(directory: Path, say: Say) -> bool:
         if current.accounting:
             _close_books(current)
     stopped = _stop_processes(directory)
-    network.remove_bridge(directory)
+    network.remove_bridge(directory, current.bridge if current else "")
     if state.is_ours(directory):
         for name in _PASSING:
             shutil.rmtree(directory / name, ignore_errors=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdl.cluster import down
-from hpcdl.cluster.model import bridge_name
+from hpcdl.cluster.network import bridges
 from hpcdl.system.errors import ExitCode
 from tests.drill.shim import Fault
 from tests.integration.conftest import clean_environment
@@ -260,6 +260,4 @@ def carry_out(drill, numbers, home, seed, most):
 def _links(home):
     """The bridge and cables of the clusters that a home can have."""
     places = [home / "cluster" / name for name in ("small", "embedded")]
-    return [
-        one for place in places for one in Path("/sys/class/net").glob(f"{bridge_name(place)}*")
-    ]
+    return [Path("/sys/class/net", name) for place in places for name in bridges(place)]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, environment, processes, up
+from hpcdl.cluster import down, environment, network, processes, up
 from hpcdl.cluster.lifecycle import change
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId, bridge_name
+from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId
 from hpcdl.cluster.needs import choose_mode
 from hpcdl.cluster.state import write_state
 from hpcdl.cluster.status import of_nodes
@@ -58,7 +58,7 @@ def place(cluster_home):
 
 def nothing_is_left(place):
     assert processes.of_cluster(place) == []
-    assert list(Path("/sys/class/net").glob(f"{bridge_name(place)}*")) == []
+    assert network.bridges(place) == []
 
 
 def test_down_leaves_nothing_and_twice_is_fine(small_site, place, mode):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import environment, shell_exports
+from hpcdl.cluster.identity import place
 from hpcdl.cluster.model import LOOPBACK, ClusterState
 from hpcdl.cluster.state import read_state, write_state
 from hpcdl.system.errors import BadInput
@@ -66,7 +67,7 @@ def test_programs_get_the_modules_in_front_once(monkeypatch):
 def test_state_is_read_as_it_was_written(tmp_path):
     assert read_state(tmp_path) is None
     assert read_state(tmp_path / "none") is None
-    state = replace(STATE, directory=tmp_path, killed=("a",), boot="b")
+    state = replace(STATE, directory=tmp_path, killed=("a",), token="b", place=place())
     assert read_state(write_state(state).directory) == state
 
 
