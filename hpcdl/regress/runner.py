@@ -31,6 +31,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.text import did_you_mean
+from hpcdl.system.trust import require_known_owners
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,11 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
     for path in request.paths:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
+        require_known_owners(path)
     for path in request.config:
         if not path.is_file():
             raise BadInput(f"there are no settings of ReFrame at {path}", hint="name a file")
+        require_known_owners(path)
     return any(known)
 
 

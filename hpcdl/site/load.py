@@ -21,6 +21,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cached, expand, folder, home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
+from hpcdl.system.trust import require_known_owner
 
 _PACKAGE = Path(__file__).parents[1]
 # What decides whether a file is valid: values kept for other versions of these are not used.
@@ -57,7 +58,8 @@ _AS_WRITTEN = (
 def find_site_file(given: str | None = None) -> Path:
     """The site file to use: `--site`, else HPCDL_SITE, else the installed prefix's.
 
-    A name without a slash that is no file here, such as `pi`, means a shipped example.
+    A name such as `pi` means a shipped example, whatever is in the current directory: a path has a
+    slash or a suffix. A file named `pi` in /tmp was once read as the site, by root as well.
 
     Raises:
         BadInput: none is named, or the named one does not exist.
@@ -71,17 +73,21 @@ def find_site_file(given: str | None = None) -> Path:
             hint="on a cluster `hpcdl site init` writes one, for --site FILE or HPCDL_SITE; "
             "without a cluster --site pi is an example",
         )
+    shipped = {one.stem: one for one in sorted((folder("templates") / "sites").glob("*.yaml"))}
+    if chosen in shipped:
+        return shipped[chosen]
     try:
         path = Path(chosen).expanduser()
-        if path.exists() and not path.is_dir():
-            return path
-    except (OSError, RuntimeError) as fault:  # too long a name, no such user, a loop of links
+        there = os.path.lexists(path)
+    except (OSError, RuntimeError, ValueError) as fault:  # too long, no such user
         raise BadInput(f"cannot read {chosen[:100]}: {fault}"[:300], hint="name a file") from fault
-    shipped = {one.stem: one for one in sorted((folder("templates") / "sites").glob("*.yaml"))}
+    if "/" not in chosen and not path.suffix:
+        hint = f"a file is named with a slash: --site ./{chosen}" if there else ""
+        raise BadInput(f"there is no site '{chosen}'", hint=hint or did_you_mean(chosen, shipped))
+    if there:
+        return path  # a directory is refused where it is read
     if chosen.removesuffix(".yaml") in shipped:
         return shipped[chosen.removesuffix(".yaml")]
-    if path.is_dir():
-        return path  # refused where it is read
     raise BadInput(f"there is no site file {chosen}", hint=did_you_mean(chosen, shipped))
 
 
@@ -93,7 +99,7 @@ def installed_site_file() -> Path | None:
 
 def load_site(path: Path) -> Site:
     """Read and validate a site file; one BadInput has every fault, with its line and a caret."""
-    data = read_regular(path)
+    data = read_regular(path, require=require_known_owner)
 
     def checked() -> dict[str, Any]:
         from hpcdl.site import check

@@ -8,8 +8,9 @@ what `24:00:00`, `22.10` or `no` mean.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -146,15 +147,23 @@ def show_fault(document: Document, fault: Fault) -> list[str]:
     return lines
 
 
-def read_document(path: Path, limit: int = MAX_BYTES, *, if_empty: str = "") -> Document:
+def read_document(
+    path: Path,
+    limit: int = MAX_BYTES,
+    *,
+    if_empty: str = "",
+    require: Callable[[Path, os.stat_result], None] | None = None,
+) -> Document:
     """Read and parse a YAML file of at most `limit` bytes; `if_empty` is an empty one's hint.
+
+    `require` may refuse the file, as `read_regular` says.
 
     Raises:
         BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML. Duplicate
             keys, anchors and tags are faults too, but are noted in the document, so that they are
             shown with all the others.
     """
-    return parse_bytes(read_regular(path, limit), str(path), if_empty)
+    return parse_bytes(read_regular(path, limit, require=require), str(path), if_empty)
 
 
 def parse_bytes(data: bytes, name: str, if_empty: str = "") -> Document:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -17,15 +18,24 @@ MAX_BYTES = 1_000_000
 _MOST_NAMES = 1000
 
 
-def read_regular(path: Path, limit: int = MAX_BYTES, kind: str = "YAML file") -> bytes:
+def read_regular(
+    path: Path,
+    limit: int = MAX_BYTES,
+    kind: str = "YAML file",
+    require: Callable[[Path, os.stat_result], None] | None = None,
+) -> bytes:
     """The bytes of a regular file of at most `limit` bytes, else BadInput.
 
-    Others (a pipe, a device) could block or never end. `kind` is what the path should name.
+    Others (a pipe, a device) could block or never end. `kind` is what the path should name;
+    `require` may refuse the opened file (`trust.require_known_owner`).
     """
     try:
         with open_regular(path, kind) as file:
             # Asked before anything is read: memory is not for what is refused.
-            large = os.fstat(file.fileno()).st_size > limit
+            status = os.fstat(file.fileno())
+            if require is not None:
+                require(path, status)
+            large = status.st_size > limit
             data = b"" if large else file.read(limit + 1)
     except (OSError, ValueError) as fault:
         raise unreadable(path, fault) from fault

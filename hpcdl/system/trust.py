@@ -64,6 +64,64 @@ def require_own(path: Path) -> None:
             raise _untrusted(path, f"it belongs to {user_of(owner)}")
 
 
+def require_known_owner(path: Path, status: os.stat_result) -> None:
+    """Raise unless a file that says what to run comes from whom this command trusts already.
+
+    Site, job and study files, checks: they name programs and directories that are run. Trusted are
+    root, this user, and who can change hpcdl itself: the owner of its package, and its group where
+    the group may write there. `status` is of the opened file: no other can take its place.
+    """
+    link = path.lstat()
+    for one in (status, link) if stat.S_ISLNK(link.st_mode) else (status,):
+        if one.st_uid not in {*_owners(), *_authors()[0]}:
+            hint = (
+                "copy it to a file of your own, after reading it; as an admin give it to root, or "
+                "to the account or the group that hpcdl is installed for"
+            )
+            raise _foreign(path, f"it belongs to {user_of(one.st_uid)}", hint)
+    if _others_write(path, status) and not (
+        status.st_gid in _authors()[1] and not status.st_mode & stat.S_IWOTH
+    ):
+        who = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group(status.st_gid)}"
+        hint = (
+            f"chmod g-w,o-w {shlex.quote(str(path))}; an admin group may share it where hpcdl "
+            "itself is installed for that group, with g+w"
+        )
+        raise _foreign(path, f"{who} may write to it", hint)
+
+
+def require_known_owners(path: Path) -> None:
+    """The same for a file, or for a directory and all Python files in it, which will be run."""
+    below = sorted(path.rglob("*.py")) if path.is_dir() else ()
+    for one in (path, *below):
+        require_known_owner(one, one.stat())
+
+
+@cache
+def _authors() -> tuple[frozenset[int], frozenset[int]]:
+    """The users and groups that can change hpcdl's own code."""
+    package = Path(__file__).resolve().parents[1].stat()
+    if not package.st_mode & stat.S_IWGRP:
+        return frozenset({package.st_uid}), frozenset()
+    members: set[int] = set()
+    with suppress(KeyError):
+        for name in grp.getgrgid(package.st_gid).gr_mem:
+            members.add(pwd.getpwnam(name).pw_uid)
+    return frozenset({package.st_uid, *members}), frozenset({package.st_gid})
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
+
+def _foreign(path: Path, reason: str, hint: str) -> MissingPrerequisite:
+    said = f"{path} is not read: {reason}, and it says what is run"
+    return MissingPrerequisite(said, hint=hint)
+
+
 def make_private(path: Path, mode: int = 0o700) -> Path:
     """Make a directory, with those above it, that nobody else can write to, whatever the umask.
 

@@ -18,6 +18,7 @@ from hpcdl.system.document import Document, read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
+from hpcdl.system.trust import require_known_owner
 from hpcdl.workflows.study import model
 
 Place = tuple[str | int, ...]
@@ -53,7 +54,9 @@ def load_study(which: str) -> model.Study:
 
 def read_study(path: Path) -> model.Study:
     """The study of a file; its faults as `load_study` raises them."""
-    document = read_document(path, if_empty="`hpcdl study schema` has its keys")
+    document = read_document(
+        path, if_empty="`hpcdl study schema` has its keys", require=require_known_owner
+    )
     _check_version(document)
     values = check(document, study_schema())
     if not document.faults:

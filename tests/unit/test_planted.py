@@ -1,0 +1,192 @@
+"""Names are not paths: what a stranger leaves in a directory is not read because of its name.
+
+And a file that says what to run is read only if this user, root, or who can change hpcdl itself
+has written it, wherever it is named: by an option, a variable, a default, the Python API.
+"""
+
+import os
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from hpcdl import api
+from hpcdl.cli import main
+from hpcdl.site import find_site_file, load_site
+from hpcdl.system import trust
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.workflows.study.load import shipped as studies
+from tests.strangers import as_root, stranger
+
+SITES = ("embedded", "pi", "a100-h100", "p100-v100-k80")
+EVIL = "evil: [\n"  # whoever reads it stumbles
+
+
+@pytest.fixture
+def tried(capfd):
+    """Runs a command: its exit code, and what it prints."""
+
+    def run(*words):
+        capfd.readouterr()
+        code = main(list(words))
+        said = capfd.readouterr()
+        return SimpleNamespace(code=code, out=said.out, err=said.err)
+
+    return run
+
+
+@pytest.fixture
+def planted(shared, monkeypatch):
+    """A directory of a stranger's files with the names that commands take; the victim is in it."""
+    names = [*SITES, *studies(), "site", "job", "checks", "cpu", "p100", "resnet50", "tensorflow"]
+    (shared / "text").write_text(EVIL)
+    for name in [*names, *(f"{one}.yaml" for one in names), "site.json", "job.yml"]:
+        if not (shared / name).exists():
+            stranger(f"cp text {name}", shared)
+    stranger("mkdir own && cp text own/site.yaml && cp text own/check.py", shared)
+    stranger("ln -s /etc/hostname link.yaml", shared)
+    monkeypatch.chdir(shared)
+    monkeypatch.setenv("HPCDL_HOME", str(shared / ".victim"))
+    monkeypatch.delenv("HPCDL_SITE", raising=False)
+    return shared
+
+
+# Every argument that takes a shipped name: what stands in its place is the name.
+NAMES = [
+    *(["site", "show", "--site", name] for name in SITES),
+    *(["study", "show", name] for name in studies()),
+    ["stack", "resolve", "--site", "embedded", "--partition", "cpu"],
+    ["job", "render", "--site", "embedded", "--partition", "cpu", "--no-module", "--", "true"],
+    ["predict", "scale", "--model", "resnet50", "--gpu", "V100-SXM2", "--gpus", "1,2"],
+    ["cluster", "status"],
+    ["cluster", "down", "--dry-run"],
+]
+
+
+@as_root
+@pytest.mark.parametrize("words", NAMES, ids=" ".join)
+def test_a_name_means_what_is_shipped_whatever_lies_here(planted, tried, words):
+    done = tried(*words)
+    assert "Traceback" not in done.err
+    assert "evil" not in done.out + done.err
+    assert "is not read" not in done.err, "it was not even opened"
+
+
+# Every argument, variable and default that takes the path of such a file.
+PATHS = [
+    (["site", "show", "--site", "./site"], {}),
+    (["site", "show", "--site", "site.yaml"], {}),
+    (["site", "show", "--site", "./own/site.yaml"], {}),
+    (["site", "show", "--site", "link.yaml"], {}),
+    (["site", "show"], {"HPCDL_SITE": "pi.yaml"}),
+    (["cluster", "up", "--dry-run", "--site", "./embedded"], {}),
+    (["cluster", "up", "--dry-run"], {"HPCDL_SITE": "./embedded"}),
+    (["cluster", "env", "--site", "embedded.yaml"], {}),
+    (["doctor", "--role", "login", "--site", "embedded.yaml"], {}),
+    (["job", "render", "--site", "embedded", "--file", "job"], {}),
+    (["job", "submit", "--site", "embedded", "--file", "./job.yaml"], {}),
+    (["study", "show", "./site.yaml"], {}),
+    (["study", "plan", "site.yaml", "--site", "embedded"], {}),
+    (["check", "list", "--site", "embedded", "--path", "own"], {}),
+    (["check", "run", "--site", "embedded", "--path", "own/check.py"], {}),
+]
+
+
+@as_root
+@pytest.mark.parametrize(("words", "env"), PATHS, ids=lambda one: " ".join(one))
+def test_a_file_of_another_user_is_refused_by_name_and_owner(
+    planted, tried, monkeypatch, words, env
+):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    done = tried(*words)
+    assert done.code == 3, done.out + done.err
+    assert "is not read: it belongs to nobody" in done.out + done.err
+    assert "copy it to a file of your own" in done.out + done.err
+    assert "evil" not in done.err
+
+
+@as_root
+def test_the_default_site_file_of_another_user_is_refused(planted, tried):
+    (planted / ".victim").mkdir()
+    (planted / ".victim/site.yaml").write_text(find_site_file("pi").read_text())
+    assert tried("site", "show").code == 0
+    os.chown(planted / ".victim/site.yaml", 65534, 65534)
+    assert "site.yaml is not read: it belongs to nobody" in tried("site", "show").err
+    with pytest.raises(MissingPrerequisite, match="belongs to nobody"):
+        api.load_site(planted / "site.yaml")
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "said"),
+    [
+        (0o644, None, None),
+        (0o664, 12345, "the group 12345 may write to it"),
+        (0o666, None, "everybody may write to it"),
+        (0o646, None, "everybody may write to it"),
+    ],
+)
+def test_a_file_that_others_may_write_is_refused(tmp_path, monkeypatch, mode, group, said):
+    file = tmp_path / "site.yaml"
+    file.write_text(find_site_file("pi").read_text())
+    if group and os.getuid():
+        pytest.skip("to give a file to a group that is not ours needs root")
+    if group:
+        os.chown(file, -1, group)
+    file.chmod(mode)
+    if said is None:
+        assert load_site(file).name == "pi"
+        return
+    with pytest.raises(MissingPrerequisite, match=said) as caught:
+        load_site(file)
+    assert "chmod g-w,o-w" in caught.value.hint
+    # An admin group for which hpcdl itself is installed may share its site file.
+    monkeypatch.setattr(trust, "_authors", lambda: (frozenset(), frozenset({group})))
+    if group:
+        assert load_site(file).name == "pi"
+
+
+@as_root
+def test_the_account_that_hpcdl_is_installed_for_is_trusted(tmp_path, monkeypatch):
+    file = tmp_path / "site.yaml"
+    file.write_text(find_site_file("pi").read_text())
+    os.chown(file, 65534, 65534)
+    with pytest.raises(MissingPrerequisite):
+        load_site(file)
+    monkeypatch.setattr(trust, "_authors", lambda: (frozenset({65534}), frozenset()))
+    assert load_site(file).name == "pi"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said", "hint"),
+    [
+        ("mysite", "there is no site 'mysite'", "--site ./mysite"),
+        ("pie", "there is no site 'pie'", "did you mean 'pi'"),
+        ("~nosuch/x", "cannot read ~nosuch/x", "name a file"),
+        ("./pie.yaml", "there is no site file ./pie.yaml", ""),
+    ],
+)
+def test_a_site_that_is_not_there(tmp_path, monkeypatch, chosen, said, hint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mysite").touch()
+    with pytest.raises(BadInput) as caught:
+        find_site_file(chosen)
+    assert (caught.value.message.startswith(said), hint in caught.value.hint) == (True, True)
+
+
+@pytest.mark.parametrize("site", ["~nosuch/x", "x" * 5000, "nosuch", "/nosuch/site.yaml"])
+@pytest.mark.parametrize("command", ["status", "down", "env", "up"])
+def test_a_cluster_of_no_site_is_one_clear_error(tried, tmp_path, monkeypatch, site, command):
+    """`cluster status --site '~nosuch/x'` gave a traceback."""
+    monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
+    done = tried("cluster", command, "--site", site)
+    assert done.code in {1, 2}
+    assert "Traceback" not in done.err
+    assert issubclass(BadInput, HpcdlError)
+
+
+def test_a_copy_in_the_user_s_own_name_is_read(tmp_path):
+    """What the refusal says to do works, below a directory where all may write, too."""
+    subprocess.run(["cp", find_site_file("pi"), tmp_path / "mine.yaml"], check=True)
+    tmp_path.chmod(0o1777)
+    assert load_site(tmp_path / "mine.yaml").name == "pi"
