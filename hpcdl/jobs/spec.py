@@ -428,6 +428,8 @@ def load_request(path: Path) -> dict[str, Any]:
         BadInput: every fault of the file at once, each with its line and a caret.
     """
     from hpcdl.system.document import read_document
+    from hpcdl.system.trust import require_known_owner
 
     keys = "write `schema: 1` and options of `hpcdl job submit`; `hpcdl job schema` has all keys"
-    return read_file(JobSpec, read_document(path, if_empty=keys), version=1)
+    document = read_document(path, if_empty=keys, require=require_known_owner)
+    return read_file(JobSpec, document, version=1)

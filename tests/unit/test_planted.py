@@ -12,6 +12,8 @@ import pytest
 
 from hpcdl import api
 from hpcdl.cli import main
+from hpcdl.regress import runner
+from hpcdl.regress.runner import CheckRequest
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system import trust
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
@@ -57,7 +59,7 @@ NAMES = [
     *(["study", "show", name] for name in studies()),
     ["stack", "resolve", "--site", "embedded", "--partition", "cpu"],
     ["job", "render", "--site", "embedded", "--partition", "cpu", "--no-module", "--", "true"],
-    ["predict", "scale", "--model", "resnet50", "--gpu", "V100-SXM2", "--gpus", "1,2"],
+    ["predict", "scale", "--model", "resnet50", "--site", "embedded", "--gpus", "1"],
     ["cluster", "status"],
     ["cluster", "down", "--dry-run"],
 ]
@@ -86,9 +88,7 @@ PATHS = [
     (["job", "render", "--site", "embedded", "--file", "job"], {}),
     (["job", "submit", "--site", "embedded", "--file", "./job.yaml"], {}),
     (["study", "show", "./site.yaml"], {}),
-    (["study", "plan", "site.yaml", "--site", "embedded"], {}),
-    (["check", "list", "--site", "embedded", "--path", "own"], {}),
-    (["check", "run", "--site", "embedded", "--path", "own/check.py"], {}),
+    (["study", "run", "site.yaml", "--site", "embedded", "--dry-run"], {}),
 ]
 
 
@@ -104,6 +104,22 @@ def test_a_file_of_another_user_is_refused_by_name_and_owner(
     assert "is not read: it belongs to nobody" in done.out + done.err
     assert "copy it to a file of your own" in done.out + done.err
     assert "evil" not in done.err
+
+
+@as_root
+@pytest.mark.parametrize("place", ["own", "own/check.py", "mine"])
+def test_checks_and_settings_of_reframe_of_another_user_are_refused(planted, pi, place):
+    """They are Python, and run; in a directory of ours one file of theirs is enough."""
+    (planted / "mine").mkdir(mode=0o1777)
+    (planted / "mine").chmod(0o1777)
+    stranger("cp text mine/check.py", planted)
+    for request in (
+        CheckRequest(paths=(planted / place,)),
+        CheckRequest(config=(planted / "own/check.py",)),
+    ):
+        with pytest.raises(MissingPrerequisite, match="is not read: ") as caught:
+            runner._check_request(pi, request)
+        assert any(one in caught.value.message for one in ("belongs to nobody", "everybody may"))
 
 
 @as_root
