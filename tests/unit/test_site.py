@@ -195,7 +195,7 @@ def test_a_shipped_site_is_found_by_its_name_where_a_folder_has_it_too(tmp_path,
     (tmp_path / "other").mkdir()
     assert find_site_file("embedded").name == "embedded.yaml"
     with pytest.raises(BadInput, match="is a directory"):
-        load_site(find_site_file("other"))
+        load_site(find_site_file("./other"))
 
 
 def test_the_installed_site_is_found_last_and_without_one_it_is_said_how_to_get_one():
