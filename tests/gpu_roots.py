@@ -64,7 +64,7 @@ private: true
 partitions:
 {partitions}
 stacks:
-  tensorflow: {{backend: venv}}
+  tensorflow: {{backend: wheels}}
 """
 
 

@@ -44,7 +44,7 @@ def make_release(site, name, version="2.21.0", created="2026-01-01T00:00:00Z", *
     release = Release(
         id=name,
         stack="tensorflow",
-        backend="venv",
+        backend="wheels",
         root=root,
         module=f"tensorflow/{version}-cpu",
         versions=versions,

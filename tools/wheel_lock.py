@@ -83,8 +83,8 @@ def _renewed(names: list[str]) -> tuple[_Pins, list[_Wheel]]:
 
 def _all_of_it() -> tuple[_Pins, list[_Wheel]]:
     table = facts.load("tensorflow")["components"]
-    pythons = facts.load("toolchain")["components"]["python"]["venv"]
-    releases = table["tensorflow"]["venv"]
+    pythons = facts.load("toolchain")["components"]["python"]["wheels"]
+    releases = table["tensorflow"]["wheels"]
     rows = [(tf, python) for python in pythons for tf in releases if _has_wheels(tf, python)]
     with ThreadPoolExecutor(2) as pool:
         solved = dict(zip(rows, pool.map(lambda row: _solve(*row), rows), strict=True))
@@ -104,7 +104,7 @@ def _all_of_it() -> tuple[_Pins, list[_Wheel]]:
 
 def _has_wheels(tensorflow: str, python: str) -> bool:
     """Whether the facts know wheels of that TensorFlow for that Python."""
-    values = {"tensorflow": tensorflow, "python": python, "backend": "venv"}
+    values = {"tensorflow": tensorflow, "python": python, "backend": "wheels"}
     return all(
         rule.need.holds(values)
         for rule in known().rules
@@ -127,13 +127,13 @@ def _solve(tensorflow: str, python: str) -> list[Mapping[str, Any]] | None:
 
 def _singles(table: Mapping[str, Any]) -> Iterator[str]:
     """Packages that recipes pin by themselves."""
-    for version in table["keras"]["venv"]:
+    for version in table["keras"]["wheels"]:
         yield f"keras=={version}"
     for cuda, parts in facts.load("nvidia_wheels")["toolkits"].items():
         for name, version in parts.items():
             yield f"nvidia-{name}-cu{cuda.split('.')[0]}=={version}"
     for name in ("cudnn", "nccl"):
-        for version in facts.load(name)["components"][name]["venv"]:
+        for version in facts.load(name)["components"][name]["wheels"]:
             for major in ("11", "12"):
                 yield f"nvidia-{name}-cu{major}=={version}"
 

@@ -143,9 +143,9 @@ def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding,
 @_checked
 def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
     """The newest versions that work together, per partition and kind of build."""
-    from hpcdl.stack.resolve import resolve
+    from hpcdl.stack.resolve import Resolver
 
-    return resolve(site, partition)
+    return Resolver(site).resolve(partition)
 
 
 @_checked

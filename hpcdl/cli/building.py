@@ -20,12 +20,8 @@ from hpcdl.system.text import StatusLine, duration, paint
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-    from hpcdl.stack.build import Blocked, BuildPlan
+    from hpcdl.stack.plans import Blocked, ReleasePlan
     from hpcdl.stack.release import Release
-    from hpcdl.stack.spack_backend.adopt import Adoption
-    from hpcdl.stack.spack_backend.spack_build import SpackPlan
-
-    Plan = BuildPlan | SpackPlan | Adoption
 
 
 def progress_teller() -> Callable[[str], None]:
@@ -73,13 +69,13 @@ def _concretize(args: argparse.Namespace) -> ExitCode:
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
+    from hpcdl.stack.release import BACKENDS
+
     add = parser.add_argument
     add("--name", metavar="STACK", help="stack of the site (default: the first)")
-    add("--backend", choices=["venv", "spack"], help="build method (default: the site file's)")
+    add("--backend", choices=BACKENDS, help="build method (default: the site file's)")
+    add("--partition", metavar="NAME", help="the build for this partition's GPUs only")
     wheels = parser.add_argument_group("from wheels")
-    wheels.add_argument(
-        "--partition", metavar="NAME", help="the build for this partition's GPUs only; all it needs"
-    )
     wheels.add_argument(
         "--without-horovod", action="store_true", help="for tf.distribute: no compiler is needed"
     )
@@ -99,20 +95,21 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 
 @terminable()
 def _build(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.recipe import find_request
+    from hpcdl.stack.plans import Blocked, plan_stack
+    from hpcdl.stack.resolve import find_request
 
     site = the_site(args)
-    backend = args.backend or find_request(site, args.name).backend
-    return _build_spack(site, args) if backend == "spack" else _build_venv(site, args)
-
-
-def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.build import Blocked, build, plan_stack
-
-    if args.jobs or args.unsigned or args.time_limit:
+    by_spack = (args.backend or find_request(site, args.name).backend) != "wheels"
+    if not by_spack and (args.jobs or args.unsigned or args.time_limit):
         raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
+    if by_spack and args.without_horovod:
+        raise BadInput("--without-horovod is for stacks from wheels")
     plans, none = plan_stack(
-        site, args.name, partition=args.partition, without_horovod=args.without_horovod
+        site,
+        args.name,
+        partition=args.partition,
+        backend=args.backend,
+        without_horovod=args.without_horovod,
     )
     if args.dry_run:
         return _would_build(plans, args, none)
@@ -130,8 +127,10 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
         first, *others = blocked
         details = [*first.fault.details, *map(str, others)]
         raise type(first.fault)(first.fault.message, details=details, hint=first.fault.hint)
-    say, existed = progress_teller(), [plan.exists for plan in ready]
-    _built([build(plan, say) for plan in ready], existed, args)
+    existed = [plan.exists for plan in ready]
+    with StatusLine(sys.stderr) as line:
+        made = [_make(plan, args, line) for plan in ready]
+    _built(made, existed, args)
     if blocked:
         names = ", ".join(name for one in blocked for name in one.partitions)
         raise PartlyDone(
@@ -142,7 +141,21 @@ def _build_venv(site: Site, args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _lack(plan: Plan, *, only_look: bool = False) -> HpcdlError | None:
+def _make(plan: ReleasePlan, args: argparse.Namespace, line: StatusLine) -> Release:
+    """Build one release."""
+    from hpcdl.stack.build import BuildPlan, build
+    from hpcdl.stack.spack_backend.make import progress
+    from hpcdl.stack.spack_backend.spack_build import SpackPlan, build_spack
+
+    say = progress_teller()
+    if isinstance(plan, BuildPlan):
+        return build(plan, say)
+    assert isinstance(plan, SpackPlan)
+    options = {"jobs": args.jobs, "unsigned": args.unsigned, "time_limit": args.time_limit}
+    return build_spack(plan, say, progress(line), **options)
+
+
+def _lack(plan: ReleasePlan, *, only_look: bool = False) -> HpcdlError | None:
     try:
         plan.require_ready(only_look=only_look)
     except (MissingPrerequisite, BadInput) as fault:
@@ -150,36 +163,16 @@ def _lack(plan: Plan, *, only_look: bool = False) -> HpcdlError | None:
     return None
 
 
-def _build_spack(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.stack.spack_backend.make import progress
-    from hpcdl.stack.spack_backend.spack_build import build_spack, plan_spack
-
-    if args.partition or args.without_horovod:
-        raise BadInput("--partition and --without-horovod are for stacks from wheels")
-    plan = plan_spack(site, args.name)
-    if args.dry_run:
-        return _would_build([plan], args)
-    existed = plan.exists
-    with StatusLine(sys.stderr) as line:
-        release = build_spack(
-            plan,
-            progress_teller(),
-            progress(line),
-            jobs=args.jobs,
-            unsigned=args.unsigned,
-            time_limit=args.time_limit,
-        )
-    return _built([release], [existed], args)
-
-
 def _would_build(
-    plans: Sequence[Plan], args: argparse.Namespace, blocked: Sequence[Blocked] = ()
+    plans: Sequence[ReleasePlan], args: argparse.Namespace, blocked: Sequence[Blocked] = ()
 ) -> ExitCode:
     """What would be built; exits as the build would, where this machine lacks something."""
+    from hpcdl.stack.plans import plan_data
+
     lacks = [_lack(plan, only_look=True) for plan in plans]
     data, lines = [], list[str]()
     for plan, lack in zip(plans, lacks, strict=True):
-        data.append({**plan.as_data(), "blocked": lack.in_one_line() if lack else None})
+        data.append({**plan_data(plan), "blocked": lack.in_one_line() if lack else None})
         names = ", ".join(plan.expected().partitions)
         where = f" for {names}" if len(plans) + len(blocked) > 1 else ""
         steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]
@@ -228,6 +221,19 @@ def _adopt(args: argparse.Namespace) -> ExitCode:
     return _built([adopt_installed(plan, progress_teller())], [existed], args)
 
 
+def _of_stack(site: Site, args: argparse.Namespace) -> tuple[Path, tuple[str, ...]]:
+    """The directory of a stack's environment, which must be solved, and its name."""
+    from hpcdl.stack.plans import plan_build
+    from hpcdl.stack.spack_backend.spack_build import SpackPlan
+
+    plan = plan_build(site, args.name)
+    if args.environments or not isinstance(plan, SpackPlan) or plan.lock is None:
+        said = f"the stack '{args.name}' is not solved by Spack"
+        hint = "`hpcdl stack build` solves it first; or name a shipped environment alone"
+        raise BadInput("--name takes a stack's own" if args.environments else said, hint=hint)
+    return plan.work.root, (plan.environment.name,)
+
+
 def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
     parser.add_argument("--name", metavar="STACK", help="instead: a stack of the site")
@@ -241,7 +247,10 @@ def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
 def _mirror(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.spack_backend.mirror import choose_environments, make_mirror, plan_mirror
 
-    root, names = choose_environments(args.environments, args.name, lambda: the_site(args))
+    if args.name:
+        root, names = _of_stack(the_site(args), args)
+    else:
+        root, names = choose_environments(args.environments)
     mirror = plan_mirror(Path(args.directory).absolute(), root, names, args.bazel_cache)
     if args.dry_run:
         return show(args, mirror.as_data(), mirror.text())

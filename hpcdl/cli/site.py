@@ -99,8 +99,7 @@ def _init(args: argparse.Namespace) -> ExitCode:
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")
     if args.output and args.output.exists() and not args.force:
         raise BadInput(f"{args.output} already exists", hint="give --force to replace it")
-    cluster = look()
-    found = draft(cluster)
+    found = draft(look())
     if args.json:
         print_json({"text": found.text, "questions": found.questions})
     elif args.output and not args.dry_run:
@@ -108,8 +107,6 @@ def _init(args: argparse.Namespace) -> ExitCode:
         print(f"wrote {args.output}; next: hpcdl site check --site {args.output}")
     else:
         print(found.text, end="")
-    for note in cluster.notes:
-        print(f"note: {note}", file=sys.stderr)
     for question in found.questions:
         print(f"to fill in: {question}", file=sys.stderr)
     return ExitCode.PARTLY if found.questions else ExitCode.OK
@@ -119,14 +116,11 @@ def _check(args: argparse.Namespace) -> ExitCode:
     from hpcdl.site.live import compare, look
 
     site = the_site(args)
-    cluster = look()
-    drift = compare(site, cluster)
+    drift = compare(site, look())
     rows = [(one.key, one.file, one.cluster) for one in drift]
     text = table(rows, ("key", "site file", "cluster"))
     text = text if drift else f"{site.source} and the cluster agree"
-    text = "\n".join([text, *(f"note: {note}" for note in cluster.notes)])
-    drifts = [one._asdict() for one in drift]
-    data = {"site": site.name, "drift": drifts, "notes": list(cluster.notes)}
+    data = {"site": site.name, "drift": [one._asdict() for one in drift]}
     return show(args, data, text, ok=not drift)
 
 

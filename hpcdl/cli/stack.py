@@ -20,22 +20,24 @@ if TYPE_CHECKING:
 
 
 def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
+    from hpcdl.stack.release import BACKENDS
+
     parser.add_argument("--partition", metavar="NAME", help="only this partition")
-    parser.add_argument("--backend", choices=["venv", "spack"], help="only this build method")
+    parser.add_argument("--backend", choices=BACKENDS, help="only this build method")
     parser.add_argument("--why-not", metavar="NAME@VERSION", help="why this version is not chosen")
     parser.set_defaults(behind="--partition")
 
 
 def _resolve(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack import resolve_show
-    from hpcdl.stack.resolve import resolve, why_not
+    from hpcdl.stack.resolve import Resolver
 
-    site = the_site(args)
+    resolver = Resolver(the_site(args))
     if args.why_not:
-        answers = why_not(site, args.why_not, args.partition, args.backend)
+        answers = resolver.why_not(args.why_not, args.partition, args.backend)
         data, text = resolve_show.answers_data(answers), resolve_show.answers_text(answers)
         return show(args, data, text, ok=all(one.fits for one in answers))
-    found = resolve(site, args.partition, args.backend)
+    found = resolver.resolve(args.partition, args.backend)
     fits = all(one.fits for one in found if one.wanted)
     return show(args, resolve_show.as_data(found), resolve_show.as_text(found), ok=fits)
 

@@ -41,7 +41,7 @@ STEPS = (
     Step(
         "the software stack: TensorFlow and Horovod, built once, published as a module",
         "Publishing has a gate: a job on the partition imports, reduces and trains with it.",
-        "hpcdl stack build --backend venv",
+        "hpcdl stack build --backend wheels",
         "hpcdl stack publish --partition p100",
     ),
     Step(

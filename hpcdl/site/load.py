@@ -38,13 +38,13 @@ _DECIDING = tuple(
         "facts/slurm_rules.yaml",
     )
 )
+_OLD_BACKENDS = {"venv": "wheels"}
 _AS_WRITTEN = (
     "nodes",
     "hostlist",
     "sockets",
     "cores_per_socket",
     "threads_per_core",
-    "usable_cpus",
     "memory_gb",
     "max_time",
     "target",
@@ -153,13 +153,14 @@ def _spack(values: dict[str, Any]) -> SpackSettings:
 def _stack(name: str, values: dict[str, Any]) -> StackRequest:
     return StackRequest(
         name=name,
-        backend=values["backend"],
+        backend=_OLD_BACKENDS.get(values["backend"], values["backend"]),
         partitions=tuple(values["partitions"]),
         pins=MappingProxyType(dict(values["pins"])),
         packages=tuple(values["packages"]),
         variant=values.get("variant"),
         horovod=values.get("horovod") != "none",
         cuda_home=Path(values["cuda_home"]) if "cuda_home" in values else None,
+        renamed=values["backend"] if values["backend"] in _OLD_BACKENDS else "",
     )
 
 
@@ -181,7 +182,6 @@ def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Part
     return replace(
         whole,
         **_least((group for _, _, group in with_gpus), *sizes),
-        usable_cpus=min(group.cpus for _, _, group in with_gpus),
         gpu=common,
         reference_set=min(with_gpus, key=lambda one: one[0])[2].reference_set,
         groups=tuple(

@@ -1,6 +1,6 @@
 """Builds a release from wheels: an immutable tree, and nothing half done.
 
-`plan_build` thinks: versions, identity, steps. `build` acts. What a killed build leaves is removed
+`plan_wheels` thinks: versions, identity, steps. `build` acts. What a killed build leaves is removed
 by the next, which finds the fetched and built wheels in the cache. The same inputs give the same
 id, and then there is nothing to do.
 """
@@ -19,12 +19,11 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack import horovod, install, wheelhouse
 from hpcdl.stack.install import build_slot, new_tree, require_space
 from hpcdl.stack.modules import SITE_FILE
-from hpcdl.stack.recipe import Interpreter, Recipe, digest, find_request, interpreter, recipe_of
+from hpcdl.stack.recipe import Interpreter, Recipe, digest, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve import groups
 from hpcdl.stack.seal import record_release, sha256
 from hpcdl.stack.wheelhouse import Say, Wheelhouse
-from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.system.run import module_argv, run
 from hpcdl.system.text import utc_now
@@ -131,23 +130,13 @@ class BuildPlan:
             needs = {wheelhouse.wheels_cache(): recipe.fetch_gb + unpacked, **needs}
         require_space(needs, only_look=only_look)
 
-    def as_data(self) -> dict[str, Any]:
-        """The plan for machines."""
+    def details(self) -> dict[str, Any]:
+        """What only a plan from wheels has, for machines."""
         return {
-            "schema": 1,
-            "stack": self.request.name,
-            "backend": "venv",
-            "release": self.release_id,
-            "exists": self.exists,
-            "module": self.recipe.module,
-            "versions": dict(self.versions()),
-            "proof": self.recipe.proof,
             "source": self.recipe.source,
             "requirements": list(self.recipe.requirements),
-            "partitions": list(self.partitions),
             "edits": {edit.name: edit.why for edit in self.recipe.edits},
             "modules": [dict(module) for module in self.modules],
-            "steps": self.steps(),
         }
 
     def expected(self) -> Release:
@@ -160,7 +149,7 @@ class BuildPlan:
         return Release(
             id=name,
             stack=self.request.name,
-            backend="venv",
+            backend="wheels",
             root=root,
             module=recipe.module,
             versions=self.versions(),
@@ -190,68 +179,22 @@ class BuildPlan:
         return MappingProxyType(known)
 
 
-@dataclass(frozen=True)
-class Blocked:
-    """Partitions of a stack that get no build on this machine, and why."""
+def plan_wheels(
+    site: Site, request: StackRequest, names: tuple[str, ...], served: tuple[str, ...]
+) -> BuildPlan:
+    """The plan of one build from wheels: for the partitions `names`, recorded as for `served`.
 
-    partitions: tuple[str, ...]
-    fault: HpcdlError
-
-    def __str__(self) -> str:
-        return f"{', '.join(self.partitions)}: {self.fault.in_one_line()}"
-
-
-def plan_stack(
-    site: Site,
-    name: str | None = None,
-    *,
-    partition: str | None = None,
-    without_horovod: bool = False,
-) -> tuple[tuple[BuildPlan, ...], tuple[Blocked, ...]]:
-    """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
-
-    `partition` asks for its build only; `without_horovod` leaves that out, whatever the site says.
+    Raises:
+        MissingPrerequisite: no wheels fit, or their Python is not on this machine.
+        BadInput: pins that contradict each other or the facts.
     """
-    request = replace(find_request(site, name), backend="venv")
-    request = replace(request, horovod=request.horovod and not without_horovod)
-    site = replace(site, stacks={**site.stacks, request.name: request})
-    found = groups(site, request)
-    wanted = [one for one in found if partition is None or site.partition(partition).name in one]
-    if not wanted:
-        raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
+    recipe = recipe_of(site, request, names)
+    python = interpreter(recipe.python)
     mpi = horovod.mpi_version() if request.horovod else ""
     behind = tuple(horovod.modules_behind("mpirun")) if request.horovod else ()
-    plans, blocked = [], []
-    for names in wanted:
-        every = len(found) == 1 and set(names) == set(site.partitions)
-        served = request.partitions if every else names
-        try:
-            recipe = recipe_of(site, request, names)
-            python = interpreter(recipe.python)
-            house = wheelhouse.find_wheelhouse(recipe, python)
-        except (MissingPrerequisite, BadInput) as fault:
-            blocked.append(Blocked(names, fault))
-            continue
-        own = wheelhouse.own_digest()
-        plans.append(BuildPlan(site, request, served, recipe, python, mpi, own, house, behind))
-    return tuple(plans), tuple(blocked)
-
-
-def plan_build(site: Site, name: str | None = None, partition: str | None = None) -> BuildPlan:
-    """The one build of a stack, or of one of its partitions; BadInput where it needs several.
-
-    What keeps a partition without one is raised.
-    """
-    found, blocked = plan_stack(site, name, partition=partition)
-    for one in blocked:
-        raise one.fault
-    if len(found) > 1:
-        raise BadInput(
-            f"stack '{found[0].request.name}' is {len(found)} builds: "
-            + "; ".join(", ".join(one.partitions) for one in found),
-            hint="name a partition",
-        )
-    return found[0]
+    house = wheelhouse.find_wheelhouse(recipe, python)
+    own = wheelhouse.own_digest()
+    return BuildPlan(site, request, served, recipe, python, mpi, own, house, behind)
 
 
 def build(plan: BuildPlan, say: Say) -> Release:

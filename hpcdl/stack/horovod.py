@@ -24,7 +24,8 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack import wheelhouse
-from hpcdl.stack.recipe import MODULE, Edit, HorovodRecipe, Interpreter, Recipe, digest
+from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
+from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_show import sentence
 from hpcdl.stack.resolve_solver import Rule
@@ -289,7 +290,7 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
             f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
             hint=f"Debian and Ubuntu: {PACKAGES}",
         )
-    base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "venv"}
+    base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "wheels"}
     nvccs = _fitting_nvccs(stack, recipe) if horovod.computes else [None]
     gccs = [tool for path in _gccs(site) if (tool := _asked(path, "-dumpfullversion", r"(\S+)"))]
     refused: list[str] = []

@@ -284,7 +284,7 @@ def nccl_release(code: int) -> str:
 def _inside(release: Release) -> _Inside:
     """Its directories, and of one made by Spack the packages, by hash, that it runs with."""
     folders, hashes = [release.prefix.resolve()], set[str]()
-    if release.backend == "spack":
+    if release.backend != "wheels":
         hashes = read_lock(release.root / "spack").to_run
         named = [
             Path(one["external"])

@@ -18,14 +18,14 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.resolve import computes_of, resolve_build
+from hpcdl.stack.release import MODULE
+from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
 from hpcdl.stack.resolve_show import chain_lines
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import run
-from hpcdl.system.text import did_you_mean, one_of
+from hpcdl.system.text import one_of
 
-MODULE = "tensorflow"
 _EACH = "resolved only, each version by itself: `hpcdl stack resolve`"
 
 
@@ -64,10 +64,10 @@ class Recipe:
     """A set of wheels that belongs together, and how sure it is that it works.
 
     `variant` is `cpu` or such as `cuda12.9-sm60-sm70`; `python` such as `3.11`; `versions` are
-    those of Horovod, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None in a stack
-    for tf.distribute. `environment` is what the module sets (`{packages}` stands for Python's
-    site-packages); `packages` are requirements that the site adds; `fetch_gb` and `tree_gb` say how
-    much is fetched and how large the tree gets.
+    those of Horovod, Keras, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None
+    without it, for tf.distribute. `environment` is what the module sets (`{packages}` stands for
+    Python's site-packages); `packages` are requirements that the site adds; `fetch_gb` and
+    `tree_gb` say how much is fetched and how large the tree gets.
     """
 
     tensorflow: str
@@ -128,18 +128,6 @@ def running_interpreter() -> Interpreter:
     return Interpreter(Path(base).resolve(), platform.python_version())
 
 
-def find_request(site: Site, name: str | None = None) -> StackRequest:
-    """The stack `name` of the site; its only or first one where none is named."""
-    stacks = dict(site.stacks) or {MODULE: StackRequest(MODULE, "venv", (), {})}
-    if name is None:
-        return next(iter(stacks.values()))
-    if name not in stacks:
-        raise BadInput(
-            f"the site '{site.name}' has no stack '{name}'", hint=did_you_mean(name, stacks)
-        )
-    return stacks[name]
-
-
 def interpreter(minor: str) -> Interpreter:
     """The Python of a release such as `3.11`: the running one's base, else one of PATH."""
     own = running_interpreter()
@@ -163,7 +151,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         BadInput: pins that contradict each other or the facts.
         MissingPrerequisite: nothing fits, or the wheels of that CUDA are unknown.
     """
-    found = resolve_build(site, request, names)
+    found = Resolver(site).build(request, names)
     if not found.fits:
         named = f"stack '{found.stack}'" if found.stack else "the stack"
         raise MissingPrerequisite(
@@ -177,7 +165,7 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     kind = "cuda" if computes else "cpu"
     digits = tuple(one.replace(".", "") for one in computes)
     package, needs = table["packages"][kind], table["needs"][kind]
-    parts = ("horovod", *(("cuda", "cudnn", "nccl") if computes else ()))
+    parts = ("horovod", "keras", *(("cuda", "cudnn", "nccl") if computes else ()))
     return Recipe(
         tensorflow=versions["tensorflow"],
         package=package,
@@ -208,7 +196,7 @@ def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
     toolkits = facts.load("nvidia_wheels")["toolkits"]
     if cuda not in toolkits:
         raise MissingPrerequisite(
-            f"nobody here knows NVIDIA's wheels of CUDA {cuda}",
+            f"no NVIDIA wheels are listed for CUDA {cuda}",
             hint=f"pin cuda to {one_of(list(toolkits))}",
         )
     own = {"cudnn": versions["cudnn"], "nccl": versions["nccl"]}

@@ -1,25 +1,30 @@
 """`hpcdl stack resolve`: the newest working set of versions per partition, and why not newer.
 
-A partition, a backend and the site's pins become a setting; resolve_solution makes a `Problem` of
-the facts (resolve_facts) of it, resolve_solver answers that. A build from wheels serves every GPU
-generation that one TensorFlow can serve; partitions whose newest TensorFlow differs, or whose CPUs
-do, get builds of their own, and so do those without GPUs. Pure, but for the Pythons on PATH.
+A stack, a backend and the partitions of one build become a setting; resolve_solution makes a
+`Problem` of the facts (resolve_facts) of it, resolve_solver answers that. One build serves every
+GPU generation that one TensorFlow can serve; partitions whose newest TensorFlow differs, or whose
+CPUs do, get builds of their own, and so do those without GPUs. `Resolver` groups the partitions of
+a site; what a build gets is what each of its partitions resolves to. Pure, but for the Pythons on
+PATH.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
-from hpcdl.stack.resolve_facts import BACKENDS, COMPONENTS, choose_wheels, known
+from hpcdl.stack.release import BACKENDS, MODULE
+from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import (
     Answer,
     Resolution,
     Setting,
+    Solution,
     driver_notes,
     fix,
     make_problem,
@@ -33,25 +38,6 @@ from hpcdl.system.text import did_you_mean
 _USUAL = "x86_64"
 # A version, or a range as Spack writes it: `2.18`, `2.15:2.18`, `:2.14,2.18`.
 _VERSION = re.compile(r"[0-9:](?:[0-9A-Za-z:]|[.,_-](?=[0-9A-Za-z:]))*", re.ASCII)
-
-
-def resolve(
-    site: Site, partition: str | None = None, backend: str | None = None
-) -> tuple[Resolution, ...]:
-    """The newest working set for every partition and backend, what the site asks for first.
-
-    Raises:
-        BadInput: an unknown partition, an unknown component or version in a pin, or pins that
-            contradict each other or the facts.
-    """
-    parts = [site.partition(partition)] if partition else list(site.partitions.values())
-    return tuple(
-        _resolve(site, nodes, stack, way, wanted)
-        for part in parts
-        for stack, way, wanted in _ways(site, part)
-        if backend in {None, way}
-        for nodes in _by_model(part)
-    )
 
 
 def newest(compute: str | None, backend: str) -> dict[str, str]:
@@ -69,102 +55,235 @@ def allowed(compute: str | None, backend: str, component: str) -> tuple[str, ...
     return tuple(v for v in known_ones if solver.solve([*others, fix(component, v, "question", 0)]))
 
 
-def resolve_build(site: Site, stack: StackRequest, partitions: tuple[str, ...]) -> Resolution:
-    """The versions of one build from wheels: for partitions that `groups` gave.
-
-    Raises BadInput as `resolve` does.
-    """
-    return _resolve(site, _by_model(site.partition(partitions[0]))[0], stack, "venv", wanted=True)
-
-
-def why_not(
-    site: Site, question: str, partition: str | None = None, backend: str | None = None
-) -> tuple[Answer, ...]:
-    """Why a version, such as `tensorflow@2.18`, is not the answer: one chain per partition.
-
-    Raises:
-        BadInput: no `NAME@VERSION`, or a component or version that nobody knows.
-    """
-    name, _, version = (part.strip() for part in question.partition("@"))
-    name = name.casefold()
-    if not name or not _VERSION.fullmatch(version):
+def find_request(site: Site, name: str | None = None) -> StackRequest:
+    """The stack `name` of the site; its only or first one where none is named."""
+    stacks = dict(site.stacks) or {MODULE: StackRequest(MODULE, "wheels", (), {})}
+    if name is None:
+        return next(iter(stacks.values()))
+    if name not in stacks:
         raise BadInput(
-            f"'{question}' is no component and version",
-            hint="write NAME@VERSION, for example tensorflow@2.18",
+            f"the site '{site.name}' has no stack '{name}'", hint=did_you_mean(name, stacks)
         )
-    _check_known(name, version, "the question names", (*COMPONENTS, "driver"))
-    found = (one for one in resolve(site, partition, backend) if one.wanted or backend)
-    return tuple(_answer(site, resolution, name, version) for resolution in found)
+    return stacks[name]
 
 
-def _ways(site: Site, part: Partition) -> Iterator[tuple[StackRequest | None, str, bool]]:
-    """The backends of a partition, the one its stack asks for first."""
-    chosen = site.stack_for(part.name)
-    if chosen is not None:
-        yield chosen, chosen.backend, True
-    for way in BACKENDS:
-        if chosen is None or way != chosen.backend:
-            serving = (
-                one
-                for one in site.stacks.values()
-                if one.backend == way and (not one.partitions or part.name in one.partitions)
+@dataclass
+class _Group:
+    """Partitions of one build: all by name, and one of each kind of nodes.
+
+    `identity` is what all must have in common: the newest TensorFlow, the CPUs, GPUs or none.
+    """
+
+    identity: tuple[str, str, bool]
+    kinds: list[Partition]
+    names: list[str] = field(default_factory=list)
+
+
+class Resolver:
+    """Resolves the stacks of one site: each is grouped once, equal settings are solved once."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._members: dict[str, tuple[str, ...]] = {}
+        self._groups: dict[tuple[str, str], dict[str, _Group]] = {}
+
+    def resolve(
+        self, partition: str | None = None, backend: str | None = None
+    ) -> tuple[Resolution, ...]:
+        """The newest set for every partition and backend, what the site asks for first.
+
+        Raises:
+            BadInput: an unknown partition, an unknown component or version in a pin, or pins that
+                contradict each other or the facts.
+        """
+        site = self.site
+        parts = [site.partition(partition)] if partition else list(site.partitions.values())
+        return tuple(
+            self._of_nodes(nodes, stack, wanted)
+            for part in parts
+            for stack, wanted in self._ways(part)
+            if backend in {None, stack.backend}
+            for nodes in _by_model(part)
+        )
+
+    def members(self, stack: StackRequest) -> tuple[str, ...]:
+        """The partitions that get a stack; where none does, those that it names."""
+        if stack.name not in self._members:
+            named = stack.partitions or tuple(self.site.partitions)
+            homes = {name: self.site.stack_for(name) for name in named}
+            mine = tuple(
+                name for name, home in homes.items() if not home or home.name == stack.name
             )
-            other = next(serving, None)
-            yield other, way, other is not None or chosen is None
+            self._members[stack.name] = mine or named
+        return self._members[stack.name]
 
+    def serving(self, stack: StackRequest) -> StackRequest:
+        """A stack with the partitions that get it: none named where all do, beside another too."""
+        served = self.members(stack)
+        every = set(served) == set(self.site.partitions)
+        return replace(stack, partitions=stack.partitions if every else served)
 
-def _resolve(
-    site: Site, part: Partition, stack: StackRequest | None, backend: str, wanted: bool
-) -> Resolution:
-    if stack is not None:
-        for name, version in stack.pins.items():
+    def groups(self, stack: StackRequest) -> tuple[tuple[str, ...], ...]:
+        """The partitions of a stack, those of one build together."""
+        found = {id(group): group for group in self._homes(stack).values()}
+        return tuple(tuple(group.names) for group in found.values())
+
+    def build(self, stack: StackRequest, names: Sequence[str]) -> Resolution:
+        """The versions of one build: for partitions that `groups` gave.
+
+        Raises BadInput as `resolve` does.
+        """
+        parts = [self.site.partition(name) for name in names]
+        first = _by_model(parts[0])[0]
+        return self._resolution(first, stack, self._setting([first, *parts], stack), wanted=True)
+
+    def why_not(
+        self, question: str, partition: str | None = None, backend: str | None = None
+    ) -> tuple[Answer, ...]:
+        """Why a version, such as `tensorflow@2.18`, is not the answer: one chain per partition.
+
+        Raises:
+            BadInput: no `NAME@VERSION`, or a component or version that nobody knows.
+        """
+        name, _, version = (part.strip() for part in question.partition("@"))
+        name = name.casefold()
+        if not name or not _VERSION.fullmatch(version):
+            raise BadInput(
+                f"'{question}' is no component and version",
+                hint="write NAME@VERSION, for example tensorflow@2.18",
+            )
+        _check_known(name, version, "the question names", (*COMPONENTS, "driver"))
+        found = (one for one in self.resolve(partition, backend) if one.wanted or backend)
+        return tuple(_answer(self.site, resolution, name, version) for resolution in found)
+
+    def _ways(self, part: Partition) -> Iterator[tuple[StackRequest, bool]]:
+        """The backends of a partition, the one its stack asks for first.
+
+        Another backend is of the site's stack for it, else of the partition's own stack as
+        `stack build --backend` builds it, which nobody asks for.
+        """
+        chosen = self.site.stack_for(part.name)
+        if chosen is None and not self.site.stacks:
+            chosen = find_request(self.site)
+        if chosen is not None:
+            yield chosen, True
+        for way in BACKENDS:
+            if chosen is not None and way == chosen.backend:
+                continue
+            stacks = (one for one in self.site.stacks.values() if one.backend == way)
+            other = next((one for one in stacks if part.name in self.members(one)), None)
+            alone = chosen or StackRequest("", way, (part.name,), {})
+            yield other or replace(alone, backend=way), other is not None or chosen is None
+
+    def _homes(self, stack: StackRequest) -> dict[str, _Group]:
+        """The groups of a stack, by the names of their partitions; those without GPUs first.
+
+        A kind of nodes goes into the first group whose newest TensorFlow is its own. A site may
+        have thousands of partitions, but it has few kinds of nodes.
+        """
+        key = (stack.name, stack.backend)
+        if key in self._groups:
+            return self._groups[key]
+        parts = [self.site.partition(name) for name in self.members(stack)]
+        groups: list[_Group] = []
+        kinds: dict[object, _Group] = {}
+        for part in sorted(parts, key=lambda part: _wants_gpus(part, stack)):
+            nodes = _nodes([part], stack)
+            kind = (_cpus(part, stack), *((gpu, _driver_class(driver)) for gpu, driver in nodes))
+            if kind not in kinds:
+                kinds[kind] = self._home(stack, groups, part)
+            kinds[kind].names.append(part.name)
+        self._groups[key] = {name: group for group in groups for name in group.names}
+        return self._groups[key]
+
+    def _home(self, stack: StackRequest, groups: list[_Group], part: Partition) -> _Group:
+        """The group that one TensorFlow, the newest of each, serves with this partition."""
+        alone = _tensorflow(self._setting([part], stack))
+        identity = (alone, _cpus(part, stack), _wants_gpus(part, stack))
+        for group in groups:
+            kinds = [*group.kinds, part]
+            same = group.identity == identity
+            if same and alone and _tensorflow(self._setting(kinds, stack)) == alone:
+                group.kinds = kinds
+                return group
+        groups.append(_Group(identity, [part]))
+        return groups[-1]
+
+    def _of_nodes(self, nodes: Partition, stack: StackRequest, wanted: bool) -> Resolution:
+        """The resolution of a partition, or of one group of its nodes."""
+        home = self._homes(stack).get(nodes.name) if stack.name else None
+        part = self.site.partition(nodes.name)
+        # The nodes that are spoken of come first: they may be one group of a mixed partition.
+        together = [nodes, part, *(home.kinds if home else ())]
+        return self._resolution(nodes, stack, self._setting(together, stack), wanted)
+
+    def _setting(self, parts: Sequence[Partition], stack: StackRequest) -> Setting:
+        """What decides the versions of partitions that share a build."""
+        nodes = _nodes(parts, stack)
+        compute, driver = nodes[0] if nodes else (None, None)
+        spack = stack.backend == "spack"
+        also: dict[object, tuple[str, str | None]] = {}
+        for gpu, other in nodes[1:]:
+            also.setdefault((gpu, _driver_class(other)), (gpu, other))
+        setting = Setting(
+            backend=stack.backend,
+            compute=compute,
+            driver=driver,
+            compilers=self.site.spack.compilers if spack else (),
+            pmix=self.site.slurm.pmix if spack else None,
+            pins=tuple(sorted(stack.pins.items())),
+            stack=stack.name,
+            also=tuple(sorted(also.values(), key=lambda one: (sort_key(one[0]), one[1] or ""))),
+            horovod=stack.horovod,
+        )
+        return _with_python(setting) if stack.backend == "wheels" else setting
+
+    def _resolution(
+        self, part: Partition, stack: StackRequest, decided: Setting, wanted: bool
+    ) -> Resolution:
+        for name, version in stack.pins.items() if wanted else ():
             _check_known(name, version, f"stack '{stack.name}' pins")
-    decided = setting(site, part, stack, backend)
-    solution = solve(decided)
-    model = part.gpu.model if part.gpu else None
-    if stack is not None:
-        _refuse_pins(f"partition '{part.name}'", model, stack, solution.problems)
-    versions = {one.component: one.version for one in solution.choices}
-    wheels = _no_wheels(part.gpu, backend)
-    # The build from wheels that was tried as a whole, with every GPU that it serves.
-    served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
-    rows = known().tried if backend == "venv" and not wheels else ()
-    tried = next((row for row in rows if row.holds(versions, served)), None)
-    proofs = {one.component: one.proof for one in solution.choices}
-    notes = (
-        *solution.notes,
-        *driver_notes(part.driver, versions.get("cuda", ""), proofs.get("tensorflow", "")),
-        *_own_notes(site, part, stack, backend),
-    )
-    return Resolution(
-        partition=part.name,
-        stack=stack.name if stack else None,
-        backend=backend,
-        wanted=wanted,
-        gpu=model,
-        compute=decided.compute,
-        driver=part.driver if decided.compute else None,
-        pins=dict(stack.pins) if stack else {},
-        choices=solution.choices,
-        problems=(*solution.problems, *wheels),
-        notes=notes,
-        tried=tried,
-    )
+        solution = solve(decided)
+        model = part.gpu.model if part.gpu else None
+        if wanted:
+            _refuse_pins(f"partition '{part.name}'", model, stack, solution.problems)
+        wheels = _no_wheels(part.gpu, stack.backend)
+        versions = {one.component: one.version for one in solution.choices}
+        values = {**versions, "backend": stack.backend}
+        # The build that was tried as a whole, with every GPU that it serves.
+        served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
+        rows = known().tried if not wheels else ()
+        return Resolution(
+            partition=part.name,
+            setting=decided,
+            stack=stack.name if stack.name in self.site.stacks else None,
+            backend=stack.backend,
+            wanted=wanted,
+            gpu=model,
+            compute=decided.compute,
+            driver=part.driver if decided.compute else None,
+            pins=dict(stack.pins),
+            choices=solution.choices,
+            problems=(*solution.problems, *wheels),
+            notes=(*solution.notes, *_driver_notes(part, solution), *_own_notes(part, stack)),
+            tried=next((row for row in rows if row.holds(values, served)), None),
+        )
 
 
-def _own_notes(
-    site: Site, part: Partition, stack: StackRequest | None, backend: str
-) -> Iterator[str]:
+def _driver_notes(part: Partition, solution: Solution) -> tuple[str, ...]:
+    found = {one.component: one for one in solution.choices}
+    if "cuda" not in found:
+        return ()
+    return driver_notes(part.driver, found["cuda"].version, found["tensorflow"].proof)
+
+
+def _own_notes(part: Partition, stack: StackRequest) -> Iterator[str]:
     """What limits a stack here: other CPUs than usual, and what the site asks for."""
     gpu = part.gpu
-    if gpu and gpu.figures.machine != _USUAL and backend != "venv":
-        yield f"{facts.load('gpus')['machines'][gpu.figures.machine][backend]} [doubtful]"
-    if stack is None:
-        return
-    if backend == "spack" and gpu is not None:
-        choice = choose_wheels(site, stack, [part.name])
-        if choice.archs:
-            yield f"`hpcdl stack build` with Spack takes {choice.why}; a pin asks for these"
+    if gpu and gpu.figures.machine != _USUAL and stack.backend == "spack":
+        yield f"{facts.load('gpus')['machines'][gpu.figures.machine]['spack']} [doubtful]"
+    if stack.renamed:
+        yield f"the site file says `backend: {stack.renamed}`, the old name of `{stack.backend}`"
     if stack.variant == "cpu" and gpu is not None:
         yield f"a build for CPUs, as stack '{stack.name}' asks: the {gpu.model} stays idle"
     if not stack.horovod:
@@ -188,16 +307,15 @@ def _refuse_pins(
 
 
 def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answer:
-    nodes = _by_model(site.partition(resolution.partition))
-    part = next(one for one in nodes if (one.gpu and one.gpu.model) == resolution.gpu)
-    stack = site.stacks.get(resolution.stack or "")
-    solver = Solver(make_problem(setting(site, part, stack, resolution.backend)))
+    part = site.partition(resolution.partition)
     title = known().components[name].title
+    solver = Solver(make_problem(resolution.setting))
     if name not in solver.problem.domains:
         where = f"partition '{part.name}' with backend '{resolution.backend}'"
         raise BadInput(f"{title} is no part of a stack for {where}")
     question = [fix(name, version, "question", -10)]
-    never = _no_wheels(part.gpu, resolution.backend)
+    nodes = next(one for one in _by_model(part) if (one.gpu and one.gpu.model) == resolution.gpu)
+    never = _no_wheels(nodes.gpu, resolution.backend)
     values = None if never else solver.solve(question)
     chain = never[0] if never else () if values else solver.explain(question) or ()
     newest = resolution.versions.get(name, "")
@@ -221,7 +339,7 @@ def _check_known(name: str, version: str, where: str, names: tuple[str, ...] = C
     versions = component.known()
     if not any(map(Range(version).allows, versions)):
         raise BadInput(
-            f"{where} {component.title} {version}, which nobody here knows",
+            f"{where} {component.title} {version}, which is no version that hpcdl knows",
             hint=did_you_mean(version, versions[:12]),
         )
 
@@ -234,40 +352,13 @@ def _by_model(partition: Partition) -> list[Partition]:
 
 def _no_wheels(gpu: Gpu | None, backend: str) -> tuple[tuple[Rule, ...], ...]:
     """The chain of rules against wheels for a GPU whose CPUs have none; empty as a rule."""
-    if gpu is None or gpu.figures.machine == _USUAL or backend != "venv":
+    if gpu is None or gpu.figures.machine == _USUAL or backend == "spack":
         return ()
     row = facts.load("gpus")["machines"][gpu.figures.machine]
-    wheel = next(one for one in row["wheels"] if one["package"] == "tensorflow")
-    why = f"{gpu.model} stands beside {gpu.figures.machine} CPUs: {row['venv']}"
+    wheel = next(one for one in row["packages"] if one["package"] == "tensorflow")
+    why = f"{gpu.model} stands beside {gpu.figures.machine} CPUs: {row[backend]}"
     need = Condition("tensorflow", Range(wheel["newest"]))
     return ((Rule((), need, why, wheel["source"], wheel["proof"], origin="offer"),),)
-
-
-def members(site: Site, stack: StackRequest) -> tuple[str, ...]:
-    """The partitions that get a stack; where none does, those that it names."""
-    named = stack.partitions or tuple(site.partitions)
-    return tuple(name for name in named if site.stack_for(name) in (None, stack)) or named
-
-
-def serving(site: Site, stack: StackRequest) -> StackRequest:
-    """A stack with the partitions that get it: none named where all do, also beside another one."""
-    served = members(site, stack)
-    every = set(served) == set(site.partitions)
-    return replace(stack, partitions=stack.partitions if every else served)
-
-
-def groups(site: Site, stack: StackRequest) -> tuple[tuple[str, ...], ...]:
-    """The partitions of a stack from wheels, those of one build together."""
-    names = members(site, stack)
-    with_gpus = [name for name in names if _wants_gpus(site.partition(name), stack)]
-    rest = tuple(name for name in names if name not in with_gpus)
-    found: list[list[str]] = []
-    for name in with_gpus:
-        home = next((one for one in found if _share(site, stack, [*one, name])), None)
-        if home is None:
-            found.append(home := [])
-        home.append(name)
-    return (*((rest,) if rest else ()), *map(tuple, found))
 
 
 def computes_of(site: Site, stack: StackRequest, names: Sequence[str]) -> tuple[str, ...]:
@@ -276,37 +367,29 @@ def computes_of(site: Site, stack: StackRequest, names: Sequence[str]) -> tuple[
     return tuple(sorted({compute for compute, _ in nodes}, key=sort_key))
 
 
-def setting(site: Site, part: Partition, stack: StackRequest | None, backend: str) -> Setting:
-    """What decides the versions that a partition gets."""
-    if backend != "venv":
-        return _setting(site, [part], stack, backend)
-    together: tuple[str, ...] = (part.name,)
-    if stack is not None and stack.backend == "venv":
-        together = next((one for one in groups(site, stack) if part.name in one), together)
-    others = [site.partition(name) for name in together]
-    # The nodes that are spoken of come first: they may be one group of a mixed partition.
-    return _with_python(_setting(site, [part, *others], stack, backend))
+def _cpus(part: Partition, stack: StackRequest) -> str:
+    """What a build's CPUs must have in common: their kind; compiled by Spack, their target too."""
+    machine = part.gpu.figures.machine if part.gpu else _USUAL
+    return machine if stack.backend == "wheels" else f"{machine} {part.target}"
 
 
-def _nodes(parts: Sequence[Partition], stack: StackRequest | None) -> list[tuple[str, str | None]]:
+def _nodes(parts: Sequence[Partition], stack: StackRequest) -> list[tuple[str, str | None]]:
     """Compute capability and driver of the nodes with GPUs, those of mixed partitions too."""
     nodes = (one for part in parts if _wants_gpus(part, stack) for one in part.gpu_groups)
     return list(dict.fromkeys((one.gpu.compute, one.driver) for one in nodes if one.gpu))
 
 
-def _wants_gpus(part: Partition, stack: StackRequest | None) -> bool:
-    return part.gpu is not None and (stack is None or stack.variant != "cpu")
+def _wants_gpus(part: Partition, stack: StackRequest) -> bool:
+    return part.gpu is not None and stack.variant != "cpu"
 
 
-def _share(site: Site, stack: StackRequest, names: Sequence[str]) -> bool:
-    """Whether one TensorFlow, the newest of each, serves these partitions, of one kind of CPU."""
-    parts = [site.partition(name) for name in names]
-    if len({part.gpu.figures.machine for part in parts if part.gpu}) > 1:
-        return False
-    apart = [_with_python(_setting(site, [part], stack, "venv")) for part in parts]
-    all_of_them = _with_python(_setting(site, parts, stack, "venv"))
-    newest = {_tensorflow(one) for one in (*apart, all_of_them)}
-    return len(newest) == 1 and "" not in newest
+@cache
+def _driver_class(driver: str | None) -> tuple[bool, ...] | None:
+    """What the rules say of a driver: drivers of one class are equal to every build."""
+    if driver is None:
+        return None
+    needs = (one for rule in known().rules for one in (*rule.when, rule.need))
+    return tuple(one.range.allows(driver) for one in needs if one.variable == "driver")
 
 
 def _tensorflow(one: Setting) -> str:
@@ -324,23 +407,3 @@ def _with_python(found: Setting) -> Setting:
         return own
     every = replace(found, pythons=that_start(here))
     return own if _tensorflow(own) == _tensorflow(every) != "" else every
-
-
-def _setting(
-    site: Site, parts: Sequence[Partition], stack: StackRequest | None, backend: str
-) -> Setting:
-    """The setting of partitions that share a build; the first one's GPU is spoken of."""
-    nodes = _nodes(parts, stack)
-    compute, driver = nodes[0] if nodes else (None, None)
-    spack = backend == "spack"
-    return Setting(
-        backend=backend,
-        compute=compute,
-        driver=driver,
-        compilers=site.spack.compilers if spack else (),
-        pmix=site.slurm.pmix if spack else None,
-        pins=tuple(sorted(stack.pins.items())) if stack else (),
-        stack=stack.name if stack else None,
-        also=tuple(sorted(nodes[1:], key=lambda one: (sort_key(one[0]), one[1] or ""))),
-        horovod=stack is None or stack.horovod,
-    )

@@ -5,10 +5,8 @@ newer CUDA more than a newer cuDNN. A row of `rules` becomes one `Rule` per need
 derived here: which GPUs the machine code of a wheel serves, what a backend can offer, and what a
 build asks of a machine: its driver, GPUs that run its code, CPU flags.
 
-The overlay's recipes that install wheels have lists of them. A stack of partitions with GPUs gets
-the wheels where they have code for all its GPUs and what it pins, because they are known to load;
-the other recipes compile, which nobody has seen to the end. `choose_wheels` decides, with the
-reason. Pure: the recipes' lists, the facts and the site.
+The overlay's recipes that install wheels (backend `spack-wheels`) have lists of them, which are
+facts like the others. Pure: the recipes' lists, the facts and the site.
 """
 
 from __future__ import annotations
@@ -21,14 +19,13 @@ from itertools import chain
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site import Gpu, Site, StackRequest
+from hpcdl.site import Gpu, Site
 from hpcdl.site.gpu_models import gpu_named
+from hpcdl.stack.release import BACKENDS
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, newest_first, sort_key
-from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 FILES = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "toolchain")
-BACKENDS = ("venv", "spack")
 COMPONENTS = (
     "tensorflow",
     "horovod",
@@ -85,7 +82,7 @@ class Tried:
     source: str
 
     def holds(self, versions: Mapping[str, str], computes: Collection[str]) -> bool:
-        """Whether a stack of these versions, for these GPUs, is this one or a part of it."""
+        """Whether a stack of these versions and backend, for these GPUs, is this one or a part."""
         mine = bool(computes) == bool(self.computes) and self.computes.issuperset(computes)
         return mine and all(condition.holds(versions) for condition in self.when)
 
@@ -109,20 +106,14 @@ class Facts:
 @cache
 def known() -> Facts:
     """The facts of this installation."""
-    files = [facts.load(name) for name in FILES]
+    files, overlay = [facts.load(name) for name in FILES], _overlay()
     components = {
-        name: Component(
-            name,
-            row["title"],
-            {way: newest_first(set(row[way])) for way in (*BACKENDS, "host") if way in row},
-            row["proof"],
-            _source(row, file),
-        )
+        name: _component(name, row, file, overlay["versions"].get(name, ()))
         for file in files
         for name, row in file["components"].items()
     }
     rules = (
-        *chain.from_iterable(map(_rules, files)),
+        *chain.from_iterable(map(_rules, [*files, overlay])),
         *chain.from_iterable(map(_offers, components.values())),
     )
     about_gpus = (
@@ -149,8 +140,49 @@ def known() -> Facts:
     )
 
 
+def _component(
+    name: str, row: Mapping[str, Any], file: Mapping[str, Any], overlay: Collection[str]
+) -> Component:
+    """A component of a facts file; `overlay` are its versions in the overlay's lists of wheels."""
+    versions = {way: newest_first(set(row[way])) for way in (*BACKENDS, "host") if way in row}
+    proof = dict(row["proof"])
+    if overlay:
+        versions["spack-wheels"] = newest_first(set(overlay))
+        proof |= facts.load("spack")["wheels_proof"]["proof"]
+    return Component(name, row["title"], versions, proof, _source(row, file))
+
+
+def _overlay() -> dict[str, Any]:
+    """The overlay's lists of wheels, as a facts file: versions by component, and rules."""
+    book, rules, versions = facts.load("spack"), [], dict[str, set[str]]()
+    source = book["wheels_proof"]["source"]
+    for variant, key in (("cpu", "wheels"), ("cuda", "cuda_wheels")):
+        lists = {
+            name: wheel_sets(package, cuda=variant == "cuda") for name, package in book[key].items()
+        }
+        when = {"variant": variant, "backend": "spack-wheels"}
+        offered = {name: ",".join(found) for name, found in lists.items()}
+        rows = [(when, offered, "the overlay's list of wheels")]
+        for tensorflow, found in lists["tensorflow"].items():
+            needs = {
+                **found.get("versions", {}),
+                "python": found.get("python", book["wheels_python"]),
+                "keras": found["others"]["keras"]["version"],
+            }
+            code = [f"sm_{arch}" for arch in found.get("cuda_arch", ())]
+            if code:
+                needs["gpu"] = ",".join(one for one in computes() if serves(code, one))
+            rows.append(({"tensorflow": tensorflow, **when}, needs, "its wheels in the overlay"))
+            for name, version in {**needs, "tensorflow": tensorflow}.items():
+                versions.setdefault(name, set()).add(version)
+        versions.setdefault("horovod", set()).update(lists["horovod"])
+        level = {"proof": "published", "source": source}
+        rules += [{"when": of, "needs": needs, "why": why, **level} for of, needs, why in rows]
+    return {"sources": {}, "components": {}, "rules": rules, "versions": versions}
+
+
 def conditions(row: Mapping[str, str]) -> tuple[Condition, ...]:
-    """`{tensorflow: "2.18", backend: venv}` as conditions."""
+    """`{tensorflow: "2.18", backend: wheels}` as conditions."""
     return tuple(Condition(name, Range(str(text))) for name, text in row.items())
 
 
@@ -210,7 +242,7 @@ def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
         )
     for row in file.get("wheels", ()):
         served = [compute for compute in computes() if serves(row["code"], compute)]
-        when = conditions({"tensorflow": row["tensorflow"], "backend": "venv"})
+        when = conditions({"tensorflow": row["tensorflow"], "backend": "wheels"})
         need, why = Condition("gpu", Range(",".join(served))), ", ".join(row["code"])
         yield Rule(
             when,
@@ -225,8 +257,12 @@ def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
 def _offers(component: Component) -> Iterator[Rule]:
     """What a backend can install: its list of versions, as a rule."""
     sellers = {
-        "venv": ("PyPI", "PyPI, wheels for Linux on x86_64"),
+        "wheels": ("PyPI", "PyPI, wheels for Linux on x86_64"),
         "spack": ("the recipe", component.source),
+        "spack-wheels": (
+            "the overlay's list of wheels",
+            facts.load("spack")["wheels_proof"]["source"],
+        ),
     }
     for backend, versions in component.versions.items():
         if backend in sellers and set(component.known()) != set(versions):
@@ -244,7 +280,7 @@ def _proofs(files: Sequence[Mapping[str, Any]]) -> Iterator[ProofRow]:
         for row in file.get("wheels", ()):
             own = [code for code in row["code"] if code.startswith("sm_")]
             only_ptx = ",".join(one for one in computes() if not serves(own, one))
-            of_wheels = {"tensorflow": row["tensorflow"], "backend": "venv", "gpu": only_ptx}
+            of_wheels = {"tensorflow": row["tensorflow"], "backend": "wheels", "gpu": only_ptx}
             yield ProofRow("tensorflow", conditions(of_wheels), "doubtful", _source(row, file))
     rows = (
         (name, part, file)
@@ -329,22 +365,6 @@ def needs_of(
     }
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Whether Spack takes wheels for a stack: `archs` are its cuda_arch, none where it compiles."""
-
-    archs: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True)
-class GpuWheels:
-    """The newest list of wheels for GPUs: its versions, and the cuda_arch values it is for."""
-
-    versions: Mapping[str, str]
-    archs: tuple[str, ...]
-
-
 def wheel_sets(package: str, *, cuda: bool = False) -> dict[str, Any]:
     """The lists of wheels of a recipe, by version: for CPUs or for GPUs."""
     path = folder("spack") / "spack_repo" / "hpcdl" / "packages" / package.replace("-", "_")
@@ -352,81 +372,3 @@ def wheel_sets(package: str, *, cuda: bool = False) -> dict[str, Any]:
     name = "wheels-cuda.json" if cuda and (path / "wheels-cuda.json").is_file() else "wheels.json"
     sets: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
     return sets
-
-
-def gpu_wheels() -> GpuWheels:
-    """What the recipes for GPUs install."""
-    recipes = facts.load("spack")["cuda_wheels"]
-    (tensorflow, found), *_ = wheel_sets(recipes["tensorflow"]).items()
-    horovod, *_ = wheel_sets(recipes["horovod"], cuda=True)
-    versions = {"tensorflow": tensorflow, "horovod": horovod, "python": found["python"]}
-    return GpuWheels({**versions, **found["versions"]}, tuple(found["cuda_arch"]))
-
-
-def choose_wheels(site: Site, request: StackRequest, partitions: Sequence[str]) -> Choice:
-    """Whether a stack's GPUs, which are in these partitions, get wheels, and why."""
-    wheels = gpu_wheels()
-    has = wheels.versions
-    what = f"TensorFlow {has['tensorflow']} from wheels"
-    computes = [f"{arch[:-1]}.{arch[-1]}" for arch in wheels.archs]
-    groups = [one for name in partitions for one in site.partition(name).gpu_groups if one.gpu]
-    found = {one.gpu.compute: _arch(one.gpu.compute, wheels) for one in groups if one.gpu}
-    lacking = ", ".join(sorted(compute for compute, arch in found.items() if not arch))
-    if lacking:
-        return Choice((), f"{what} has code for {', '.join(computes)}, and none for {lacking}")
-    foreign = [
-        name for name, pin in request.pins.items() if name not in has or not _pinned(has[name], pin)
-    ]
-    if foreign:
-        pins = ", ".join(f"{name} {request.pins[name]}" for name in foreign)
-        return Choice((), f"{what} is not what stack '{request.name}' pins: {pins}")
-    least = driver_needs(has["cuda"], computes).get("from", "")
-    old = [one.driver for one in groups if one.driver and sort_key(one.driver) < sort_key(least)]
-    if old:
-        return Choice((), f"{what} needs driver {least}, and the site has {old[0]}")
-    codes = tuple(sorted({arch for arch in found.values() if arch}))
-    return Choice(
-        codes,
-        f"{what}: they load and have code for these GPUs; the recipes that "
-        "compile TensorFlow are only solved",
-    )
-
-
-def cpu_versions(request: StackRequest) -> dict[str, str]:
-    """The newest wheels for CPUs that fit the pins of a stack.
-
-    Raises:
-        BadInput: no list has what is pinned, or something else is pinned.
-    """
-    sets = {name: wheel_sets(package) for name, package in facts.load("spack")["wheels"].items()}
-    sets["python"] = {facts.load("spack")["wheels_python"]: None}
-    foreign = [name for name in request.pins if name not in sets]
-    if foreign:
-        raise BadInput(
-            f"stack '{request.name}' pins {', '.join(foreign)}, but its partitions have no GPUs: "
-            "TensorFlow and Horovod come from wheels then",
-            hint=f"pins that can be kept here: {', '.join(sets)}; what the machine has is named "
-            "among spack.externals",
-        )
-    offered = {
-        name: [v for v in versions if _pinned(v, request.pins.get(name))]
-        for name, versions in sets.items()
-    }
-    for name, versions in offered.items():
-        if not versions:
-            raise BadInput(
-                f"stack '{request.name}' pins {name} to {request.pins[name]}, which the overlay "
-                f"has no wheels for (it has {', '.join(sets[name])})",
-                hint="change the pin, or set `backend: venv`",
-            )
-    return {name: max(versions, key=sort_key) for name, versions in offered.items()}
-
-
-def _arch(compute: str, wheels: GpuWheels) -> str | None:
-    """The newest code of the wheels that runs on a GPU; code for 6.0 does on 6.1."""
-    fits = [arch for arch in wheels.archs if serves([f"sm_{arch}"], compute)]
-    return max(fits, default=None)
-
-
-def _pinned(version: str, pin: str | None) -> bool:
-    return pin is None or Range(pin).allows(version)

@@ -15,7 +15,7 @@ from hpcdl.stack.resolve_solver import Condition, Rule, sort_key
 from hpcdl.system.text import paint
 
 _WIDTH = 116
-_BACKENDS = {"venv": "wheels", "spack": "Spack"}
+_BACKENDS = {"wheels": "wheels", "spack": "Spack", "spack-wheels": "Spack with wheels"}
 
 
 class Sources(dict[str, int]):
@@ -100,7 +100,8 @@ def sentence(rule: Rule, gpu: str | None = None) -> str:
     if rule.origin == "offer":
         return rule.why
     doubt = ", doubtful" if rule.proof == "doubtful" else ""
-    subject = " by ".join(_subject(condition, gpu) for condition in rule.when)
+    named = (condition for condition in rule.when if condition.variable != "variant")
+    subject = " by ".join(_subject(condition, gpu) for condition in named)
     needs = f"{subject} needs " if subject else ""
     return f"{needs}{_title(rule.need.variable)} {_range(rule.need)} ({rule.why}{doubt})"
 
@@ -118,7 +119,7 @@ def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
     lines = [paint(_head(names, resolution), "bold")]
     if resolution.tried is not None:
         lines += _wrapped("  tried as a whole: ", [resolution.tried.source])
-    elif resolution.backend == "venv" and resolution.choices:
+    elif resolution.backend != "spack" and resolution.choices:
         lines.append("  resolved only: no build of these versions for these GPUs was tried")
     for chain in resolution.problems:
         lines += [f"  does not fit: {line}" for line in chain_lines(chain, resolution.gpu, sources)]

@@ -59,6 +59,7 @@ def make_problem(setting: Setting, dropped: Collection[str] = ()) -> Problem:
     }
     if setting.compute is not None:
         domains["gpu"] = (setting.compute,)
+    domains["variant"] = ("cuda" if setting.compute else "cpu",)
     domains["backend"] = (setting.backend,)
     # The machine has versions that the facts need not list.
     more = {"gcc": setting.compilers, "driver": (setting.driver,) if setting.driver else ()}
@@ -174,6 +175,7 @@ class Resolution:
     """
 
     partition: str
+    setting: Setting
     stack: str | None
     backend: str
     wanted: bool
@@ -226,7 +228,7 @@ class Answer:
         return bool(self.versions)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def solve(setting: Setting) -> Solution:
     """Solve; say so and continue where the site's driver, compilers or PMIx contradict all."""
     problems: list[tuple[Rule, ...]] = []

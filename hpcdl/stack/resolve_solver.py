@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-_PART = re.compile(r"\d+|[a-z]+", re.IGNORECASE)
+# A word with dashes is one: the backend `spack` is no prefix of `spack-wheels`.
+_PART = re.compile(r"\d+|[a-z]+(?:-[a-z]+)*", re.IGNORECASE)
 Masks = list[int]
 _TRUE, _OPEN, _FALSE = -1, -2, -3
 

@@ -82,8 +82,13 @@ def version_in(text: str) -> str:
 
 def pythons() -> tuple[str, ...]:
     """Such as `3.11`: the running one, then the others on PATH, the newest first."""
+    return _pythons(os.environ.get("PATH", ""))
+
+
+@lru_cache(maxsize=8)
+def _pythons(path: str) -> tuple[str, ...]:
     found = set()
-    for place in filter(None, os.environ.get("PATH", "").split(os.pathsep)):
+    for place in filter(None, path.split(os.pathsep)):
         with suppress(OSError):
             matches = map(_PYTHON.fullmatch, os.listdir(place))  # noqa: PTH208 - names are all
             found |= {int(match.group(1)) for match in matches if match}

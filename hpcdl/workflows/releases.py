@@ -25,8 +25,7 @@ from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.stack.dispatch import given_since, read_history
 from hpcdl.stack.publish import sound_releases
-from hpcdl.stack.recipe import MODULE
-from hpcdl.stack.release import release_ids, releases_folder
+from hpcdl.stack.release import MODULE, release_ids, releases_folder
 from hpcdl.system.errors import MissingPrerequisite
 
 _ASKED_AT_ONCE = 8

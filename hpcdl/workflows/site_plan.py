@@ -14,16 +14,13 @@ from dataclasses import dataclass
 
 from hpcdl.regress.references import load_references
 from hpcdl.site import Site
-from hpcdl.stack.build import plan_build
 from hpcdl.stack.dispatch import Event, read_history
 from hpcdl.stack.modules import render_modules
+from hpcdl.stack.plans import ReleasePlan, plan_stack
 from hpcdl.stack.publish import Published, shown_after
-from hpcdl.stack.recipe import MODULE
 from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_for
-from hpcdl.stack.resolve import resolve
-from hpcdl.stack.resolve_solution import Resolution
-from hpcdl.stack.spack_backend.spack_build import plan_spack
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.stack.resolve import Resolver, find_request
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.releases import Use, uses
 
@@ -48,47 +45,57 @@ class Target:
 
 
 def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
-    """The target of every stack that serves a partition, or of the one that serves `partition`.
+    """The target of every build of the site's stacks, or of the one that serves `partition`.
 
     The last one may be of no stack: for partitions that none of the site's stacks serves.
     """
-    names = [partition] if partition else list(site.partitions)
-    groups: dict[tuple[str, str, tuple[object, ...]], list[Resolution]] = {}
-    unserved: list[Resolution] = []
-    for name in names:
-        one = resolve(site, name)[0]
-        if one.stack is None and site.stacks:
-            unserved.append(one)
-        else:
-            # From wheels, each TensorFlow is a build of its own, with GPUs or without; what fits
-            # none is told for itself.
-            own = (one.versions.get("tensorflow", ""), one.compute is not None, one.problems)
-            key = own if one.backend == "venv" else ()
-            groups.setdefault((one.stack or MODULE, one.backend, key), []).append(one)
-    found = [_target(site, *key[:2], group) for key, group in groups.items()]
-    if unserved:
+    names = [site.partition(partition).name] if partition else list(site.partitions)
+    homes = {name: site.stack_for(name) for name in names}
+    left = tuple(name for name, home in homes.items() if home is None and site.stacks)
+    stacks = dict.fromkeys(home.name for home in homes.values() if home)
+    found = [
+        target
+        for name in ([*stacks] if site.stacks else [None])
+        for target in _of_stack(site, name, partition)
+    ]
+    if left:
         note = "none of the site's stacks names them: their jobs load what the others have"
-        left = tuple(one.partition for one in unserved)
         found.append(Target("", "", left, None, built=False, notes=(note,)))
     return tuple(found)
 
 
-def _target(site: Site, stack: str, backend: str, group: Sequence[Resolution]) -> Target:
-    names = tuple(one.partition for one in group)
-    name = group[0].stack  # None where the site file names no stacks
+def _of_stack(site: Site, name: str | None, partition: str | None) -> Iterator[Target]:
+    """The targets of one stack; where it cannot be planned at all, one that says why."""
+    stack = find_request(site, name)
     try:
-        venv = backend == "venv"
-        plan = plan_build(site, name, names[0]) if venv else plan_spack(site, name)
-        release = plan.expected()
+        plans, blocked = plan_stack(site, name, partition=partition)
+    except (BadInput, HpcdlError) as fault:
+        names = Resolver(site).members(stack)
+        why = fault.in_one_line()
+        yield Target(stack.name, stack.backend, names, None, built=False, blocked=why)
+        return
+    for one in blocked:
+        why = one.fault.in_one_line()
+        yield Target(stack.name, stack.backend, one.partitions, None, built=False, blocked=why)
+    for plan in plans:
+        yield _target(site, plan)
+
+
+def _target(site: Site, plan: ReleasePlan) -> Target:
+    release = plan.expected()
+    stack, backend = plan.request.name, release.backend
+    names = plan.partitions or tuple(site.partitions)
+    steps, lack = tuple[str, ...](), ""
+    try:
         if plan.exists:
             release = read_release(site, release.id)
-        steps, lack = tuple(plan.steps()), ""
-    except (MissingPrerequisite, BadInput, BrokenRelease, CommandFailed) as fault:
-        return Target(stack, backend, names, None, False, blocked=fault.in_one_line())
-    try:
+        steps = tuple(plan.steps())
         plan.require_ready(only_look=True)
     except (MissingPrerequisite, BadInput, CommandFailed) as fault:
         lack = fault.in_one_line()
+    except BrokenRelease as fault:
+        why = fault.in_one_line()
+        return Target(stack, backend, names, None, built=False, blocked=why)
     idle = ", ".join(name for name in names if site.partition(name).gpu is not None)
     note = f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {idle} idle"
     notes = (note,) if idle and "cuda" not in release.versions else ()
@@ -318,12 +325,14 @@ def _what_changes(use: Use, modules: ModulesPlan, changed: Mapping[str, Default]
 
 
 def _stale(site: Site, changed: Mapping[str, Default]) -> Iterator[StaleReferences]:
-    for name, default in changed.items():
-        for part in site.by_groups([name]):
-            counts = Counter(
-                str(row.release)
-                for row in load_references(site, part.reference_set).values()
-                if row.partition == part.label and row.release not in {None, default.after.id}
-            )
-            for release, count in counts.items():
-                yield StaleReferences(part.label, part.reference_set, count, release)
+    by_set: dict[str, dict[str, Counter[str]]] = {}
+    for part in site.by_groups(list(changed)) if changed else ():
+        name, after = part.reference_set, changed[part.name].after.id
+        if name not in by_set:  # a set is read once, for all its partitions
+            by_set[name] = {}
+            for row in load_references(site, name).values():
+                if row.release is not None:
+                    by_set[name].setdefault(row.partition, Counter())[row.release] += 1
+        for release, count in by_set[name].get(part.label, Counter()).items():
+            if release != after:
+                yield StaleReferences(part.label, name, count, release)

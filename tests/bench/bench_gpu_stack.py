@@ -16,7 +16,7 @@ from tests.gpu_roots import CASES, PYTHON, install_hpcdl, root_of, write_site
 RUNS = 5
 FETCH = """
 from hpcdl.site import find_site_file, load_site
-from hpcdl.stack.build import plan_stack
+from hpcdl.stack.plans import plan_stack
 from hpcdl.stack.wheelhouse import fetch
 for plan in plan_stack(load_site(find_site_file()))[0]:
     fetch(plan.recipe, plan.python, print)

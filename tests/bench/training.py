@@ -17,7 +17,8 @@ def stack_python():
     """HPCDL_TEST_PYTHON, else the Python of the release that the tests share."""
     if named := os.environ.get("HPCDL_TEST_PYTHON"):
         return Path(named)
-    from hpcdl.stack.build import build, plan_build
+    from hpcdl.stack.build import build
+    from hpcdl.stack.plans import plan_build
     from hpcdl.system.resources import cache
     from tests.small_release import small_site
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from hpcdl.stack.build import BuildPlan, build
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
+from hpcdl.stack.recipe import recipe_of, running_interpreter
+from hpcdl.stack.resolve import find_request
 from hpcdl.stack.seal import sha256
 from hpcdl.stack.spack_backend import adopt as adopting
 from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, own_digest
@@ -45,7 +46,7 @@ def build_tiny(site, version):
 
 def tiny_plan(site, version):
     """The plan of a stack whose TensorFlow is one empty module."""
-    request = dataclasses.replace(find_request(site), backend="venv", horovod=False)
+    request = dataclasses.replace(find_request(site), backend="wheels", horovod=False)
     site = dataclasses.replace(site, stacks={request.name: request})
     recipe = recipe_of(site, request, tuple(site.partitions))
     house = site.paths.prefix.parent / f"wheels-{version}"

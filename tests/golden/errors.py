@@ -72,7 +72,7 @@ _SITES = [
     ("tab", "  p100:", "\tp100:"),
     ("anchor", "name: embedded", "name: &n embedded"),
     ("cluster", "name: embedded", "name: broken"),
-    ("package", "backend: venv", "backend: venv\n    packages: [tensorflow]"),
+    ("package", "backend: wheels", "backend: wheels\n    packages: [tensorflow]"),
 ]
 """Sites that differ from {site} in one thing, which they are named for."""
 

@@ -29,7 +29,8 @@ def stack_site():
 @pytest.fixture(scope="session")
 def release(stack_site):
     """A published release with TensorFlow, Horovod and hpcdl as its sources are now."""
-    from hpcdl.stack.build import build, plan_build
+    from hpcdl.stack.build import build
+    from hpcdl.stack.plans import plan_build
     from hpcdl.stack.publish import publish
 
     def say(what):

@@ -250,7 +250,7 @@ def by_spack():
         pytest.skip(why_not())
     case = CASES[0]
     root, env = with_spack(root_of(case.suite, _STACK_GB))
-    for made in build(case, root, _EXTERNALS, "--backend", "spack", "--unsigned", **env):
+    for made in build(case, root, _EXTERNALS, "--backend", "spack-wheels", "--unsigned", **env):
         yield made, env
 
 

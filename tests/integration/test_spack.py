@@ -17,6 +17,7 @@ import yaml
 
 from hpcdl import facts
 from hpcdl.site import External, SpackSettings, StackRequest, load_site
+from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from hpcdl.stack.release import read_release
@@ -26,7 +27,7 @@ from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoptio
 from hpcdl.stack.spack_backend.concretize import concretize, render_work
 from hpcdl.stack.spack_backend.environment import environments, render, render_site
 from hpcdl.stack.spack_backend.make import BuildCache
-from hpcdl.stack.spack_backend.spack_build import build_spack, open_build, plan_spack
+from hpcdl.stack.spack_backend.spack_build import build_spack, open_build
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.resources import folder
@@ -130,7 +131,7 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, mo
     paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", lmod_init=LMOD)
     request = StackRequest("gpu", "spack", ("p100",), {"tensorflow": "2.20"})
     site = dataclasses.replace(site, paths=paths, stacks={"gpu": request}, private=True)
-    plan = plan_spack(site, "gpu")
+    plan = plan_build(site, "gpu")
     render_work(plan.work)
     where = plan.folders.environment
     shutil.copyfile(lock, where / "spack.lock")
@@ -187,7 +188,7 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
     monkeypatch.setenv("HPCDL_HOME", str(short / "home"))
     site = _wheels_site(short / "prefix")
     try:
-        release = build_spack(plan_spack(site), print, lambda tally: None)
+        release = build_spack(plan_build(site), print, lambda tally: None)
         checks = {one.name: one for one in publish(site, release.id, say=print).proof.checks}
         assert checks["libraries"].detail.startswith("4 shared objects find what they need")
         program = "import tensorflow as tf; print(tf.__version__, float(tf.ones((3, 3))[0, 0]))"
@@ -197,13 +198,13 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
         )
         told = run(["bash", "-c", script], env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=600)
         assert told.stdout.split()[:2] == ["2.21.0", "1.0"]
-        assert plan_spack(site).exists
+        assert plan_build(site).exists
         before = release.root.stat().st_mtime_ns
-        again = build_spack(plan_spack(site), print, lambda tally: None)
+        again = build_spack(plan_build(site), print, lambda tally: None)
         assert (again.id, again.root.stat().st_mtime_ns) == (release.id, before)
 
         # The same environment adopted by itself is the same release.
-        adoption = plan_adoption(site, str(plan_spack(site).folders.environment))
+        adoption = plan_adoption(site, str(plan_build(site).folders.environment))
         assert adoption.release_id == release.id
         shutil.rmtree(release.root)
         adopted = adopt_installed(adoption, print)
@@ -233,7 +234,7 @@ def _wheels_site(prefix):
         name="tiny",
         paths=dataclasses.replace(pi.paths, prefix=prefix, lmod_init=LMOD),
         partitions={"cpu": dataclasses.replace(pi.partitions["cpu"], stack="tensorflow")},
-        stacks={"tensorflow": StackRequest("tensorflow", "spack", ("cpu",), {})},
+        stacks={"tensorflow": StackRequest("tensorflow", "spack-wheels", ("cpu",), {})},
         slurm=dataclasses.replace(pi.slurm, pmix=None),
         spack=SpackSettings(externals=externals),
         private=True,  # the Python of whoever runs the tests

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.build import plan_build
+from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
 from hpcdl.stack.verify import store_proof

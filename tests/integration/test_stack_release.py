@@ -12,8 +12,9 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.stack.build import build, plan_build
+from hpcdl.stack.build import build
 from hpcdl.stack.horovod import build_horovod
+from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import verify
 from hpcdl.stack.recipe import Edit
 from hpcdl.stack.release import read_release
@@ -42,7 +43,7 @@ def test_a_partition_without_a_build_keeps_no_other_from_its_own(release, tmp_pa
         f'schema: 1\nname: two\nslurm: {{version: "23.11.4"}}\ndefault_partition: cpu\n'
         f"paths: {{prefix: {tmp_path}/prefix, work: /work, datasets: /data}}\npartitions:\n"
         f"  cpu: {{{node}}}\n  gh: {{{node}, gpu: {{model: GH200, per_node: 1}}}}\n"
-        "stacks:\n  own: {backend: venv}\n"
+        "stacks:\n  own: {backend: wheels}\n"
     )
     assert main(["stack", "build", "--json", "--site", str(file)]) == ExitCode.PARTLY
     told = capsys.readouterr()
@@ -74,7 +75,7 @@ def test_a_killed_build_is_no_release_and_the_next_one_completes(stack_site, rel
     site = small_site(tmp_path / "prefix")
     program = (
         "import sys; from pathlib import Path; from tests.small_release import small_site, silent;"
-        "from hpcdl.stack.build import build, plan_build;"
+        "from hpcdl.stack.build import build; from hpcdl.stack.plans import plan_build;"
         "build(plan_build(small_site(Path(sys.argv[1]))), silent)"
     )
     for seconds in (0.4, 0.9, 1.5):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.build import build, plan_build
+from hpcdl.stack.build import build
+from hpcdl.stack.plans import plan_build
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import cache
 from tests.integration.train_runs import ROOT, Runs

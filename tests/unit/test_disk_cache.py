@@ -6,7 +6,6 @@ import pytest
 
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.site import load_site
-from hpcdl.stack.release import planned_module
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import _KEPT, cache, cached, folder
 
@@ -66,12 +65,10 @@ def test_a_site_file_that_changes_is_judged_again(tmp_path):
             load_site(file)
 
 
-def test_sites_and_planned_modules_are_cached():
+def test_sites_are_cached():
     path = folder("templates") / "sites" / "pi.yaml"
-    planned_module(load_site(path))
     assert load_site(path) == load_site(path)
-    for kind in ("sites", "planned"):
-        assert len(list((cache() / kind).iterdir())) == 1, "a file among its sources is missing"
+    assert len(list((cache() / "sites").iterdir())) == 1, "a file among its sources is missing"
 
 
 def test_compiled_templates_are_not_taken_from_where_others_may_write(shared, monkeypatch):

@@ -24,7 +24,7 @@ def test_its_python_mpi_and_slurm_are_among_those_of_the_facts(row, monkeypatch)
     recipe = recipe_of(site, site.stacks["tensorflow"], ("cpu",))
     assert (recipe.python, recipe.tensorflow) == (minor, "2.21.0")
     assert recipe.horovod is not None
-    base = {"horovod": recipe.horovod.version, "tensorflow": recipe.tensorflow, "backend": "venv"}
+    base = {"horovod": recipe.horovod.version, "tensorflow": recipe.tensorflow, "backend": "wheels"}
     assert broken_rules({**base, "gcc": row["gccs"][0]}, "gcc") == []
     assert broken_rules({**base, "openmpi": row["openmpi"]}, "openmpi") == []
     known = [Release.parse(one) for one in known_releases()]
@@ -32,7 +32,7 @@ def test_its_python_mpi_and_slurm_are_among_those_of_the_facts(row, monkeypatch)
 
 
 def test_a_distribution_that_is_too_old_or_too_new_would_be_refused():
-    base = {"horovod": "0.28.1", "tensorflow": "2.21.0", "backend": "venv"}
+    base = {"horovod": "0.28.1", "tensorflow": "2.21.0", "backend": "wheels"}
     assert broken_rules({**base, "gcc": "15.1.0"}, "gcc")
     assert broken_rules({**base, "openmpi": "3.1.3"}, "openmpi")
 

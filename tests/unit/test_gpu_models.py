@@ -23,7 +23,7 @@ from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import job_on
 from hpcdl.site import StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
-from hpcdl.stack.resolve import groups, resolve, why_not
+from hpcdl.stack.resolve import Resolver
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_show import as_text as resolution_text
 from hpcdl.stack.spack_backend.environment import environment_for
@@ -95,7 +95,7 @@ def test_the_guard_knows_the_models_of_the_site_and_tells_like_names_apart():
 def test_a_model_that_hpcdl_never_saw_is_resolved_rendered_and_predicted(mixed):
     (_, x1) = mixed.partition("named").groups
     assert (x1.gpu.model, x1.gpu.compute, x1.gpu.gres_type) == ("X1", "8.9", None)
-    (found,) = [one for one in resolve(mixed, "named", "venv") if one.gpu == "X1"]
+    (found,) = [one for one in Resolver(mixed).resolve("named", "wheels") if one.gpu == "X1"]
     assert found.fits
     assert serves(["sm_80"], found.compute or "")
     with pytest.raises(BadInput, match="tf32_tflops and memory_gbs of the X1 are not known"):
@@ -252,20 +252,24 @@ def test_the_site_is_shown_group_by_group(mixed):
 
 def test_the_resolution_of_a_mixed_partition_has_each_model_the_oldest_first(mixed):
     """And tells the other backend once for each."""
-    assert [one.gpu for one in resolve(mixed, "untyped", "venv")] == ["T4", "A40"]
-    text = resolution_text(resolve(mixed, "typed"))
+    assert [one.gpu for one in Resolver(mixed).resolve("untyped", "wheels")] == ["T4", "A40"]
+    text = resolution_text(Resolver(mixed).resolve("typed"))
     told = re.findall(r"^(.*) instead:", text, re.M)
-    assert told == ["typed (A100-PCIe-40GB) by Spack", "typed (L40S) by Spack"]
+    models, ways = ("A100-PCIe-40GB", "L40S"), ("Spack", "Spack with wheels")
+    assert told == [f"typed ({model}) by {way}" for way in ways for model in models]
 
 
 def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed):
     site = alone(mixed, "GH200", "gh")
-    wheels, spack = resolve(site, "gh", "venv")[0], resolve(site, "gh", "spack")[0]
+    wheels, spack = (
+        Resolver(site).resolve("gh", "wheels")[0],
+        Resolver(site).resolve("gh", "spack")[0],
+    )
     assert not wheels.fits
     assert "121157" in wheels.problems[0][0].source
     assert spack.fits
     assert "aarch64" in spack.notes[-1]
-    (answer,) = why_not(site, "tensorflow@2.21", "gh", "venv")
+    (answer,) = Resolver(site).why_not("tensorflow@2.21", "gh", "wheels")
     assert "aarch64" in answer.chain[0].why, "as the resolution says"
     beside = resolution_text([spack, replace(wheels, wanted=False)])
     assert "gh by wheels instead: GH200 stands beside aarch64" in beside
@@ -273,10 +277,10 @@ def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed):
 
 def test_a_gpu_beside_other_cpus_is_never_part_of_a_build_for_x86(mixed):
     site = alone(mixed, "H100-SXM5", "h100")
-    stack = StackRequest("tensorflow", "venv", (), {})
+    stack = StackRequest("tensorflow", "wheels", (), {})
     parts = site.partitions | alone(mixed, "GH200", "gh").partitions
     site = replace(site, partitions=parts, stacks={stack.name: stack})
-    assert groups(site, stack) == (("h100",), ("gh",))
+    assert Resolver(site).groups(stack) == (("h100",), ("gh",))
     found = {one.partitions: one.blocked for one in targets(site)}
     assert "aarch64" in found["gh",]
     assert "aarch64" not in found["h100",]
@@ -381,14 +385,14 @@ TO_PYTHON_3_12 = pytest.mark.skipif(
     ],
 )
 def test_each_newer_model_has_a_set_from_wheels(mixed, model, tensorflow, cuda):
-    (found,) = resolve(alone(mixed, model), "x", "venv")
+    (found,) = Resolver(alone(mixed, model)).resolve("x", "wheels")
     assert found.fits
     assert found.versions["tensorflow"] == tensorflow
     assert found.versions["cuda"].startswith(cuda)
 
 
 def test_a_driver_older_than_blackwell_is_in_the_way(mixed):
-    (found,) = resolve(alone(mixed, "B200", driver="550.54.14"), "x", "venv")
+    (found,) = Resolver(alone(mixed, "B200", driver="550.54.14")).resolve("x", "wheels")
     assert not found.fits
     why = {rule.why for chain in found.problems for rule in chain}
     assert "Blackwell came with CUDA 12.8 and its driver" in why

@@ -39,7 +39,7 @@ def site(tmp_path):
 def planned(site, monkeypatch, release, *found, **more):
     """The plan where the stack is to be this release and these jobs are in the queue."""
     names = tuple(site.partitions)
-    target = Target("tensorflow", "venv", names, release, built=True, **more)
+    target = Target("tensorflow", "wheels", names, release, built=True, **more)
     monkeypatch.setattr(site_plan, "targets", lambda *_: (target,))
     monkeypatch.setattr(site_plan, "uses", lambda _: found)
     return site_plan.plan(site)
@@ -175,18 +175,20 @@ def test_without_slurm_jobs_are_unknown(site, monkeypatch):
     assert "jobs are unknown: Slurm does not answer" in as_text(site_plan.plan(site))
 
 
-def test_a_stack_whose_partitions_cannot_share_a_build_is_blocked_with_what_to_do():
+def test_a_stack_by_spack_is_a_build_per_generation():
     site = load_site(find_site_file("pi"))
     pascal = replace(site.partitions["p100"], name="p100", stack="tensorflow-kepler")
     stack = replace(site.stacks["tensorflow-kepler"], partitions=("k80", "p100"))
-    (one,) = targets(with_parts(site, [stack], k80=site.partitions["k80"], p100=pascal))
-    assert one.release is None
-    assert "need different ones" in one.blocked
-    assert "per GPU generation" in one.blocked
+    found = targets(with_parts(site, [stack], k80=site.partitions["k80"], p100=pascal))
+    modules = {one.partitions: one.release.module for one in found}
+    assert modules["k80",] == "tensorflow/2.14.1-cuda11.8-sm37"
+    assert modules["p100",].endswith("-sm60")
+    directories = {next(s for s in one.steps if s.startswith("write")) for one in found}
+    assert len(directories) == 2, "each has a directory of its own"
 
 
 def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypatch):
-    kepler = StackRequest("kepler", "venv", ("k80",), {})
+    kepler = StackRequest("kepler", "wheels", ("k80",), {})
     site = with_parts(site, [kepler], cpu=replace(site.partitions["cpu"], stack=None))
     publish(site, "new", passing, say=silent)
     monkeypatch.setattr(site_plan, "uses", lambda _: ())
@@ -200,7 +202,7 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypa
 
 def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included():
     site = load_site(find_site_file("p100-v100-k80"))
-    stack = StackRequest("tensorflow", "venv", (), {}, horovod=False)  # no compiler is needed
+    stack = StackRequest("tensorflow", "wheels", (), {}, horovod=False)  # no compiler is needed
     parts = {
         name: replace(site.partitions[name], stack=stack.name, driver=driver)
         for name, driver in (("p100", None), ("k80", "440.33"))
@@ -224,7 +226,7 @@ partitions:
   gh: {{nodes: 1, gpu: {{model: GH200, per_node: 1}}, sockets: 1, cores_per_socket: 72,
        memory_gb: 120, driver: "580.95.05"}}
 stacks:
-  own: {{backend: venv, cuda_home: {prefix}/no-cuda{more}}}
+  own: {{backend: wheels, cuda_home: {prefix}/no-cuda{more}}}
 """
 
 
@@ -262,7 +264,7 @@ def test_a_driver_is_no_version_that_a_stack_brings():
 
 
 def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
-    monkeypatch.setattr("hpcdl.workflows.site_plan.plan_build", lambda *_: run(["false"]))
+    monkeypatch.setattr("hpcdl.stack.build.horovod.mpi_version", lambda: run(["false"]))
     assert "false failed with exit code 1" in targets(site)[0].blocked
 
 

@@ -11,13 +11,23 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import Gpu, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
-from hpcdl.stack.resolve import newest, resolve, resolve_build, why_not
+from hpcdl.stack.resolve import Resolver, newest
 from hpcdl.stack.resolve_facts import known, serves
 from hpcdl.stack.resolve_show import answers_text, as_data, as_text
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
 SITES = folder("templates") / "sites"
+
+
+def resolve(site, partition=None, backend=None):
+    return Resolver(site).resolve(partition, backend)
+
+
+def why_not(site, question, partition=None, backend=None):
+    return Resolver(site).why_not(question, partition, backend)
+
+
 GPUS = facts.load("gpus")["gpus"]
 
 
@@ -39,7 +49,7 @@ def one_gpu(model, driver=None, *, pins=None, pmix=None, gcc=()):
     gpu = Gpu(model, "x", 4, GPUS[model]["compute"], 16.0) if model else None
     p100 = site.partitions["p100"]
     part = dataclasses.replace(p100, name="x", gpu=gpu, driver=driver, stack=None)
-    stacks = {way: StackRequest(way, way, (), pins or {}) for way in ("venv", "spack")}
+    stacks = {way: StackRequest(way, way, (), pins or {}) for way in ("wheels", "spack")}
     return dataclasses.replace(
         site,
         partitions=MappingProxyType({"x": part}),
@@ -60,9 +70,9 @@ def versions(model, backend, **more):
         ("spack", "K20 K80", "2.14.1 11.8.0 8.7.0.84 2.21.5"),
         ("spack", "P40 P100-PCIe P100-SXM2 V100-SXM2", "2.20.0 12.6.3 9.10.2.21 2.29.7"),
         ("spack", "T4 A100-SXM4-80GB H100-SXM5 H200-SXM", "2.20.0 12.6.3 9.21.0.82 2.29.7"),
-        ("venv", "K80", "2.14.1 11.8.0 8.7.0.84"),
-        ("venv", "P40 P100-PCIe V100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
-        ("venv", "A100-SXM4-40GB H200-SXM", "2.21.0 12.9.1 9.28.0.42"),
+        ("wheels", "K80", "2.14.1 11.8.0 8.7.0.84"),
+        ("wheels", "P40 P100-PCIe V100-PCIe", "2.21.0 12.9.1 9.10.2.21"),
+        ("wheels", "A100-SXM4-40GB H200-SXM", "2.21.0 12.9.1 9.28.0.42"),
     ],
 )
 def test_what_each_gpu_gets(backend, models, expected):
@@ -78,7 +88,7 @@ def test_what_each_gpu_gets(backend, models, expected):
     [
         # Python ends where Horovod's launcher does, unless that is left out as by our wheels.
         ("H100-SXM5", "spack", {}, {"python": "3.11"}),
-        (None, "venv", {}, {"python": "3.13", "tensorflow": "2.21.0"}),
+        (None, "wheels", {}, {"python": "3.13", "tensorflow": "2.21.0"}),
         # Without a driver in the site file, the newest that works is named.
         ("K80", "spack", {}, {"driver": "470"}),
         ("P100-PCIe", "spack", {}, {"driver": "580"}),
@@ -104,7 +114,7 @@ def test_what_the_machine_has_and_the_site_pins_decides(model, backend, more, ex
 
 
 def test_a_cpu_partition_has_no_cuda_and_the_newest_wheels_have_run_there():
-    resolution = resolve_one(one_gpu(None), "x", "venv")
+    resolution = resolve_one(one_gpu(None), "x", "wheels")
     assert not {"cuda", "cudnn", "nccl", "driver"} & set(resolution.versions)
     assert resolution.proof == "run"
 
@@ -161,7 +171,7 @@ def test_a_driver_or_compilers_that_do_not_fit_are_named_beside_the_rest(model, 
 
 
 def test_an_older_driver_of_the_same_major_release_brings_the_note_on_ptx():
-    notes = resolve_one(one_gpu("P100-PCIe", "535.183.06"), "x", "venv").notes
+    notes = resolve_one(one_gpu("P100-PCIe", "535.183.06"), "x", "wheels").notes
     assert any("PTX of CUDA 12.9.1 is not translated" in note for note in notes)
 
 
@@ -170,7 +180,7 @@ def by_spack(pins):
 
 
 def from_wheels(pins):
-    return resolve_build(one_gpu(None), StackRequest("x", "venv", (), pins), ("x",))
+    return Resolver(one_gpu(None)).build(StackRequest("x", "wheels", (), pins), ("x",))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +197,7 @@ def from_wheels(pins):
             (ask, pins, words)
             for ask in (by_spack, from_wheels)
             for pins, words in [
-                ({"tensorflow": "2.81"}, "which nobody here knows"),
+                ({"tensorflow": "2.81"}, "which is no version"),
                 ({"tensorflo": "2.18"}, "no component of a stack"),
             ]
         ),

@@ -9,18 +9,19 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import Gpu, StackRequest, load_site
 from hpcdl.stack.recipe import recipe_of
-from hpcdl.stack.resolve import (
-    computes_of,
-    groups,
-    members,
-    pythons,
-    resolve,
-    resolve_build,
-    that_start,
-)
+from hpcdl.stack.resolve import Resolver, computes_of, pythons, that_start
 from hpcdl.stack.resolve_show import as_text
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
+
+
+def resolve(site, partition=None):
+    return Resolver(site).resolve(partition)
+
+
+def groups(site, stack):
+    return Resolver(site).groups(stack)
+
 
 GPUS = facts.load("gpus")["gpus"]
 HERE = ("3.11", "3.13")
@@ -56,7 +57,7 @@ def site_of(stack, **models):
 
 
 def wheels(**more):
-    return dataclasses.replace(StackRequest("tensorflow", "venv", (), {}), **more)
+    return dataclasses.replace(StackRequest("tensorflow", "wheels", (), {}), **more)
 
 
 def test_generations_share_a_build_where_one_tensorflow_serves_them():
@@ -142,7 +143,7 @@ def test_a_python_that_does_not_start_or_is_too_old_for_hpcdl_is_none(tmp_path, 
 
 def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it():
     site = site_of(wheels(horovod=False), p100="P100-PCIe")
-    found = resolve_build(site, site.stacks["tensorflow"], ("p100",))
+    found = Resolver(site).build(site.stacks["tensorflow"], ("p100",))
     assert found.fits
     assert "horovod" not in found.versions
     assert any("tf.distribute" in note for note in found.notes)
@@ -150,11 +151,11 @@ def test_a_stack_without_horovod_has_none_and_is_not_held_back_by_it():
 
 def test_a_partition_of_another_stack_is_not_served():
     site = site_of(wheels(), p100="P100-PCIe", v100="V100-SXM2")
-    other = StackRequest("old", "venv", ("v100",), {"tensorflow": "2.18"})
+    other = StackRequest("old", "wheels", ("v100",), {"tensorflow": "2.18"})
     parts = {**site.partitions, "v100": dataclasses.replace(site.partitions["v100"], stack="old")}
     site = dataclasses.replace(site, stacks={**site.stacks, "old": other}, partitions=parts)
-    assert members(site, site.stacks["tensorflow"]) == ("p100",)
-    assert members(site, other) == ("v100",)
+    assert Resolver(site).members(site.stacks["tensorflow"]) == ("p100",)
+    assert Resolver(site).members(other) == ("v100",)
 
 
 def test_a_partition_is_told_of_its_own_driver_and_not_of_another_one_in_the_build():
@@ -185,7 +186,7 @@ def test_each_gpu_of_a_mixed_partition_meets_the_driver_of_its_own_nodes(v100, a
     )
     mixed = dataclasses.replace(old, groups=nodes)
     site = dataclasses.replace(site, partitions=MappingProxyType({"mixed": mixed}))
-    found = [*resolve(site), resolve_build(site, site.stacks["tensorflow"], ("mixed",))]
+    found = [*resolve(site), Resolver(site).build(site.stacks["tensorflow"], ("mixed",))]
     said = " ".join(as_text(found).split())
     assert [one.fits for one in found if one.wanted] == [not refused] * 3
     assert refused in said

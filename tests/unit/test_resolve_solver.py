@@ -74,7 +74,7 @@ def test_an_explanation_is_given_exactly_when_nothing_fits_and_is_minimal(proble
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["3.5", "3.7", "6.0", "6.1", "7.0", "7.5", "8.0", "9.0"]),
-    st.sampled_from(["venv", "spack"]),
+    st.sampled_from(["wheels", "spack"]),
     st.dictionaries(PINNED, st.integers(0, 20), max_size=2),
 )
 def test_every_set_satisfies_every_fact(compute, backend, pins):

@@ -30,7 +30,7 @@ partitions:
     stack: tf
   cpu: {nodes: 3, sockets: 1, cores_per_socket: 8, memory_gb: 60}
 stacks:
-  tf: {backend: venv, partitions: [p100]}
+  tf: {backend: wheels, partitions: [p100]}
 """
 PUT = st.text(alphabet="a1 \n-:{}[]'\"#~&*", max_size=6)
 ODD = [
@@ -146,7 +146,7 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
         (replace("    stack: tf", "    max_time: ٢"), "which does not match the format"),
         (replace("    stack: tf", "    scratch: {path: tmp}"), "not an absolute path"),
         (replace("    stack: tf", "    environment: {'A B': x}"), "'A B' is no valid name"),
-        (replace("backend: venv", "backend: conda"), "not spack or venv"),
+        (replace("backend: wheels", "backend: conda"), "not wheels, spack, spack-wheels or venv"),
         (replace("stacks:", "stacks:\n  store: {backend: spack}"), "'store' is no name for a"),
         (replace("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
         (replace("22.05.8", "19.05.2"), "Slurm 19.05.2 is older than what scripts are written for"),

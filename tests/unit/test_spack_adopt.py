@@ -44,8 +44,7 @@ def test_a_lock_file_tells_what_the_release_is():
 
 def test_the_name_changes_with_what_the_roots_are_and_whom_it_serves():
     lock = read_lock(ENVIRONMENTS / "p100")
-    requests = [StackRequest("gpu", "spack", names, {}) for names in ((), ("p100",))]
-    ids = {lock.release_id(request, own) for request in requests for own in ("a", "b")}
+    ids = {lock.release_id("gpu", names, own) for names in ((), ("p100",)) for own in ("a", "b")}
     assert len(ids) == 4
     assert all(one.startswith("gpu-2.20.0-cuda12.6-sm60-") for one in ids)
 
@@ -121,7 +120,7 @@ def test_a_release_serves_the_partitions_whose_gpus_it_has_code_for(tmp_path):
     where = str(copied(tmp_path))
     plan = plan_adoption(three_generations(tmp_path), where)
     assert plan.expected().partitions == ("p100",)
-    assert list(plan.left_out) == plan.as_data()["left_out"] == ["k80", "v100"]
+    assert list(plan.left_out) == plan.details()["left_out"] == ["k80", "v100"]
     assert plan.steps()[0] == "serve p100, not k80 (K80), v100 (V100-SXM2): its code is for sm_60"
     whole = three_generations(tmp_path, partitions=("p100",))
     assert plan_adoption(whole, where).left_out == ()

@@ -1,7 +1,6 @@
 """Building with Spack, the thinking part: plans, names, guards, progress, what a mirror holds."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,13 @@ import pytest
 import yaml
 
 from hpcdl.site import StackRequest
-from hpcdl.stack.resolve_facts import choose_wheels, driver_needs, models, needs_of, wheel_sets
+from hpcdl.stack.plans import plan_build, plan_stack
+from hpcdl.stack.resolve_facts import driver_needs, models, needs_of, wheel_sets
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
-from hpcdl.stack.spack_backend.environment import environment_for_stack, render
+from hpcdl.stack.spack_backend.environment import render
 from hpcdl.stack.spack_backend.make import BuildCache, PackageFailed, Tally, Watch
 from hpcdl.stack.spack_backend.mirror import Source
-from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.spack_backend.tool import Lock, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
     Built,
@@ -42,117 +41,131 @@ def pi(prefix, **stacks):
 
 
 def wheels_stack(**pins):
-    return StackRequest("cpus", "spack", ("cpu",), pins)
+    return StackRequest("cpus", "spack-wheels", ("cpu",), pins)
 
 
-def test_one_build_serves_the_partitions_of_a_generation(tmp_path):
+def own(*partitions, backend="spack", variant=None, **pins):
+    """A stack of that name."""
+    return StackRequest("own", backend, partitions, pins, variant=variant)
+
+
+def planned(site, stack):
+    """The environments of a stack's builds, by their partitions; and what gets none, in words."""
+    plans, blocked = plan_stack(replace(site, stacks={stack.name: stack}), stack.name)
+    faults = " ".join(one.fault.render() for one in blocked)
+    return {one.partitions: one.environment for one in plans}, faults
+
+
+def test_one_build_serves_the_partitions_of_a_generation_others_have_their_own(tmp_path):
     site = pi(tmp_path)
-    wanted = environment_for_stack(site, site.stacks[KEPLER])
+    ((_, wanted),) = planned(site, site.stacks[KEPLER])[0].items()
     assert wanted.specs == ("hpcdl-tensorflow cuda_arch=35,37",)
     assert wanted.versions["tensorflow"] == "2.14.1"
-    with pytest.raises(BadInput, match="cannot be one build") as caught:
-        environment_for_stack(site, own())
-    assert "per GPU generation" in caught.value.hint
+    parts = {name: replace(one, stack=None) for name, one in site.partitions.items()}
+    found, _ = planned(replace(site, partitions=parts), own())
+    assert set(found) == {("cpu", "fat"), ("k20", "k80"), ("p100",)}
+    assert len({one.name for one in found.values()}) == 3, "each has a directory of its own"
+    assert found["cpu", "fat"].specs == ("hpcdl-tensorflow ~cuda",)
 
 
-def test_without_gpus_tensorflow_comes_from_the_newest_wheels_that_fit_the_pins(tmp_path):
-    wanted = environment_for_stack(pi(tmp_path), wheels_stack())
-    assert wanted.wheels
+def test_spack_takes_the_newest_wheels_that_fit_the_pins(tmp_path):
+    ((_, wanted),) = planned(pi(tmp_path), wheels_stack())[0].items()
+    assert (wanted.wheels, wanted.specs) == (True, ("py-horovod-wheels",))
     assert wanted.versions["tensorflow"] in wheel_sets("py-tensorflow-wheels")
     for name, pin in (("tensorflow", "2.14"), ("python", "3.12")):
-        with pytest.raises(BadInput, match=f"pins {name} to {pin}"):
-            environment_for_stack(pi(tmp_path), wheels_stack(**{name: pin}))
+        found, fault = planned(pi(tmp_path), wheels_stack(**{name: pin}))
+        assert (found, f"{name} {pin}" in fault) == ({}, True)
 
 
-def test_every_pin_is_required_of_spack_or_refused(tmp_path):
+GPUS = shipped("p100-v100-k80")
+
+
+def of_own(stack):
+    parts = {name: replace(one, stack=None) for name, one in GPUS.partitions.items()}
+    return planned(replace(GPUS, partitions=parts), stack)
+
+
+def test_every_pin_is_required_of_spack():
     pins = {"cudnn": "9.10", "openmpi": "5.0", "gcc": "12", "horovod": "0.28.1", "nccl": "2.29"}
-    wanted = environment_for_stack(GPUS, own("p100", **pins))
+    wanted = of_own(own("p100", **pins))[0]["p100",]
     asked = yaml.safe_load(render(wanted))["spack"]["packages"]
     packages = {"cudnn": "cudnn", "openmpi": "openmpi", "horovod": "py-horovod", "nccl": "nccl"}
     for name, package in packages.items():
         assert asked[package]["require"] == [f"@{wanted.versions[name]}"]
     assert wanted.versions["cudnn"].startswith("9.10")
     assert asked["cxx"]["require"] == [f"gcc@{wanted.versions['gcc']}"]
-    others = wheels_stack(tensorflow="2.21", nccl="2.29", openmpi="4.1")
-    with pytest.raises(BadInput, match="pins nccl, openmpi") as caught:
-        environment_for_stack(pi(tmp_path), others)
-    assert "tensorflow, horovod, python" in caught.value.hint
-
-
-GPUS = shipped("p100-v100-k80")
-
-
-def own(*partitions, variant=None, **pins):
-    """A stack of that name whose wheels or compiled TensorFlow Spack installs."""
-    return StackRequest("own", "spack", partitions, pins, variant=variant)
 
 
 @pytest.mark.parametrize(
     ("partitions", "pins", "archs", "why"),
     [
-        (("p100",), {}, ("60",), "they load and have code"),
-        (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), "they load"),
-        (("k80",), {}, (), r"has code for 6\.0, 7\.0, and none for 3\.7"),
-        (("p100",), {"tensorflow": "2.20"}, (), r"not what stack 'own' pins: tensorflow 2\.20"),
-        (("p100",), {"openmpi": "5.0"}, (), r"not what stack 'own' pins: openmpi 5\.0"),
+        (("p100",), {}, ("60",), ""),
+        (("p100", "v100"), {"tensorflow": "2.21", "cuda": "12"}, ("60", "70"), ""),
+        (("k80",), {}, (), "K80 needs CUDA <= 11.8"),
+        (("p100",), {"tensorflow": "2.20"}, (), "the overlay's list of wheels"),
     ],
 )
-def test_gpus_get_wheels_where_they_fit_else_a_compiled_tensorflow(partitions, pins, archs, why):
-    wanted = environment_for_stack(GPUS, own(*partitions, **pins))
-    assert wanted.wheels == bool(archs)
-    assert re.search(why, wanted.why)
+def test_wheels_by_spack_are_for_the_gpus_of_their_list_and_compiling_is_for_all(
+    partitions, pins, archs, why
+):
+    found, fault = of_own(own(*partitions, backend="spack-wheels", **pins))
+    assert why in fault
     if archs:
-        assert wanted.specs == (f"py-horovod-wheels +cuda cuda_arch={','.join(archs)}",)
-        assert wanted.versions["tensorflow"] == "2.21.0"
+        assert found[partitions].specs == (f"py-horovod-wheels +cuda cuda_arch={','.join(archs)}",)
+        assert found[partitions].versions["tensorflow"] == "2.21.0"
     else:
-        assert wanted.why.startswith("Spack compiles TensorFlow 2.")
+        (compiled,) = of_own(own(*partitions, **pins))[0].values()
+        assert compiled.why.startswith("Spack compiles TensorFlow 2.")
 
 
-def test_wheels_are_not_taken_where_the_driver_is_too_old_for_their_cuda():
-    old = replace(GPUS.partitions["p100"], driver="470.256.02")
-    found = choose_wheels(replace(GPUS, partitions={"p100": old}), own("p100"), ["p100"])
-    assert found.archs == ()
-    assert "needs driver 525.60.13, and the site has 470.256.02" in found.why
-    assert environment_for_stack(GPUS, own("p100", variant="cpu")).archs == ()
+def test_wheels_by_spack_are_refused_where_the_driver_is_too_old_for_their_cuda():
+    old = replace(GPUS.partitions["p100"], driver="470.256.02", stack=None)
+    stack = own("p100", backend="spack-wheels")
+    found, fault = planned(replace(GPUS, partitions={"p100": old}, default_partition="p100"), stack)
+    assert found == {}
+    assert "driver >= 525.60.13" in fault
+    assert of_own(own("p100", variant="cpu"))[0]["p100",].archs == ()
 
 
 def test_a_stack_beside_another_one_serves_its_own_partitions(tmp_path):
-    stacks = {"tensorflow": StackRequest("tensorflow", "venv", (), {}), "own": own()}
+    stacks = {
+        "tensorflow": StackRequest("tensorflow", "wheels", (), {}),
+        "own": own(backend="spack-wheels"),
+    }
     parts = {
         name: replace(part, stack="own" if name == "p100" else "tensorflow")
         for name, part in GPUS.partitions.items()
     }
     paths = replace(GPUS.paths, prefix=tmp_path)
     site = replace(GPUS, paths=paths, partitions=parts, stacks=stacks)
-    plan = plan_spack(site, "own")
+    ((plan,), _) = plan_stack(site, "own")
     expected = plan.expected()
     assert (expected.partitions, expected.needs["compute"]) == (("p100",), ["6.0"])
     assert expected.proof == "compiled"
-    assert plan.steps()[0] == f"take {plan.environment.why}"
+    assert plan.steps()[0] == plan.environment.why
     lock = folder("spack") / "environments" / "p100"
     assert plan_adoption(site, str(lock), "own").expected().partitions == ("p100",)
 
 
 def test_partitions_with_different_targets_are_not_one_build(tmp_path):
+    """Code for a newer CPU ends with SIGILL on an older one."""
     site = pi(tmp_path)
     first, *others = site.stacks[KEPLER].partitions
     newer = replace(site.partitions[first], target="x86_64_v4")
     mixed = replace(site, partitions={**site.partitions, first: newer})
-    with pytest.raises(BadInput, match="different targets") as caught:
-        environment_for_stack(mixed, site.stacks[KEPLER])
-    told = (f"{first}: x86_64_v4", *(f"{name}: sandybridge" for name in others))
-    assert caught.value.details == told
+    found, _ = planned(mixed, site.stacks[KEPLER])
+    assert set(found) == {(first,), tuple(others)}
 
 
 def test_a_stack_from_wheels_is_guarded_for_its_target_too(tmp_path):
-    site = pi(tmp_path, wheels=wheels_stack())
+    site = pi(tmp_path, cpus=wheels_stack())
     cpu = replace(site.partitions["cpu"], target="x86_64_v4")
-    plan = plan_spack(replace(site, partitions={**site.partitions, "cpu": cpu}), "wheels")
+    plan = plan_build(replace(site, partitions={**site.partitions, "cpu": cpu}), "cpus")
     assert {"avx", "avx512f"} <= set(plan.expected().needs["cpu_flags"])
 
 
 def test_a_plan_names_its_module_before_anything_is_solved(tmp_path):
-    plan = plan_spack(pi(tmp_path), KEPLER)
+    plan = plan_build(pi(tmp_path), KEPLER)
     assert plan.expected().module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
     assert plan.expected().needs["driver"] == {"from": "450.80.02", "branch": 470}
     assert (plan.release_id, plan.exists) == (None, False)
@@ -171,7 +184,7 @@ def stub(letter):
 
 
 def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_path, monkeypatch):
-    plan = plan_spack(pi(tmp_path / "prefix"), KEPLER)
+    plan = plan_build(pi(tmp_path / "prefix"), KEPLER)
     where = plan.folders.environment
     where.mkdir(parents=True)
     lock = where / "spack.lock"
@@ -348,7 +361,7 @@ def test_what_spack_starts_is_looked_for_before_anything_is_made(tmp_path, monke
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.delenv("HPCDL_SPACK_PACKAGES", raising=False)
     monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
-    plan = plan_spack(pi(tmp_path / "prefix"), KEPLER)
+    plan = plan_build(pi(tmp_path / "prefix"), KEPLER)
     with pytest.raises(MissingPrerequisite, match="there is no patch on PATH") as caught:
         plan.require_ready()
     assert caught.value.hint == "Debian and Ubuntu: apt install patch"
@@ -362,7 +375,7 @@ def test_space_is_asked_for_before_the_first_build_from_wheels(tmp_path, monkeyp
     asked = []
     monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
     monkeypatch.setattr(spack_build.tool, "find_spack", lambda: None)
-    plan = plan_spack(pi(tmp_path, cpus=wheels_stack()), "cpus")
+    plan = plan_build(pi(tmp_path, cpus=wheels_stack()), "cpus")
     plan.require_ready()
     assert asked == [{tmp_path / "spack" / "store": 4.0}]
     (tmp_path / "spack" / "store").mkdir(parents=True)

@@ -129,7 +129,7 @@ def test_the_wheels_are_named_with_address_and_checksum(package):
             assert wheel["url"].startswith("https://files.pythonhosted.org/packages/")
             assert wheel["url"].endswith(".whl")
             assert SHA256.match(wheel["sha256"])
-        assert version in known().components["tensorflow"].versions["venv"]
+        assert version in known().components["tensorflow"].versions["wheels"]
         assert {"keras", "numpy", "protobuf", "h5py"} <= set(wheels["others"])
 
 

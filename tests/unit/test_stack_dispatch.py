@@ -22,7 +22,7 @@ def site(tmp_path):
     partitions = dict(site.partitions)
     partitions["k80"] = replace(partitions["k80"], stack="kepler")
     partitions["cpu"] = replace(partitions["cpu"], stack=None)
-    kepler = StackRequest("kepler", "venv", ("k80",), {}, variant="cpu")
+    kepler = StackRequest("kepler", "wheels", ("k80",), {}, variant="cpu")
     return replace(site, partitions=partitions, stacks={**site.stacks, "kepler": kepler})
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.build import plan_build
 from hpcdl.stack.install import (
     add_startup,
     compile_bytecode,
@@ -20,6 +19,7 @@ from hpcdl.stack.install import (
     require_space,
     unpacked_gb,
 )
+from hpcdl.stack.plans import plan_build
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.wheelhouse import SourcesChanged, fetch, own_digest, own_files, own_wheel, pack
 from hpcdl.system.errors import MissingPrerequisite

@@ -99,7 +99,7 @@ def test_a_gate_that_fails_or_breaks_leaves_the_old_one(site, gate, fault):
     assert current_id(site) == "a"
 
 
-@pytest.mark.parametrize("backend", ["venv", "spack"])
+@pytest.mark.parametrize("backend", ["wheels", "spack"])
 def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site, backend):
     wanted = replace(site.stacks["tensorflow"], variant=None, backend=backend)
     strict = replace(site, stacks={"tensorflow": wanted})

@@ -2,11 +2,12 @@
 
 import json
 import threading
+from dataclasses import replace
 
 import pytest
 
 from hpcdl.stack.install import build_lock, build_slot
-from hpcdl.stack.release import BrokenRelease, current_release, read_release, seal
+from hpcdl.stack.release import BrokenRelease, as_record, current_release, read_release, seal
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site
@@ -73,6 +74,13 @@ def test_nothing_is_current_before_a_publish_and_a_link_to_nowhere_says_so(site,
     (tmp_path / "current").symlink_to("releases/gone")
     with pytest.raises(BrokenRelease, match="'gone', which is no release"):
         current_release(site)
+
+
+def test_a_release_of_a_backend_s_old_name_is_read_under_its_new_one(site, made):
+    """Releases and site files written before call the backend from wheels `venv`."""
+    record = as_record(replace(made, backend="venv"))
+    (made.root / "release.json").write_text(json.dumps(record))
+    assert read_release(site, made.id).backend == "wheels"
 
 
 def test_a_build_waits_for_another_one_s_and_says_so(site):

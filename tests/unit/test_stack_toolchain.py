@@ -45,7 +45,7 @@ def nvcc(folder, version):
 
 def wanted(*names, **more):
     """A stack for GPUs of the embedded site; for CPUs without names."""
-    stack = StackRequest("tensorflow", "venv", names, {}, variant=None if names else "cpu")
+    stack = StackRequest("tensorflow", "wheels", names, {}, variant=None if names else "cpu")
     stack = replace(stack, **more)
     site = replace(small_site(Path("/nowhere")), stacks={"tensorflow": stack})
     return site, stack, recipe_of(site, stack, names or ("cpu",))

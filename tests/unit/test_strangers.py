@@ -24,7 +24,8 @@ from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
 from hpcdl.slurm import client, once
 from hpcdl.stack.install import compile_bytecode
-from hpcdl.stack.recipe import find_request, recipe_of, running_interpreter
+from hpcdl.stack.recipe import recipe_of, running_interpreter
+from hpcdl.stack.resolve import find_request
 from hpcdl.stack.wheelhouse import (
     find_wheelhouse,
     record_digest,

@@ -12,7 +12,8 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.stack.horovod import fetch_sdist, find_horovod, horovod_folder
-from hpcdl.stack.recipe import Interpreter, find_request, recipe_of, running_interpreter
+from hpcdl.stack.recipe import Interpreter, recipe_of, running_interpreter
+from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.wheelhouse import (
     Wheel,
@@ -172,7 +173,7 @@ def test_a_built_wheel_is_taken_only_as_it_was_built():
 def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes():
     table = facts.load("tensorflow")["components"]
     for python in ("3.10", "3.11", "3.12", "3.13"):
-        for tensorflow in table["tensorflow"]["venv"]:
+        for tensorflow in table["tensorflow"]["wheels"]:
             if not _wheels_exist(tensorflow, python):
                 assert pins(tensorflow, python) == ()
                 continue
@@ -194,7 +195,7 @@ def _wheels_exist(tensorflow, python):
 
 
 def test_the_wheels_that_recipes_pin_have_digests():
-    wanted = [f"keras {one}" for one in facts.load("tensorflow")["components"]["keras"]["venv"]]
+    wanted = [f"keras {one}" for one in facts.load("tensorflow")["components"]["keras"]["wheels"]]
     for cuda, parts in facts.load("nvidia_wheels")["toolkits"].items():
         wanted += [f"nvidia-{name}-cu{cuda.split('.')[0]} {one}" for name, one in parts.items()]
     assert set(wanted) <= LOCK["wheels"].keys()

@@ -18,9 +18,9 @@ from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack import wheelhouse
 from hpcdl.stack.install import build_slot, new_tree
 from hpcdl.stack.modules import SITE_FILE
-from hpcdl.stack.recipe import find_request, running_interpreter
+from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve import serving
+from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import gpus_of, serves
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.seal import record_release
@@ -46,6 +46,7 @@ class Adoption:
 
     site: Site
     request: StackRequest
+    partitions: tuple[str, ...]
     lock: Lock
     own: str
     left_out: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class Adoption:
     @property
     def release_id(self) -> str:
         """As that of any other release."""
-        return self.lock.release_id(self.request, self.own)
+        return self.lock.release_id(self.request.name, self.partitions, self.own)
 
     @property
     def root(self) -> Path:
@@ -78,7 +79,7 @@ class Adoption:
 
     def narrowed(self) -> str:
         """Which partitions of the stack get it, which do not, and why."""
-        served = ", ".join(self.request.partitions)
+        served = ", ".join(self.partitions)
         left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
         return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
 
@@ -93,21 +94,9 @@ class Adoption:
             tool.find_spack()
             tool.packages_named()
 
-    def as_data(self) -> dict[str, Any]:
-        """The plan for machines."""
-        return {
-            "schema": 1,
-            "stack": self.request.name,
-            "backend": "spack",
-            "environment": str(self.lock.environment),
-            "release": self.release_id,
-            "exists": self.exists,
-            "module": self.lock.module,
-            "versions": self.lock.versions(),
-            "partitions": list(self.request.partitions),
-            "left_out": list(self.left_out),
-            "steps": self.steps(),
-        }
+    def details(self) -> dict[str, Any]:
+        """What only an adoption has, for machines."""
+        return {"environment": str(self.lock.environment), "left_out": list(self.left_out)}
 
     def expected(self, packages: Sequence[Built] = ()) -> Release:
         """The release as it is recorded, once its packages are known."""
@@ -115,16 +104,16 @@ class Adoption:
         return Release(
             id=self.release_id,
             stack=self.request.name,
-            backend="spack",
+            backend="spack-wheels" if self.lock.wheels else "spack",
             root=self.root,
             module=self.lock.module,
             versions=self.lock.versions(),
-            partitions=self.request.partitions,
+            partitions=self.partitions,
             # The gate will show whether it runs; these very wheels have run elsewhere.
             proof="run" if cpu_wheels else "compiled",
             created=utc_now(),
             hpcdl=f"{__version__}+{self.own}",
-            needs=self.lock.needs(gpus_of(self.site, self.request.partitions)),
+            needs=self.lock.needs(gpus_of(self.site, self.partitions)),
             lock=tuple(view.lock_entries(packages, cuda=bool(self.lock.archs))),
         )
 
@@ -139,7 +128,7 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
         BadInput: no environment, no TensorFlow in it, no such stack, or no partition can run it.
         MissingPrerequisite: it has no lock file, or there is no Spack.
     """
-    request = replace(serving(site, find_request(site, name)), backend="spack")
+    request = Resolver(site).serving(find_request(site, name))
     lock = read_lock(_directory(environment))
     lock.tensorflow  # noqa: B018 - refused here where there is none
     names = request.partitions or tuple(site.partitions)
@@ -150,9 +139,10 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
             + ", ".join(_titled(site.partition(name)) for name in names),
             hint="--name names another stack of the site file",
         )
+    served = request.partitions
     if left_out:
-        request = replace(request, partitions=tuple(one for one in names if one not in left_out))
-    return Adoption(site, request, lock, wheelhouse.own_digest(), left_out)
+        served = tuple(one for one in names if one not in left_out)
+    return Adoption(site, request, served, lock, wheelhouse.own_digest(), left_out)
 
 
 def _runs_on(partition: Partition, lock: Lock, request: StackRequest) -> bool:

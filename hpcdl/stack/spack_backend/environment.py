@@ -7,16 +7,19 @@ which the environments include where HPCDL_SPACK_SITE names it. Pure; `concretiz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
-from hpcdl.stack.recipe import MODULE, variant_of
-from hpcdl.stack.resolve import allowed, newest, resolve
-from hpcdl.stack.resolve_facts import choose_wheels, cpu_versions, gpu_wheels, known
+from hpcdl.stack.recipe import variant_of
+from hpcdl.stack.release import MODULE
+from hpcdl.stack.resolve import Resolver, allowed, computes_of, find_request, newest
+from hpcdl.stack.resolve_facts import known, serves, wheel_sets
+from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import templates
@@ -28,8 +31,8 @@ class Environment:
     """One GPU generation's environment: its versions, and the compilers that fit them all.
 
     `archs` are Spack's cuda_arch values, none for CPUs; `gcc` a range such as `9:11`, empty where
-    TensorFlow comes from `wheels`. `pinned` are the components that a site fixes, `why` says why
-    it is wheels or not.
+    TensorFlow comes from `wheels`. `pinned` are the components that a site fixes, `proof` is the
+    evidence level of the resolution.
     """
 
     name: str
@@ -40,7 +43,16 @@ class Environment:
     gcc: str
     pinned: tuple[str, ...] = ()
     wheels: bool = False
-    why: str = ""
+    proof: str = "solved"
+
+    @property
+    def why(self) -> str:
+        """What becomes of TensorFlow: `Spack compiles TensorFlow 2.20.0`."""
+        kind = "GPUs" if self.archs else "CPUs"
+        version = self.versions["tensorflow"]
+        if self.wheels:
+            return f"Spack installs TensorFlow {version} for {kind} from wheels"
+        return f"Spack compiles TensorFlow {version} for {kind}"
 
     @property
     def variant(self) -> str:
@@ -59,7 +71,7 @@ class Environment:
         if self.wheels:
             horovod = facts.load("spack")["wheels"]["horovod"]
             return (f"{horovod} +cuda cuda_arch={archs}" if archs else horovod,)
-        return (f"hpcdl-tensorflow cuda_arch={archs}",)
+        return (f"hpcdl-tensorflow cuda_arch={archs}" if archs else "hpcdl-tensorflow ~cuda",)
 
 
 def environments() -> tuple[Environment, ...]:
@@ -75,107 +87,78 @@ def environment(name: str) -> Environment:
     row = rows[name]
     named = (name, row["title"], tuple(row["serves"]), tuple(row["archs"]))
     if "wheels" in row:
-        return Environment(*named, gpu_wheels().versions, gcc="", wheels=True)
+        (tensorflow, listed), *_ = wheel_sets("py-tensorflow-cuda-wheels").items()
+        horovod, *_ = wheel_sets("py-horovod-wheels", cuda=True)
+        versions = {"tensorflow": tensorflow, "horovod": horovod, "python": listed["python"]}
+        return Environment(*named, {**versions, **listed["versions"]}, gcc="", wheels=True)
     compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
     return Environment(*named, newest(compute, "spack"), _majors(compute))
 
 
 def environment_for(site: Site, partition: str) -> Environment:
-    """The environment of one partition of a site: its pins, compilers and PMIx included.
+    """The environment that compiles for one partition of a site: its pins, compilers and PMIx.
 
     Raises:
-        BadInput: a partition without GPUs, or one that no set of versions fits.
+        BadInput: no set of versions fits it.
     """
-    part = site.partition(partition)
-    if part.gpu is None:
-        raise BadInput(
-            f"partition '{partition}' has no GPUs",
-            hint="its stack comes from wheels: set `backend: venv`",
-        )
-    resolution, *others = resolve(site, partition, "spack")
-    if not all(one.fits and one.versions == resolution.versions for one in (resolution, *others)):
-        several = " with all its GPU models" if others else ""
-        raise BadInput(
-            f"no set of versions fits partition '{partition}'{several}",
-            hint=f"`hpcdl stack resolve --partition {partition} --backend spack` says why",
-        )
-    _check_pmix(site)
-    one_gcc = site.spack.compilers or "gcc" in resolution.pins
+    stack = site.stack_for(partition) or find_request(site)
+    request = replace(stack, backend="spack", packages=())
+    found = environment_of(site, request, (partition,), partition)
+    return replace(found, title=f"{site.name}, partition {partition}")
+
+
+def environment_of(
+    site: Site, request: StackRequest, names: tuple[str, ...], name: str
+) -> Environment:
+    """The environment of one build of a stack: of partitions that share it.
+
+    Raises:
+        BadInput: no set of versions fits, or Spack cannot build Slurm's PMIx.
+    """
+    found = Resolver(site).build(request, names)
+    _require_fit(site, found, request, names)
+    wheels = request.backend == "spack-wheels"
+    if not wheels:
+        _check_pmix(site)
+    computes = computes_of(site, request, names)
+    one_gcc = site.spack.compilers or "gcc" in found.pins
+    gcc = found.versions["gcc"] if one_gcc and not wheels else ""
+    models = (one for part in names for one in site.partition(part).gpu_models)
     return Environment(
-        name=partition,
-        title=f"{site.name}, partition {partition}",
-        serves=part.gpu_models,
-        archs=tuple(
-            sorted({group.gpu.compute.replace(".", "") for group in part.gpu_groups if group.gpu})
-        ),
-        versions=resolution.versions,
-        gcc=resolution.versions["gcc"] if one_gcc else _majors(part.gpu.compute),
-        pinned=tuple(resolution.pins),
+        name=name,
+        title=f"{site.name}, stack {request.name}",
+        serves=tuple(dict.fromkeys(models)) if computes else ("CPUs",),
+        archs=_archs(found.versions["tensorflow"], computes, wheels=wheels),
+        versions=found.versions,
+        gcc="" if wheels else gcc or _majors(computes[0] if computes else None),
+        pinned=tuple(found.pins),
+        wheels=wheels,
+        proof=found.proof,
     )
 
 
-def environment_for_stack(site: Site, request: StackRequest) -> Environment:
-    """The environment of a stack: of all the partitions that it serves.
-
-    Raises:
-        BadInput: its partitions cannot share one build, or no set of versions fits.
-    """
-    names = request.partitions or tuple(site.partitions)
-    title = f"{site.name}, stack {request.name}"
-    idle = request.variant == "cpu"
-    with_gpus = [name for name in names if site.partition(name).gpu is not None and not idle]
-    if not with_gpus:
-        _require_one_target(site, request, names)
-        versions = cpu_versions(request)
-        why = f"TensorFlow {versions['tensorflow']} for CPUs, from wheels"
-        serves: tuple[str, ...] = ("CPUs, from wheels",)
-        return Environment(request.name, title, serves, (), versions, "", wheels=True, why=why)
-    models = dict.fromkeys(one for name in with_gpus for one in site.partition(name).gpu_models)
-    serves, choice = tuple(models), choose_wheels(site, request, with_gpus)
-    if choice.archs and with_gpus == list(names):
-        _require_one_target(site, request, names)
-        return Environment(
-            request.name,
-            title,
-            serves,
-            choice.archs,
-            gpu_wheels().versions,
-            "",
-            wheels=True,
-            why=choice.why,
-        )
-    # As if every partition had this stack, so that its pins count.
-    parts = {name: replace(one, stack=request.name) for name, one in site.partitions.items()}
-    only = replace(site, stacks={request.name: request}, partitions=parts)
-    found = {name: environment_for(only, name) for name in with_gpus}
-    first = found[with_gpus[0]]
-    others = [name for name, one in found.items() if one.versions != first.versions]
-    others += [name for name in names if name not in found]
-    if others:
-        raise BadInput(
-            f"the stack '{request.name}' cannot be one build: {', '.join(others)} "
-            f"and {with_gpus[0]} need different ones",
-            hint="in site.yaml, make a stack with `backend: spack` per GPU generation and name "
-            "its partitions",
-        )
-    _require_one_target(site, request, names)
-    archs = tuple(sorted({arch for one in found.values() for arch in one.archs}))
-    why = f"Spack compiles TensorFlow {first.versions['tensorflow']}: {choice.why}"
-    return replace(first, name=request.name, title=title, serves=serves, archs=archs, why=why)
+def _require_fit(
+    site: Site, found: Resolution, request: StackRequest, names: tuple[str, ...]
+) -> None:
+    if found.fits:
+        return
+    models = {model for name in names for model in site.partition(name).gpu_models}
+    several = " with all its GPU models" if len(models) > 1 and len(names) == 1 else ""
+    raise BadInput(
+        f"no set of versions fits partition '{found.partition}'{several} by {request.backend}",
+        details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
+        hint=f"`hpcdl stack resolve --partition {found.partition} --backend {request.backend}` "
+        "says more",
+    )
 
 
-def _require_one_target(site: Site, request: StackRequest, names: Sequence[str]) -> None:
-    """Code for a newer CPU ends with SIGILL on an older one."""
-    groups = [group for name in names for group in site.partition(name).gpu_groups]
-    targets = {group.label: group.target for group in groups}
-    if len(set(targets.values())) > 1:
-        raise BadInput(
-            f"the stack '{request.name}' cannot be one build: its partitions have different "
-            "targets",
-            details=[f"{name}: {target}" for name, target in targets.items()],
-            hint="give them the `target` of the oldest CPU among them, such as x86_64_v3, or make "
-            "a stack per target",
-        )
+def _archs(tensorflow: str, computes: tuple[str, ...], *, wheels: bool) -> tuple[str, ...]:
+    """Spack's cuda_arch values for GPUs; of wheels the newest code that runs on each of them."""
+    if not wheels or not computes:
+        return tuple(sorted({compute.replace(".", "") for compute in computes}))
+    listed = wheel_sets("py-tensorflow-cuda-wheels")[tensorflow]["cuda_arch"]
+    fits = [[arch for arch in listed if serves([f"sm_{arch}"], compute)] for compute in computes]
+    return tuple(sorted({max(one) for one in fits}))
 
 
 def _check_pmix(site: Site) -> None:
@@ -219,8 +202,8 @@ def render_site(site: Site, partition: Partition) -> str:
     )
 
 
-def _majors(compute: str) -> str:
-    """Major releases of gcc that fit a GPU's newest set, as a range: `12:13`."""
+def _majors(compute: str | None) -> str:
+    """Major releases of gcc that fit the newest set of a GPU (None: a CPU), as a range: `12:13`."""
     majors = sorted({v.split(".")[0] for v in allowed(compute, "spack", "gcc")}, key=sort_key)
     return f"{majors[0]}:{majors[-1]}"
 
@@ -234,8 +217,8 @@ def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
         return
     for virtual in ("c", "cxx", "fortran"):
         yield virtual, f"gcc@{wanted.gcc}", ""
-    pinned = [name for name in wanted.pinned if name in wanted.versions and name != "gcc"]
-    for component in dict.fromkeys([*book["fixed"], *pinned]):
+    fixed = [*book["fixed"], *(name for name in wanted.pinned if name != "gcc")]
+    for component in dict.fromkeys(name for name in fixed if name in wanted.versions):
         yield book["packages"][component], f"@{wanted.versions[component]}", ""
 
 

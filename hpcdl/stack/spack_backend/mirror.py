@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcdl.site import Site
 from hpcdl.stack.spack_backend.environment import environment, environments
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import inventory
@@ -131,28 +130,13 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
     return Mirror(where, paths, tuple(sources), Path(named) if named else None, compiles)
 
 
-def choose_environments(
-    names: Sequence[str], stack: str | None, the_site: Callable[[], Site]
-) -> tuple[Path, tuple[str, ...]]:
-    """The directory with the environments, and which of them.
+def choose_environments(names: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """The directory with the shipped environments, and which of them: all where none is named.
 
-    All shipped ones where none is named; or those of a stack of the site, which is asked for only
-    then.
-
-    Raises:
-        BadInput: an unknown environment or stack, or a stack that is not solved yet.
+    Raises BadInput for an unknown environment.
     """
-    if stack is None:
-        known = tuple(environment(name).name for name in names)
-        return shipped_copy(), known or tuple(one.name for one in environments())
-    from hpcdl.stack.spack_backend.spack_build import plan_spack
-
-    plan = plan_spack(the_site(), stack)
-    if names or plan.lock is None:
-        said = "--name takes a stack's own" if names else f"the stack '{stack}' is not solved"
-        hint = "`hpcdl stack build` solves it first; or name a shipped environment alone"
-        raise BadInput(said, hint=hint)
-    return plan.work.root, (plan.environment.name,)
+    known = tuple(environment(name).name for name in names)
+    return shipped_copy(), known or tuple(one.name for one in environments())
 
 
 def shipped_copy() -> Path:

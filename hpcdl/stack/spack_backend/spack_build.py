@@ -17,15 +17,14 @@ from typing import Any
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.install import require_space
-from hpcdl.stack.recipe import digest, find_request
+from hpcdl.stack.recipe import digest
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
-from hpcdl.stack.resolve import serving
 from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend import tool
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
 from hpcdl.stack.spack_backend.concretize import Work
-from hpcdl.stack.spack_backend.environment import Environment, environment_for_stack
+from hpcdl.stack.spack_backend.environment import Environment, environment_of
 from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, make_all
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.stack.spack_backend.view import inventory
@@ -42,6 +41,7 @@ class SpackPlan:
 
     site: Site
     request: StackRequest
+    partitions: tuple[str, ...]
     environment: Environment
     work: Work
     own: str
@@ -82,7 +82,7 @@ class SpackPlan:
         lock = self.lock
         count = f"{len(tool.read_lock(lock.parent).specs)} " if lock else ""
         return [
-            f"take {self.environment.why}" if self.environment.wheels else self.environment.why,
+            self.environment.why,
             *(f"write {path}" for path in self.work.changed),
             *([] if lock else [f"solve {self.environment.name} with Spack"]),
             f"install what is missing of its {count}packages in {store(self.site)}",
@@ -114,51 +114,41 @@ class SpackPlan:
             size = table["build_gb"]["cuda" if self.environment.archs else "cpu"]
             require_space({store(self.site): size}, only_look=only_look)
 
-    def as_data(self) -> dict[str, Any]:
-        """The plan for machines."""
-        expected = self.expected()
+    def details(self) -> dict[str, Any]:
+        """What only a plan with Spack has, for machines."""
         return {
-            "schema": 1,
-            "stack": self.request.name,
-            "backend": "spack",
-            "release": self.release_id,
-            "exists": self.exists,
-            "module": expected.module,
-            "versions": dict(expected.versions),
-            "proof": expected.proof,
             "why": self.environment.why,
             "specs": list(self.environment.specs),
             "directory": str(self.work.root),
-            "steps": self.steps(),
         }
 
     def adoption(self) -> Adoption:
         """The end of it: the release of the environment, once that is installed."""
-        return Adoption(self.site, self.request, tool.read_lock(self.folders.environment), self.own)
+        lock = tool.read_lock(self.folders.environment)
+        return Adoption(self.site, self.request, self.partitions, lock, self.own)
 
     def expected(self) -> Release:
         """The release as it will be recorded, its id perhaps unknown, before anything is built."""
         site, request, wanted = self.site, self.request, self.environment
         name = self.release_id or f"{request.name}-{wanted.versions['tensorflow']}"
         locked_ones = tool.read_lock(self.lock.parent).components if self.lock else {}
-        target = site.partition((request.partitions or tuple(site.partitions))[0]).target
-        from_wheels = "compiled" if wanted.archs else "run"
+        target = site.partition((self.partitions or tuple(site.partitions))[0]).target
         return Release(
             id=name,
             stack=request.name,
-            backend="spack",
+            backend=request.backend,
             root=releases_folder(site) / name,
             module=wanted.module,
             versions=tool.told_versions({**wanted.versions, **locked_ones}),
-            partitions=request.partitions,
-            proof=from_wheels if wanted.wheels else facts.load("spack")["locked_with"]["proof"],
+            partitions=self.partitions,
+            proof=wanted.proof,
             created="",
             hpcdl=f"{__version__}+{self.own}",
             needs=needs_of(
                 wanted.archs,
                 wanted.versions.get("cuda", ""),
                 target,
-                gpus_of(site, request.partitions),
+                gpus_of(site, self.partitions),
                 wheels=wanted.wheels,
             ),
             lock=(),
@@ -175,22 +165,33 @@ def store(site: Site) -> Path:
     return site.spack.store or shared(site) / "store"
 
 
-def plan_spack(site: Site, name: str | None = None) -> SpackPlan:
-    """What a build of that stack with Spack would do.
+def plan_spack(
+    site: Site,
+    request: StackRequest,
+    names: tuple[str, ...],
+    served: tuple[str, ...],
+    *,
+    alone: bool = True,
+) -> SpackPlan:
+    """The plan of one build with Spack: for the partitions `names`, recorded as for `served`.
+
+    Where the stack has others (not `alone`), its environment is named by its variant.
 
     Raises:
-        BadInput: there is no such stack, its partitions cannot share one build, or it has packages.
+        BadInput: no set of versions fits, or the stack has packages that are wheels.
     """
-    request = replace(serving(site, find_request(site, name)), backend="spack")
     if request.packages:
         raise BadInput(
             f"`packages:` of stack '{request.name}' are wheels, and Spack builds it",
-            hint="`backend: venv` takes them; with Spack, add specs to an environment of your own",
+            hint="`backend: wheels` takes them; with Spack, add specs to an environment of your "
+            "own",
         )
-    wanted = environment_for_stack(site, request)
-    first = (request.partitions or tuple(site.partitions))[0]
-    work = solver.site_work(site, wanted, shared(site) / request.name, first)
-    return SpackPlan(site, request, wanted, work, own_digest())
+    wanted = environment_of(site, request, names, request.name)
+    if not alone:
+        target = site.partition(names[0]).target
+        wanted = replace(wanted, name=f"{request.name}-{wanted.variant}-{target}")
+    work = solver.site_work(site, wanted, shared(site) / wanted.name, names[0])
+    return SpackPlan(site, request, served, wanted, work, own_digest())
 
 
 def build_spack(

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__, facts
-from hpcdl.site import Gpu, StackRequest
-from hpcdl.stack.recipe import MODULE, digest, variant_of
-from hpcdl.stack.release import SCHEMA
+from hpcdl.site import Gpu
+from hpcdl.stack.recipe import digest, variant_of
+from hpcdl.stack.release import MODULE, SCHEMA
 from hpcdl.stack.resolve_facts import needs_of, wheel_sets
 from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -208,6 +208,9 @@ class Lock:
             # CUDA's libraries are in the wheels, of another release than the nvcc.
             rows = wheel_sets(self.tensorflow["name"])
             found |= rows.get(self.tensorflow["version"], {}).get("versions", {})
+        if self.wheels:
+            listed = wheel_sets(self.tensorflow["name"]).get(self.tensorflow["version"], {})
+            found |= {"keras": listed["others"]["keras"]["version"]} if listed else {}
         return found
 
     @property
@@ -225,11 +228,11 @@ class Lock:
         cuda = self._components().get("cuda", "")
         return needs_of(self.archs, cuda, self.target, gpus, wheels=self.wheels)
 
-    def release_id(self, request: StackRequest, own: str) -> str:
+    def release_id(self, stack: str, partitions: tuple[str, ...], own: str) -> str:
         """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
         hashes = sorted(root["hash"] for root in self.roots)
-        key = digest(SCHEMA, hashes, own, request.partitions)
-        return f"{request.name}-{self.tensorflow['version']}-{self.variant}-{key}"
+        key = digest(SCHEMA, hashes, own, partitions)
+        return f"{stack}-{self.tensorflow['version']}-{self.variant}-{key}"
 
 
 def told_versions(found: Mapping[str, str]) -> dict[str, str]:

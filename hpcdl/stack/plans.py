@@ -1,0 +1,137 @@
+"""Plans of a stack: what `stack build` makes of it, one build per group of partitions.
+
+Every way of building has a plan of its own with the same methods, a `ReleasePlan`; what the command
+line, `stack plan` and the documents show comes from it. Its versions are those that `stack resolve`
+shows for each of its partitions: both are answers of one `Resolver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hpcdl.site import Site, StackRequest
+from hpcdl.stack.build import plan_wheels
+from hpcdl.stack.release import Release
+from hpcdl.stack.resolve import Resolver, find_request
+from hpcdl.stack.spack_backend.spack_build import plan_spack
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+
+
+class ReleasePlan(Protocol):
+    """What a build, or an adoption, will do; `release_id` is None until everything is locked."""
+
+    @property
+    def site(self) -> Site:
+        """The site it is for."""
+
+    @property
+    def request(self) -> StackRequest:
+        """The stack."""
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Partitions that it serves, none meaning all."""
+
+    @property
+    def release_id(self) -> str | None:
+        """The id of the release, where it is known."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether that release is there already."""
+
+    def steps(self) -> list[str]:
+        """What is left to do, in words; empty where the release exists."""
+
+    def require_ready(self, *, only_look: bool = False) -> None:
+        """Raise MissingPrerequisite or BadInput for what this machine lacks."""
+
+    def expected(self) -> Release:
+        """The release as it will be recorded, its id perhaps unknown."""
+
+    def details(self) -> Mapping[str, Any]:
+        """What only this way of building has, for machines."""
+
+
+def plan_data(plan: ReleasePlan) -> dict[str, Any]:
+    """A plan for machines."""
+    expected = plan.expected()
+    return {
+        "schema": 1,
+        "stack": plan.request.name,
+        "backend": expected.backend,
+        "release": plan.release_id,
+        "exists": plan.exists,
+        "module": expected.module,
+        "versions": dict(expected.versions),
+        "proof": expected.proof,
+        "partitions": list(plan.partitions),
+        **plan.details(),
+        "steps": plan.steps(),
+    }
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Partitions of a stack that get no build on this machine, and why."""
+
+    partitions: tuple[str, ...]
+    fault: HpcdlError
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.partitions)}: {self.fault.in_one_line()}"
+
+
+def plan_stack(
+    site: Site,
+    name: str | None = None,
+    *,
+    partition: str | None = None,
+    backend: str | None = None,
+    without_horovod: bool = False,
+) -> tuple[tuple[ReleasePlan, ...], tuple[Blocked, ...]]:
+    """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
+
+    `partition` asks for its build only; `backend` builds it another way than the site file says,
+    `without_horovod` leaves that out, whatever the site says.
+    """
+    request = find_request(site, name)
+    horovod = request.horovod and not without_horovod
+    request = replace(request, backend=backend or request.backend, horovod=horovod)
+    site = replace(site, stacks={**site.stacks, request.name: request})
+    found = Resolver(site).groups(request)
+    wanted = [one for one in found if partition is None or site.partition(partition).name in one]
+    if not wanted:
+        raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
+    plans: list[ReleasePlan] = []
+    blocked = []
+    for names in wanted:
+        every = len(found) == 1 and set(names) == set(site.partitions)
+        served = request.partitions if every else names
+        try:
+            if request.backend == "wheels":
+                plans.append(plan_wheels(site, request, names, served))
+            else:
+                plans.append(plan_spack(site, request, names, served, alone=len(found) == 1))
+        except (MissingPrerequisite, BadInput) as fault:
+            blocked.append(Blocked(names, fault))
+    return tuple(plans), tuple(blocked)
+
+
+def plan_build(site: Site, name: str | None = None, partition: str | None = None) -> ReleasePlan:
+    """The one build of a stack, or of one of its partitions; BadInput where it needs several.
+
+    What keeps a partition without one is raised.
+    """
+    found, blocked = plan_stack(site, name, partition=partition)
+    for one in blocked:
+        raise one.fault
+    if len(found) > 1:
+        raise BadInput(
+            f"stack '{found[0].request.name}' is {len(found)} builds: "
+            + "; ".join(", ".join(one.partitions) for one in found),
+            hint="name a partition",
+        )
+    return found[0]
