@@ -231,9 +231,16 @@ def _show_sweep(found: Sequence[RunStatus], folder: Path, args: argparse.Namespa
             more = f"{len(failed) - _SHOWN} more failed; " if len(failed) > _SHOWN else ""
             print(f"  {more}--retry-failed queues them again", file=sys.stderr)
         _name_impossible(found)
+        if waiting := [one for one in found if one.waits_for]:
+            print(
+                f"  {len(waiting)} not queued yet: Slurm takes no more jobs now "
+                f"({waiting[0].waits_for}). The same command queues them when others have ended.",
+                file=sys.stderr,
+            )
+    held_back = any(one.waits_for for one in found)
     unfinished = args.status and any(one.state != DONE for one in found)
     impossible = any(one.point.problem for one in found)
-    return ExitCode.PARTLY if impossible or unfinished else ExitCode.OK
+    return ExitCode.PARTLY if impossible or unfinished or held_back else ExitCode.OK
 
 
 def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:

@@ -23,10 +23,12 @@ from hpcdl.jobs.sweep import Group, Manifest, Point, Request, point_folder
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
+from hpcdl.slurm.client import SubmitLimits
 from hpcdl.slurm.once import Unconfirmed
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system import files
 from hpcdl.system.declare import check
+from hpcdl.system.errors import BadInput
 from hpcdl.system.signals import undivided
 from hpcdl.system.trust import require_own
 
@@ -42,7 +44,8 @@ class RunStatus:
     """A point of a sweep and its status; the job is None where none was submitted.
 
     A failed point has its program's exit code. `log` is that of its last run. `cluster` is the
-    embedded cluster that the job is of, '' for another.
+    embedded cluster that the job is of, '' for another. `waits_for` is the limit of Slurm that kept
+    a missing point from being queued.
     """
 
     point: Point
@@ -53,6 +56,7 @@ class RunStatus:
     exit_code: int | None = None
     log: Path | None = None
     cluster: str = ""
+    waits_for: str = ""
 
 
 def sweep_directory(site: Site, name: str) -> Path:
@@ -120,7 +124,8 @@ def submit(
         files.clear_leftovers(folder / "sweep.json")
         active = _active_arrays() if manifest.rows else {}
         status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
-        prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry)
+        limits = client.submit_limits(points[0].spec.qos if points else None)
+        prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry, limits)
         _ask_first(prepared)
         known = {row.get("job_id") for row in of_this_cluster(manifest.rows)}
         before = {*after, *(known & set(active) if running else ())}
@@ -131,9 +136,18 @@ def submit(
             slot = queued[number % running :: running] if running else ()
             waits = ":".join(map(str, sorted({*before, *slot})))
             options = (f"--dependency=afterany:{waits}",) if waits else ()
-            queued.append(_queue(folder, manifest, status, group, script, options))
+            try:
+                queued.append(_queue(folder, manifest, status, group, script, options))
+            except BadInput as fault:
+                if not client.is_full(fault):
+                    raise
+                limits = limits._replace(setting=" ".join(fault.details))
+                break  # what is queued stays; the same command queues the rest
         _write_manifest(folder, manifest, status)
-    return tuple(status.values())
+    return tuple(
+        replace(one, waits_for=limits.setting) if one.state == MISSING else one
+        for one in status.values()
+    )
 
 
 def _queue(
@@ -211,10 +225,18 @@ def preview(
     modules: Modules,
     running: int | None,
     retry: bool = True,
+    limits: SubmitLimits | None = None,
 ) -> list[tuple[Group, Script, Path, str]]:
-    """The scripts that `submit` would write for points of this status, and files of arguments."""
+    """The scripts that `submit` would write for points of this status, and files of arguments.
+
+    With `limits`, arrays are no larger than Slurm allows, and all together fit what it takes now.
+    """
     wanted = {MISSING, FAILED} if retry else {MISSING}
-    missing = sweep.groups([one.point for one in found if one.state in wanted])
+    points = [one.point for one in found if one.state in wanted and not one.point.problem]
+    tasks = sweep.TASKS_PER_ARRAY
+    if limits is not None:
+        points, tasks = points[: limits.jobs], min(tasks, limits.array_tasks)
+    missing = sweep.groups(points, tasks)
     dealt = zip(missing, sweep.shares(len(missing), running), strict=True)
     arrays = []
     for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):
@@ -271,11 +293,12 @@ def _prepare(
     modules: Modules,
     running: int | None,
     retry: bool,
+    limits: SubmitLimits,
 ) -> list[tuple[Group, Path]]:
     """Write the scripts of what is missing, and the arguments of their tasks."""
     files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []
-    for group, script, file, text in preview(site, folder, found, modules, running, retry):
+    for group, script, file, text in preview(site, folder, found, modules, running, retry, limits):
         path = file.with_suffix(".sh")
         files.clear_leftovers(path, file)
         for point in group.points:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from hpcdl.slurm import parse
 from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
@@ -42,6 +42,8 @@ _NOT_NOW = (
     "Requested nodes are busy",
     "Required node not available",
 )
+# What Slurm says where a limit is reached: it takes the job once others have ended.
+_FULL = ("Resource temporarily unavailable", "job submit limit", "SubmitJobLimit", "SubmitJobPer")
 _DEFAULTS = re.compile(r"(SQUEUE|SINFO|SCONTROL|SACCT|SACCTMGR|SCANCEL)_")
 _GONE = ("Invalid job id", "already completing or completed")
 _ANSWER_SECONDS = 30.0
@@ -309,8 +311,53 @@ def would_run(script: Path) -> None:
     That nodes are not there at the moment is no refusal: the job would wait for them.
     """
     answer = ask(["sbatch", "--test-only", str(script)], check=False)
-    if not answer.ok and not any(sign in answer.stderr for sign in _NOT_NOW):
+    if not answer.ok and not any(sign in answer.stderr for sign in (*_NOT_NOW, *_FULL)):
         refuse(answer, "Slurm would not take this job")
+
+
+def is_full(fault: BadInput) -> bool:
+    """Whether Slurm refused a job because a limit on the number of jobs is reached."""
+    return any(sign in line for line in fault.details for sign in _FULL)
+
+
+class SubmitLimits(NamedTuple):
+    """What Slurm takes now: so many tasks in one array, and so many more jobs.
+
+    `setting` names what bounds the jobs: slurm.conf's MaxJobCount, or a limit of accounting.
+    """
+
+    array_tasks: int
+    jobs: int
+    setting: str
+
+
+def submit_limits(qos: str | None = None) -> SubmitLimits:
+    """The limits on what this user may submit, where a task of an array counts as a job.
+
+    Slurm has the last word: limits of parent accounts, and jobs that are hidden from this user,
+    are not counted here.
+    """
+    known = config()
+    most = int(known.get("MaxJobCount", "10000"))
+    queued = ask(["squeue", "--all", "--array", "--noheader", "--states=all", "--format=%u %T"])
+    rows = [line.split() for line in queued.stdout.splitlines()]
+    # slurmctld stops one below the limit. Then sbatch itself waits, for up to two minutes a call.
+    found = [(most - 1 - len(rows), f"MaxJobCount={most}")]
+    mine = sum(row[0] == user_name() and row[1] in parse.ACTIVE for row in rows)
+    for name, limit in _accounted_limits(qos):
+        found.append((limit - mine, f"{name}={limit}"))
+    room, setting = min(found)
+    return SubmitLimits(max(1, int(known.get("MaxArraySize", "1001"))), max(0, room), setting)
+
+
+def _accounted_limits(qos: str | None) -> list[tuple[str, int]]:
+    """The limits on submitted jobs of this user's associations and of a QOS, by name."""
+    associations = _accounting("association", f"user={user_name()}", "format=MaxSubmitJobs")
+    found = [("MaxSubmitJobs of the association", limit) for limit in associations]
+    if qos:
+        rows = _accounting("qos", f"name={qos}", "format=MaxSubmitJobsPerUser")
+        found += [(f"MaxSubmitJobsPerUser of the QOS {qos}", limit) for limit in rows]
+    return [(name, int(limit)) for name, limit in found if limit.isdecimal()]
 
 
 def cancel(job_ids: Sequence[int]) -> None:

@@ -311,3 +311,34 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(account
     assert shown[0].split() == ["month", "jobs", "GPU", "h", "CPU", "h"]
     assert shown[-1].endswith("#" * 40)
     accounted.hpcdl("job", "cancel", requeued)  # what is forgotten is no error
+
+
+def test_a_sweep_is_split_by_slurms_limits_and_a_rerun_continues(accounted, tmp_path):
+    conf = Path(accounted.env["SLURM_CONF"])
+    accounted("sacctmgr", "-i", "modify", "user", user_of(os.geteuid()), "set", "MaxSubmitJobs=9")
+
+    def allow(jobs):
+        kept = re.sub(r"\nMax(ArraySize|JobCount)=\d+", "", conf.read_text().rstrip())
+        conf.write_text(f"{kept}\nMaxArraySize=4\nMaxJobCount={jobs}\n")
+        accounted("scontrol", "reconfigure")
+
+    def sweep():
+        over = ",".join(map(str, range(1, 16)))
+        words = ("--cpus-per-task", "1", "--launcher", "single", "--name", "limits", "--over")
+        shared = ("job", "sweep", "--no-module", "--no-preflight", "--partition", "cpu")
+        program = ("--", "sh", "-c", "echo {x} >>runs")
+        return accounted.hpcdl(*shared, *words, f"x={over}", *program, check=False)
+
+    allow(6)
+    first = sweep()
+    assert first.returncode == 6
+    assert "5 queued, 10 missing" in first.stdout
+    assert "(MaxJobCount=6)" in first.stderr
+    allow(1000)
+    wait_for(lambda: not accounted("squeue", "-h").stdout)
+    second = sweep()
+    assert "5 done, 9 queued, 1 missing" in second.stdout
+    assert "(MaxSubmitJobs of the association=9)" in second.stderr
+    wait_for(lambda: "15 done" in sweep().stdout, 120)
+    runs = sorted(Path(accounted.env["HPCDL_HOME"]).glob("*/work/sweeps/limits/points/*/runs"))
+    assert [path.read_text().count("\n") for path in runs] == [1] * 15
