@@ -167,6 +167,8 @@ class Queue:
         self.scripts: list[str] = []
         self.options: list[tuple[str, ...]] = []
         monkeypatch.setattr(client, "would_run", lambda _: None)
+        limits = client.SubmitLimits(1001, 10_000, "MaxJobCount=10001")
+        monkeypatch.setattr(client, "submit_limits", lambda _: limits)
         monkeypatch.setattr(once, "submit", self.submit)
         monkeypatch.setattr(client, "queue", self.records)
 
