@@ -99,7 +99,8 @@ def _init(args: argparse.Namespace) -> ExitCode:
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")
     if args.output and args.output.exists() and not args.force:
         raise BadInput(f"{args.output} already exists", hint="give --force to replace it")
-    found = draft(look())
+    cluster = look()
+    found = draft(cluster)
     if args.json:
         print_json({"text": found.text, "questions": found.questions})
     elif args.output and not args.dry_run:
@@ -107,6 +108,8 @@ def _init(args: argparse.Namespace) -> ExitCode:
         print(f"wrote {args.output}; next: hpcdl site check --site {args.output}")
     else:
         print(found.text, end="")
+    for note in cluster.notes:
+        print(f"note: {note}", file=sys.stderr)
     for question in found.questions:
         print(f"to fill in: {question}", file=sys.stderr)
     return ExitCode.PARTLY if found.questions else ExitCode.OK
@@ -116,11 +119,14 @@ def _check(args: argparse.Namespace) -> ExitCode:
     from hpcdl.site.live import compare, look
 
     site = the_site(args)
-    drift = compare(site, look())
+    cluster = look()
+    drift = compare(site, cluster)
     rows = [(one.key, one.file, one.cluster) for one in drift]
     text = table(rows, ("key", "site file", "cluster"))
     text = text if drift else f"{site.source} and the cluster agree"
-    data = {"site": site.name, "drift": [one._asdict() for one in drift]}
+    text = "\n".join([text, *(f"note: {note}" for note in cluster.notes)])
+    drifts = [one._asdict() for one in drift]
+    data = {"site": site.name, "drift": drifts, "notes": list(cluster.notes)}
     return show(args, data, text, ok=not drift)
 
 

@@ -160,7 +160,7 @@ def _record(
         ClusterState(
             directory=directory,
             site=site.name,
-            site_file=rootfs.own_site(directory) if root else site.source,
+            site_file=site.source,
             prefix=site.paths.prefix,
             lmod_init=site.paths.lmod_init,
             mode=asked.mode,
@@ -190,7 +190,10 @@ def _lay_down(site: Site, asked: ClusterRequest, begun: ClusterState, ports: Por
     mpi = mpi_plugin(site.slurm.mpi, directory, begun.root)
     _write_files(asked, begun, mpi)
     if begun.root:
-        rootfs.write_own(site, begun, mpi)
+        rootfs.link_commands(begun)
+    # Scripts and lint follow the release: Debian 13 has 24.11, whatever the site file says.
+    if begun.root or (begun.slurm_version, mpi) != (site.slurm.version, site.slurm.mpi):
+        begun = state.write_state(replace(begun, site_file=rootfs.write_own(site, begun, mpi)))
     return begun
 
 

@@ -244,11 +244,10 @@ def original_site(path: Path) -> Path:
     return source if source.is_file() else path
 
 
-def write_own(site: Site, state: ClusterState, mpi: str) -> None:
-    """Write what only a cluster from a rootfs has: its commands, its site with its release."""
+def write_own(site: Site, state: ClusterState, mpi: str) -> Path:
+    """Write the site as the Slurm that runs has it, its release and plug-in; gives the file."""
     import yaml
 
-    assert state.root is not None
     # As nodes, not values: YAML would take 24:00:00 and 2.10 for numbers, and write others.
     said = yaml.compose(site.source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     assert isinstance(said, yaml.MappingNode)
@@ -262,6 +261,12 @@ def write_own(site: Site, state: ClusterState, mpi: str) -> None:
     ]
     head = f"# {site.source} as of Slurm {state.slurm_version}. Written by `hpcdl cluster up`.\n"
     write_atomic(own_site(state.directory), head + yaml.serialize(said))
+    return own_site(state.directory)
+
+
+def link_commands(state: ClusterState) -> None:
+    """Link the commands of a cluster from a rootfs."""
+    assert state.root is not None
     for name in facts.load("slurm_suites")["commands"]:
         if (state.root / "bin" / name).exists():
             switch_link(state.directory / "bin" / name, "../etc/client.sh")

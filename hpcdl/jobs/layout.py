@@ -277,7 +277,7 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -
     """A rank's CPUs: what is asked for, else its share of the node, in whole cores."""
     if spec.cpus_per_task is None:
         taken, there = (gpus, partition.gpus_per_node) if partition.gpu else (1, 1)
-        cores = partition.cores * taken // there // tasks
+        cores = partition.usable_cores * taken // there // tasks
         share = max(1, partition.cpus * taken // there // tasks)
         return cores * partition.threads_per_core or share
     if spec.cpus_per_task * tasks > partition.cpus:

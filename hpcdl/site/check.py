@@ -8,6 +8,7 @@ apart from `load` because it needs YAML and the schema, and the values of a vali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -162,6 +163,7 @@ class _Meaning:
             close, shown = did_you_mean(model, known_names(self.own)).rstrip(";."), short(model)
             row = f"`gpus: {{{shown}: {{compute: 'X.Y', memory_gb: N}}}}`"
             self.fault(f"unknown GPU model '{shown}'", place, f"{close} Or describe it: {row}")
+        self.cpus(where, nodes)
         if not nodes.get("hostlist"):
             return
         try:
@@ -172,6 +174,14 @@ class _Meaning:
         if said is not None and count != said:
             wrong = f"'hostlist' names {count} nodes, but 'nodes' is {said}"
             self.fault(wrong, (*where, "hostlist"))
+
+    def cpus(self, where: Where, nodes: Values) -> None:
+        """More usable CPUs than there are."""
+        sizes = ("sockets", "cores_per_socket", "threads_per_core")
+        there = math.prod(int(nodes.get(key) or 0) for key in sizes)
+        if there and (nodes.get("usable_cpus") or 0) > there:
+            said = f"'usable_cpus' is more than the {there} CPUs of a node"
+            self.fault(said, (*where, "usable_cpus"), "leave it out where jobs may have them all")
 
     def groups(self, name: str, part: Values, groups: list[Values]) -> None:
         """Groups that do not make up their partition, or that no job could ask for."""

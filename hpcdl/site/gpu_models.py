@@ -19,6 +19,8 @@ from hpcdl.system.text import count_of, did_you_mean
 Row = dict[str, Any]
 _NONE: Mapping[str, Row] = {}
 NVIDIA = "nvidia"
+_MAKERS = ("nvidia", "tesla", "geforce", "gpu", "")
+_VARIANT = re.compile(r"pcie|nvl|sxm\d*|\d+gb")
 _MIG = re.compile(r"(^|[-_])(mig|\d+g\.\d+gb)")
 
 
@@ -63,18 +65,41 @@ def gpu_named(name: str) -> Gpu:
 
 
 def model_of_type(gres_type: str | None) -> str | None:
-    """The GPU model that a GRES type names, None where it names none we know.
+    """The GPU model that a GRES type names, None where it names none, or where several would do.
 
-    Sites write `p100`, `tesla_v100`, `nvidia_a100-sxm4-40gb` (NVML's own names). A slice of a GPU
-    (MIG: `a100_1g.5gb`) has neither its memory nor its speed: it is none that we know.
+    Sites write `p100`, `tesla_v100`, `nvidia_a100-sxm4-40gb` (NVML's own names). Every word must
+    be one of the model: by its beginning alone, `tesla_v100-pcie-32gb` was drafted as a V100 with
+    16 GB and NVLink. A slice of a GPU (MIG: `a100_1g.5gb`) has neither its memory nor its speed.
     """
     if not gres_type or is_slice(gres_type):
         return None
-    known = {name.casefold() for name in known_names()}
-    words = re.sub(r"^(nvidia[-_])?((tesla|geforce)[-_])?", "", gres_type.casefold())
-    whole = words.replace("_", "-")
-    named = next((name for name in (whole, whole.split("-")[0]) if name in known), None)
-    return named and _canonical(named)
+    words = [
+        re.sub(r"^(\d+)g$", r"\1gb", word)
+        for word in re.split(r"[-_ ]+", gres_type.casefold())
+        if word not in _MAKERS
+    ]
+    exact = {_joined(name): name for name in known_names()}.get("".join(words))
+    if exact:
+        return _canonical(exact)
+    rows = facts.load("gpus")["gpus"]
+    fitting = [name for name, row in rows.items() if _explains(name, row, words)]
+    usual = {_canonical(name.split("-")[0]) for name in fitting}
+    chosen = [name for name in fitting if name in usual] or fitting
+    return str(chosen[0]) if len(chosen) == 1 else None
+
+
+def _joined(name: str) -> str:
+    """`RTX-3090`, `rtx3090` and `RTX_3090` are one name."""
+    return re.sub(r"[-_ ]", "", name.casefold())
+
+
+def _explains(model: str, row: Mapping[str, Any], words: list[str]) -> bool:
+    """Whether each word is one of this model, and none of its own name lacks."""
+    name = model.casefold().split("-")
+    variants = {word for word in name if _VARIANT.fullmatch(word)}
+    forms = {word.rstrip("0123456789") for word in variants if word.startswith("sxm")}
+    known = {*name, *forms, f"{row['memory_gb']:g}gb"}
+    return set(name) - variants <= set(words) <= known
 
 
 def is_slice(gres_type: str) -> bool:

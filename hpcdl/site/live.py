@@ -8,6 +8,7 @@ it leaves open about a GPU is named, so that no guess is published.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,11 @@ from hpcdl.site.gpu_models import is_slice, model_of_type, out_of_scope
 from hpcdl.site.model import Partition, Site
 from hpcdl.slurm import client
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
-from hpcdl.slurm.parse import NodeRecord, PartitionRecord
+from hpcdl.slurm.parse import NodeRecord, PartitionRecord, QosLimits, Reservation
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import templates
-from hpcdl.system.text import count_of, nearest
+from hpcdl.system.text import count_of, nearest, one_of
 
 _PLUGINS = {
     "SelectType": {"cons_res", "cons_tres", "linear"},
@@ -36,7 +37,8 @@ class LivePartition:
     """A partition as Slurm shows it. `gpu_type` is None where GRES is untyped or absent.
 
     `groups` are its nodes by their GPUs, where those differ; the rest then tells of the first.
-    `foreign` are types of GPUs that hpcdl does not serve.
+    `foreign` are types of GPUs that hpcdl does not serve. `usable_cpus` and `memory_gb` are what
+    jobs may have of a node; `limits` are those of the partition's QOS, `asks` what jobs must name.
     """
 
     name: str
@@ -54,16 +56,31 @@ class LivePartition:
     odd_nodes: tuple[str, ...]
     foreign: tuple[str, ...] = ()
     groups: tuple[LivePartition, ...] = ()
+    usable_cpus: int = 1
+    limits: str = ""
+    asks: tuple[str, ...] = ()
 
     @property
     def node_groups(self) -> tuple[LivePartition, ...]:
         """Its groups: itself where all its nodes have the same GPUs."""
         return self.groups or (self,)
 
+    @property
+    def cpus(self) -> int:
+        """CPUs of a node, usable or not."""
+        return self.sockets * self.cores_per_socket * self.threads_per_core
+
+    @property
+    def main_groups(self) -> tuple[LivePartition, ...]:
+        """Its groups without slices (MIG) on nodes that have whole GPUs, too."""
+        whole = [one for one in self.groups if not is_slice(one.gpu_type or "")]
+        hosts = set().union(*(_hosts(one.hostlist) for one in whole if one.gpus_per_node))
+        return tuple(one for one in self.groups if one in whole or not _hosts(one.hostlist) & hosts)
+
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """A cluster as its Slurm shows it. The last three are keys of `slurm` in a site file."""
+    """A cluster as its Slurm shows it. `notes` are what a person should know of it now."""
 
     name: str
     version: str
@@ -74,6 +91,7 @@ class LiveCluster:
     select: str | None = None
     task_plugins: tuple[str, ...] = ()
     plugin_options: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def look() -> LiveCluster:
@@ -88,16 +106,51 @@ def look() -> LiveCluster:
             hint="some are hidden from those who may not use them (slurm.conf(5), Hidden, "
             "AllowGroups): ask as another user, or as root",
         )
+    limits = client.qos_limits(sorted({part.qos for part in partitions if part.qos}))
+    described = tuple(
+        _limited(describe(part, nodes), part, {one.name: one for one in limits})
+        for part in partitions
+    )
     return LiveCluster(
         name=(config.get("ClusterName", "").split() or ["cluster"])[0],
         version=client.version(),
         mpi_plugins=plugins,
         mpi_default=_mpi(config.get("MpiDefault", "none"), plugins),
         accounting="slurmdbd" in config.get("AccountingStorageType", ""),
-        partitions=tuple(describe(part, nodes) for part in partitions),
+        partitions=described,
         select=next(iter(plugins_of(config, "SelectType")), None),
         task_plugins=plugins_of(config, "TaskPlugin"),
         plugin_options=client.plugin_options(),
+        notes=tuple(reserved(described, client.reservations())),
+    )
+
+
+def reserved(parts: Sequence[LivePartition], held: Sequence[Reservation]) -> Iterator[str]:
+    """A line per reservation that leaves a partition no node. Pure."""
+    for part in parts:
+        for one in held:
+            if part.nodes and _hosts(part.hostlist) <= _hosts(one.nodes):
+                yield (
+                    f"all nodes of '{part.name}' are reserved by '{one.name}' from {one.start} to "
+                    f"{one.end}: other jobs wait"
+                )
+
+
+def _limited(
+    live: LivePartition, record: PartitionRecord, limits: Mapping[str, QosLimits]
+) -> LivePartition:
+    """The partition with what its QOS limits, and the account or QOS that its jobs must name."""
+    own = limits.get(record.qos)
+    words = {"qos": record.allowed_qos, "account": record.allowed_accounts}
+    asks = tuple(f"{key}: {names.replace(',', ' or ')}" for key, names in words.items() if names)
+    live = replace(live, asks=asks)
+    if own is None or not own.shown:
+        return live
+    shorter = own.max_wall and slurm_minutes(own.max_wall) < slurm_minutes(live.max_time)
+    return replace(
+        live,
+        limits=f"its QOS {own.name} has {own.shown}",
+        max_time=own.max_wall if shorter else live.max_time,
     )
 
 
@@ -131,9 +184,9 @@ def describe(partition: PartitionRecord, nodes: Sequence[NodeRecord]) -> LivePar
 
 def _alike(partition: PartitionRecord, nodes: Sequence[NodeRecord], gpus: _Gpus) -> LivePartition:
     """Nodes that have the same GPUs; the shape that most of them have."""
-    shapes = Counter(map(_shape, nodes)) or {(1, 1, 1, 1, ()): 1}
+    shapes = Counter(map(_shape, nodes)) or {(1, 1, 1, 1, (), 1): 1}
     usual = max(shapes, key=lambda shape: shapes[shape])
-    sockets, cores, threads, memory, features = usual
+    sockets, cores, threads, memory, features, usable = usual
     return LivePartition(
         name=partition.name,
         default=partition.default,
@@ -148,12 +201,14 @@ def _alike(partition: PartitionRecord, nodes: Sequence[NodeRecord], gpus: _Gpus)
         features=features,
         max_time=partition.max_time,
         odd_nodes=tuple(node.name for node in nodes if _shape(node) != usual),
+        usable_cpus=usable,
     )
 
 
-def _shape(node: NodeRecord) -> tuple[int, int, int, int, tuple[str, ...]]:
+def _shape(node: NodeRecord) -> tuple[int, int, int, int, tuple[str, ...], int]:
     memory = max(1, node.memory_mb // 1000)
-    return node.sockets, node.cores_per_socket, node.threads_per_core, memory, node.features
+    cores = node.sockets, node.cores_per_socket, node.threads_per_core
+    return (*cores, memory, node.features, node.usable_cpus or node.cpus)
 
 
 def _mpi(default: str, plugins: Sequence[str]) -> str:
@@ -171,7 +226,17 @@ class Draft(NamedTuple):
 
 
 def draft(cluster: LiveCluster) -> Draft:
-    """The commented site file of a cluster. Pure but for reading the template."""
+    """The commented site file of a cluster. Pure but for reading the template.
+
+    Partitions without nodes are left out: no job could run there.
+    """
+    empty = [part.name for part in cluster.partitions if not part.nodes]
+    parts = tuple(_drafted(part) for part in cluster.partitions if part.nodes)
+    if not parts:
+        raise MissingPrerequisite(
+            "no partition of this Slurm has nodes", hint="ask again when nodes are configured"
+        )
+    cluster = replace(cluster, partitions=parts)
     groups = [
         (f"partitions.{part.name}" + (f".groups.{number}" if part.groups else ""), group)
         for part in cluster.partitions
@@ -180,6 +245,7 @@ def draft(cluster: LiveCluster) -> Draft:
     environment = templates("sites", trim_blocks=True, lstrip_blocks=True)
     text = environment.get_template("site.yaml.j2").render(
         cluster=cluster,
+        empty=empty,
         model_of=model_of_type,
         typed=any(group.gpu_type for _, group in groups),
         known=sorted(facts.load("gpus")["gpus"]),
@@ -193,11 +259,24 @@ def draft(cluster: LiveCluster) -> Draft:
     return Draft(text, tuple(questions))
 
 
+def _drafted(part: LivePartition) -> LivePartition:
+    """The partition without the slices that nodes have beside whole GPUs."""
+    groups = part.main_groups
+    if len(groups) == len(part.groups):
+        return part
+    some = groups[0]
+    one = replace(some, nodes=part.nodes, hostlist=part.hostlist, foreign=part.foreign)
+    slices = sorted({str(two.gpu_type) for two in part.groups if two not in groups})
+    note = f"its nodes have slices of GPUs, too ({', '.join(slices)}): to use them, describe one"
+    note += " as a model under `gpus` and give the partition groups"
+    limits = "; ".join(filter(None, [part.limits, note]))
+    return replace(one, groups=groups if len(groups) > 1 else (), limits=limits, asks=part.asks)
+
+
 def _questions(place: str, group: LivePartition) -> Iterator[str]:
     kind = group.gpu_type
     if group.gpus_per_node and model_of_type(kind) is None:
-        close = nearest(kind or "", facts.load("gpus")["gpus"])
-        hint = f", {close}?" if close else ""
+        hint = _perhaps(kind or "")
         if kind and is_slice(kind):
             hint = ", a slice of a GPU (MIG): describe it as a model under `gpus`"
         said = f"'{kind}'" if kind else "no type"
@@ -205,6 +284,14 @@ def _questions(place: str, group: LivePartition) -> Iterator[str]:
     if group.odd_nodes:
         names = ", ".join(group.odd_nodes[:5]) + (" ..." if len(group.odd_nodes) > 5 else "")
         yield f"{place}: nodes that differ from the others: {names}"
+
+
+def _perhaps(kind: str) -> str:
+    """The models that a type may mean: those of which it has the first word, or the nearest."""
+    rows, words = facts.load("gpus")["gpus"], re.split(r"[-_ ]+", kind.casefold())
+    alike = [name for name in rows if name.casefold().split("-")[0] in words]
+    close = alike or list(filter(None, [nearest(kind, rows)]))
+    return f", {one_of(close)}?" if close else ""
 
 
 class Drift(NamedTuple):
@@ -224,14 +311,14 @@ def compare(site: Site, cluster: LiveCluster) -> tuple[Drift, ...]:
         if name not in live:
             found.append(Drift(key, "described", "no such partition"))
             continue
-        together = part.groups or live[name].groups
-        found += (_groups if together else _nodes)(key, part, live[name])
+        here = live[name] if part.groups else _drafted(live[name])
+        found += (_groups if part.groups or here.groups else _nodes)(key, part, here)
         if part.max_minutes > slurm_minutes(live[name].max_time):
             found.append(Drift(f"{key}.max_time", part.max_time, live[name].max_time))
     found += [
         Drift(f"partitions.{name}", "not described", f"{part.nodes} nodes")
         for name, part in live.items()
-        if name not in site.partitions
+        if name not in site.partitions and part.nodes
     ]
     return tuple(found)
 
@@ -257,7 +344,8 @@ def _groups(key: str, part: Partition, live: LivePartition) -> Iterator[Drift]:
         else:
             left.remove(twin)
             yield from _nodes(where, group, twin)
-    for one in left:
+    main = live.main_groups or (live,)
+    for one in (one for one in left if one in main):
         said = _words(one.nodes, one.gpus_per_node, one.gpu_type)
         yield Drift(f"{key}.groups", "not described", f"{said}: {one.hostlist}")
 
@@ -285,6 +373,8 @@ def _nodes(key: str, part: Partition, live: LivePartition) -> Iterator[Drift]:
         file, cluster = getattr(part, name), getattr(live, name)
         if file != cluster:
             yield Drift(f"{key}.{name}", str(file), str(cluster))
+    if part.cpus > live.usable_cpus:
+        yield Drift(f"{key}.usable_cpus", str(part.cpus), str(live.usable_cpus))
     if part.memory_gb > live.memory_gb:
         # Less than the cluster has is the site's choice; more makes every job pend for ever.
         yield Drift(f"{key}.memory_gb", f"{part.memory_gb:g}", str(live.memory_gb))

@@ -45,6 +45,7 @@ _AS_WRITTEN = (
     "sockets",
     "cores_per_socket",
     "threads_per_core",
+    "usable_cpus",
     "memory_gb",
     "max_time",
     "target",
@@ -182,6 +183,7 @@ def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Part
     return replace(
         whole,
         **_least((group for _, _, group in with_gpus), *sizes),
+        usable_cpus=min(group.cpus for _, _, group in with_gpus),
         gpu=common,
         reference_set=min(with_gpus, key=lambda one: one[0])[2].reference_set,
         groups=tuple(

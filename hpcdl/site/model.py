@@ -83,6 +83,7 @@ class Partition:
     Where its nodes differ, `groups` are its groups of equal nodes, each a partition of the same
     name; the sizes of the whole are then what every node with GPUs has at least, its GPU the one
     of the lowest compute capability, and `nodes` counts all. A group has `fellows`: the others.
+    `usable_cpus` is None where jobs may have all CPUs of a node.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Partition:
     environment: Mapping[str, str]
     account: str | None
     qos: str | None
+    usable_cpus: int | None = None
     groups: tuple[Partition, ...] = ()
     fellows: tuple[Partition, ...] = ()
 
@@ -144,8 +146,13 @@ class Partition:
 
     @property
     def cpus(self) -> int:
-        """CPUs as Slurm counts them: hardware threads of a node."""
-        return self.cores * self.threads_per_core
+        """CPUs of a node that jobs may have, as Slurm counts them: hardware threads."""
+        return self.usable_cpus or self.cores * self.threads_per_core
+
+    @property
+    def usable_cores(self) -> int:
+        """Physical cores of a node that jobs may have."""
+        return self.cpus // self.threads_per_core
 
     @property
     def gpus_per_node(self) -> int:

@@ -12,13 +12,13 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from hpcdl.slurm import parse
-from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord
+from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord, QosLimits, Reservation
 from hpcdl.system.errors import BadInput, MissingPrerequisite, Stopped
 from hpcdl.system.files import user_name
 from hpcdl.system.run import CommandFailed, CommandResult, run
@@ -234,11 +234,23 @@ def all_qos() -> tuple[str, ...]:
     return _accounting("qos", "format=Name")
 
 
-def _accounting(*what: str) -> tuple[str, ...]:
-    if shutil.which("sacctmgr") is None:
+def qos_limits(names: Collection[str]) -> tuple[QosLimits, ...]:
+    """The limits of these qualities of service; none where accounting does not say."""
+    if not names:
         return ()
+    found = _accounting_lines("qos", f"name={','.join(names)}", f"format={parse.QOS_FIELDS}")
+    return tuple(parsed(parse.qos_limits, line, "sacctmgr") for line in found)
+
+
+def _accounting(*what: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word for line in _accounting_lines(*what) for word in line.split()))
+
+
+def _accounting_lines(*what: str) -> list[str]:
+    if shutil.which("sacctmgr") is None:
+        return []
     answer = ask(["sacctmgr", "--noheader", "--parsable2", "show", *what], check=False)
-    return tuple(dict.fromkeys(answer.stdout.split())) if answer.ok else ()
+    return answer.stdout.splitlines() if answer.ok else []
 
 
 def plugin_options() -> tuple[str, ...]:
@@ -254,6 +266,13 @@ def nodes() -> tuple[NodeRecord, ...]:
 def partitions() -> tuple[PartitionRecord, ...]:
     """All partitions."""
     return tuple(parsed(parse.partition, line, "scontrol") for line in _all_records("Partition"))
+
+
+def reservations() -> tuple[Reservation, ...]:
+    """All reservations; none where Slurm does not show them."""
+    text = ask(["scontrol", "show", "reservation", "-o"], check=False).stdout
+    lines = (line for line in text.splitlines() if line.startswith("ReservationName="))
+    return tuple(parsed(parse.reservation, line, "scontrol") for line in lines)
 
 
 def _all_records(kind: str, *options: str) -> list[str]:

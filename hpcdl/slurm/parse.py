@@ -99,7 +99,11 @@ class Usage(NamedTuple):
 
 
 class NodeRecord(NamedTuple):
-    """A node as slurmctld knows it; memory in MB, `gres` as Slurm writes it."""
+    """A node as slurmctld knows it; memory in MB, `gres` as Slurm writes it.
+
+    `usable_cpus` are those that jobs may have: CPUEfctv, or without CoreSpecCount; `memory_mb` is
+    what they may have, RealMemory without MemSpecLimit.
+    """
 
     name: str
     partitions: tuple[str, ...]
@@ -112,6 +116,7 @@ class NodeRecord(NamedTuple):
     gres: str
     features: tuple[str, ...]
     reason: str
+    usable_cpus: int = 0
 
     @property
     def gpus(self) -> tuple[tuple[str | None, int], ...]:
@@ -120,7 +125,7 @@ class NodeRecord(NamedTuple):
 
 
 class PartitionRecord(NamedTuple):
-    """A partition as slurmctld knows it."""
+    """A partition as slurmctld knows it; `qos` is its own, `allowed_qos` '' where all are."""
 
     name: str
     nodes: str
@@ -128,6 +133,37 @@ class PartitionRecord(NamedTuple):
     max_time: str
     default: bool
     state: str
+    qos: str = ""
+    allowed_qos: str = ""
+    allowed_accounts: str = ""
+
+
+class Reservation(NamedTuple):
+    """Nodes that Slurm keeps; times as Slurm writes them."""
+
+    name: str
+    nodes: str
+    start: str
+    end: str
+    flags: tuple[str, ...]
+
+
+class QosLimits(NamedTuple):
+    """What a quality of service allows, as Slurm writes it; '' for no limit."""
+
+    name: str
+    max_wall: str
+    max_tres: str
+    max_tres_of_user: str
+    max_jobs_of_user: str
+    max_submitted_of_user: str
+
+    @property
+    def shown(self) -> str:
+        """The limits in one line, by sacctmgr's names: `MaxWall=08:00:00, MaxTRESPU=gres/gpu=4`."""
+        names = ("MaxWall", "MaxTRES", "MaxTRESPU", "MaxJobsPU", "MaxSubmitPU")
+        pairs = zip(names, self[1:], strict=True)
+        return ", ".join(f"{name}={value}" for name, value in pairs if value)
 
 
 def gpu_counts(gres: str) -> dict[str | None, int]:
@@ -330,18 +366,23 @@ def _cpu_seconds(text: str) -> float:
 def node(line: str) -> NodeRecord:
     """A line of `scontrol show node -o`."""
     fields = pairs(line)
+    cpus, threads = int(fields.get("CPUTot", "1")), int(fields.get("ThreadsPerCore", "1"))
+    reserved = int(fields.get("CoreSpecCount", "0")) * threads
+    memory = int(fields.get("RealMemory", "1")) - int(fields.get("MemSpecLimit", "0"))
     return NodeRecord(
         name=fields["NodeName"],
         partitions=tuple(_listed(fields.get("Partitions", ""))),
         state=fields.get("State", ""),
-        cpus=int(fields.get("CPUTot", "1")),
+        cpus=cpus,
         sockets=int(fields.get("Sockets", "1")),
         cores_per_socket=int(fields.get("CoresPerSocket", "1")),
-        threads_per_core=int(fields.get("ThreadsPerCore", "1")),
-        memory_mb=int(fields.get("RealMemory", "1")),
+        threads_per_core=threads,
+        memory_mb=max(1, memory),
         gres=_known(fields.get("Gres", "")),
         features=tuple(_listed(_known(fields.get("AvailableFeatures", "")))),
         reason=fields.get("Reason", ""),
+        # Slurm 20.11 has no CPUEfctv.
+        usable_cpus=int(fields.get("CPUEfctv") or max(1, cpus - reserved)),
     )
 
 
@@ -355,7 +396,30 @@ def partition(line: str) -> PartitionRecord:
         max_time=fields.get("MaxTime", "UNLIMITED"),
         default=fields.get("Default", "NO") == "YES",
         state=fields.get("State", ""),
+        qos=_known(fields.get("QoS", "")),
+        allowed_qos=fields.get("AllowQos", "ALL").replace("ALL", ""),
+        allowed_accounts=fields.get("AllowAccounts", "ALL").replace("ALL", ""),
     )
+
+
+def reservation(line: str) -> Reservation:
+    """A line of `scontrol show reservation -o`."""
+    fields = pairs(line)
+    return Reservation(
+        fields["ReservationName"],
+        _known(fields.get("Nodes", "")),
+        fields.get("StartTime", ""),
+        fields.get("EndTime", ""),
+        tuple(_listed(fields.get("Flags", ""))),
+    )
+
+
+QOS_FIELDS = "Name,MaxWall,MaxTRES,MaxTRESPU,MaxJobsPU,MaxSubmitPU"
+
+
+def qos_limits(line: str) -> QosLimits:
+    """A line of `sacctmgr -nP show qos format=QOS_FIELDS`."""
+    return QosLimits(*line.split("|"))
 
 
 def config(text: str) -> dict[str, str]:

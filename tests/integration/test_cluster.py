@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster import down, up
 from hpcdl.cluster.lifecycle import prepare
 from hpcdl.cluster.model import NAMESPACES
-from tests.integration.conftest import Shell
+from hpcdl.cluster.needs import slurm_version
+from hpcdl.site import find_site_file, load_site
+from tests.integration.conftest import Shell, need_packages, shell_of, site_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -30,6 +33,31 @@ def test_slurm_has_the_nodes_and_the_hardware_of_the_site(slurm, embedded_site):
         gpu = partition.gpu
         gres = f"gpu:{gpu.gres_type}:{gpu.per_node}" if gpu else "(null)"
         assert re.sub(r"\(S:[^)]*\)", "", shown[4]) == gres
+
+
+def test_the_site_of_the_shell_says_what_runs_whatever_the_file_said(cluster_home, mode, tmp_path):
+    """Debian 13 runs 24.11; the shipped site was written for 22.05. PMIx may be missing."""
+    need_packages()
+    runs = slurm_version()
+    (said,) = re.findall(r'version: "?([\d.]+)', find_site_file("embedded").read_text())
+    changes = [
+        (said, "20.11.9"),
+        ("\n  mpi: pmix", "\n  mpi: pmix_v9"),
+        ("name: embedded", "name: o"),
+    ]
+    original = site_file(tmp_path, *changes)
+    place = cluster_home / "cluster" / "other-release"
+    state = up(load_site(original), mode=mode, directory=place, max_nodes=1)
+    try:
+        shell = shell_of(state, tmp_path, HPCDL_CLUSTER_DIR=str(place))
+        site = load_site(Path(shell.env["HPCDL_SITE"]))
+        assert (site.slurm.version, site.slurm.mpi) == (runs, "none")
+        drift = [one["key"] for one in shell.json("site", "check")["drift"]]
+        assert not [key for key in drift if key.startswith("slurm.")]
+        shell.hpcdl("cluster", "up", "--max-nodes-per-partition", "1")
+        assert shell.hpcdl("cluster", "down", "--site", original).stdout == "stopped\n"
+    finally:
+        down(place, purge=True)
 
 
 def test_two_jobs_share_a_node(slurm):

@@ -74,7 +74,13 @@ def test_down_leaves_nothing_and_twice_is_fine(small_site, place, mode):
     assert subprocess.getoutput(count) == "0"
     nothing_is_left(place)
     assert str(place) not in Path("/proc/self/mounts").read_text()
-    assert {path.name for path in place.iterdir()} <= {".hpcdl-cluster", "lock", "log", "jobs"}
+    assert {path.name for path in place.iterdir()} <= {
+        ".hpcdl-cluster",
+        "lock",
+        "log",
+        "jobs",
+        "site.yaml",
+    }
     assert not down(place)
 
 

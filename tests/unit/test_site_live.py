@@ -1,13 +1,23 @@
 """`site init` and `site check` on what Slurm 20.11, 22.05 and 24.11 print."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from hpcdl.site import load_site
 from hpcdl.site.gpu_models import model_of_type
-from hpcdl.site.live import LiveCluster, compare, describe, draft, plugins_of
+from hpcdl.site.live import (
+    LiveCluster,
+    _limited,
+    compare,
+    describe,
+    draft,
+    plugins_of,
+    reserved,
+)
 from hpcdl.slurm import parse
+from hpcdl.system.errors import MissingPrerequisite
 from tests.unit import slurm_output as said
 
 
@@ -94,6 +104,34 @@ def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres, said):
         ("a100_1g.5gb", None),
         ("nvidia_h100_80gb_hbm3_3g.40gb", None),
         ("a100-mig-1g", None),
+        # Each word must be one of the model.
+        ("tesla_v100-sxm2-16gb", "V100-SXM2"),
+        ("tesla_v100-sxm2-32gb", "V100-SXM2-32GB"),
+        ("tesla_v100-pcie-32gb", "V100-PCIe-32GB"),
+        ("v100_32gb", "V100-SXM2-32GB"),
+        ("tesla_p100-pcie-16gb", "P100-PCIe"),
+        ("tesla_p100-sxm2-16gb", "P100-SXM2"),
+        ("tesla_p100-pcie-12gb", None),
+        ("a100_80g", "A100-SXM4-80GB"),
+        ("a100-pcie-80gb", "A100-PCIe-80GB"),
+        ("a100_40gb", "A100-SXM4-40GB"),
+        ("a100_64gb", None),
+        ("h100_pcie", "H100-PCIe"),
+        ("nvidia_h100_nvl", "H100-NVL"),
+        ("nvidia_h200_nvl", None),
+        ("h100_dgx", None),
+        ("nvidia_geforce_rtx_2080_ti", "RTX-2080-Ti"),
+        ("rtx2080ti", "RTX-2080-Ti"),
+        ("2080ti", "RTX-2080-Ti"),
+        ("rtx3090", "RTX-3090"),
+        ("nvidia_rtx_a5000", "RTX-A5000"),
+        ("a6000", "RTX-A6000"),
+        ("quadro_rtx_6000", "RTX-6000"),
+        ("nvidia_rtx_pro_6000_blackwell_server_edition", "RTX-PRO-6000"),
+        ("nvidia_h20", "H20"),
+        ("nvidia_gb300", "GB300"),
+        ("b300", "B300"),
+        ("tesla_k40m", "K40"),
     ],
 )
 def test_gres_types_name_models_as_sites_write_them(gres_type, model):
@@ -229,3 +267,79 @@ def test_a_file_without_groups_is_told_of_the_nodes_it_leaves_out(tmp_path):
         ("partitions.p100.hostlist", "p100-[01-02]", "p100-01"),
         ("partitions.p100.groups", "not described", "1 node x 8 l40s: p100-02"),
     ]
+
+
+def with_node(**fields):
+    """The cluster with these fields in every line of `scontrol show node`."""
+    lines = said.nodes("24.11").splitlines()
+    for name, value in fields.items():
+        lines = [re.sub(rf"\b{name}=\S+", "", line) + f" {name}={value}" for line in lines]
+    return [parse.node(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("fields", "usable", "memory"),
+    [
+        ({}, 56, 250),
+        ({"CPUEfctv": "48", "CoreSpecCount": "4"}, 48, 250),
+        # 20.11 has no CPUEfctv.
+        ({"CPUEfctv": "", "CoreSpecCount": "4"}, 48, 250),
+        ({"MemSpecLimit": "10000"}, 56, 240),
+    ],
+)
+def test_what_slurm_keeps_for_itself_is_not_offered_to_jobs(tmp_path, fields, usable, memory):
+    part = parse.partition(said.partitions("24.11").splitlines()[0])
+    live = replace(cluster("24.11"), partitions=(describe(part, with_node(**fields)),))
+    site, _ = loaded(live, tmp_path)
+    found = site.partition("p100")
+    assert (found.cpus, found.usable_cores, found.memory_gb) == (usable, usable // 2, memory)
+    assert found.cores == 28
+    assert compare(site, live) == ()
+    text = (tmp_path / "site.yaml").read_text()
+    assert ("usable_cpus" in text) == (usable < 56)
+    # A file that promises more than jobs get is a difference.
+    (tmp_path / "site.yaml").write_text(re.sub(r".*usable_cpus.*\n", "", text))
+    drift = compare(load_site(tmp_path / "site.yaml"), live)
+    wanted = [("partitions.p100.usable_cpus", "56", str(usable))] if usable < 56 else []
+    assert [tuple(one) for one in drift] == wanted
+
+
+def test_a_partition_without_nodes_is_left_out_of_the_draft(tmp_path):
+    spare = parse.partition("PartitionName=spare Nodes=(null) TotalNodes=0 MaxTime=1:00 State=UP")
+    live = replace(cluster(), partitions=(*cluster().partitions, describe(spare, [])))
+    site, questions = loaded(live, tmp_path)
+    assert ("spare" in site.partitions, questions, compare(site, live)) == (False, (), ())
+    assert "# spare has no nodes: left out" in (tmp_path / "site.yaml").read_text()
+    with pytest.raises(MissingPrerequisite, match="no partition of this Slurm has nodes"):
+        draft(replace(live, partitions=live.partitions[-1:]))
+
+
+def test_slices_beside_whole_gpus_make_no_second_node(tmp_path):
+    live = mixed(*["gpu:a100:2,gpu:a100_1g.5gb:14"] * 2)
+    site, questions = loaded(live, tmp_path)
+    part = site.partition("p100")
+    assert (part.nodes, part.gpu.per_node, part.groups, questions) == (2, 2, (), ())
+    assert compare(site, live) == ()
+    assert "slices of GPUs, too (a100_1g.5gb)" in (tmp_path / "site.yaml").read_text()
+
+
+def test_the_limits_of_a_partition_s_qos_are_read(tmp_path):
+    text = said.partitions("24.11").splitlines()[0]
+    text = text.replace("QoS=N/A", "QoS=short").replace("AllowQos=ALL", "AllowQos=short,long")
+    record = parse.partition(text)
+    limits = parse.qos_limits("short|08:00:00||gres/gpu=4|2|")
+    part = _limited(describe(record, nodes()), record, {"short": limits})
+    site, _ = loaded(replace(cluster(), partitions=(part,)), tmp_path)
+    assert site.partition("p100").max_time == "08:00:00"
+    text = (tmp_path / "site.yaml").read_text()
+    assert "# its QOS short has MaxWall=08:00:00, MaxTRESPU=gres/gpu=4, MaxJobsPU=2" in text
+    assert "# qos: short or long" in text
+
+
+def test_a_reservation_of_all_nodes_is_a_note():
+    line = (
+        "ReservationName=maint StartTime=2026-12-01T06:00:00 EndTime=2026-12-01T18:00:00 "
+        "Duration=12:00:00 Nodes=p100-[01-02] NodeCnt=2 Flags=MAINT,SPEC_NODES State=INACTIVE"
+    )
+    (note,) = reserved(cluster().partitions, [parse.reservation(line)])
+    assert note.startswith("all nodes of 'p100' are reserved by 'maint' from 2026-12-01T06:00:00")
