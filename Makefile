@@ -34,7 +34,7 @@ test-matrix: venv  ## Slurm 20.11, 22.05, 24.11 and 26.05, each from a Debian th
 	@bash tools/system.sh matrix mpi
 	$(PYTEST) -m "matrix and not long" tests/matrix
 
-test-gpu-build: venv  ## GPU stacks with real nvcc 12.4 and 11.8 in Debian rootfs, loaded without a GPU; bazel with nvcc (root; 45 minutes)
+test-gpu-build: venv  ## GPU stacks by clang and by nvcc in Debian rootfs, loaded without a GPU; bazel with nvcc (root; 90 minutes)
 	@bash tools/system.sh matrix
 	$(PYTEST) -m gpu_build tests/integration/test_gpu_build.py tests/integration/test_bazel_cuda.py
 

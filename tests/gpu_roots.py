@@ -1,16 +1,17 @@
-"""Minimal Debians with NVIDIA's compiler: where stacks for GPUs are built and loaded without one.
+"""Minimal Debians where stacks for GPUs are built and loaded without one, by clang or by nvcc.
 
-Debian's non-free part has nvcc 12.4 in 13 (trixie) and 11.8 in 12 (bookworm), the last one for a
-K80; unstable (sid) has bazel 7.7 beside nvcc 12.4. debootstrap makes a root below the cache once;
-commands run in it with namespaces of their own, and see the cache at its own path, and what else
-is shared. Needs root, debootstrap, 10 GB and a mirror of Debian.
+With clang there is no package of NVIDIA's. Debian's non-free part has nvcc 12.4 in 13 (trixie) and
+11.8 in 12 (bookworm), the last one for a K80; unstable (sid) has bazel 7.7 beside nvcc 12.4.
+debootstrap makes a root below the cache once; commands run in it with namespaces of their own, and
+see the cache at its own path, and what else is shared. Needs root, debootstrap, 10 GB and a mirror
+of Debian.
 """
 
 import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,26 @@ PACKAGES = (
     "libopenmpi-dev",
     "lmod",
     "make",
-    "nvidia-cuda-toolkit",
     "openmpi-bin",
     "python3-dev",
     "python3-venv",
 )
 COMPILERS = {
-    "trixie": ("g++", "g++-13"),
-    "bookworm": ("g++", "g++-11"),
-    "sid": ("bazel-bootstrap", "g++-13", "libcupti-dev", "libnccl-dev"),
+    ("trixie", "clang"): ("clang-19", "g++"),
+    ("bookworm", "clang"): ("clang-19", "g++"),
+    ("trixie", "nvcc"): ("nvidia-cuda-toolkit", "g++", "g++-13"),
+    ("bookworm", "nvcc"): ("nvidia-cuda-toolkit", "g++", "g++-11"),
+    ("sid", "nvcc"): (
+        "nvidia-cuda-toolkit",
+        "bazel-bootstrap",
+        "g++-13",
+        "libcupti-dev",
+        "libnccl-dev",
+    ),
 }
 PYTHON = "/opt/hpcdl/bin/python"
 _CHECKOUT = Path(__file__).resolve().parents[1]
-_DONE = "nvcc-root.json"
+_DONE = "root.json"
 _ROOT_GB, _STACK_GB = 10.0, 13.0
 _ALONE = ("--mount", "--pid", "--fork", "--kill-child")
 _ENTER = """
@@ -64,8 +72,9 @@ private: true
 partitions:
 {partitions}
 stacks:
-  tensorflow: {{backend: wheels}}
+  tensorflow: {{backend: wheels{cuda_home}}}
 """
+_CUDA_HOME = ", cuda_home: /usr/lib/nvidia-cuda-toolkit"
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,10 @@ class Case:
     module: str
     codes: frozenset[int]
     nccl: int
+    compiler: str = "clang"
 
 
-CASES = (
+_CLANG = (
     Case(
         "trixie",
         "24.11.5",
@@ -98,6 +108,7 @@ CASES = (
         21605,
     ),
 )
+CASES = (*_CLANG, *(replace(case, compiler="nvcc") for case in _CLANG))
 
 
 @dataclass(frozen=True)
@@ -106,12 +117,13 @@ class Root:
 
     directory: Path
     suite: str
+    compiler: str
     shared: tuple[Path, ...] = ()
 
     @property
     def prefix(self):
         """Of its site; below the cache, so that the tree can share files with uv's."""
-        return f"{cache()}/tests/nvcc/prefix-{self.suite}"
+        return f"{cache()}/tests/{self.compiler}/prefix-{self.suite}"
 
     def run(self, *argv, check=True, seconds=3600, **env):
         """Run a command in it; its output, both parts apart.
@@ -153,20 +165,20 @@ class Root:
         return self.run(PYTHON, "-m", "hpcdl", *argv, check=check, **named)
 
 
-def root_of(suite, stack_gb=_STACK_GB):
+def root_of(suite, compiler, stack_gb=_STACK_GB):
     """The root of a suite, made now where it is not there; the test is skipped where it cannot.
 
     `stack_gb` is the room that the test itself needs, in gigabytes.
     """
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
-        pytest.skip("a root with nvcc needs root and debootstrap")
-    place = cache() / "tests" / "nvcc" / suite
+        pytest.skip("a root needs root and debootstrap")
+    place = cache() / "tests" / compiler / suite
     place.mkdir(parents=True, exist_ok=True)
     made = (place / _DONE).is_file()
     needed = stack_gb if made else stack_gb + _ROOT_GB
     if shutil.disk_usage(place).free < needed * 1e9:
-        pytest.skip(f"a build in a root with nvcc needs {needed:.0f} GB below {place}")
-    root = Root(place, suite)
+        pytest.skip(f"a build in a root with {compiler} needs {needed:.0f} GB below {place}")
+    root = Root(place, suite, compiler)
     if not made:
         _make(root)
     return root
@@ -189,7 +201,11 @@ def write_site(root, case, more=""):
         for name, model, driver in case.gpus
     )
     text = SITE.format(
-        name=case.suite, slurm=case.slurm, prefix=root.prefix, partitions="\n".join(rows)
+        name=case.suite,
+        slurm=case.slurm,
+        prefix=root.prefix,
+        partitions="\n".join(rows),
+        cuda_home=_CUDA_HOME if case.compiler == "nvcc" else "",
     )
     (root.directory / "etc" / "site.yaml").write_text(text + more)
     for agreement in ("cuda", "cudnn"):
@@ -203,7 +219,7 @@ def _make(root):
     make = (
         "debootstrap",
         "--variant=minbase",
-        "--components=main,contrib,non-free",
+        f"--components={'main' if root.compiler == 'clang' else 'main,contrib,non-free'}",
         f"--keyring={KEYRING}",
         root.suite,
         root.directory,
@@ -215,13 +231,15 @@ def _make(root):
     for name in ("etc/resolv.conf", "etc/pip.conf"):
         if Path("/", name).is_file():
             shutil.copy(Path("/", name), root.directory / name)
-    names = " ".join((*PACKAGES, *COMPILERS[root.suite]))
+    names = " ".join((*PACKAGES, *COMPILERS[root.suite, root.compiler]))
     script = (
         f"apt-get update -q && apt-get install -qy --no-install-recommends {names} && apt-get clean"
     )
     installed = root.run("bash", "-c", script, check=False, DEBIAN_FRONTEND="noninteractive")
     if installed.returncode != 0:
-        pytest.skip(f"apt cannot install nvcc in {root.suite}: {installed.stderr[-200:]}")
+        pytest.skip(
+            f"apt cannot install {root.compiler} in {root.suite}: {installed.stderr[-200:]}"
+        )
     # The machine's own certificates: a site's proxy may have one of its own.
     bundle = "etc/ssl/certs/ca-certificates.crt"
     if Path("/", bundle).is_file():

@@ -59,12 +59,23 @@ def _renewed(names: list[str]) -> tuple[_Pins, list[_Wheel]]:
         for tags, digest in rows.items()
         if package.split()[0] not in names
     ]
+    singles = [
+        one
+        for one in _singles(facts.load("tensorflow")["components"])
+        if one.partition("==")[0] in names
+    ]
+    found += [
+        wheel for one in singles for wheel in _wheels(_locked([one], "3.12", "--no-deps") or [])
+    ]
+    names = [name for name in names if not any(one.startswith(f"{name}==") for one in singles)]
     pins: _Pins = {}
     for python, rows in old["pins"].items():
         for tensorflow, other in rows.items():
             chosen = dict(one.split("==") for one in f"{rows['all']} {other}".split())
             if tensorflow != "all":
                 pins.setdefault(python, {})[tensorflow] = chosen
+        if not names:
+            continue
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as kept:
             kept.writelines(
                 f"{name}=={version}\n" for name, version in chosen.items() if name not in names
@@ -132,6 +143,11 @@ def _singles(table: Mapping[str, Any]) -> Iterator[str]:
     for cuda, parts in facts.load("nvidia_wheels")["toolkits"].items():
         for name, version in parts.items():
             yield f"nvidia-{name}-cu{cuda.split('.')[0]}=={version}"
+    compiles = facts.load("nvidia_wheels")["compile"]
+    yield compiles["fatbinary"].replace(" ", "==")
+    for parts in compiles["more"].values():  # of CUDA 12: the headers of 11.8 bring theirs
+        for name, version in parts.items():
+            yield f"nvidia-{name}-cu12=={version}"
     for name in ("cudnn", "nccl"):
         for version in facts.load(name)["components"][name]["wheels"]:
             for major in ("11", "12"):

@@ -5,25 +5,28 @@ it will run with, and for GPUs it is linked with the NCCL of the stack's own whe
 everything that shapes the result: Python, TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its
 GPUs; the compilers are noted beside it.
 
-All compilers of the machine are compared with the rules of hpcdl/facts: which GPUs an nvcc
-compiles for, which gcc it takes. The first pair that fits is used; where none does, the error
-names the rule that each one breaks. They are needed while building only.
+Device code is compiled by clang with the wheels of NVIDIA (cuda_tree.py), or by nvcc: the one of
+the stack's `cuda_home`, or where no clang fits, one that is found. All compilers of the machine are
+compared with the rules of hpcdl/facts: which GPUs they compile for, which gcc an nvcc takes. The
+first pair that fits is used; where none does, the error names the rule that each one breaks. They
+are needed while building only.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack import wheelhouse
+from hpcdl.stack import cuda_tree, wheelhouse
 from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
 from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve_facts import known
@@ -38,15 +41,23 @@ from hpcdl.system.run import CommandFailed, module_argv, run
 _SYSTEM = frozenset({Path("/"), Path("/usr"), Path("/usr/local")})
 SYSTEM_CUDAS = Path("/usr/local")
 """Where NVIDIA's installer puts toolkits, each in a directory `cuda-12.4`."""
+_CLANGS = ("clang++", *(f"clang++-{major}" for major in range(29, 15, -1)))
 _GCCS = ("g++", *(f"g++-{major}" for major in range(15, 8, -1)))
 PACKAGES = "apt install libopenmpi-dev openmpi-bin g++ cmake make"
 _BUILD_SECONDS = 3600
 _COMPILERS = "compilers.txt"
+_VERSIONS = {
+    "clang": ("--version", r"clang version (\d+[\d.]*)"),
+    "nvcc": ("--version", r"release \S+, V([\d.]+)"),
+}
+"""What each compiler is asked for its version, and where the answer has it."""
 _COMPLAINT = re.compile(
-    r"^\S+?[:(]\d+.*?\b(?:fatal )?error\s*:.*|^nvcc fatal.*|^CMake Error.*|^\S*ld: .*undefined.*",
+    r"^\S+?[:(]\d+.*?\b(?:fatal )?error\s*:.*"
+    r"|^(?:nvcc|ptxas) fatal.*|^clang\S*: error:.*"
+    r"|^CMake Error.*|^\S*ld: .*undefined.*",
     re.MULTILINE,
 )
-"""What gcc, nvcc (`file(12): error: ...`), CMake and the linker say first when they give up."""
+"""What gcc, clang, nvcc (`file(12): error: ...`), CMake and the linker say first."""
 
 
 def mpi_version() -> str:
@@ -128,7 +139,13 @@ def build_horovod(
             compilers = toolchain()
             folder = horovod_folder(recipe, python, mpi)
             with made_aside(folder, folder.name) as partial:
-                _build(recipe.horovod, environment / "bin", packages, partial, compilers, say)
+                env = compilers.environment()
+                if compilers.clang is not None:
+                    tree = cuda_tree.cuda_tree(recipe.versions["cuda"], python, say)
+                    env |= _clang_environment(compilers, tree, recipe.horovod.computes)
+                _build(
+                    recipe.horovod, environment / "bin", packages, partial, (compilers, env), say
+                )
                 with explain_os_errors(partial):
                     write_atomic(partial / _COMPILERS, f"{compilers}\n")
                     wheelhouse.record_digest(next(partial.glob("horovod-*.whl")))
@@ -143,13 +160,13 @@ def _build(
     programs: Path,
     packages: Path,
     folder: Path,
-    compilers: Toolchain,
+    compilers: tuple[Toolchain, Mapping[str, str]],
     say: Say,
 ) -> None:
     log = wheelhouse.new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = fetch_sdist(recipe, pip, folder, log, say)
-    say(f"building Horovod {recipe.version} with {compilers} (minutes, once; log: {log})")
+    say(f"building Horovod {recipe.version} with {compilers[0]} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder / "sources", filter="data")
@@ -158,13 +175,13 @@ def _build(
     sources = folder / "sources" / sdist.name.removesuffix(".tar.gz")
     for edit in recipe.edits:
         apply_edit(sources, edit)
-    nccl = {"HOROVOD_NCCL_HOME": str(_nccl(packages, sources))} if recipe.computes else {}
+    nccl = {"HOROVOD_NCCL_HOME": str(_nvidia(packages, sources))} if recipe.computes else {}
     try:
         run(
             [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources],
             env={
                 **recipe.environment,
-                **compilers.environment(),
+                **compilers[1],
                 **nccl,
                 "PATH": f"{programs}:{os.environ['PATH']}",
                 "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
@@ -179,16 +196,26 @@ def _build(
     sdist.unlink(missing_ok=True)
 
 
-def _nccl(packages: Path, sources: Path) -> Path:
-    """NCCL of the wheel, with the link that a linker looks for.
+def _nvidia(packages: Path, sources: Path) -> Path:
+    """NCCL and CUDA's runtime of the stack's wheels, with the links that a linker looks for.
 
-    It lies inside the sources, so that CMake does not write its place into the library.
+    They are inside the sources, so that CMake does not write their place into the library.
     """
-    home, wheel = sources / "nccl", packages / "nvidia" / "nccl"
+    home, wheels = sources / "nccl", packages / "nvidia"
     (home / "lib").mkdir(parents=True)
-    (home / "include").symlink_to(wheel / "include")
-    (home / "lib" / "libnccl.so").symlink_to(wheel / "lib" / "libnccl.so.2")
+    (home / "include").symlink_to(wheels / "nccl" / "include")
+    (home / "lib" / "libnccl.so").symlink_to(wheels / "nccl" / "lib" / "libnccl.so.2")
+    for runtime in (wheels / "cuda_runtime" / "lib").glob("libcudart.so.*"):
+        (home / "lib" / "libcudart.so").symlink_to(runtime)
     return home
+
+
+def _clang_environment(compilers: Toolchain, tree: Path, computes: Sequence[str]) -> dict[str, str]:
+    """What the edits of Horovod's CMakeLists.txt read: the tree, and how clang compiles with it."""
+    assert compilers.clang is not None
+    codes = [one.replace(".", "") for one in computes]
+    argv = cuda_tree.compile_argv(compilers.clang.path, tree, compilers.cxx.path, codes, "c++14")
+    return {"HPCDL_CUDA_TREE": str(tree), "HPCDL_CUDA_COMPILE": shlex.join(argv)}
 
 
 def first_complaint(log: Path) -> str:
@@ -256,10 +283,11 @@ class Tool:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Compilers that fit each other; `nvcc` is None where nothing is compiled for GPUs."""
+    """Compilers that fit each other: for GPUs nvcc or clang, none of them for CPUs."""
 
     cxx: Tool
     nvcc: Tool | None = None
+    clang: Tool | None = None
 
     def environment(self) -> dict[str, str]:
         """What tells CMake and nvcc of them."""
@@ -271,7 +299,7 @@ class Toolchain:
         return found
 
     def __str__(self) -> str:
-        return " and ".join(map(str, filter(None, (self.nvcc, self.cxx))))
+        return " and ".join(map(str, filter(None, (self.clang, self.nvcc, self.cxx))))
 
 
 def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain:
@@ -291,21 +319,23 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
             hint=f"Debian and Ubuntu: {PACKAGES}",
         )
     base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "wheels"}
-    nvccs = _fitting_nvccs(stack, recipe) if horovod.computes else [None]
+    devices = _device_compilers(stack, recipe) if horovod.computes else [_Device()]
     gccs = [tool for path in _gccs(site) if (tool := _asked(path, "-dumpfullversion", r"(\S+)"))]
     refused: list[str] = []
-    for nvcc in nvccs:
+    for device in devices:
         for gcc in gccs:
-            cuda = {"cuda": nvcc.version} if nvcc else {}
+            cuda = {"cuda": device.nvcc.version} if device.nvcc else {}
             broken = broken_rules({**base, **cuda, "gcc": gcc.version}, "gcc")
             if not broken:
-                return Toolchain(gcc, nvcc)
+                return Toolchain(gcc, device.nvcc, device.clang)
             refused += [f"{gcc}: {sentence(rule)}" for rule in broken]
     raise MissingPrerequisite(
-        f"no gcc here fits {nvccs[0] or 'Horovod'}" if gccs else "there is no g++ on PATH",
+        f"no gcc here fits {devices[0].nvcc or 'Horovod'}" if gccs else "there is no g++ on PATH",
         details=list(dict.fromkeys(refused)),
         hint=f"Debian and Ubuntu: {PACKAGES}, or an older one beside it, such as g++-13"
-        + ("; without Horovod no compiler is needed: --without-horovod" if nvccs[0] else ""),
+        + (
+            "; without Horovod no compiler is needed: --without-horovod" if horovod.computes else ""
+        ),
     )
 
 
@@ -325,48 +355,84 @@ def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
     ]
 
 
-def _fitting_nvccs(stack: StackRequest, recipe: Recipe) -> list[Tool]:
-    """Every nvcc that compiles for the stack's GPUs, of the CUDA of its wheels; at least one."""
+@dataclass(frozen=True)
+class _Device:
+    """What compiles device code: one of them, or neither for CPUs."""
+
+    nvcc: Tool | None = None
+    clang: Tool | None = None
+
+
+def _device_compilers(stack: StackRequest, recipe: Recipe) -> list[_Device]:
+    """Every compiler that fits the stack's GPUs and the CUDA of its wheels; at least one.
+
+    The nvcc of the site's `cuda_home` if it names one; else clang, else an nvcc that is found.
+    """
     assert recipe.horovod is not None
     computes, cuda = recipe.horovod.computes, recipe.versions["cuda"]
-    refused, fits = [], []
-    for path in _nvccs(stack):
-        tool = _asked(path, "--version", r"release \S+, V([\d.]+)")
-        if tool is None:
-            refused.append(f"{path}: `{path} --version` fails, or names no release")
-        elif broken := _broken_by(tool.version, computes, cuda):
-            refused += [f"{tool}: {sentence(rule)}" for rule in broken]
-        else:
-            fits.append(tool)
-    if fits:
-        return fits
+    refused: list[str] = []
+    found = () if stack.cuda_home else fitting(clangs(), "clang", computes, cuda, refused)
+    devices = [_Device(clang=clang) for clang in found]
+    if devices:
+        return devices
+    nvccs = list(fitting(_nvccs(stack), "nvcc", computes, cuda, refused))
+    if nvccs:
+        return [_Device(nvcc=nvcc) for nvcc in nvccs]
     gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in computes)
     major = cuda.split(".")[0]
     release = ".".join(cuda.split(".")[:2]) if major == "11" else f"{major}.x"
-    # The distributions whose own nvcc would fit.
-    rows = [
-        row
-        for row in facts.load("distributions")["distributions"]
-        if not _broken_by(str(row["cuda"]), computes, cuda)
-    ]
-    names = " and ".join(f"{row['name']} ({row['cuda']})" for row in rows)
-    packaged = f"apt install nvidia-cuda-toolkit on {names}, non-free; elsewhere " if rows else ""
+    what = f"nvcc of CUDA {release}" if stack.cuda_home else "clang"
     raise MissingPrerequisite(
-        f"Horovod for {gpus} is compiled by nvcc of CUDA {release}, and "
+        f"Horovod for {gpus} is compiled by {what}, and "
         + ("none that is here fits" if refused else "there is none here"),
         details=list(dict.fromkeys(refused)),
-        hint=f"load a CUDA {release} module, set CUDA_HOME or the stack's `cuda_home` "
-        f"({packaged}developer.nvidia.com/cuda-toolkit-archive); or build without "
-        "Horovod, for tf.distribute: --without-horovod",
+        hint=f"{_clang_packages(computes, cuda)}; a CUDA {release} that is installed is used where "
+        "the stack's `cuda_home` names it; or build without Horovod, for tf.distribute: "
+        "--without-horovod",
     )
 
 
-def _broken_by(nvcc: str, computes: Sequence[str], cuda: str) -> list[Rule]:
-    """The rules that an nvcc breaks for these GPUs and the CUDA of the wheels."""
-    broken = broken_rules({"cuda": cuda, "nvcc": nvcc}, "nvcc")
-    return broken + [
-        rule for one in computes for rule in broken_rules({"gpu": one, "cuda": nvcc}, "cuda")
-    ]
+def _clang_packages(computes: Sequence[str], cuda: str) -> str:
+    """How to install a clang that fits, on the distributions that have one."""
+    names: dict[str, list[str]] = {}
+    for row in facts.load("distributions")["distributions"]:
+        if not broken_by("clang", str(row["clang"]), computes, cuda):
+            package = f"clang-{str(row['clang']).split('.')[0]}"
+            names.setdefault(package, []).append(row["name"])
+    ways = [f"apt install {package} ({', '.join(where)})" for package, where in names.items()]
+    return " or ".join([*ways, "a newer clang on PATH" if not ways else "dnf install clang (RHEL)"])
+
+
+def fitting(
+    paths: Iterable[Path], what: str, computes: Sequence[str], cuda: str, refused: list[str]
+) -> Iterator[Tool]:
+    """The compilers of a kind that fit; the rules that others break are added to `refused`."""
+    option, pattern = _VERSIONS[what]
+    for path in paths:
+        tool = _asked(path, option, pattern)
+        if tool is None:
+            refused.append(f"{path}: `{path} {option}` fails, or names no release")
+        elif broken := broken_by(what, tool.version, computes, cuda):
+            refused += [f"{tool}: {sentence(rule)}" for rule in broken]
+        else:
+            yield tool
+
+
+def broken_by(what: str, version: str, computes: Sequence[str], cuda: str) -> list[Rule]:
+    """The rules that an nvcc or clang breaks for these GPUs and the CUDA of the wheels."""
+    broken = broken_rules({"cuda": cuda, what: version}, what)
+    for one in computes:
+        if what == "nvcc":  # it brings its own CUDA
+            broken += broken_rules({"gpu": one, "cuda": version}, "cuda")
+        else:
+            broken += broken_rules({"gpu": one, what: version}, what)
+    return broken
+
+
+def clangs() -> Iterator[Path]:
+    """Where a clang may be: PATH's own, else the newest."""
+    found = (shutil.which(name) for name in _CLANGS)
+    yield from {Path(path).resolve(): Path(path) for path in found if path}.values()
 
 
 def _nvccs(stack: StackRequest) -> Iterator[Path]:

@@ -119,7 +119,7 @@ def known() -> Facts:
     about_gpus = (
         rule for rule in rules if any(one.variable in _WEIGHTS for one in (*rule.when, rule.need))
     )
-    notes = [row for file in files for row in file.get("notes", ())]
+    notes = [row for file in (*files, facts.load("gpu_kernels")) for row in file.get("notes", ())]
     own, tried = facts.load("cuda")["own_driver"], facts.load("wheels")["tried"]
     return Facts(
         components=components,

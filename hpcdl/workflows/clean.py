@@ -114,7 +114,7 @@ def _limited(site: Site, kind: Kind, days: float | None, gb: float | None) -> Ki
 def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
     """Keep builds and publishes out of what is theirs; who is at work, where somebody is."""
     wheels = wheels_cache()
-    places = (build_lock(site), wheels / ".lock", wheels / ".horovod.lock")
+    places = (build_lock(site), wheels / ".lock", wheels / ".horovod.lock", wheels / ".cuda.lock")
     try:
         for lock in places if kind == "cache" else ():
             if lock.parent.is_dir():

@@ -1,4 +1,4 @@
-"""A stack for P100 and V100 in a Debian 13 with nvcc: built, built again, published, loaded, read.
+"""A stack for P100 and V100 in a Debian 13 with clang: built, built again, published, loaded, read.
 
 The wheels are in the cache before anything is measured; the root is that of `make test-gpu-build`.
 """
@@ -39,7 +39,7 @@ done
 def main():
     """Measure in a root; where none can be made, every figure is skipped."""
     try:
-        root = root_of(CASES[0].suite)
+        root = root_of(CASES[0].suite, CASES[0].compiler)
     except pytest.skip.Exception as lack:
         report("GPU stacks", None, "s", note=str(lack))
         return

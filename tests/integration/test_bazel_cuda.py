@@ -144,7 +144,7 @@ SERVE = "python3 -m http.server 8765 --bind 127.0.0.1 -d /opt/served >/dev/null 
 @pytest.fixture(scope="module")
 def root():
     """The root with CUDA as Spack lays it out, the recipes, and an archive to download."""
-    found = root_of("sid", stack_gb=2)
+    found = root_of("sid", "nvcc", stack_gb=2)
     top = found.directory / "opt"
     found.run("bash", "-ec", PREFIXES)
     _add_cudnn(top)

@@ -1,9 +1,10 @@
-"""GPU stacks, built with a real nvcc and shown to load: no GPU is needed for that.
+"""GPU stacks, built with clang and with a real nvcc and shown to load: no GPU is needed for that.
 
-`make test-gpu-build`: in a Debian 13 with nvcc 12.4 the stack for P100 and V100, in a Debian 12
-with nvcc 11.8 the one for a K80, each as an admin would: site file, build, publish, load. Where
-Spack is (HPCDL_SPACK_ROOT, HPCDL_SPACK_PACKAGES) the first one by Spack as well: TensorFlow and
-NVIDIA's libraries from wheels, Horovod compiled by Spack.
+`make test-gpu-build`: in a Debian 13 the stack for P100 and V100, in a Debian 12 the one for a K80,
+each as an admin would: site file, build, publish, load. Once by clang, without any package of
+NVIDIA's, and once by nvcc 12.4 and 11.8. Kernels of ours are compiled on the GPU headers of the
+TensorFlow of each stack by clang. Where Spack is (HPCDL_SPACK_ROOT, HPCDL_SPACK_PACKAGES) the first
+one by Spack as well: TensorFlow and NVIDIA's libraries from wheels, Horovod compiled by Spack.
 """
 
 import json
@@ -18,7 +19,7 @@ import pytest
 from hpcdl.stack.linked import read_device_code
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.system.resources import cache
-from tests.gpu_roots import CASES, Case, Root, install_hpcdl, root_of, write_site
+from tests.gpu_roots import CASES, PYTHON, Case, Root, install_hpcdl, root_of, write_site
 from tests.integration.spack_fixture import BOOTSTRAP, PACKAGES, why_not
 
 pytestmark = [pytest.mark.gpu_build, pytest.mark.timeout(5400)]
@@ -83,9 +84,9 @@ def build(case, root, more, *options, **env):
     shutil.rmtree(root.prefix)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.suite)
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case.suite}-{case.compiler}")
 def built(request):
-    yield from build(request.param, root_of(request.param.suite), "")
+    yield from build(request.param, root_of(request.param.suite, request.param.compiler), "")
 
 
 def test_it_is_what_resolve_plan_and_list_say(built):
@@ -147,14 +148,43 @@ def test_what_horovod_needs_comes_from_the_release_but_for_mpi_and_glibc(built):
     places = dict(re.findall(r"(\S+) => (\S+)", told))
     for name in ("libnccl.so.2", "libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
         assert str(Path(places[name]).resolve()).startswith(built.stack), name
-    assert "libcudart" not in told
+    runtime = [name for name in places if name.startswith("libcudart")]
+    if built.case.compiler == "nvcc":  # it links its static runtime
+        assert runtime == []
+    for name in runtime:
+        assert str(Path(places[name]).resolve()).startswith(built.stack), name
+
+
+def test_the_compiler_is_the_one_meant_and_no_package_of_nvidia_is_there_beside_clang(built):
+    record = json.loads(Path(built.stack).with_name("release.json").read_text())
+    lock = {row["name"]: row for row in record["lock"]}
+    assert built.case.compiler in lock["horovod"]["compilers"].split(" ")[0]
+    packages = built.root.run("dpkg-query", "-W", "-f", "${Package}\\n").stdout.split()
+    nvidia = [name for name in packages if re.match(r"nvidia|libcu|cuda", name)]
+    assert bool(nvidia) == (built.case.compiler == "nvcc")
+
+
+@pytest.mark.parametrize("kernel", ["launch", "half"])
+def test_kernels_compile_on_the_gpu_headers_of_its_tensorflow(built, kernel):
+    if built.case.compiler != "clang":
+        pytest.skip("compiled by clang")
+    gpus = [f"{code // 10}.{code % 10}" for code in sorted(built.case.codes)]
+    cuda = built.record["versions"]["cuda"]
+    told = built.root.run(
+        *("bash", "-c", 'cd /tmp/checkout && exec "$@"', "in"),
+        *(PYTHON, "-m", "tools.compile_evidence", built.stack),
+        *("--cuda", cuda, "--gpu", *gpus, "--kernels", kernel),
+    ).stdout
+    assert f"{kernel}: compiled" in told
+    assert "failed: {}" in told
 
 
 def test_the_device_code_of_horovod_is_the_list_of_capabilities_and_others_contain_it(built):
     (library,) = built.packages().glob("horovod/tensorflow/mpi_lib*.so")
     inside = _inside(built, f"horovod/tensorflow/{library.name}")
-    listed = built.root.run("cuobjdump", "--list-elf", str(inside)).stdout
-    assert {int(sm) for sm in re.findall(r"\.sm_(\d+)\.cubin", listed)} == built.case.codes
+    if built.case.compiler == "nvcc":
+        listed = built.root.run("cuobjdump", "--list-elf", str(inside)).stdout
+        assert {int(sm) for sm in re.findall(r"\.sm_(\d+)\.cubin", listed)} == built.case.codes
     assert {code.sm for code in read_device_code(library) if code.machine} == built.case.codes
     majors = {sm // 10 for sm in built.case.codes}
     patterns = (
@@ -189,7 +219,7 @@ def test_the_guard_names_the_missing_driver_in_a_job(built):
     assert "CODE 0" not in told
 
 
-@pytest.mark.parametrize("built", CASES[:1], indirect=True, ids=["trixie"])
+@pytest.mark.parametrize("built", CASES[:1], indirect=True, ids=["trixie-clang"])
 def test_without_horovod_it_is_built_without_any_compiler_and_loads(built):
     built.root.run("bash", "-c", NO_COMPILERS)
     options = ("--without-horovod", "--json")
@@ -248,8 +278,8 @@ def with_spack(root):
 def by_spack():
     if why_not():
         pytest.skip(why_not())
-    case = CASES[0]
-    root, env = with_spack(root_of(case.suite, _STACK_GB))
+    case = next(case for case in CASES if case.compiler == "nvcc")
+    root, env = with_spack(root_of(case.suite, case.compiler, _STACK_GB))
     for made in build(case, root, _EXTERNALS, "--backend", "spack-wheels", "--unsigned", **env):
         yield made, env
 

@@ -266,6 +266,10 @@ def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
             "nvcc fatal   : Unsupported gpu architecture 'compute_37'\n",
             "nvcc fatal   : Unsupported gpu architecture 'compute_37'",
         ),
+        (
+            "clang++-19: error: unsupported CUDA gpu architecture: sm_120\nmake: *** [k.o]\n",
+            "clang++-19: error: unsupported CUDA gpu architecture: sm_120",
+        ),
         ("warning: -Werror=x is odd\nall well\n", ""),
     ],
 )

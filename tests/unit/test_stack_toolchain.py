@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.site import StackRequest
-from hpcdl.stack.horovod import find_toolchain
+from hpcdl.stack.horovod import broken_by, find_toolchain
 from hpcdl.stack.recipe import recipe_of
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
@@ -41,6 +41,10 @@ def program(path, said):
 
 def nvcc(folder, version):
     program(folder / "nvcc", f"Cuda compilation tools, release {version[:4]}, V{version}")
+
+
+def clang(folder, version, name="clang++"):
+    program(folder / name, f"Debian clang version {version} (3~deb12u1)")
 
 
 def wanted(*names, **more):
@@ -114,20 +118,48 @@ def test_a_gcc_that_nobody_tried_is_refused(empty_machine):
     assert "gcc <= 14" in "\n".join(caught.value.details)
 
 
-@pytest.mark.parametrize(
-    ("partition", "message", "package", "other"),
-    [
-        ("k80", "sm_37 is compiled by nvcc of CUDA 11.8", "Debian 12 (11.8.89)", "Debian 13"),
-        ("p100", "sm_60 is compiled by nvcc of CUDA 12.", "Debian 13 (12.4.131)", "Debian 12"),
-    ],
-)
-def test_without_nvcc_a_line_says_how_to_get_it(empty_machine, partition, message, package, other):
+@pytest.mark.parametrize(("partition", "code"), [("k80", "sm_37"), ("p100", "sm_60")])
+def test_without_clang_a_line_says_how_to_install_it(empty_machine, partition, code):
     program(empty_machine / "g++", "11.4.0")
     with pytest.raises(MissingPrerequisite, match="and there is none here") as caught:
         find_toolchain(*wanted(partition))
-    assert f"Horovod for {message}" in caught.value.message
-    assert f"apt install nvidia-cuda-toolkit on {package}" in caught.value.hint
-    assert other not in caught.value.hint
+    assert f"Horovod for {code} is compiled by clang" in caught.value.message
+    assert "apt install clang-19 (Debian 12, Debian 13)" in caught.value.hint
+    assert "22.04" not in caught.value.hint, "its clang 15 is too old"
+
+
+@pytest.mark.parametrize("partition", ["k80", "p100", "v100"])
+def test_clang_compiles_for_every_partition_and_takes_any_gcc_of_horovod(empty_machine, partition):
+    clang(empty_machine, "14.0.6")
+    clang(empty_machine, "19.1.7", "clang++-19")
+    nvcc(empty_machine, "12.4.131")
+    program(empty_machine / "g++", "14.2.0")
+    tools = find_toolchain(*wanted(partition))
+    assert (tools.clang.path.name, tools.nvcc, tools.cxx.version) == ("clang++-19", None, "14.2.0")
+    assert "CUDACXX" not in tools.environment()
+    assert str(tools).startswith(f"{empty_machine}/clang++-19 19.1.7 and ")
+
+
+def test_a_clang_that_is_too_old_is_refused_by_its_rule(empty_machine):
+    clang(empty_machine, "14.0.6")
+    program(empty_machine / "g++", "12.2.0")
+    with pytest.raises(MissingPrerequisite, match="none that is here fits") as caught:
+        find_toolchain(*wanted("p100"))
+    assert "clang >= 16 (the first clang that reads the headers" in "\n".join(caught.value.details)
+
+
+@pytest.mark.parametrize(
+    ("version", "computes", "words"),
+    [
+        ("19.1.7", ["9.0"], []),
+        ("19.1.7", ["10.0"], ["the first clang with Blackwell"]),
+        ("20.1.8", ["10.0", "12.0"], []),
+        ("20.1.8", ["12.1"], ["the first clang with sm_103 and sm_121"]),
+    ],
+)
+def test_blackwell_needs_a_newer_clang(version, computes, words):
+    broken = broken_by("clang", version, computes, "12.9.1")
+    assert [rule.why for rule in broken] == words
 
 
 def test_cuda_home_wins_over_path_and_the_next_that_fits(empty_machine, tmp_path, monkeypatch):
@@ -150,6 +182,7 @@ def test_an_nvcc_that_does_not_run_is_named(empty_machine, tmp_path):
 
 def test_a_site_s_cuda_home_is_the_only_one_asked(empty_machine, tmp_path):
     nvcc(empty_machine, "12.4.131")
+    clang(empty_machine, "19.1.7")
     program(empty_machine / "g++", "12.2.0")
     with pytest.raises(BadInput, match="there is no"):
         find_toolchain(*wanted("p100", cuda_home=tmp_path / "nowhere"))
