@@ -18,7 +18,7 @@ def _say(text: str) -> None:
 
 
 def _found(args: argparse.Namespace) -> ClusterState:
-    from hpcdl.cluster.state import running
+    from hpcdl.workflows.embedded import running
 
     return running(args.site)
 
@@ -36,7 +36,7 @@ def _up_arguments(parser: argparse.ArgumentParser) -> None:
 def _up(args: argparse.Namespace) -> ExitCode:
     from hpcdl.cluster import status
     from hpcdl.cluster.lifecycle import prepare, up
-    from hpcdl.cluster.state import site_of
+    from hpcdl.workflows.embedded import site_of
 
     site = site_of(args.site)
     wanted = {
@@ -54,8 +54,8 @@ def _up(args: argparse.Namespace) -> ExitCode:
 
 
 def _down(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.cluster.state import directory_of
     from hpcdl.cluster.teardown import down
+    from hpcdl.workflows.embedded import directory_of
 
     directory = directory_of(args.site)
     stopped = not args.dry_run and down(directory, purge=args.purge, say=_say)

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, Group, print_json, show, the_site
+from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import count_of, table
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 def _show(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
+    if args.yaml:
+        print(site.source.read_text(encoding="utf-8-sig"), end="")
+        return ExitCode.OK
     return show(args, as_data(site), as_text(site))
 
 
@@ -194,7 +197,11 @@ GROUP = Group(
             _check,
         ),
         Command(
-            "show", "Show the site file with all defaults.", "hpcdl site show --site pi", _show
+            "show",
+            "Summarise the site: Slurm, paths, partitions, stacks; --yaml prints its file.",
+            "hpcdl site show --site pi",
+            _show,
+            option("--yaml", action="store_true", help="print the site file itself"),
         ),
         Command(
             "schema",

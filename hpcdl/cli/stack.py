@@ -43,11 +43,10 @@ def _resolve(args: argparse.Namespace) -> ExitCode:
 
 
 def _plan(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.workflows import site_plan_show
-    from hpcdl.workflows.site_plan import plan
+    from hpcdl.workflows.site_plan import as_data, as_text, plan
 
     found = plan(the_site(args), args.partition)
-    show(args, site_plan_show.as_data(found), site_plan_show.as_text(found))
+    show(args, as_data(found), as_text(found))
     if found.changes:
         return ExitCode.CHANGES
     return ExitCode.NO if found.blocked else ExitCode.OK

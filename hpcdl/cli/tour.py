@@ -151,7 +151,8 @@ def _take(number: int, step: Step, *, asks: bool, runs: bool) -> None:
 
 def _status(command: str) -> int:
     """The exit status of a command in the cluster's environment; it sees signals before we do."""
-    from hpcdl.cluster.state import directory_of, environment, read_state
+    from hpcdl.cluster.state import environment, read_state
+    from hpcdl.workflows.embedded import directory_of
 
     found = os.environ.get("PATH", os.defpath)
     env = {**os.environ, "HPCDL_SITE": _SITE, "PATH": f"{found}:{Path(sys.executable).parent}"}

@@ -1,6 +1,6 @@
 """Lays a site out on one machine and renders its configuration: nothing is written or started here.
 
-From `Site` to `ClusterRequest` and nodes, and from these to files by templates/slurm.
+From a `WantedCluster` to `ClusterRequest` and nodes, and from these to files by templates/slurm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.cluster.model import NAMESPACES, ClusterRequest, ClusterState, Group, Node, Ports, Queue
-from hpcdl.site import Partition, Site
+from hpcdl.cluster.wanted import WantedCluster, WantedPartition
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import Release, span
 from hpcdl.system.errors import BadInput
@@ -47,7 +47,7 @@ _SPECIAL = frozenset(" \"'\\#%,;=[](){}$&|<>!*?~^`")
 
 
 def request(
-    site: Site, mode: str, accounting: bool, max_nodes: int | None = None, slurm: str = ""
+    site: WantedCluster, mode: str, accounting: bool, max_nodes: int | None = None, slurm: str = ""
 ) -> ClusterRequest:
     """The hardware and the partitions that a site asks for.
 
@@ -129,7 +129,9 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
         )
 
 
-def _parts(partition: Partition, max_nodes: int | None) -> Iterator[tuple[Partition, list[str]]]:
+def _parts(
+    partition: WantedPartition, max_nodes: int | None
+) -> Iterator[tuple[WantedPartition, list[str]]]:
     """The partition's groups of equal nodes with their names, at most so many of each.
 
     Groups without a host list of their own share out the partition's names in turn.
@@ -146,7 +148,7 @@ def _parts(partition: Partition, max_nodes: int | None) -> Iterator[tuple[Partit
         yield group, names[:max_nodes]
 
 
-def _names(partition: Partition) -> list[str]:
+def _names(partition: WantedPartition) -> list[str]:
     if partition.hostlist is None:
         width = max(2, len(str(partition.nodes)))
         names = [f"{partition.name}-{i:0{width}d}" for i in range(1, partition.nodes + 1)]
@@ -162,7 +164,7 @@ def _names(partition: Partition) -> list[str]:
     return names
 
 
-def _group(partition: Partition, names: tuple[str, ...]) -> Group:
+def _group(partition: WantedPartition, names: tuple[str, ...]) -> Group:
     return Group(
         partition=partition.name,
         names=names,
@@ -176,7 +178,7 @@ def _group(partition: Partition, names: tuple[str, ...]) -> Group:
     )
 
 
-def _queue(partition: Partition, names: tuple[str, ...], default: str) -> Queue:
+def _queue(partition: WantedPartition, names: tuple[str, ...], default: str) -> Queue:
     return Queue(
         name=partition.name,
         nodes=names,

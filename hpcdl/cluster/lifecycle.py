@@ -19,7 +19,7 @@ from hpcdl.cluster.cpu_throttle import FACTOR, throttle, unthrottle
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Node, Ports
 from hpcdl.cluster.status import ask, mpi_plugin, of_nodes, responding, takes_jobs
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
-from hpcdl.site import Site
+from hpcdl.cluster.wanted import WantedCluster
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import explain_os_errors, locked, shared_lock, umask, write_atomic
 from hpcdl.system.trust import make_private
@@ -28,7 +28,7 @@ _READY_SECONDS = 60.0
 
 
 def prepare(
-    site: Site,
+    site: WantedCluster,
     *,
     mode: str = "auto",
     accounting: bool = False,
@@ -58,7 +58,7 @@ def prepare(
 
 
 def up(
-    site: Site,
+    site: WantedCluster,
     *,
     mode: str = "auto",
     accounting: bool = False,
@@ -134,7 +134,9 @@ def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
     )
 
 
-def _start(site: Site, asked: ClusterRequest, where: tuple[Path, str], say: Say) -> ClusterState:
+def _start(
+    site: WantedCluster, asked: ClusterRequest, where: tuple[Path, str], say: Say
+) -> ClusterState:
     """Start everything; what was started is stopped again when that fails."""
     directory, token = where
     try:
@@ -152,7 +154,7 @@ def _start(site: Site, asked: ClusterRequest, where: tuple[Path, str], say: Say)
 
 
 def _record(
-    site: Site, asked: ClusterRequest, directory: Path, token: str, ports: Ports
+    site: WantedCluster, asked: ClusterRequest, directory: Path, token: str, ports: Ports
 ) -> ClusterState:
     """What there will be, recorded before anything of it is: whatever kills us, `down` finds it."""
     root = rootfs.find(asked.slurm) if asked.slurm else None
@@ -178,7 +180,9 @@ def _record(
     )
 
 
-def _lay_down(site: Site, asked: ClusterRequest, begun: ClusterState, ports: Ports) -> ClusterState:
+def _lay_down(
+    site: WantedCluster, asked: ClusterRequest, begun: ClusterState, ports: Ports
+) -> ClusterState:
     """Make the network of what was recorded, and write every file."""
     directory = begun.directory
     net = network.make_bridge(directory, begun.bridge) if begun.bridge else begun.network

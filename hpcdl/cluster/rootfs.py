@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.cluster.model import ClusterState
-from hpcdl.site import Site
+from hpcdl.cluster.wanted import WantedCluster
 from hpcdl.slurm.rules import Release
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, switch_link, write_atomic, write_json
@@ -244,7 +244,7 @@ def original_site(path: Path) -> Path:
     return source if source.is_file() else path
 
 
-def write_own(site: Site, state: ClusterState, mpi: str) -> Path:
+def write_own(site: WantedCluster, state: ClusterState, mpi: str) -> Path:
     """Write the site as the Slurm that runs has it, its release and plug-in; gives the file."""
     import yaml
 

@@ -1,6 +1,5 @@
-"""Which cluster is meant, what `cluster.json` says of it, and what a shell needs to use it.
+"""Where a cluster's state lies, what `cluster.json` says of it, and what a shell needs to use it.
 
-A cluster is named by --site, HPCDL_SITE or HPCDL_CLUSTER_DIR, else it is the default one.
 `cluster.json` says what runs below its directory; it is written atomically, checked on reading.
 """
 
@@ -18,16 +17,13 @@ from typing import Any
 from hpcdl.cluster import identity
 from hpcdl.cluster.identity import MARK
 from hpcdl.cluster.model import ClusterState, Node, ProcessId
-from hpcdl.cluster.rootfs import original_site
-from hpcdl.site import Site, find_site_file, load_site
-from hpcdl.site.load import installed_site_file
-from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
+from hpcdl.cluster.wanted import WantedCluster
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import clear_leftovers, write_atomic, write_json
 from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, require_private
 
 _FILE = "cluster.json"
-_DEFAULT_SITE = "embedded"
 _FRONT = """\
 case ":${{{name}:-}}:" in
   *:{first}:*) ;;
@@ -48,7 +44,7 @@ fi
 """
 
 
-def state_directory(site: Site) -> Path:
+def state_directory(site: WantedCluster) -> Path:
     """Where the cluster of a site lies: HPCDL_CLUSTER_DIR, else home()/cluster/NAME."""
     return chosen_directory() or home("cluster") / site.name
 
@@ -160,57 +156,6 @@ def all_states() -> list[ClusterState]:
 def forget(directory: Path) -> None:
     """Remove the record of a cluster."""
     (directory / _FILE).unlink(missing_ok=True)
-
-
-def site_of(given: str | None) -> Site:
-    """The site to emulate; the shipped `embedded` one where none is named.
-
-    A shell that used a cluster of another release names that cluster's own file: meant is the
-    one it was written from.
-    """
-    return load_site(original_site(_site_file(given)))
-
-
-def directory_of(given: str | None) -> Path:
-    """The state directory that is meant.
-
-    A cluster whose recorded site file is the one named is found first: so `down` works when
-    that file was broken or removed since.
-    """
-    chosen = chosen_directory()
-    if chosen is not None:
-        return chosen
-    try:
-        file = _site_file(given).absolute()
-    except BadInput:
-        # Not Path.expanduser: it raises where `~nosuch` names no user.
-        name = given or os.environ.get("HPCDL_SITE") or _DEFAULT_SITE
-        file = Path(os.path.expanduser(name)).absolute()  # noqa: PTH111
-    for state in all_states():
-        if state.site_file == file:
-            return state.directory
-    return state_directory(load_site(_site_file(given)))
-
-
-def running(given: str | None) -> ClusterState:
-    """The cluster that is meant, up or broken; CheckFailed without one names others that are up."""
-    directory = directory_of(given)
-    state = read_state(directory)
-    if state is None:
-        others = [f"{other.site} ({other.directory})" for other in all_states()]
-        raise CheckFailed(
-            f"no cluster is up below {directory}",
-            details=[f"up: {other}" for other in others],
-            hint="`hpcdl cluster up` starts it"
-            + ("; --site FILE chooses another" if others else ""),
-        )
-    return state
-
-
-def _site_file(given: str | None) -> Path:
-    if given or os.environ.get("HPCDL_SITE"):
-        return find_site_file(given)
-    return installed_site_file() or find_site_file(_DEFAULT_SITE)
 
 
 def variables(current: ClusterState) -> dict[str, str]:

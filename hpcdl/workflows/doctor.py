@@ -3,7 +3,7 @@
 facts/packages.yaml says which packages, `python` rows and questions a role has; looking for
 packages is `hpcdl.system.packages`. Programs are asked for their versions side by side: some take a
 second to say it. A question is a function of `Here`, which looks once at what several ask for: the
-site file and the live Slurm. The answer is a `Finding`, or nothing where the question does not
+site file and the live Slurm. The answer is a `Need`, or nothing where the question does not
 arise. Nothing here changes anything.
 """
 
@@ -43,7 +43,7 @@ DEMO = "demo"
 
 
 @dataclass(frozen=True)
-class Finding:
+class Need:
     """One thing that a purpose or role needs: where it is, which version, or how to get it."""
 
     purpose: str
@@ -58,13 +58,13 @@ class Finding:
 class Diagnosis:
     """All findings; `apt` installs every missing package that the role needs."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Need, ...]
     apt: str
     apt_optional: str
     role: str
 
     @property
-    def lacking(self) -> tuple[Finding, ...]:
+    def lacking(self) -> tuple[Need, ...]:
         """What is required and missing."""
         return tuple(one for one in self.findings if one.required and one.found is None)
 
@@ -82,7 +82,7 @@ def diagnose(role: str = DEMO, site_file: str | None = None) -> Diagnosis:
         packages = [*pool.map(_finding, needed)]
         packages += [replace(one, required=False) for one in pool.map(_finding, optional)]
     python = ".".join(map(str, sys.version_info[:3]))  # one that is too old had not started us
-    own = Finding("python", "python", True, sys.executable, python, "")
+    own = Need("python", "python", True, sys.executable, python, "")
     here = Here(site_file)
     answers = filter(None, [QUESTIONS[question](role, here) for question in row["asks"]])
     return Diagnosis(
@@ -124,12 +124,12 @@ def as_text(diagnosis: Diagnosis) -> str:
     return "\n\n".join(parts)
 
 
-def _remedy(one: Finding) -> str:
+def _remedy(one: Need) -> str:
     """A command as it is; what else to do with the name of what lacks."""
     return one.remedy if " pip install " in one.remedy else f"{one.name}: {one.remedy}"
 
 
-def _row(one: Finding) -> tuple[str, ...]:
+def _row(one: Need) -> tuple[str, ...]:
     state = one.found or ("MISSING" if one.required else "not there")
     return ("  " + one.name, one.version or "-", state)
 
@@ -147,7 +147,7 @@ def _of_this_python(package: Package) -> Package:
     return package
 
 
-def _finding(package: Package) -> Finding:
+def _finding(package: Package) -> Need:
     found, version = (str(package.found), "") if package.found else (None, "")
     if package.found is not None and package.version_option is not None:
         with suppress(HpcdlError):
@@ -155,14 +155,14 @@ def _finding(package: Package) -> Finding:
             version = version_in(answer.stdout + answer.stderr)
     elif found:
         version = version_in(found)
-    return Finding(package.purpose, package.name, True, found, version, "")
+    return Need(package.purpose, package.name, True, found, version, "")
 
 
-def _module(row: dict[str, Any]) -> Finding:
+def _module(row: dict[str, Any]) -> Need:
     found: tuple[str | None, str] = None, ""
     with suppress(PackageNotFoundError):
         found = "in this Python", version(row["package"])
-    return Finding(row["purpose"], row["package"], False, *found, to_install(row["extra"]))
+    return Need(row["purpose"], row["package"], False, *found, to_install(row["extra"]))
 
 
 @dataclass(frozen=True)
@@ -198,21 +198,21 @@ class Here:
         return next(inside, self.site.partitions.get(os.environ.get("SLURM_JOB_PARTITION", "")))
 
 
-def _ok(role: str, name: str, found: object, version: str = "") -> Finding:
-    return Finding(role, name, True, str(found), version, "")
+def _ok(role: str, name: str, found: object, version: str = "") -> Need:
+    return Need(role, name, True, str(found), version, "")
 
 
-def _lack(role: str, name: str, remedy: str) -> Finding:
-    return Finding(role, name, True, None, "", remedy)
+def _lack(role: str, name: str, remedy: str) -> Need:
+    return Need(role, name, True, None, "", remedy)
 
 
-def _slurm(role: str, here: Here) -> Finding:
+def _slurm(role: str, here: Here) -> Need:
     if isinstance(here.cluster, HpcdlError):
         return _lack(role, "Slurm", here.cluster.in_one_line())
     return _ok(role, "Slurm", f"answers: {here.cluster.name}", here.cluster.version)
 
 
-def _site(role: str, here: Here) -> Finding:
+def _site(role: str, here: Here) -> Need:
     if isinstance(here.site, HpcdlError):
         return _lack(role, "site file", here.site.in_one_line())
     if isinstance(here.cluster, LiveCluster) and (differ := live.compare(here.site, here.cluster)):
@@ -221,7 +221,7 @@ def _site(role: str, here: Here) -> Finding:
     return _ok(role, "site file", here.site.source)
 
 
-def _pmix(role: str, here: Here) -> Finding | None:
+def _pmix(role: str, here: Here) -> Need | None:
     if isinstance(here.site, HpcdlError) or isinstance(here.cluster, HpcdlError):
         return None
     name, known = here.site.slurm.mpi, here.cluster.mpi_plugins
@@ -231,15 +231,15 @@ def _pmix(role: str, here: Here) -> Finding | None:
     return _ok(role, "MPI plug-in", f"srun --mpi={name}")
 
 
-def _accounting(role: str, here: Here) -> Finding | None:
+def _accounting(role: str, here: Here) -> Need | None:
     if isinstance(here.cluster, HpcdlError):
         return None
     found = "slurmdbd" if here.cluster.accounting else None
     without = "without slurmdbd there are no `job usage` and no memory of old jobs"
-    return Finding(role, "accounting", False, found, "", "" if found else without)
+    return Need(role, "accounting", False, found, "", "" if found else without)
 
 
-def _all_jobs(role: str, here: Here) -> Finding | None:
+def _all_jobs(role: str, here: Here) -> Need | None:
     if isinstance(here.cluster, HpcdlError):
         return None
     if client.sees_all_jobs():
@@ -248,7 +248,7 @@ def _all_jobs(role: str, here: Here) -> Finding | None:
     return _lack(role, "everybody's jobs", remedy)
 
 
-def _modules(role: str, here: Here) -> Finding | None:
+def _modules(role: str, here: Here) -> Need | None:
     if isinstance(here.site, HpcdlError):
         return None
     init = here.site.paths.lmod_init
@@ -257,7 +257,7 @@ def _modules(role: str, here: Here) -> Finding | None:
     return _lack(role, "Lmod", f"there is no {init}: install Lmod, or set `paths.lmod_init`")
 
 
-def _prefix(role: str, here: Here) -> Finding | None:
+def _prefix(role: str, here: Here) -> Need | None:
     if isinstance(here.site, HpcdlError):
         return None
     prefix = here.site.paths.prefix
@@ -273,7 +273,7 @@ def _prefix(role: str, here: Here) -> Finding | None:
     return _lack(role, "prefix", remedy)
 
 
-def _work(role: str, here: Here) -> Finding | None:
+def _work(role: str, here: Here) -> Need | None:
     if isinstance(here.site, HpcdlError):
         return None
     work = here.site.paths.work
@@ -283,7 +283,7 @@ def _work(role: str, here: Here) -> Finding | None:
     return _lack(role, "work directory", f"you cannot write in {place}: set `paths.work`")
 
 
-def _release(role: str, here: Here) -> Finding | None:
+def _release(role: str, here: Here) -> Need | None:
     if isinstance(here.site, HpcdlError):
         return None
     part = here.partition.name if here.partition else here.site.default_partition
@@ -293,11 +293,11 @@ def _release(role: str, here: Here) -> Finding | None:
         return _lack(role, "release", fault.in_one_line())
     if release is None:
         how = "none is published: the admin's `hpcdl stack build` and `hpcdl stack publish`"
-        return Finding(role, "release", role != "admin", None, "", how)
+        return Need(role, "release", role != "admin", None, "", how)
     return _ok(role, "release", release.id, release.versions.get("tensorflow", ""))
 
 
-def _scratch(role: str, here: Here) -> Finding | None:
+def _scratch(role: str, here: Here) -> Need | None:
     if here.partition is None:
         remedy = "no partition of the site file has this node in its `hostlist`"
         return None if isinstance(here.site, HpcdlError) else _lack(role, "partition", remedy)
@@ -308,12 +308,12 @@ def _scratch(role: str, here: Here) -> Finding | None:
     return _lack(role, "scratch", f"{place} cannot be written: `scratch.path` of the partition")
 
 
-def _driver(role: str, here: Here) -> Finding | None:
+def _driver(role: str, here: Here) -> Need | None:
     """Of a node with GPUs; an emulated one has none."""
     if here.partition is None or here.partition.gpu is None:
         return None
     if isinstance(here.cluster, LiveCluster) and execution.current() is execution.SINGLE_NODE:
-        return Finding(role, "GPU driver", False, None, "", "emulated nodes have none")
+        return Need(role, "GPU driver", False, None, "", "emulated nodes have none")
     driver = nvidia.report()
     if not driver.installed:
         return _lack(role, "GPU driver", "there is no nvidia-smi: is the driver installed?")
@@ -327,7 +327,7 @@ def _driver(role: str, here: Here) -> Finding | None:
     return _ok(role, "GPU driver", f"{count} GPUs", driver.driver)
 
 
-QUESTIONS: Mapping[str, Callable[[str, Here], Finding | None]] = {
+QUESTIONS: Mapping[str, Callable[[str, Here], Need | None]] = {
     "slurm": _slurm,
     "site": _site,
     "pmix": _pmix,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import down, processes, rootfs, up
-from hpcdl.cluster.state import site_of
 from hpcdl.site import load_site
 from hpcdl.system.errors import CheckFailed
+from hpcdl.workflows.embedded import site_of
 from tests.matrix.machines import HPCDL
 from tests.waiting import wait_for
 

@@ -9,10 +9,10 @@ import pytest
 from hpcdl import facts
 from hpcdl.cluster import rootfs, teardown
 from hpcdl.cluster.needs import choose_mode
-from hpcdl.cluster.state import site_of
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.workflows.embedded import site_of
 
 
 @pytest.fixture

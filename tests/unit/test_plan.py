@@ -15,8 +15,7 @@ from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import Target, targets
-from hpcdl.workflows.site_plan_show import as_data, as_text
+from hpcdl.workflows.site_plan import Target, as_data, as_text, targets
 from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 

@@ -198,6 +198,10 @@ def test_a_shipped_site_is_found_by_its_name_where_a_folder_has_it_too(tmp_path,
         load_site(find_site_file("./other"))
 
 
+def test_a_shipped_site_file_is_printed_whole(hpcdl):
+    assert hpcdl("site", "show", "--site", "pi", "--yaml").out == find_site_file("pi").read_text()
+
+
 def test_the_installed_site_is_found_last_and_without_one_it_is_said_how_to_get_one():
     with pytest.raises(BadInput, match="no site file is named") as caught:
         find_site_file()
