@@ -13,6 +13,7 @@ from hpcdl.jobs.sweep import plan, request_of
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
+from tests.make import takes_every_job
 from tests.strangers import STRANGER, as_root
 
 SECRET = "hunter2 $HOME `id` 'quoted'"
@@ -23,7 +24,7 @@ def site(tmp_path, monkeypatch):
     """A site whose Slurm takes every job and never says how it ended."""
     numbers = iter(range(7, 99))
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
-    monkeypatch.setattr(client, "would_run", lambda _: None)
+    takes_every_job(monkeypatch)
     monkeypatch.setattr(client, "queue", lambda: ())
     shipped = load_site(find_site_file("embedded"))
     return replace(shipped, paths=replace(shipped.paths, work=tmp_path / "work"))
@@ -128,7 +129,7 @@ def cancelled(monkeypatch):
     """Jobs taken back; what is submitted gets the numbers 7, 8, ..."""
     gone = []
     numbers = iter(range(7, 99))
-    monkeypatch.setattr(client, "would_run", lambda _: None)
+    takes_every_job(monkeypatch)
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
     monkeypatch.setattr(once, "by_token", lambda _: {})
     monkeypatch.setattr(client, "cancel", gone.extend)

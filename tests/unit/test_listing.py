@@ -12,6 +12,7 @@ from hpcdl.jobs import JobSpec, Module, sweep, sweep_run
 from hpcdl.jobs.listing import as_text, own_jobs
 from hpcdl.jobs.submission import index, submit
 from hpcdl.slurm import client, once
+from tests.make import takes_every_job
 from tests.strangers import as_root
 from tests.unit import slurm_output as said
 
@@ -19,7 +20,7 @@ from tests.unit import slurm_output as said
 @pytest.fixture
 def site(three_generations, tmp_path, monkeypatch):
     numbers = iter(range(7, 99))
-    monkeypatch.setattr(client, "would_run", lambda _: None)
+    takes_every_job(monkeypatch)
     monkeypatch.setattr(client, "own_jobs", frozenset)
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
     monkeypatch.setattr(client, "queue", lambda: (said.job(id=9, state="RUNNING", nodes="n1"),))

@@ -40,6 +40,7 @@ from hpcdl.system.trust import require_private
 from hpcdl.train.data.images import load_cropper
 from hpcdl.workflows.study.run import compile_library
 from hpcdl.workflows.study.study_plan import library
+from tests.make import takes_every_job
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
 from tests.unit import slurm_output as said
@@ -71,7 +72,7 @@ def cancelled(monkeypatch):
     """Jobs that are cancelled; what is submitted gets the number 7."""
     found = []
     monkeypatch.setattr(client, "cancel", found.extend)
-    monkeypatch.setattr(client, "would_run", lambda _: None)
+    takes_every_job(monkeypatch)
     monkeypatch.setattr(once, "submit", lambda *_, token: 7)
     return found
 

@@ -25,6 +25,7 @@ from hpcdl.jobs.sweep_run import run_statuses, submit, sweep_directory
 from hpcdl.site import load_site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
+from tests.make import takes_every_job
 from tests.unit import slurm_output as said
 
 BASE = JobSpec("v100", name="scaling")
@@ -166,9 +167,7 @@ class Queue:
     def __init__(self, monkeypatch):
         self.scripts: list[str] = []
         self.options: list[tuple[str, ...]] = []
-        monkeypatch.setattr(client, "would_run", lambda _: None)
-        limits = client.SubmitLimits(1001, 10_000, "MaxJobCount=10001")
-        monkeypatch.setattr(client, "submit_limits", lambda _: limits)
+        takes_every_job(monkeypatch)
         monkeypatch.setattr(once, "submit", self.submit)
         monkeypatch.setattr(client, "queue", self.records)
 
