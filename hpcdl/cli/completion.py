@@ -28,7 +28,7 @@ complete -c hpcdl -f"""
 def names_of(args: argparse.Namespace) -> Names:
     """What is offered behind an option or for an argument: partitions, stacks, studies, models."""
     from hpcdl import facts
-    from hpcdl.jobs.spec import LAUNCHERS
+    from hpcdl.jobs.launchers import LAUNCHERS
     from hpcdl.workflows.study.load import shipped
 
     models = facts.load("models")["models"]

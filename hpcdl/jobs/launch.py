@@ -9,6 +9,10 @@ facts/slurm_steps.yaml: a script means the same on each, whatever the submitting
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,9 +20,11 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs import quote
+from hpcdl.jobs.launchers import LAUNCHERS, STARTERS
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec, is_train
 from hpcdl.site import Partition, Site
+from hpcdl.site.gpu_models import is_slice
 from hpcdl.site.model import SlurmDialect
 from hpcdl.slurm.rules import Release, known_release, mpi_plugins, span
 from hpcdl.system.errors import BadInput
@@ -28,8 +34,9 @@ from hpcdl.system.text import did_you_mean
 PORTS = "12000-32767"
 """Where tf.distribute's workers listen: below the ephemeral range."""
 
-# NCCL's own variable, then Open MPI's for data and for its daemons (mpirun).
-_INTERFACE_OF = ("NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
+_NCCL_INTERFACE = ("NCCL_SOCKET_IFNAME",)
+# Open MPI's for data and for its daemons (mpirun).
+_MPI_INTERFACE = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 
 # Each rank gets a user namespace, and the kernel lets none read another's memory: messages that
 # Open MPI 4 would copy so never arrive (measured; later ones and UCX look for themselves).
@@ -37,15 +44,10 @@ _CONTAINER_PER_RANK = frozenset({"apptainer", "charliecloud"})
 _APART_IN_MEMORY = (("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),)
 
 _IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})
-_WITH_MPI = frozenset({"horovod", "mpi"})
-_WITH_OPENMP = frozenset({"mpi", "torch", "torchrun", "plain", "single"})
-# Whose programs ask where ranks meet, also a rank alone.
-_ASK_WHERE = frozenset({"torch", "torchrun", "jax"})
-# Whose processes know nothing of each other: one that fails ends no other.
-_APART = frozenset({"plain", "single"})
-# What a rank is called by its launcher, where that is not Slurm.
-_RANK = {"horovod-mpirun": "OMPI_COMM_WORLD_RANK", "torchrun": "RANK"}
-_STARTS_RANKS = frozenset({"torchrun", "mpirun", "mpiexec", "horovodrun", "srun"})
+
+_PYTHON = re.compile(r"python[0-9.]*\Z")
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
 
 # The index of a worker is its rank; $HPCDL_WORKERS is made once by the script.
 _TF_CONFIG = (
@@ -56,46 +58,50 @@ _TF_CONFIG = (
 
 def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     """Options of srun for a step that fills the job: what scripts and checks both use."""
-    mpi = site.slurm.mpi if spec.launcher in _WITH_MPI else "none"
+    row = LAUNCHERS[spec.launcher]
+    mpi = site.slurm.mpi if row.mpi and not row.mpirun else "none"
     rows = steps(site.slurm, "options")
     rows += steps(site.slurm, "by_socket") if layout.by_socket else []
     return (
         f"--mpi={mpi}",
         f"--cpus-per-task={layout.cpus_per_task}",
         *(row["option"] for row in rows),
-        f"--kill-on-bad-exit={int(spec.launcher != 'plain')}",
+        f"--kill-on-bad-exit={int(not row.apart or row.one_process)}",
     )
 
 
 def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout) -> dict[str, Any]:
     """What a script's template must know of how ranks start, work, meet and end."""
-    workers, cpus = layout.tasks_per_node, layout.cpus_per_task
-    if spec.launcher == "torchrun":  # its agent is the one task of a node
+    row, workers, cpus = LAUNCHERS[spec.launcher], layout.tasks_per_node, layout.cpus_per_task
+    if row.agent:  # it is the one task of a node
         workers = layout.gpus_per_node or spec.tasks_per_node or 1
         cpus //= workers
-    # What keeps the threads of a rank on its own cores; others' threads are set by themselves.
-    threads = (
-        ("OMP_NUM_THREADS", max(1, cpus // partition.threads_per_core)),
-        ("OMP_PLACES", "cores"),
-    )
+    # No OMP_PLACES: with it libgomp binds the main thread to one core as soon as it is loaded, and
+    # the workers that a pool or a DataLoader forks inherit that core.
+    threads = max(1, cpus // partition.threads_per_core) if row.openmp else None
     # What makes MPI and NCCL take the interface that the site names, between several nodes.
     interface = partition.interconnect.interface if layout.nodes > 1 else None
-    apart = spec.container and site.container in _CONTAINER_PER_RANK
+    named = (*_NCCL_INTERFACE, *(_MPI_INTERFACE if row.mpi else ()))
+    apart = row.mpi and spec.container and site.container in _CONTAINER_PER_RANK
     reason = "one launcher for all nodes; Slurm's default would hang when one rank dies"
-    if layout.by_socket and spec.launcher != "horovod-mpirun":
+    if layout.by_socket and not row.mpirun:
         reason += f"; {steps(site.slurm, 'by_socket')[0]['reason']}"
-    several = layout.nodes * workers > 1 or spec.launcher == "torch"
-    waits = several and spec.launcher not in _APART
+    ranks = layout.nodes * workers
+    waits = (ranks > 1 or bool(row.per_rank)) and not row.apart
     # `hpcdl train` finds its ranks by Horovod.
-    asks = spec.program and not is_train(spec.program) and spec.launcher not in _APART
+    asks = spec.program and not is_train(spec.program) and not row.apart
+    sizes = {"nodes": layout.nodes, "workers": workers, "ranks": ranks}
     return {
-        "meets": spec.launcher in _ASK_WHERE or (asks and layout.world_size > 1),
+        "meets": row.meets or (asks and layout.world_size > 1),
+        "launcher": row,
+        "agent": row.agent.format(**sizes),
+        "per_rank": row.per_rank.format(**sizes),
         "ports": PORTS,
         # Where ranks end together: the variable with the number of each; None where none waits.
-        "rank_name": _RANK.get(spec.launcher, "SLURM_PROCID") if waits else None,
+        "rank_name": row.rank if waits else None,
         "workers": workers,
-        "openmp": threads if spec.launcher in _WITH_OPENMP else (),
-        "network": [(name, interface) for name in _INTERFACE_OF if interface],
+        "threads": threads,
+        "network": [(name, interface) for name in named if interface],
         "container": _APART_IN_MEMORY if apart else (),
         "launch": _launch_argv(site, spec, layout),
         "launch_reason": reason,
@@ -104,28 +110,78 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
 
 def check_launcher(spec: JobSpec) -> None:
     """Raise BadInput for a program that would start ranks itself, once in every rank."""
-    name = Path(spec.program[0]).name if spec.program else ""
-    if " ".join(spec.program[1:3]) in {"-m torch.distributed.run", "-m torch.distributed.launch"}:
-        name = "torchrun"
-    if spec.launcher == "single" or name not in _STARTS_RANKS:
+    name = starter_of(spec.program)
+    if name is None or LAUNCHERS[spec.launcher].one_process:
         return
-    better = "torchrun" if name == "torchrun" else "mpi"
     raise BadInput(
         f"'{name}' would be started by every rank, and start all ranks each time",
-        hint=f"leave it out: --launcher {better} -- PROGRAM starts a process per rank; "
+        hint=f"leave it out: --launcher {STARTERS[name]} -- PROGRAM starts a process per rank; "
         "or --launcher single, where it starts those of one node",
     )
 
 
+def starter_of(program: Sequence[str]) -> str | None:
+    """What in a program starts ranks itself: the command, or what a shell or Python runs; or None.
+
+    `bash -c 'cd x && torchrun y.py'` starts them as well as `torchrun y.py` does.
+    """
+    name = Path(program[0]).name if program else ""
+    if name in STARTERS:
+        return name
+    if _PYTHON.match(name) and "-m" in program[:-1]:
+        module = program[program.index("-m") + 1]
+        return module if module in STARTERS else None
+    if name not in _SHELLS or "-c" not in program[:-1]:
+        return None
+    line = program[program.index("-c") + 1]
+    for command in re.split(r"[;&|\n(){}]+", line):
+        with suppress(ValueError):
+            words = [one for one in shlex.split(command) if not _ASSIGNED.match(one)]
+            words = words[1:] if words[:1] in (["exec"], ["time"]) else words
+            if words and (found := starter_of(words)):
+                return found
+    return None
+
+
+def check_pmi(site: Site, spec: JobSpec, layout: Layout) -> None:
+    """Raise BadInput for several ranks of MPI where the site's srun starts none."""
+    row = LAUNCHERS[spec.launcher]
+    if row.mpi and not row.mpirun and site.slurm.mpi == "none" and layout.world_size > 1:
+        raise BadInput(
+            f"{layout.world_size} ranks cannot find each other by MPI: srun of '{site.name}' has "
+            "no PMI (`slurm.mpi: none` in the site file)",
+            hint="use --launcher horovod-mpirun; or correct `slurm.mpi`: `srun --mpi=list` shows "
+            "the plug-ins",
+        )
+
+
+def check_slices(spec: JobSpec, partition: Partition, layout: Layout) -> None:
+    """Raise BadInput for ranks that would work together on slices of a GPU (MIG)."""
+    gpu = partition.gpu
+    slices = gpu and (is_slice(gpu.gres_type or "") or is_slice(gpu.model))
+    if slices and layout.nodes * max(layout.tasks_per_node, layout.gpus_per_node) > 1:
+        if LAUNCHERS[spec.launcher].apart and not LAUNCHERS[spec.launcher].one_process:
+            return
+        raise BadInput(
+            f"the GPUs of '{partition.name}' are slices of GPUs (MIG), which cannot exchange data",
+            hint="use --gpus 1; `hpcdl job sweep`, or --launcher plain, runs many such processes",
+        )
+
+
 def check_trust(site: Site, spec: JobSpec) -> None:
     """Raise BadInput for TensorFlow's server where nobody said that the network may be trusted."""
-    if spec.launcher == "multiworker" and not (spec.trusted_network or site.trusted_network):
+    if LAUNCHERS[spec.launcher].server and not (spec.trusted_network or site.trusted_network):
         raise BadInput(
-            "the launcher 'multiworker' opens TensorFlow's server, which asks nobody for a "
+            f"the launcher '{spec.launcher}' opens TensorFlow's server, which asks nobody for a "
             "password: whoever reaches its port runs code as you",
             hint="use --launcher horovod; or --trusted-network, where all who reach the nodes' "
             "ports are trusted",
         )
+
+
+def traps(spec: JobSpec) -> bool:
+    """Whether the program is a shell that traps USR2, which it cannot where it is ignored."""
+    return spec.traps or any("USR2" in word for word in spec.program)
 
 
 def check_container(site: Site, spec: JobSpec) -> None:
@@ -133,7 +189,7 @@ def check_container(site: Site, spec: JobSpec) -> None:
     if spec.container and site.container is None:
         hint = "its site file must say `container: apptainer`, `charliecloud` or `pyxis`"
         raise BadInput(f"the site '{site.name}' declares no container runtime", hint=hint)
-    if spec.container and site.container == "pyxis" and spec.launcher == "horovod-mpirun":
+    if spec.container and site.container == "pyxis" and LAUNCHERS[spec.launcher].mpirun:
         raise BadInput(
             "Pyxis starts containers under srun, not under mpirun", hint="use --launcher horovod"
         )
@@ -141,7 +197,7 @@ def check_container(site: Site, spec: JobSpec) -> None:
 
 def _launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     """The launcher and its options: everything before the program."""
-    if spec.launcher == "horovod-mpirun":
+    if LAUNCHERS[spec.launcher].mpirun:
         # Mapped by socket, not bound, TCP or UCX but never openib: the setting that was fastest on
         # V100 nodes (Dell EMC, CheXNet at scale, 2019), as Horovod's own documents advise.
         return (
@@ -214,18 +270,26 @@ def _joined(option: str, value: str) -> str:
 
 
 def program_argv(site: Site, spec: JobSpec, waits: bool) -> tuple[str, ...]:
-    """The program as the launcher must be given it: `$rank` and `$agent` are the script's.
+    """The program as the launcher must be given it; the script sets $HPCDL_RANK and $hpcdl_agent.
 
-    `waits` is whether its ranks end together.
+    `waits` is whether its ranks end together. A rank starts with USR2 ignored: the signal before
+    the time limit would end a program that has no handler for it. A handler overrides that. Only a
+    shell cannot trap what it inherits as ignored; where one does, the program is left as it is.
     """
-    program = step_command(spec.program or ("hpcdl", "train"))
-    rank = ("sh", "-c", quote.Expandable("$rank"), "rank") if waits else ()
-    if spec.launcher == "torchrun":
-        program = ("sh", "-c", quote.Expandable("$agent"), "agent", *rank, *program)
+    row, program = LAUNCHERS[spec.launcher], step_command(spec.program or ("hpcdl", "train"))
+    rank: tuple[str, ...] = ()
+    if waits:
+        rank = ("sh", "-c", quote.Expandable("$HPCDL_RANK"), "rank")
+    elif (
+        spec.signal_before and not traps(spec) and not is_train(spec.program or ("hpcdl", "train"))
+    ):
+        rank = ("sh", "-c", 'trap "" USR2; exec "$@"', "rank")
+    if row.agent:
+        program = ("sh", "-c", quote.Expandable("$hpcdl_agent"), "agent", *rank, *program)
         rank = ()
     if spec.container and site.container != "pyxis":
         program = (*_in_image(site, spec), *program)
-    if spec.launcher == "multiworker":
+    if row.server:
         program = ("bash", "-c", _TF_CONFIG, "worker", *program)
     return (*rank, *program)
 
@@ -260,10 +324,12 @@ def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
 
 def variables(slurm: SlurmDialect, launcher: str, nodes: int) -> list[dict[str, Any]]:
     """The variables that steps of a launcher need on so many nodes."""
+    row = LAUNCHERS[launcher]
+    starts = "mpirun" if row.mpirun else "mpi" if row.mpi else ""
     return [
         row
         for row in steps(slurm, "environment")
-        if launcher in row["launchers"]
+        if row["starts"] == starts
         and ("plugin" not in row or (nodes > 1 and slurm.mpi.startswith(row["plugin"])))
     ]
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpcdl.jobs import quote
-from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec
+from hpcdl.jobs.launchers import LAUNCHERS
+from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec, is_train
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import count_of, one_of
-
-# Whose ranks need no GPU each.
-_TASKS_BESIDE_GPUS = frozenset({"plain", "mpi"})
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,8 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     nodes, gpus = _nodes_and_gpus(site, partition, spec)
     tasks = _tasks_per_node(partition, spec, gpus)
     cpus = _cpus_per_task(partition, spec, tasks, gpus)
-    if spec.launcher == "torchrun":  # one agent, with the CPUs of all its workers
+    row = LAUNCHERS[spec.launcher]
+    if row.agent:  # one on each node, with the CPUs of all its workers
         tasks, cpus = 1, tasks * cpus
     # What a rank has one of decides: GPUs, or CPUs where there are none.
     taken, there = tasks * cpus, partition.cpus
@@ -131,13 +130,13 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     # Where nodes differ, all of one may be half of another.
     whole = taken == there and not partition.groups
     # Its servers would serve everybody who runs on its nodes.
-    alone = spec.trusted_network or spec.launcher == "multiworker"
+    alone = spec.trusted_network or row.server
     _check_nodes(site, partition, nodes, gpus)
     if alone and not site.slurm.exclusive:
         said = f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs"
         raise BadInput(said, hint="use --launcher horovod")
-    if spec.launcher == "single" and nodes > 1:
-        said = f"the launcher 'single' runs one process, not one on each of {nodes} nodes"
+    if row.one_process and nodes > 1:
+        said = f"the launcher '{row.name}' runs one process, not one on each of {nodes} nodes"
         raise BadInput(said, hint="leave --nodes out, or use another --launcher")
     share = 0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))
     return Layout(
@@ -156,7 +155,7 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
     """The job with `--tasks` as nodes and ranks on each: as few nodes as hold them, all alike."""
     if spec.tasks is None:
         return spec
-    if partition.gpu and spec.launcher not in _TASKS_BESIDE_GPUS:
+    if partition.gpu and LAUNCHERS[spec.launcher].gpu_each:
         hint = "use --gpus N; or --launcher plain or mpi, whose processes need no GPU each"
         raise BadInput(f"--tasks on '{partition.name}': a rank has one GPU", hint=hint)
     cpus = spec.cpus_per_task or partition.threads_per_core
@@ -168,7 +167,7 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
             return replace(spec, nodes=nodes if nodes > 1 else spec.nodes, tasks_per_node=each)
     where = f"{spec.nodes} nodes" if spec.nodes else f"the nodes of '{partition.name}'"
     raise BadInput(
-        f"{spec.tasks} tasks cannot lie evenly on {where}",
+        f"{spec.tasks} tasks cannot be spread evenly over {where}",
         hint=f"'{partition.name}' has {partition.nodes} nodes that hold {most} tasks each; "
         "every node gets as many",
     )
@@ -259,10 +258,10 @@ def _holds(partition: Partition, gpus: int) -> bool:
 
 
 def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
-    if spec.launcher == "single":
+    if LAUNCHERS[spec.launcher].one_process:
         return 1
     tasks = spec.tasks_per_node or gpus or 1
-    if gpus and tasks != gpus and spec.launcher not in _TASKS_BESIDE_GPUS:
+    if gpus and tasks != gpus and LAUNCHERS[spec.launcher].gpu_each:
         raise BadInput(
             f"--tasks-per-node {tasks} with {gpus} GPUs per node: a rank has one GPU",
             hint="leave --tasks-per-node out on a GPU partition",
@@ -275,6 +274,8 @@ def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
 
 def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -> int:
     """A rank's CPUs: what is asked for, else its share of the node, in whole cores."""
+    if spec.cpus_per_task is None and _asks_for_one_process(partition, spec):
+        return 1
     if spec.cpus_per_task is None:
         taken, there = (gpus, partition.gpus_per_node) if partition.gpu else (1, 1)
         cores = partition.usable_cores * taken // there // tasks
@@ -287,6 +288,13 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -
             hint=f"ask for at most --cpus-per-task {partition.cpus // tasks}",
         )
     return spec.cpus_per_task
+
+
+def _asks_for_one_process(partition: Partition, spec: JobSpec) -> bool:
+    """Whether a program for CPUs asks for nothing: then it gets what plain sbatch would give it."""
+    asked = (spec.nodes, spec.tasks, spec.tasks_per_node)
+    train = not spec.program or is_train(spec.program)
+    return partition.gpu is None and not train and asked == (None, None, None)
 
 
 def _check_nodes(site: Site, partition: Partition, nodes: int, gpus: int) -> None:

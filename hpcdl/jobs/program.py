@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -107,6 +107,7 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
         program=tuple(argv),
         python_path=folder if here and spec.chdir is None else None,
         files=tuple(dict.fromkeys(found)),
+        traps=any(b"USR2" in text for _, text in _shell_scripts(argv)),
     )
 
 
@@ -239,13 +240,17 @@ def _check_absolute(script: Path) -> None:
 
 def unread_directives(spec: JobSpec) -> Path | None:
     """The program's own script where it has lines for sbatch, which a job does not read."""
-    words = [0, script_index(spec.program) or 0] if spec.program and not spec.container else []
-    for script in (Path(spec.program[index]) for index in words):
-        if script.suffix == ".sh":
-            with suppress(BadInput, OSError), open_regular(script, "script") as file:
-                if re.search(rb"(?m)^#SBATCH\b", file.read(MAX_BYTES)):
-                    return script
-    return None
+    scripts = () if spec.container else _shell_scripts(spec.program)
+    return next((path for path, text in scripts if re.search(rb"(?m)^#SBATCH\b", text)), None)
+
+
+def _shell_scripts(program: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
+    """The shell scripts that a program runs, with their text; those that can be read here."""
+    for index in {0, script_index(program) or 0} if program else ():
+        path = Path(program[index])
+        if path.suffix == ".sh" or (index and Path(program[0]).name in _SHELLS):
+            with suppress(BadInput, OSError), open_regular(path, "script") as file:
+                yield path, file.read(MAX_BYTES)
 
 
 def _module(argv: Sequence[str]) -> str | None:

@@ -133,6 +133,8 @@ def render_script(
     launch.check_container(site, spec)
     launch.check_trust(site, spec)
     launch.check_launcher(spec)
+    launch.check_pmi(site, spec, layout)
+    launch.check_slices(spec, nodes, layout)
     try:
         check_environment(nodes.environment)
     except BadInput as fault:
@@ -181,8 +183,7 @@ def _values(
 ) -> dict[str, Any]:
     slurm, job_dir = site.slurm, spec.job_dir
     chosen = selection(partition, layout.nodes)
-    # Slurm may send its warning a minute early; the first half of the time is for work.
-    warned = max(0, min(SIGNAL_SECONDS, layout.minutes * 30 - 60))
+    warned = _warned(spec, layout)
     each = layout.gpus_per_node or layout.tasks_per_node
     kind = "GPU" if layout.gpus_per_node else "rank"
     # Clusters that share a file system have jobs of the same numbers.
@@ -207,6 +208,8 @@ def _values(
         "grace": warned * 3 // 4 or _GRACE_SECONDS,
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
+        "foreseen": job_dir is None,
+        "traps": launch.traps(spec) or not spec.signal_before,
         "marker": _FUNCTIONS,
         "kept": launch.own_variables(slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
@@ -218,6 +221,21 @@ def _values(
         "values": str(job_dir / environment.NAME) if job_dir else "",
         **launch.rank_values(site, spec, partition, layout),
     }
+
+
+def _warned(spec: JobSpec, layout: Layout) -> int:
+    """Seconds before the limit at which the signal is sent; 0: it is not.
+
+    Slurm may send it a minute early; the first half of the time is for work.
+    """
+    most = max(0, layout.minutes * 30 - 60)
+    if spec.signal_before > most and spec.signal_before != SIGNAL_SECONDS:
+        raise BadInput(
+            f"--signal-before {spec.signal_before}: a job of {count_of(layout.minutes, 'minute')} "
+            "would be told in the first half of its time",
+            hint=f"ask for more --time, or for at most --signal-before {most or 'none'}",
+        )
+    return min(spec.signal_before, most)
 
 
 def _named(spec: JobSpec) -> list[str]:
@@ -252,6 +270,7 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
     wrapper = launch.program_argv(site, replace(spec, program=("x",)), waits)[:-1]
     return {
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
+        "foreseen": False,
         "arguments": array.arguments,
         "log": _file(str(array.logs), "/%A_%a.log"),
         "job_dir": '"${point[0]}"',
@@ -276,7 +295,8 @@ def _preflight(
     if not spec.preflight:
         return None
     scratch = partition.scratch.path if partition.scratch else ""
-    looks = [f"--scratch={scratch}"] if scratch else []
+    looks: list[str] = [quote.Expandable(f"--scratch={scratch}")] if "$" in scratch else []
+    looks += [f"--scratch={scratch}"] if scratch and not looks else []
     looks += [f"--data={spec.data}"] if spec.data else []
     wanted = []
     if partition.gpu and layout.world_size > 1:
@@ -361,6 +381,8 @@ def _function_lines(script: str) -> list[Line]:
 def called(script: str) -> str:
     """What is done at once, behind the functions that a script calls and those that these call."""
     known, rest = _parts()
+    known = {name: _wanted(text, script) for name, text in known.items()}
+    rest = _wanted(rest, script)
     wanted: set[str] = set()
     waiting = [script, rest]
     while waiting:
@@ -369,6 +391,18 @@ def called(script: str) -> str:
         wanted |= found
         waiting += [known[name] for name in found]
     return "\n".join([*(text for name, text in known.items() if name in wanted), rest])
+
+
+def _wanted(text: str, script: str) -> str:
+    """The text without the lines that are only for scripts with a word that this one lacks."""
+    kept = []
+    for line in text.splitlines():
+        line, sign, word = line.partition(" #? ")
+        if not sign or word in script:
+            kept.append(line)
+        elif kept and _REASON.fullmatch(kept[-1]):
+            kept.pop()
+    return "\n".join(kept) + "\n" * bool(kept)
 
 
 @cache

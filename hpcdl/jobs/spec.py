@@ -13,22 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from hpcdl.jobs.launchers import LAUNCHERS
 from hpcdl.slurm.time_limit import slurm_minutes, walltime
 from hpcdl.system.declare import COUNT, check, option, read_file, schema_of
 from hpcdl.system.errors import BadInput
 
-LAUNCHERS = (
-    "horovod",
-    "horovod-mpirun",
-    "mpi",
-    "torch",
-    "torchrun",
-    "jax",
-    "multiworker",
-    "plain",
-    "single",
-)
-"""What starts the ranks, by the value of --launcher: docs/users.md has what each does."""
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
 MAX_CHAIN = 100
@@ -40,16 +29,16 @@ _MOST_MB = 10**9
 _MOST_MINUTES = 10**6
 _LONGEST_ARGUMENT = 100_000
 _LONGEST_REQUEST = 1_000_000
-# Names that bash or the script itself gives a meaning: a value would not arrive as it is.
+# Names that bash, a rank's own shell or the script itself sets: a value would not arrive as it is.
 _RESERVED = frozenset(
     "BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_CMDS BASH_COMMAND "  # noqa: SIM905
     "BASH_LINENO BASH_MONOSECONDS "
     "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
-    "GROUPS HISTCMD LINENO OPTIND PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _ "
-    "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
-    "SLURM_JOB_ID SLURM_RESTART_COUNT SLURM_EXPORT_ENV again agent asked "
-    "attempt before code found hpcdl_job hpcdl_requeues hpcdl_result hpcdl_seconds hpcdl_staged "
-    "kept launcher name pause point rank stopped taken".split()
+    "GROUPS HISTCMD IFS LINENO OPTIND PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS "
+    "SHLVL SRANDOM UID _ "
+    "HPCDL_JOB HPCDL_JOB_DIR HPCDL_PORTS HPCDL_RANK HPCDL_REQUEUES HPCDL_RESULT HPCDL_SECONDS "
+    "HPCDL_STAGED HPCDL_TRUSTED_NETWORK HPCDL_WORKERS SLURM_JOB_ID SLURM_RESTART_COUNT again "
+    "attempt before code hpcdl_agent hpcdl_asked hpcdl_stopped launcher name point".split()
 )
 
 
@@ -207,7 +196,8 @@ class JobSpec:
 
     `program` is the command of every rank; empty means `hpcdl train`. `python_path` is where Python
     finds its module, and `files` are the directories of the program's own files, for containers;
-    both are found out where the job is asked for (hpcdl/jobs/program.py).
+    `traps` is whether it is a shell script that traps USR2. All are found out where the job is
+    asked for (hpcdl/jobs/program.py).
     """
 
     partition: str = option(
@@ -275,6 +265,33 @@ class JobSpec:
         None,
         free=True,
         **_FOLDER,
+    )
+    signal_before: int = option(
+        "seconds before the time limit at which the ranks get USR2, or `none`",
+        SIGNAL_SECONDS,
+        metavar="SECONDS|none",
+        free=True,
+        sweep=True,
+        read=_seconds_of,
+        write=_seconds_text,
+        **_text(r"^(none|[1-9][0-9]{0,4})$", "write seconds, such as 300, or none"),
+    )
+    setup: tuple[str, ...] = option(
+        "line of bash before the program starts, such as `source venv/bin/activate`; repeatable",
+        (),
+        metavar="LINE",
+        example=["ulimit -n 4096"],
+        type="array",
+        items=_text(r"^[^\x00-\x1f\x7f]{1,10000}$", "write one line of bash"),
+    )
+    ask_partition: bool = option(
+        "write the partition into the script",
+        True,
+        flag=None,
+        constants={
+            "--no-partition": (False, "name no partition to Slurm: the site chooses one by QOS")
+        },
+        type="boolean",
     )
     requeues: int = option(
         "how often the job may be requeued",
@@ -350,6 +367,7 @@ class JobSpec:
     )
     python_path: Path | None = None
     files: tuple[Path, ...] = ()
+    traps: bool = False
     mem: int | None = option(
         "memory per node; its share by default", None, example="64G", **_SIZE_OF
     )

@@ -28,7 +28,7 @@ CHANGES = {
     "20.11": [
         (" SLURM_TRES_PER_TASK$", ""),
         (f"{AGAIN}.*", f"{AGAIN[1:]}: newer releases do not all take them from the job."),
-        (r"^( *srun --mpi=\w+ --cpus-per-task=\d+)", r"\1 --exact"),
+        (r"^(.*\bsrun --mpi=\w+ --cpus-per-task=\d+)", r"\1 --exact"),
     ],
 }
 

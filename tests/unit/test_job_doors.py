@@ -40,6 +40,8 @@ VALUES = {
     "job_dir": PATHS,
     "chdir": PATHS,
     "requeues": st.integers(0, 10_000),
+    "signal_before": st.integers(0, 99_999),
+    "setup": WORDS,
     "chain": st.integers(1, 100),
 }
 ENTRIES = {entry.name: entry for entry in entries(JobSpec)}
@@ -168,6 +170,7 @@ SWEPT = {
     "reservation": "a,b",
     "licenses": "a,b",
     "requeues": "0,1",
+    "signal-before": "60,none",
     "gpu-model": "V100-SXM2",
 }
 

@@ -1,6 +1,7 @@
 """Submitting leaves a job with its record, or nothing; values of --env are for the owner alone."""
 
 import os
+import re
 import signal
 import subprocess
 from dataclasses import replace
@@ -82,10 +83,10 @@ def test_another_user_reads_no_value_and_plants_none(site):
     kept.write_text(planted)
     os.chown(kept, 65534, 65534)
     text = job.script.read_text()
-    lines = text[text.index("\nvalues() {") : text.index("\n# preflight")]
-    lines += next(line for line in text.splitlines() if line.startswith("values /"))
+    lines = re.search(r"(?ms)^hpcdl_values\(\) \{.*?^\}\n", text)[0]
+    lines += next(line for line in text.splitlines() if line.startswith("hpcdl_values /"))
     done = subprocess.run(
-        ["bash", "-c", "leave() { exit $1; }; " + lines],
+        ["bash", "-c", "hpcdl_leave() { exit $1; }; " + lines],
         env={"PATH": "/bin"},
         capture_output=True,
         text=True,
@@ -104,7 +105,7 @@ def test_a_rendered_script_has_names_and_a_secret_on_the_command_line_is_told(ca
     for words, told in (("LR=hunter2", ""), ("WANDB_API_KEY", ""), ("WANDB_API_KEY=hunter2", said)):
         assert render("--env", words) == 0
         out, err = capsys.readouterr()
-        assert f"\nvalues '' {words.partition('=')[0]}\n" in out
+        assert f"\nhpcdl_values '' {words.partition('=')[0]}\n" in out
         assert "hunter2" not in out + err
         assert told in err
         assert bool(told) == bool(err)

@@ -3,7 +3,8 @@
 import jsonschema
 import pytest
 
-from hpcdl.jobs.spec import LAUNCHERS, job_schema, load_request
+from hpcdl.jobs.launchers import LAUNCHERS
+from hpcdl.jobs.spec import job_schema, load_request
 from hpcdl.system.errors import BadInput
 
 JOB_FILE = """\
@@ -52,9 +53,9 @@ def test_a_file_says_what_options_would(job_file, hpcdl):
         (["--partition", "p100"], "#SBATCH --nodes=4"),
         (["--time", "5"], "#SBATCH --time=00:05:00"),
         (["--name", "other"], "#SBATCH --job-name=other"),
-        (["--env", "MORE=9"], "values '' LR KEEP MORE"),
-        (["--module", "cuda/12"], "module load cuda/12 || leave 20"),
-        (["--", "echo", "b"], '  sh -c "$rank" rank echo b &'),
+        (["--env", "MORE=9"], "hpcdl_values '' LR KEEP MORE"),
+        (["--module", "cuda/12"], "module load cuda/12 || hpcdl_leave 20"),
+        (["--", "echo", "b"], '  sh -c "$HPCDL_RANK" rank echo b &'),
     ],
 )
 def test_options_go_before_the_file(job_file, hpcdl, words, line):
@@ -86,5 +87,5 @@ def test_a_path_may_begin_with_the_home(tmp_path, hpcdl, monkeypatch):
     file.write_text("schema: 1\ndata: ~/set\njob_dir: ~/runs/a\nmodules: []\n")
     lines = render(hpcdl, file)
     assert "export HPCDL_DATA=/home/me/set" in lines
-    assert 'begin /home/me/runs/a "$@"' in lines
+    assert "export HPCDL_JOB_DIR=/home/me/runs/a" in lines
     assert "export HPCDL_DATA=/home/me/other" in render(hpcdl, file, "--data=~/other")

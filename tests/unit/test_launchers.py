@@ -48,8 +48,8 @@ def run_workers(site, folder, sharing="NO"):
         "SLURM_JOB_ID": "1369",
         "SLURM_JOB_NODELIST": "p100-[01-02]",
     }
-    together = text[text.index("\ntogether() {") : text.index("\n# follow")]
-    lines = 'leave() { exit "$1"; }\n' + together + text[start:launch] + program
+    together = text[text.index("\nhpcdl_together() {") : text.index("\n# The launcher is")]
+    lines = 'hpcdl_leave() { exit "$1"; }\n' + together + text[start:launch] + program
     words = ["bash", "-c", lines]
     return subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True).stdout
 
@@ -89,8 +89,8 @@ def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch):
 @pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])
 def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, missed, asked):
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
-    look = text[text.index("\npreflight() {") : text.index("\n# together")]
-    look += text[text.index("look() {") : text.index("\nexpect result")]
+    look = text[text.index("\nhpcdl_preflight() {") : text.index("\n# hpcdl_together")]
+    look += text[text.index("hpcdl_look() {") : text.index("\nexport HPCDL_RESULT")]
     srun = f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"'
     for name, body in {"hpcdl": ":", "srun": srun, "sleep": ":"}.items():
         stand_in(tmp_path, name, body)
@@ -116,7 +116,7 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_pa
         preflight=False,
     )
     text = render_script(replace(site, container=runtime), spec, Module(())).text
-    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nfollow")]
+    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nhpcdl_follow")]
     stand_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",

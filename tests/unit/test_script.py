@@ -130,9 +130,10 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user():
         name for site, _ in PLACES for part in site.partitions.values() for name in part.environment
     }
     own -= {"A", "CUDA_DEVICE_ORDER", "SLURM_WHOLE", "SLURM_PMIX_FENCE", "HPCDL_DATA"}
-    assert {"launcher", "again"} <= own
+    own -= set(re.findall(r"^ *local (\w+)=", text, re.M)) | {"again", "code", "taken"}
+    assert {"HPCDL_JOB", "hpcdl_asked"} <= own
     for name in own:
-        if not name.startswith(("NCCL_", "OMPI_", "OMP_", "MASTER_", "code", "left")):
+        if not name.startswith(("NCCL_", "OMPI_", "OMP_", "MASTER_", "JAX_", "left")):
             with pytest.raises(BadInput, match=f"cannot set the variable {name}"):
                 render(PLACES[2][0], environment={name: "x"})
 
@@ -161,8 +162,9 @@ def test_both_forms_are_one_script(modern):
         calls = sourced.partition("exit 20; }\n")[2]
         assert own.endswith(calls)
         of_its_own = set(own.removesuffix(calls).splitlines()[22:])
-        assert of_its_own <= {*FUNCTIONS.read_text().splitlines(), ""}
-        assert ("meet() {" in own, "values() {" in own) == (bool(asked),) * 2
+        lines = (line.partition(" #? ")[0] for line in FUNCTIONS.read_text().splitlines())
+        assert of_its_own <= {*lines, ""}
+        assert ("hpcdl_meet() {" in own, "hpcdl_values() {" in own) == (bool(asked),) * 2
 
 
 def test_functions_of_a_release_count_where_they_are_these(tmp_path):
@@ -234,7 +236,7 @@ def test_account_and_qos_come_from_request_then_partition_then_site(modern):
 def test_modules_are_pinned_to_the_release(three_generations):
     text = render(three_generations).text
     assert "module use /apps/hpcdl/releases/r1/modules\n" in text
-    assert "module load tensorflow/2.20.0 || leave 20\n" in text
+    assert "module load tensorflow/2.20.0 || hpcdl_leave 20\n" in text
     assert "module" not in render(three_generations, module=Module(())).text
     planned = render(three_generations, module=Module(("tensorflow/2.20.0",))).text
     assert "# No release is published yet" in planned
@@ -265,9 +267,9 @@ def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations):
 
 def variables_unset(site, version, **asked):
     text = render(with_version(site, version), **asked).text
-    lists = re.findall(r"^  unset (SLURM_.*)$", text, re.M)
-    (kept,) = re.findall(r"^clean\b(?!\()(.*)$", text, re.M)
-    return set(" ".join(lists).split()) - set(kept.split())
+    lists = ",".join(re.findall(r"SLURM_\{([A-Z_,]+)\}", text)).split(",")
+    (kept,) = re.findall(r"^hpcdl_clean\b(?!\()(.*)$", text, re.M)
+    return {f"SLURM_{name}" for name in lists} - set(kept.split())
 
 
 @pytest.mark.parametrize(
