@@ -184,7 +184,14 @@ def report(args: argparse.Namespace) -> ExitCode:
     snapshot, said = look(submission), asked(submission.folder)
     partition = site.partitions.get(str(said.get("partition")))
     cpus = partition.cpus if partition else None
-    report = summarize(snapshot, result_of(submission), said, usage(snapshot.job_id), cpus)
+    report = summarize(
+        snapshot,
+        result_of(submission),
+        said,
+        usage(snapshot.job_id),
+        cpus,
+        warned=(submission.folder / ".usr2").exists(),
+    )
     expected = kept(submission.folder)
     found = compare(expected, report.images_per_second, report.ranks) if expected else None
     beside = f"\n  {comparison_line(expected, found)}" if expected and found else ""

@@ -58,6 +58,7 @@ class Report:
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     curve: Sequence[float] = ()
+    warned: bool = False
 
 
 def summarize(
@@ -66,11 +67,13 @@ def summarize(
     asked: Mapping[str, Any],
     usage: Usage | None = None,
     node_cpus: int | None = None,
+    *,
+    warned: bool = False,
 ) -> Report:
     """The report of a job from its last state, its result.json, its job.json and accounting.
 
     Both files are as `hpcdl.results` reads them. `node_cpus` are the CPUs of a node of its
-    partition, None where that is not known.
+    partition, None where that is not known. `warned`: its ranks got USR2 before the time limit.
     """
     summary = at(result, "summary") or {}
     phases = summary.get("phases") or {}
@@ -91,6 +94,7 @@ def summarize(
         if snapshot.ended and not snapshot.ok
         else advise(shares, at(asked, "layout") or {}, node_cpus),
         usage=usage,
+        warned=warned,
         loss=summary.get("loss"),
         metrics={one_line(name): score for name, score in (summary.get("metrics") or {}).items()},
         curve=_curve(at(result, "curve", "loss") or at(result, "samples", "loss") or ()),
@@ -142,6 +146,8 @@ def as_text(report: Report) -> str:
         lines.append(f"{report.images_per_second:,.1f} images/s{between}{per_rank}")
     if report.seconds is not None:
         lines.append(f"{duration(report.seconds)} of training")
+    if report.warned:
+        lines.append("the time limit was near: the ranks got USR2 (--signal-before says when)")
     lines += _learnt(report)
     lines += _used(report.usage) if report.usage else []
     rows = [
