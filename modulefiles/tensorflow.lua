@@ -76,6 +76,39 @@ local function python_fault()
   end
 end
 
+-- What another module's variable has in the way of the release's own files. Users' programs may
+-- need it, so this is a warning. `names` are files in a directory of the variable.
+local function shadow(variable, names)
+  for directory in (os.getenv(variable) or ""):gmatch("[^:]+") do
+    if directory:sub(1, #stack) ~= stack then
+      for _, name in ipairs(names) do
+        local file = io.open(directory .. "/" .. name)
+        if file then
+          file:close()
+          return directory .. "/" .. name
+        end
+      end
+    end
+  end
+end
+
+local function shadows()
+  local found = {}
+  local libraries = { "libtensorflow_framework.so.2", "libtensorflow_cc.so.2" }
+  if release.needs.gpus then
+    for _, name in ipairs({ "libcudnn.so.9", "libcudnn.so.8", "libnccl.so.2", "libcudart.so.12",
+                            "libcudart.so.11.0", "libcublas.so.12", "libcublas.so.11" }) do
+      table.insert(libraries, name)
+    end
+  end
+  if release.environment.LD_LIBRARY_PATH == nil then
+    found[#found + 1] = shadow("LD_LIBRARY_PATH", libraries)
+  end
+  found[#found + 1] = shadow("PYTHONPATH", { "numpy/__init__.py", "tensorflow/__init__.py",
+    "keras/__init__.py", "h5py/__init__.py", "google/protobuf/__init__.py" })
+  return found
+end
+
 local function driver_fault(needs, inside_job)
   local have = driver_version(release.proc)
   if needs == nil or (have == nil and not inside_job) then
@@ -117,6 +150,10 @@ local function host_fault(flags)
 end
 
 if mode() == "load" then
+  for _, file in ipairs(shadows()) do
+    LmodMessage("warning: " .. file .. " is of another module or of yours, and the release has its own: "
+      .. "unload that module, or unset the variable, if TensorFlow or Horovod behaves oddly")
+  end
   -- slurmd sets this in batch scripts and steps. A shell of `salloc` has the job's number, and
   -- may well be on a login node.
   local inside_job = os.getenv("SLURMD_NODENAME") ~= nil

@@ -18,6 +18,7 @@ from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack import horovod, install, wheelhouse
 from hpcdl.stack.install import build_slot, new_tree, require_space
+from hpcdl.stack.linked import prefer_own_libraries
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
@@ -246,6 +247,8 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     for name in recipe.horovod.leave_out if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
+    for name in ("tensorflow", "horovod"):
+        prefer_own_libraries(packages / name)
     # The module's hpcdl knows its site without being told: a publish writes the file.
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
     install.add_startup(stack)

@@ -8,10 +8,11 @@ read. NVIDIA does not document the format; it is as the Cricket project describe
 (github.com/RWTH-ACS/cricket), and the tests compare it with cuobjdump.
 
 Where a library is found is asked of the loader itself (`ldd`, in the environment of the release's
-module): it must be the release, with one NCCL. From outside may come what every Linux has,
-NVIDIA's driver and the site's MPI (facts/wheels.yaml, `outside`). What TensorFlow opens later, by
-the module's LD_LIBRARY_PATH or its own RUNPATH, must lie in the release, too. Of a release made by
-Spack, the packages that its environment runs with and what it declares as external are inside.
+module, and once more with a hostile LD_LIBRARY_PATH): it must be the release, with one NCCL. From
+outside may come what every Linux has, NVIDIA's driver and the site's MPI (facts/wheels.yaml,
+`outside`). What TensorFlow opens later, by the module's LD_LIBRARY_PATH or its own RUNPATH, must
+lie in the release, too. Of a release made by Spack, the packages that its environment runs with and
+what it declares as external are inside.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from hpcdl import facts
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve_facts import same_generation, serves
 from hpcdl.stack.spack_backend.tool import read_lock
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandResult
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -248,6 +250,8 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     faults += _not_opened(inside, opened)
     if "nccl" in release.versions and "horovod" in release.versions:
         faults += _other_nccl(packages, opened.get(_NCCL), found)
+    if release.backend == "wheels" and not faults:
+        faults += _taken_from_elsewhere(packages, inside, found, run)
     return list(dict.fromkeys(faults)), len(objects)
 
 
@@ -373,6 +377,62 @@ def _opened_later(release: Release, packages: Path) -> Iterator[tuple[str, Path 
             for path in sorted(folder.glob(f"{name}*"))
         )
         yield name, next(places, None)
+
+
+def _taken_from_elsewhere(
+    packages: Path, inside: _Inside, found: Mapping[Path, Mapping[str, str]], run: Run
+) -> list[str]:
+    """Libraries that LD_LIBRARY_PATH of another module would take in place of the release's.
+
+    The loader is asked with empty files of the same names in LD_LIBRARY_PATH: where it opens one,
+    it says so. Of NVIDIA's libraries, which are left as they come, the module's guard warns.
+    """
+    objects = [path for path in found if path.is_relative_to(packages / "horovod")]
+    objects += [path.resolve() for path in _of_tensorflow(packages)]
+    needed = {path: read_dynamic(path).needed for path in objects}
+    with scratch_directory() as decoys:
+        for path, names in needed.items():
+            for name in names:
+                if found.get(path, {}).get(name) and inside(found[path][name]):
+                    (decoys / name).touch()
+        told = run(["env", f"LD_LIBRARY_PATH={decoys}", "ldd", *objects])
+        text = f"{told.stdout}\n{told.stderr}"
+        taken = [path.name for path in sorted(decoys.iterdir()) if f"{decoys}/{path.name}" in text]
+    return [f"{name} of another module's LD_LIBRARY_PATH would be loaded instead" for name in taken]
+
+
+def prefer_own_libraries(folder: Path) -> list[Path]:
+    """Let the shared objects below a folder look in their own directories before LD_LIBRARY_PATH.
+
+    Linkers write DT_RUNPATH, behind which the loader looks after LD_LIBRARY_PATH; DT_RPATH, the
+    same string under its old tag, comes first (ld.so(8)). Returns the files that were changed.
+    """
+    return [path for path in shared_objects(folder, set()) if _use_rpath(path)]
+
+
+def _use_rpath(path: Path) -> bool:
+    with path.open("r+b") as file:
+        if os.fstat(file.fileno()).st_size < _HEADER.size:
+            return False
+        with mmap.mmap(file.fileno(), 0) as data:
+            if data[:6] != b"\x7fELF\x02\x01":
+                return False
+            tags = dict(_dynamic_tags(data))
+            if _RUNPATH not in tags or _RPATH in tags:
+                return False
+            data[tags[_RUNPATH] : tags[_RUNPATH] + 8] = struct.pack("<q", _RPATH)
+    return True
+
+
+def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """The tags of the dynamic section, each with its place in the file."""
+    header = _HEADER.unpack_from(data)
+    table, width, count = header[5], header[9], header[10]
+    for index in range(count):
+        segment = _SEGMENT.unpack_from(data, table + index * width)
+        if segment[0] == _DYNAMIC:
+            for place in range(segment[2], segment[2] + segment[5], _TAG.size):
+                yield _TAG.unpack_from(data, place)[0], place
 
 
 def _not_opened(inside: _Inside, opened: Mapping[str, Path | None]) -> Iterator[str]:

@@ -3,9 +3,11 @@
 The module adds this directory to PYTHONPATH. Python imports `sitecustomize` when it starts: here
 the stack's packages join sys.path, so a virtual environment made with `python -m venv` sees
 TensorFlow. What is installed in the environment comes first, then the stack, then what the
-system and ~/.local have, for a stray numpy there would break TensorFlow. Outside of virtual
-environments the stack comes last. A Python of another version finds no directory of its
-version below the stack and changes nothing. It must run on any Python, also on version 2.
+system and ~/.local have, for a stray numpy there would break TensorFlow. Of the stack's own
+Python, directories of others that have a package of the stack (PYTHONPATH of another module,
+~/.local) come after the stack's. For any other Python the stack comes last. A Python of another
+version finds no directory of its version below the stack and changes nothing. It must run on any
+Python, also on version 2.
 """
 
 import os
@@ -40,6 +42,25 @@ def _join():
         sys.path.insert(_place(), packages)
 
 
+def _put_others_behind():
+    """Of the stack's own Python: whoever has another numpy comes after the stack's packages."""
+    packages = _packages()
+    if packages not in sys.path or not packages.startswith(sys.prefix + os.sep):
+        return
+    end = sys.path.index(packages)
+    others = [one for one in sys.path[:end] if one and not _within(one) and _has_ours(one)]
+    sys.path[: end + 1] = [one for one in sys.path[: end + 1] if one not in others] + others
+
+
+def _within(directory):
+    return os.path.abspath(directory).startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))
+
+
+def _has_ours(directory):
+    names = ("tensorflow", "keras", "horovod", "numpy", "h5py", "ml_dtypes", "google/protobuf")
+    return any(os.path.isdir(os.path.join(directory, name)) for name in names)
+
+
 def _advise():
     """Say what works before pip refuses: the stack takes no packages, also no `--user` ones."""
     here = os.path.dirname(os.path.abspath(__file__))
@@ -65,5 +86,6 @@ def _run_the_next():
 
 
 _join()
+_put_others_behind()
 _advise()
 _run_the_next()

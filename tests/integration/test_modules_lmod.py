@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.stack.install import add_startup
 from hpcdl.stack.publish import publish
 from hpcdl.stack.records import accept
 from tests.integration.conftest import needs_lmod
@@ -390,6 +391,38 @@ def test_pythons_of_other_versions_start_as_ever(modules, name):
     assert loaded.stderr == ""
     folder = next(part for part in loaded.stdout.split("'") if part.endswith("hpcdl/python"))
     assert loaded.stdout.replace(f"'{folder}', ", "") == plain.stdout
+
+
+def test_packages_of_another_module_come_after_the_stack_s_and_are_named(
+    modules, published, tmp_path
+):
+    """A numpy in PYTHONPATH once was TensorFlow's; a user's own program stays in front."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for place in (published.prefix / "lib" / version / "site-packages", tmp_path / "foreign"):
+        (place / "numpy").mkdir(parents=True)
+        (place / "numpy" / "__init__.py").touch()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.py").touch()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", published.prefix], check=True)
+    add_startup(published.prefix)
+    script = "module load tensorflow; python -c 'import numpy, mine; print(numpy.__file__)'"
+    done = lmod(modules, script, PYTHONPATH=f"{tmp_path}/foreign:{tmp_path}/own")
+    assert done.stdout.startswith(f"{published.prefix}/lib/"), done.stderr
+    assert f"{tmp_path}/foreign/numpy/__init__.py is of another module" in told(done)
+
+
+def test_libraries_of_another_module_are_named(site, modules, tmp_path):
+    """Such as a site's cuDNN 9.11, which has no code for a P100."""
+    for agreement in ("cuda", "cudnn"):
+        accept(site, agreement, "Ada")
+    make_current(site, "gpu", module="tensorflow/2.21.0-cuda12.9-sm60", needs={"gpus": ["P100"]})
+    (tmp_path / "cudnn").mkdir()
+    (tmp_path / "cudnn" / "libcudnn.so.9").touch()
+    path = str(tmp_path / "cudnn")
+    done = lmod(modules, "module load tensorflow && echo loaded", LD_LIBRARY_PATH=path)
+    assert done.stdout == "loaded\n"
+    assert f"warning: {path}/libcudnn.so.9 is of another module" in told(done)
+    assert lmod(modules, "module load tensorflow/2.21.0-cpu", LD_LIBRARY_PATH=path).stderr == ""
 
 
 def test_a_sitecustomize_of_the_user_still_runs(modules, tmp_path):

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.linked import claims_not_held, library_faults, nccl_release, read_dynamic
+from hpcdl.stack.linked import (
+    claims_not_held,
+    library_faults,
+    nccl_release,
+    prefer_own_libraries,
+    read_dynamic,
+)
 from hpcdl.stack.release import Release
 from hpcdl.system.run import run
 from tests.small_release import make_release, small_site
@@ -18,6 +24,7 @@ from tests.small_release import make_release, small_site
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 PACKAGES = Path("lib", "python3.11", "site-packages")
 TENSORFLOW = Path("tensorflow", "libtensorflow_framework.so.2")
+OF_OTHERS = "of another module's LD_LIBRARY_PATH would be loaded instead"
 HOROVOD = Path("horovod", "tensorflow", "mpi_lib.so")
 NCCL = Path("nvidia", "nccl", "lib", "libnccl.so.2")
 
@@ -76,7 +83,16 @@ def horovod(packages, nccl, runpath="$ORIGIN/../../nvidia/nccl/lib"):
 
 def test_a_release_whose_libraries_are_its_own_has_no_fault(packages, release):
     horovod(packages, packages / NCCL)
+    (loses,), count = library_faults(release, loader)
+    assert (count, loses) == (10, f"libnccl.so.2 {OF_OTHERS}"), "LD_LIBRARY_PATH is before RUNPATH"
+    before = read_dynamic(packages / HOROVOD)
+    changed = [
+        path for name in ("tensorflow", "horovod") for path in prefer_own_libraries(packages / name)
+    ]
+    assert set(changed) == {packages / TENSORFLOW, packages / HOROVOD}
+    assert read_dynamic(packages / HOROVOD) == before
     assert library_faults(release, loader) == ([], 10)
+    assert prefer_own_libraries(packages / "horovod") == []
 
 
 def test_an_nccl_of_the_system_is_named(packages, release, tmp_path):
@@ -91,6 +107,7 @@ def test_tensorflows_own_libraries_need_no_path_to_them(packages, release):
     """Horovod imports TensorFlow first: the loader takes what is loaded under that name."""
     nccl = packages / NCCL
     library(packages / HOROVOD, packages / TENSORFLOW, nccl, f"-Wl,-rpath,{nccl.parent}")
+    prefer_own_libraries(packages / "horovod")
     assert library_faults(release, loader)[0] == []
 
 
