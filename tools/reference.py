@@ -45,7 +45,7 @@ All errors of a file are shown at once, each with its line and the nearest valid
 and duplicate keys are not allowed. Keys in **bold** are required.
 """
     return (
-        _MADE.format(source="hpcdl/facts/site_format.yaml")
+        _MADE.format(source="hpcdl/site/model.py")
         + intro
         + "\n".join(_keys(site_schema(), "site.yaml"))
         + "\n"

@@ -1,7 +1,7 @@
 """What is wrong with a site file: first by its schema, then what a schema cannot say.
 
-The schema is hpcdl/facts/site_format.yaml: `hpcdl site schema` prints it for editors, and
-docs/site-file.md is generated from its descriptions. A GPU model must be known or described; groups
+The schema follows from the fields of `model`: `hpcdl site schema` prints it for editors, and
+docs/site-file.md is generated from their help. A GPU model must be known or described; groups
 must cover the partition's nodes, and jobs must be able to ask Slurm for each of them alone. It is
 apart from `load` because it needs YAML and the schema, and the values of a valid file are cached.
 """
@@ -15,9 +15,12 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import NVIDIA, find_row, gres_type, known_names, out_of_scope
+from hpcdl.site.model import Site
+from hpcdl.site.sections import CLEANED
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release
 from hpcdl.slurm.time_limit import slurm_minutes
+from hpcdl.system.declare import schema_of
 from hpcdl.system.document import Document, parse_bytes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import expand
@@ -35,16 +38,20 @@ Values = Mapping[str, Any]
 
 @cache
 def site_schema() -> Schema:
-    """The schema, with the keys of a partition's groups filled in."""
-    site: Schema = facts.load("site_format")["site"]
+    """The JSON Schema of a site file, with the keys of a partition's groups filled in."""
+    site = schema_of(
+        Site, "A cluster: its Slurm, its paths, its partitions and the stacks it wants.", 1
+    )
     keys = site["properties"]["partitions"]["additionalProperties"]["properties"]
     names = list(keys)[: list(keys).index(_LAST_OF_NODES) + 1]
     # No defaults: what a group leaves out is the partition's.
-    keys["groups"]["items"]["properties"] = {
+    own = {
         name: {word: value for word, value in keys[name].items() if word != "default"}
         for name in names
     }
-    return site
+    keys["groups"] = {**keys["groups"], "items": {**keys["groups"]["items"], "properties": own}}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return {**head, "title": "hpcdl site file, version 1", **site}
 
 
 def checked(data: bytes, name: str) -> dict[str, Any]:
@@ -94,7 +101,7 @@ class _Meaning:
                 where = ("stacks", name, "partitions", index)
                 self.known("partition", part, self.partitions, where)
         for kind in self.values.get("clean") or {}:
-            self.known("kind", kind, facts.load("site_format")["cleaned"], ("clean", kind))
+            self.known("kind", kind, CLEANED, ("clean", kind))
         try:
             known_release(self.slurm.get("version") or "")
         except BadInput as fault:

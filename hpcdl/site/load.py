@@ -13,12 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpcdl.site import model
 from hpcdl.site.gpu_models import gres_type, of_row
 from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
 from hpcdl.slurm.time_limit import slurm_minutes
+from hpcdl.system.declare import build, values_of
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import cached, expand, folder, home
+from hpcdl.system.resources import cached, folder, home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_known_owner
@@ -33,28 +33,14 @@ _DECIDING = tuple(
         "slurm/rules.py",
         "system/resources.py",
         "system/schema.py",
-        "facts/site_format.yaml",
+        "site/model.py",
+        "site/sections.py",
+        "system/declare.py",
         "facts/gpus.yaml",
         "facts/slurm_rules.yaml",
     )
 )
 _OLD_BACKENDS = {"venv": "wheels"}
-_AS_WRITTEN = (
-    "nodes",
-    "hostlist",
-    "sockets",
-    "cores_per_socket",
-    "threads_per_core",
-    "usable_cpus",
-    "memory_gb",
-    "max_time",
-    "target",
-    "driver",
-    "stack",
-    "account",
-    "qos",
-)
-"""Keys of a partition that are attributes of the same name."""
 
 
 def find_site_file(given: str | None = None) -> Path:
@@ -109,60 +95,36 @@ def load_site(path: Path) -> Site:
         return check.checked(data, str(path))
 
     values = cached("sites", [data, *_DECIDING], checked)
-    slurm, paths = values["slurm"], values["paths"]
-    stacks = {name: _stack(name, stack) for name, stack in values["stacks"].items()}
+    slurm = values["slurm"]
     partitions = {
         name: _partition(name, part, slurm) for name, part in values["partitions"].items()
     }
-    dialect: dict[str, Any] = {
-        key: tuple(one) if isinstance(one, list) else one for key, one in slurm.items()
-    }
+    stacks = {name: _stack(name, stack) for name, stack in values["stacks"].items()}
+    # The values of these need more than their own text.
+    worked_out = ("gpus", "partitions", "stacks", "default_partition", "spack")
+    rest = {key: value for key, value in values.items() if key not in worked_out}
     return Site(
-        name=values["name"],
         source=path.absolute(),
-        slurm=model.SlurmDialect(**dialect),
-        paths=model.Paths(**{key: Path(expand(text)) for key, text in paths.items()}),
         partitions=MappingProxyType(partitions),
         stacks=MappingProxyType(stacks),
         default_partition=values.get("default_partition") or next(iter(partitions)),
-        container=values.get("container"),
         spack=_spack(values.get("spack") or {}),
         gpus=MappingProxyType({name: of_row(row) for name, row in values["gpus"].items()}),
-        private=values["private"],
-        trusted_network=values["trusted_network"],
-        clean=MappingProxyType(
-            {kind: model.Limits(**given) for kind, given in values["clean"].items()}
-        ),
+        **values_of(Site, rest),
     )
 
 
 def _spack(values: dict[str, Any]) -> SpackSettings:
-    found = ((*item["spec"].split("@", 1), item["prefix"]) for item in values.get("externals", ()))
-    return SpackSettings(
-        externals=tuple(
-            model.External(name, version, Path(prefix)) for name, version, prefix in found
-        ),
-        mirrors=MappingProxyType(dict(values.get("mirrors", {}))),
-        build_jobs=values.get("build_jobs"),
-        # The padding of a tree that is there already is what it was made with.
-        padded_length=values.get("padded_length", 0 if "store" in values else 128),
-        signing_key=values.get("signing_key"),
-        store=Path(values["store"]) if "store" in values else None,
-    )
+    """The padding of a tree that is there already is what it was made with: none, if not said."""
+    given = {"padded_length": 0} if "store" in values else {}
+    return build(SpackSettings, {**given, **values})
 
 
 def _stack(name: str, values: dict[str, Any]) -> StackRequest:
-    return StackRequest(
-        name=name,
-        backend=_OLD_BACKENDS.get(values["backend"], values["backend"]),
-        partitions=tuple(values["partitions"]),
-        pins=MappingProxyType(dict(values["pins"])),
-        packages=tuple(values["packages"]),
-        variant=values.get("variant"),
-        horovod=values.get("horovod") != "none",
-        cuda_home=Path(values["cuda_home"]) if "cuda_home" in values else None,
-        renamed=values["backend"] if values["backend"] in _OLD_BACKENDS else "",
-    )
+    backend = values["backend"]
+    values = {**values, "backend": _OLD_BACKENDS.get(backend, backend)}
+    renamed = backend if backend in _OLD_BACKENDS else ""
+    return StackRequest(name, renamed=renamed, **values_of(StackRequest, values))
 
 
 def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partition:
@@ -208,20 +170,12 @@ def _nodes(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Partitio
     if own:
         gpu = of_row(own["row"], gres_type(name, own, slurm), own["per_node"])
         gpu = gpu._replace(memory_gb=own.get("memory_gb") or gpu.memory_gb)
-    network, scratch = values.get("interconnect", {}), values.get("scratch")
-    as_written: dict[str, Any] = {key: values.get(key) for key in _AS_WRITTEN}
-    return Partition(
+    rest = {key: value for key, value in values.items() if key not in {"gpu", "groups"}}
+    part = Partition(
         name=name,
         gpu=gpu,
-        **as_written,
-        interconnect=model.Interconnect(
-            network.get("fabric", model.UNKNOWN_FABRIC),
-            network.get("bandwidth_gbps"),
-            network.get("interface"),
-        ),
-        scratch=model.Scratch(scratch["path"], scratch["size_gb"]) if scratch else None,
         max_minutes=slurm_minutes(values["max_time"]),
-        features=tuple(values["features"]),
-        reference_set=values.get("reference_set") or (gpu.model.lower() if gpu else "cpu"),
-        environment=MappingProxyType(dict(values["environment"])),
+        **values_of(Partition, rest),
     )
+    default = gpu.model.lower() if gpu else "cpu"
+    return part if part.reference_set else replace(part, reference_set=default)

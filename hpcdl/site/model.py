@@ -1,13 +1,40 @@
-"""The values of a valid site file. Frozen: a `Site` never changes after `load_site`."""
+"""The site file, declared field by field; the values of a valid one, which never change.
+
+A field is the key of site.yaml with its bounds and its words in docs/site-file.md
+(hpcdl/system/declare.py). One without `option` is worked out in `load`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcdl.site.sections import (
+    CLEANED,
+    NAME,
+    External,
+    Limits,
+    Paths,
+    SlurmDialect,
+    SpackSettings,
+    StackRequest,
+    no_default,
+)
+from hpcdl.system.declare import option
+
+__all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "StackRequest"]
+
 UNKNOWN_FABRIC = "unknown"
+# `check.site_schema` fills in the keys: those of a partition, without their defaults.
+_GROUP = {
+    "type": "object",
+    "description": "Equal nodes of a partition: what they have otherwise than the partition says.",
+    "required": ["nodes"],
+    "additionalProperties": False,
+    "properties": {},
+}
 
 
 class GpuFigures(NamedTuple):
@@ -51,15 +78,33 @@ class Gpu(NamedTuple):
         return self.figures.driver_name or self.model.split("-")[0]
 
 
-class Interconnect(NamedTuple):
+@dataclass(frozen=True)
+class Interconnect:
     """The network between nodes: `fabric` and its bandwidth in Gbit/s per node.
 
     `fabric` is UNKNOWN_FABRIC and `bandwidth_gbps` None where the site does not say.
     """
 
-    fabric: str
-    bandwidth_gbps: float | None
-    interface: str | None
+    fabric: str = option(
+        "Its kind",
+        type="string",
+        enum=["ethernet", "infiniband", "omnipath", "slingshot", "unknown"],
+    )
+    bandwidth_gbps: float | None = option(
+        "Bandwidth of a node in Gbit/s; predictions over several nodes need it",
+        None,
+        type="number",
+        minimum=0.1,
+        maximum=10000,
+        example=56,
+    )
+    interface: str | None = option(
+        "The network interface that MPI and NCCL use between nodes, where there are several",
+        None,
+        type="string",
+        pattern="^[A-Za-z0-9_.:-]{1,40}$",
+        example="ib0",
+    )
 
     @property
     def description(self) -> str:
@@ -69,14 +114,113 @@ class Interconnect(NamedTuple):
         return self.fabric if self.fabric == UNKNOWN_FABRIC else f"{self.fabric}, rate unknown"
 
 
-class Scratch(NamedTuple):
+@dataclass(frozen=True)
+class Scratch:
     """Node-local scratch: where it is (may name Slurm's variables) and its size in GB."""
 
-    path: str
-    size_gb: float
+    path: str = option(
+        "Its path; `$SLURM_JOB_ID` and `$USER` are expanded in the job",
+        type="string",
+        example="/local/$SLURM_JOB_ID",
+    )
+    size_gb: float = option(
+        "Space in GB; 0 where it is not known", 0, type="number", minimum=0, maximum=1000000
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(init=False, repr=False, eq=False)
+class GpuRequest:
+    """The GPUs of a node as the file says them; `Gpu` is what they are."""
+
+    model: str = option(
+        "The GPU's model: a row of hpcdl/facts/gpus.yaml, or of the site's `gpus`",
+        type="string",
+        example="P100-PCIe",
+    )
+    gres_type: str | None = option(
+        "What Slurm calls it in Gres (`gpu:p100:4`). The partition's name by default",
+        None,
+        type="string",
+        pattern="^[A-Za-z0-9_.-]{1,40}$",
+        example="p100",
+    )
+    typed: bool | None = option(
+        "Whether Slurm gives these GPUs a type. The site's `slurm.gpu_typed` by default",
+        None,
+        type="boolean",
+    )
+    per_node: int = option(
+        "Devices per node as Slurm counts them (a K80 board is two)",
+        type="integer",
+        minimum=1,
+        maximum=64,
+    )
+    memory_gb: float | None = option(
+        "Memory of one device in GB, if not the model's",
+        None,
+        type="number",
+        minimum=1,
+        maximum=1024,
+    )
+
+
+@dataclass(init=False, repr=False, eq=False)
+class GpuDescription:
+    """A GPU model that hpcdl does not know, or knows otherwise. The facts have what is left out."""
+
+    compute: str | None = option(
+        "CUDA compute capability; `nvidia-smi --query-gpu=compute_cap --format=csv` shows it",
+        None,
+        type="string",
+        pattern="^[0-9]{1,2}\\.[0-9]$",
+        example="'8.9'",
+    )
+    memory_gb: float | None = option(
+        "Memory of one device in GB", None, type="number", minimum=1, maximum=1024
+    )
+    vendor: str | None = option(
+        "Who makes it; NVIDIA by default", None, type="string", enum=["nvidia", "amd", "intel"]
+    )
+    driver_name: str | None = option(
+        "What in the driver's name (`nvidia-smi -L`) tells it from other models. The "
+        "model up to its first dash by default",
+        None,
+        type="string",
+        pattern="^[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,60}$",
+        example="RTX 5000 Ada",
+    )
+    fabric: str | None = option(
+        "What joins the GPUs of a node",
+        None,
+        type="string",
+        enum=["pcie3", "pcie4", "pcie5", "nvlink"],
+    )
+    nvlink_gbs: float | None = option(
+        "NVLink of one device in GB/s, both ways together",
+        None,
+        type="number",
+        minimum=1,
+        maximum=100000,
+    )
+    memory_gbs: float | None = option(
+        "Bandwidth of its memory in GB/s", None, type="number", minimum=1, maximum=100000
+    )
+    fp32_tflops: float | None = option(
+        "Peak of float32 in TFLOPS", None, type="number", minimum=0.1, maximum=100000
+    )
+    tf32_tflops: float | None = option(
+        "Peak of TF32 in TFLOPS, dense", None, type="number", minimum=0.1, maximum=100000
+    )
+    half_tflops: float | None = option(
+        "Peak of float16 in TFLOPS, dense", None, type="number", minimum=0.1, maximum=100000
+    )
+    tdp_w: float | None = option("Its power in W", None, type="number", minimum=1, maximum=10000)
+    machine: str | None = option(
+        "The CPUs beside it; x86_64 by default", None, type="string", enum=["x86_64", "aarch64"]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Partition:
     """One Slurm partition. Sizes are per node; memory in GB, time in minutes.
 
@@ -87,27 +231,101 @@ class Partition:
     """
 
     name: str
-    nodes: int
-    hostlist: str | None
-    gpu: Gpu | None
-    sockets: int
-    cores_per_socket: int
-    threads_per_core: int
-    memory_gb: float
-    interconnect: Interconnect
-    scratch: Scratch | None
-    max_time: str
-    max_minutes: int
-    features: tuple[str, ...]
-    target: str
-    driver: str | None
-    reference_set: str
-    stack: str | None
-    environment: Mapping[str, str]
-    account: str | None
-    qos: str | None
-    usable_cpus: int | None = None
-    groups: tuple[Partition, ...] = ()
+    nodes: int = option("How many nodes it has", type="integer", minimum=1, maximum=100000)
+    hostlist: str | None = option(
+        "Their names, as Slurm writes them. `NAME-[01-NN]` by default",
+        None,
+        type="string",
+        pattern="^[A-Za-z0-9_][A-Za-z0-9_.,\\[\\]-]{0,3999}$",
+        example="p100-[01-04]",
+    )
+    gpu: Gpu | None = option(
+        "The GPUs of a node. Leave it out on a CPU partition", None, of=GpuRequest
+    )
+    sockets: int = option("Processor sockets of a node", type="integer", minimum=1, maximum=16)
+    cores_per_socket: int = option("Cores of a socket", type="integer", minimum=1, maximum=512)
+    threads_per_core: int = option(
+        "Hardware threads of a core", 1, type="integer", minimum=1, maximum=8
+    )
+    usable_cpus: int | None = option(
+        "CPUs of a node that jobs may have, where Slurm keeps some for itself "
+        "(CPUEfctv is less than CPUTot); all by default",
+        None,
+        type="integer",
+        minimum=1,
+        maximum=65536,
+        example=112,
+    )
+    memory_gb: float = option(
+        "Memory of a node in GB, as Slurm gives it to jobs",
+        type="number",
+        minimum=0.1,
+        maximum=65536,
+    )
+    interconnect: Interconnect = option(
+        "The network between the nodes; unknown where it is left out",
+        Interconnect(UNKNOWN_FABRIC),
+        of=Interconnect,
+        write=no_default,
+    )
+    scratch: Scratch | None = option("Scratch on the node's own disk", None, of=Scratch)
+    features: tuple[str, ...] = option(
+        "Slurm features of its nodes", (), type="array", items={"type": "string", "pattern": NAME}
+    )
+    target: str = option(
+        "Microarchitecture to compile for, as archspec names it",
+        "x86_64_v3",
+        type="string",
+        pattern="^[a-z0-9_]{1,40}$",
+        example="skylake_avx512",
+    )
+    driver: str | None = option(
+        "Version of the NVIDIA driver",
+        None,
+        type="string",
+        pattern="^\\d{3}(\\.\\d+){0,2}$",
+        example="535.104.05",
+    )
+    reference_set: str = option(
+        "The set of references for its checks. The GPU's name by default",
+        "",
+        type="string",
+        pattern=NAME,
+        write=no_default,
+    )
+    groups: tuple[Partition, ...] = option(
+        "Its groups of equal nodes, where they differ: two GPU models in one "
+        "partition. Their `gpu` stands in the groups; a key that a group leaves out "
+        "is the partition's, whose `nodes` counts all",
+        (),
+        type="array",
+        items=_GROUP,
+    )
+    max_time: str = option(
+        "The longest time limit, as Slurm writes it",
+        "1-00:00:00",
+        type="string",
+        pattern="^(\\d{1,4}-)?\\d{1,4}(:[0-5]\\d){0,2}$|^unlimited$",
+        example="24:00:00",
+    )
+    max_minutes: int = 0
+    stack: str | None = option(
+        "The stack that `module load tensorflow` gives here", None, type="string", pattern=NAME
+    )
+    environment: Mapping[str, str] = option(
+        "Variables that every job here gets, by name",
+        {},
+        type="object",
+        propertyNames={"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,100}$"},
+        additionalProperties={"type": "string", "pattern": "^[^\\x00-\\x1f]{0,1000}$"},
+        example="{NCCL_IB_HCA: mlx5}",
+    )
+    account: str | None = option(
+        "Account for jobs here, instead of the site's", None, type="string", pattern=NAME
+    )
+    qos: str | None = option(
+        "Quality of service for jobs here, instead of the site's", None, type="string", pattern=NAME
+    )
     fellows: tuple[Partition, ...] = ()
 
     @property
@@ -160,103 +378,7 @@ class Partition:
         return self.gpu.per_node if self.gpu else 0
 
 
-@dataclass(frozen=True)
-class SlurmDialect:
-    """How this site's Slurm wants to be asked.
-
-    `gpu_request` is `gpus-per-node` or `gres`; `gpu_typed` whether the request names the type;
-    `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with; `select`
-    how it gives out nodes; `task_plugins` what starts and binds tasks; `plugin_options`
-    what its plug-ins (SPANK) add to sbatch. `memory` is what memory is asked for by, `node`,
-    `cpu`, `gpu` or `none`; `purge` what modules a job unloads.
-    """
-
-    version: str
-    gpu_request: str
-    gpu_typed: bool
-    mpi: str
-    accounting: bool
-    pmix: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    select: str | None = None
-    task_plugins: tuple[str, ...] = ()
-    plugin_options: tuple[str, ...] = ()
-    memory: str = "node"
-    exclusive: bool = True
-    requeue: bool = True
-    purge: str = "all"
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Absolute directories: software `prefix`, jobs' `work` and `datasets`; Lmod's bash init."""
-
-    prefix: Path
-    work: Path
-    datasets: Path
-    lmod_init: Path
-
-
-@dataclass(frozen=True)
-class StackRequest:
-    """A stack the site wants: its backend, pins, and the partitions it serves.
-
-    `packages` are requirements beside TensorFlow's, such as `pandas` or `jupyterlab>=4`.
-    `variant` is `cpu` where a build for CPUs is meant although partitions have GPUs; without
-    `horovod` it is for tf.distribute; `cuda_home` has the nvcc that compiles Horovod.
-    """
-
-    name: str
-    backend: str
-    partitions: tuple[str, ...]
-    pins: Mapping[str, str]
-    packages: tuple[str, ...] = ()
-    variant: str | None = None
-    horovod: bool = True
-    cuda_home: Path | None = None
-    renamed: str = ""
-    """The old name of its backend, where the site file has that."""
-
-
-@dataclass(frozen=True)
-class External:
-    """A package of the machine that Spack uses and does not build."""
-
-    name: str
-    version: str
-    prefix: Path
-
-
-@dataclass(frozen=True)
-class SpackSettings:
-    """How Spack builds here: what the machine has, mirrors by name, the padded path's length.
-
-    `signing_key` is a key of Spack's own keyring that signs the build cache; None: one of ours.
-    `store` is the site's own install tree; None: PREFIX/spack/store.
-    """
-
-    externals: tuple[External, ...] = ()
-    mirrors: Mapping[str, str] = field(default_factory=dict)
-    build_jobs: int | None = None
-    padded_length: int = 128
-    signing_key: str | None = None
-    store: Path | None = None
-
-    @property
-    def compilers(self) -> tuple[str, ...]:
-        """Versions of the gcc that the site offers; empty where it names none."""
-        return tuple(external.version for external in self.externals if external.name == "gcc")
-
-
-class Limits(NamedTuple):
-    """What `hpcdl clean` keeps of a kind; None: the kind's own figure."""
-
-    days: float | None = None
-    gb: float | None = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Site:
     """A cluster: its Slurm, its paths, its partitions and the stacks it wants.
 
@@ -266,19 +388,75 @@ class Site:
     ask nobody for a password may run on the nodes. `clean` is what `hpcdl clean` keeps, by kind.
     """
 
-    name: str
+    name: str = option("The cluster's name", type="string", pattern=NAME, example="pi")
     source: Path
-    slurm: SlurmDialect
-    paths: Paths
-    partitions: Mapping[str, Partition]
-    stacks: Mapping[str, StackRequest]
-    default_partition: str
-    container: str | None
-    spack: SpackSettings = field(default_factory=SpackSettings)
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)
-    private: bool = False
-    trusted_network: bool = False
-    clean: Mapping[str, Limits] = field(default_factory=dict)
+    slurm: SlurmDialect = option(
+        "The site's Slurm, and how jobs request resources", of=SlurmDialect
+    )
+    paths: Paths = option(
+        "Directories on the shared file system. `~`, `$HOME`, `$USER` and "
+        "`$HPCDL_HOME` are replaced",
+        of=Paths,
+    )
+    default_partition: str = option(
+        "The partition of jobs that name none; the first one by default",
+        "",
+        type="string",
+        pattern=NAME,
+        write=no_default,
+    )
+    container: str | None = option(
+        "The container runtime that jobs may use",
+        None,
+        type="string",
+        enum=["apptainer", "charliecloud", "pyxis"],
+    )
+    gpus: Mapping[str, Gpu] = option(
+        "GPU models by name that hpcdl does not know, or knows otherwise",
+        {},
+        type="object",
+        propertyNames={"pattern": NAME},
+        additionalProperties=GpuDescription,
+    )
+    partitions: Mapping[str, Partition] = option(
+        "Slurm partitions by name",
+        type="object",
+        propertyNames={"pattern": NAME},
+        additionalProperties=Partition,
+        minProperties=1,
+    )
+    stacks: Mapping[str, StackRequest] = option(
+        "Software stacks by name",
+        {},
+        type="object",
+        propertyNames={"pattern": NAME},
+        additionalProperties=StackRequest,
+    )
+    spack: SpackSettings = option(
+        "How Spack builds here. Only stacks with the backend `spack` need it",
+        SpackSettings(),
+        of=SpackSettings,
+        write=no_default,
+    )
+    clean: Mapping[str, Limits] = option(
+        f"How much `hpcdl clean` keeps of {', '.join(CLEANED)}",
+        {},
+        type="object",
+        propertyNames={"pattern": NAME},
+        additionalProperties=Limits,
+    )
+    trusted_network: bool = option(
+        "Whether everybody who can reach the nodes' ports may run code as any user: "
+        "`multiworker` jobs then need no --trusted-network",
+        False,
+        type="boolean",
+    )
+    private: bool = option(
+        "Whether the prefix is for its owner alone, such as one below a home "
+        "directory that others cannot enter. Otherwise such a release is refused",
+        False,
+        type="boolean",
+    )
 
     def by_groups(self, names: Sequence[str] = ()) -> tuple[Partition, ...]:
         """Partitions, and in place of those whose nodes differ their groups with GPUs.

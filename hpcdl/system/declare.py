@@ -226,8 +226,9 @@ def _property(entry: Entry) -> Schema:
     elif entry.of:
         schema = {**schema_of(entry.of), **schema}
     schema["description"] = f"{entry.help[:1].upper()}{entry.help[1:]}."
-    if entry.default is not None and entry.default is not MISSING:
-        schema["default"] = entry.write(entry.default)
+    known = entry.default is not MISSING and entry.default is not None
+    if known and (text := entry.write(entry.default)) is not None:
+        schema["default"] = text
     return schema
 
 
@@ -259,6 +260,11 @@ def build(cls: type[_Record], values: Mapping[str, Any], note: _Note | None = No
     if note and any(one.default is MISSING and one.name not in found for one in entries(cls)):
         return None  # type: ignore[return-value]  # the faults of the document say what is missing
     return cls(**found)
+
+
+def values_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of checked written forms by attribute, for a class with more attributes."""
+    return _values(cls, values, None)
 
 
 def changed(record: _Record, values: Mapping[str, Any]) -> _Record:

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from hpcdl import facts
 from hpcdl.site import load_site
+from hpcdl.site.sections import CLEANED
 from hpcdl.slurm import client
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -95,7 +95,7 @@ def test_the_site_file_has_the_figures_and_an_option_comes_before_it(site, tmp_p
     assert gone(clean(site, ["logs"], days=2.5, gb=1, dry_run=True)) == {logs[0], logs[1]}
     assert gone(clean(site, ["logs"], days=9, gb=25e-9, dry_run=True)) == {logs[0], logs[1]}
     assert gone(clean(site, days=5.5, dry_run=True)) == {logs[0], logs[1], *wheels, failed}
-    assert tuple(kind.name for kind in KINDS) == tuple(facts.load("site_format")["cleaned"])
+    assert tuple(kind.name for kind in KINDS) == CLEANED
 
 
 def test_a_run_that_is_going_on_the_latest_and_one_with_jobs_left_stay(site):

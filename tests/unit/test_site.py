@@ -230,3 +230,18 @@ def test_the_installed_site_is_found_last_and_without_one_it_is_said_how_to_get_
 )
 def test_slurms_times_are_read_as_slurm_reads_them(text, minutes):
     assert slurm_minutes(text) == minutes
+
+
+@pytest.mark.parametrize(
+    ("spack", "padding"),
+    [
+        ("{}", 128),
+        ("{store: /apps/spack}", 0),
+        ("{store: /apps/spack, padded_length: 256}", 256),
+        ("{padded_length: 0}", 0),
+    ],
+)
+def test_the_padding_of_a_tree_that_is_there_is_its_own(tmp_path, spack, padding):
+    """The schema's default once stood before what the documentation says of `store`."""
+    (tmp_path / "site.yaml").write_text(f"{SITE}\nspack: {spack}\n")
+    assert load_site(tmp_path / "site.yaml").spack.padded_length == padding

@@ -1,0 +1,337 @@
+"""Sections of the site file that hold no partitions: Slurm, paths, stacks, Spack, cleaning.
+
+A field is the key of site.yaml with its bounds and its words in docs/site-file.md
+(hpcdl/system/declare.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcdl.system.declare import option
+from hpcdl.system.resources import expand
+
+NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+CLEANED = ("check-runs", "job-index", "logs", "failures", "job-records", "leftovers", "cache")
+"""The kinds of `hpcdl clean`."""
+_EXTERNAL = {
+    "type": "object",
+    "description": "A package that Spack shall use and not build.",
+    "required": ["spec", "prefix"],
+    "additionalProperties": False,
+    "properties": {
+        "spec": {
+            "type": "string",
+            "description": "Its name and version.",
+            "pattern": "^[a-z0-9-]+@[0-9][\\w.+-]*$",
+            "examples": ["gcc@12.2.0"],
+        },
+        "prefix": {
+            "type": "string",
+            "description": "Where it is installed.",
+            "pattern": "^/",
+            "examples": ["/usr"],
+        },
+    },
+}
+
+
+def no_default(_: object) -> None:
+    """For what is worked out where the file does not say it: editors are shown no default."""
+
+
+def _expanded(text: str) -> Path:
+    return Path(expand(text))
+
+
+def _is_on(text: str) -> bool:
+    return text != "none"
+
+
+def _externals(rows: list[dict[str, str]]) -> tuple[External, ...]:
+    found = ((*row["spec"].split("@", 1), row["prefix"]) for row in rows)
+    return tuple(External(name, version, Path(prefix)) for name, version, prefix in found)
+
+
+@dataclass(frozen=True)
+class SlurmDialect:
+    """How this site's Slurm wants to be asked.
+
+    `gpu_request` is `gpus-per-node` or `gres`; `gpu_typed` whether the request names the type;
+    `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with; `select`
+    how it gives out nodes; `task_plugins` what starts and binds tasks; `plugin_options`
+    what its plug-ins (SPANK) add to sbatch. `memory` is what memory is asked for by, `node`,
+    `cpu`, `gpu` or `none`; `purge` what modules a job unloads.
+    """
+
+    version: str = option(
+        "Slurm's release, as `sinfo --version` prints it. It decides the form of the scripts",
+        type="string",
+        pattern="^\\d{1,2}\\.\\d{2}(\\.\\d{1,2})?([-.\\w]*)?$",
+        example="22.05.8",
+    )
+    gpu_request: str = option(
+        "How a job asks for GPUs: `--gpus-per-node` or `--gres=gpu`. Never both",
+        "gpus-per-node",
+        type="string",
+        enum=["gpus-per-node", "gres"],
+    )
+    gpu_typed: bool = option(
+        "Whether the request names the GPU's type (`gpu:p100:4`, not `gpu:4`)", True, type="boolean"
+    )
+    mpi: str = option(
+        "The plug-in for `srun --mpi=`; `srun --mpi=list` shows what there is",
+        "pmix",
+        type="string",
+        pattern="^[a-z0-9_]{1,30}$",
+    )
+    pmix: str | None = option(
+        "The PMIx release that Slurm was built with; MPI in the stack must share it",
+        None,
+        type="string",
+        pattern="^\\d+(\\.\\d+){0,2}$",
+        example="4.2",
+    )
+    accounting: bool = option(
+        "Whether slurmdbd runs, so that `sacct` answers", False, type="boolean"
+    )
+    account: str | None = option(
+        "Account that jobs are charged to, where none is given", None, type="string", pattern=NAME
+    )
+    qos: str | None = option(
+        "Quality of service of jobs, where none is given", None, type="string", pattern=NAME
+    )
+    select: str | None = option(
+        "SelectType of slurm.conf behind the slash; `scontrol show config` shows it",
+        None,
+        type="string",
+        enum=["cons_res", "cons_tres", "linear"],
+    )
+    task_plugins: tuple[str, ...] = option(
+        "TaskPlugin of slurm.conf, what is behind each slash: affinity binds",
+        (),
+        type="array",
+        items={"type": "string", "enum": ["affinity", "cgroup", "none"]},
+    )
+    plugin_options: tuple[str, ...] = option(
+        "Long options that plug-ins (SPANK) add to sbatch and srun, without dashes; "
+        "`sbatch --help` lists them at its end",
+        (),
+        type="array",
+        items={"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,60}$"},
+    )
+    memory: str = option(
+        "How a job asks for memory: `--mem`, `--mem-per-cpu`, `--mem-per-gpu`, or not at all",
+        "node",
+        type="string",
+        enum=["node", "cpu", "gpu", "none"],
+    )
+    exclusive: bool = option(
+        "Whether jobs that fill their nodes ask for `--exclusive`", True, type="boolean"
+    )
+    requeue: bool = option(
+        "Whether jobs may be requeued; without it, `job submit --chain` continues a run",
+        True,
+        type="boolean",
+    )
+    purge: str = option(
+        "What a job unloads before it loads its modules: `all`, all but `sticky` ones "
+        "of Lmod, or `none`, for Cray's bases and sites that load what jobs need",
+        "all",
+        type="string",
+        enum=["all", "sticky", "none"],
+    )
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Absolute directories: software `prefix`, jobs' `work` and `datasets`; Lmod's bash init."""
+
+    prefix: Path = option(
+        "Where stacks and modules are published",
+        type="string",
+        example="/apps/hpcdl",
+        read=_expanded,
+        write=str,
+    )
+    work: Path = option(
+        "Where jobs keep scripts, logs, results and checkpoints",
+        type="string",
+        example="/work/$USER",
+        read=_expanded,
+        write=str,
+    )
+    datasets: Path = option(
+        "Where data sets are", type="string", example="/data", read=_expanded, write=str
+    )
+    lmod_init: Path = option(
+        "Lmod's start-up file for bash",
+        Path("/usr/share/lmod/lmod/init/bash"),
+        type="string",
+        read=_expanded,
+        write=str,
+    )
+
+
+@dataclass(frozen=True)
+class StackRequest:
+    """A stack the site wants: its backend, pins, and the partitions it serves.
+
+    `packages` are requirements beside TensorFlow's, such as `pandas` or `jupyterlab>=4`.
+    `variant` is `cpu` where a build for CPUs is meant although partitions have GPUs; without
+    `horovod` it is for tf.distribute; `cuda_home` has the nvcc that compiles Horovod.
+    """
+
+    name: str
+    backend: str = option(
+        "How it is built: from PyPI's wheels; compiled from source by Spack; or by "
+        "Spack from wheels, for its packages around them. `venv` is the old name of "
+        "`wheels`",
+        type="string",
+        enum=["wheels", "spack", "spack-wheels", "venv"],
+    )
+    partitions: tuple[str, ...] = option(
+        "The partitions it serves; all by default",
+        (),
+        type="array",
+        items={"type": "string", "pattern": NAME},
+    )
+    pins: Mapping[str, str] = option(
+        "Versions fixed by the site, by component (tensorflow, cuda, ...)",
+        {},
+        type="object",
+        propertyNames={"pattern": "^[a-z0-9_-]{1,40}$"},
+        additionalProperties={"type": "string", "pattern": "^[0-9][0-9A-Za-z.+_-]{0,40}$"},
+    )
+    packages: tuple[str, ...] = option(
+        "Packages from PyPI on top, locked with the rest (wheels only): names, with "
+        "extras and versions as pip takes them. TensorFlow, Keras and Horovod: see "
+        "pins",
+        (),
+        type="array",
+        items={
+            "type": "string",
+            "pattern": "^(?!(tensorflow(-cpu|-gpu)?|keras|horovod)(?![A-Za-z0-9._-]))"
+            "[A-Za-z0-9][A-Za-z0-9._-]{0,80}(\\[[A-Za-z0-9,._-]{1,80}\\])?( "
+            "?(==|>=|<=|~=|!=|<|>) ?[0-9][0-9A-Za-z.*+!_-]{0,40},?){0,4}$",
+        },
+        example=["pandas", "jupyterlab>=4,<5"],
+    )
+    variant: str | None = option(
+        "`cpu`: a build for CPUs, although its partitions have GPUs, which then stay "
+        "idle. Without it the partitions decide",
+        None,
+        type="string",
+        enum=["cpu"],
+    )
+    horovod: bool = option(
+        "`none`: without Horovod, for tf.distribute; no compiler is needed then",
+        True,
+        type="string",
+        enum=["none"],
+        read=_is_on,
+        write=no_default,
+    )
+    cuda_home: Path | None = option(
+        "The CUDA toolkit whose nvcc compiles Horovod; needed while building only. By "
+        "default clang compiles it, or where no clang fits, the first nvcc that does of "
+        "$CUDA_HOME, PATH and /usr/local/cuda*",
+        None,
+        type="string",
+        pattern="^/",
+        example="/usr/local/cuda-12.4",
+        read=Path,
+        write=str,
+    )
+    renamed: str = ""
+    """The old name of its backend, where the site file has that."""
+
+
+@dataclass(frozen=True)
+class External:
+    """A package of the machine that Spack uses and does not build."""
+
+    name: str
+    version: str
+    prefix: Path
+
+
+@dataclass(frozen=True)
+class SpackSettings:
+    """How Spack builds here: what the machine has, mirrors by name, the padded path's length.
+
+    `signing_key` is a key of Spack's own keyring that signs the build cache; None: one of ours.
+    `store` is the site's own install tree; None: PREFIX/spack/store.
+    """
+
+    externals: tuple[External, ...] = option(
+        "What the machine has already: compilers, Slurm, PMIx, rdma-core",
+        (),
+        type="array",
+        items=_EXTERNAL,
+        read=_externals,
+    )
+    mirrors: Mapping[str, str] = option(
+        "Mirrors of sources and binaries, by name",
+        {},
+        type="object",
+        propertyNames={"pattern": NAME},
+        additionalProperties={"type": "string", "pattern": "^(file|https?|oci|s3)://"},
+    )
+    build_jobs: int | None = option(
+        "Processes per build; Spack's own choice by default",
+        None,
+        type="integer",
+        minimum=1,
+        maximum=1024,
+    )
+    padded_length: int = option(
+        "Length the install path is padded to, so that binaries can move. 0: no padding",
+        128,
+        type="integer",
+        minimum=0,
+        maximum=512,
+        write=no_default,
+    )
+    signing_key: str | None = option(
+        "Fingerprint or name of a key in Spack's keyring (`spack gpg list --signing`) "
+        "that signs the build cache; by default a key that the build makes",
+        None,
+        type="string",
+        pattern="^[^\\s-][^\\n]{2,199}$",
+        example="hpc-admins@example.org",
+    )
+    store: Path | None = option(
+        "The site's own install tree, so that nothing is built twice; by default "
+        "PREFIX/spack/store. `padded_length` is then that tree's own, 0 by default",
+        None,
+        type="string",
+        pattern="^/",
+        example="/apps/spack/opt/spack",
+        read=Path,
+        write=str,
+    )
+
+    @property
+    def compilers(self) -> tuple[str, ...]:
+        """Versions of the gcc that the site offers; empty where it names none."""
+        return tuple(external.version for external in self.externals if external.name == "gcc")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a kind `hpcdl clean` keeps; its own figures where nothing is said."""
+
+    days: float | None = option(
+        "What is older goes", None, type="number", minimum=0, maximum=36500, example=30
+    )
+    gb: float | None = option(
+        "Of more than this many GB the oldest go",
+        None,
+        type="number",
+        minimum=0,
+        maximum=1000000,
+        example=5,
+    )
