@@ -103,19 +103,19 @@ def _init(args: argparse.Namespace) -> ExitCode:
     if args.output and args.output.exists() and not args.force:
         raise BadInput(f"{args.output} already exists", hint="give --force to replace it")
     cluster = look()
-    found = draft(cluster)
+    drafted = draft(cluster)
     if args.json:
-        print_json({"text": found.text, "questions": found.questions})
+        print_json({"text": drafted.text, "questions": drafted.questions})
     elif args.output and not args.dry_run:
-        write_atomic(args.output, found.text)
+        write_atomic(args.output, drafted.text)
         print(f"wrote {args.output}; next: hpcdl site check --site {args.output}")
     else:
-        print(found.text, end="")
+        print(drafted.text, end="")
     for note in cluster.notes:
         print(f"note: {note}", file=sys.stderr)
-    for question in found.questions:
+    for question in drafted.questions:
         print(f"to fill in: {question}", file=sys.stderr)
-    return ExitCode.PARTLY if found.questions else ExitCode.OK
+    return ExitCode.PARTLY if drafted.questions else ExitCode.OK
 
 
 def _check(args: argparse.Namespace) -> ExitCode:

@@ -41,7 +41,7 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     start = time.monotonic()
     done = stage(args.source, target, workers=args.workers)
     seconds = time.monotonic() - start
-    found = {
+    staged = {
         "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         "target": target,
         "copied": len(done.copy),
@@ -51,12 +51,12 @@ def _stage(args: argparse.Namespace) -> ExitCode:
         "removed": removed,
     }
     if args.json:
-        print_json(found)
+        print_json(staged)
     else:
         rest = f", {len(done.link)} linked that do not fit" if done.link else ""
         rest += f"; removed the files of {removed} ended runs" if removed else ""
         print(
-            f"{found['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
+            f"{staged['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
             f"{target}, {seconds:.1f} s{rest}"
         )
     return ExitCode.OK

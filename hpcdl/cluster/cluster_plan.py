@@ -61,21 +61,21 @@ def request(
         raise BadInput(f"a partition needs at least one node, not {max_nodes}")
     groups: list[Group] = []
     queues: list[Queue] = []
-    known: dict[str, Group] = {}
+    group_of: dict[str, Group] = {}
     for partition in site.partitions.values():
         offered: list[str] = []
         for part, names in _parts(partition, max_nodes):
             offered += names
-            group = _group(part, tuple(name for name in names if name not in known))
+            group = _group(part, tuple(name for name in names if name not in group_of))
             for name in names:
-                if name in known and known[name].hardware != group.hardware:
+                if name in group_of and group_of[name].hardware != group.hardware:
                     raise BadInput(
-                        f"the partitions '{known[name].partition}' and '{partition.name}' "
+                        f"the partitions '{group_of[name].partition}' and '{partition.name}' "
                         f"describe the node {name} in different ways"
                     )
             if group.names:
                 groups.append(group)
-                known.update(dict.fromkeys(group.names, group))
+                group_of.update(dict.fromkeys(group.names, group))
         queues.append(_queue(partition, tuple(offered), site.default_partition))
     return ClusterRequest(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
 

@@ -71,7 +71,7 @@ def _node_of(pid: int, directory: Path) -> str:
 
 def programs(directory: Path, node: str) -> list[ProcessId]:
     """The processes of a node's jobs, without Slurm's own."""
-    found = []
+    processes_of_node = []
     said = (f"SLURM_CONF={directory}/etc/slurm.conf", f"SLURMD_NODENAME={node}")
     marks = set(map(os.fsencode, said))
     for entry in _PROC.glob("[0-9]*"):
@@ -80,8 +80,8 @@ def programs(directory: Path, node: str) -> list[ProcessId]:
             if own and sees(int(entry.name), directory):
                 process = processes.identify(int(entry.name))
                 if process is not None and not processes.is_slurm(process):
-                    found.append(process)
-    return found
+                    processes_of_node.append(process)
+    return processes_of_node
 
 
 def hold(directory: Path, node: str) -> None:

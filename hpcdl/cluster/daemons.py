@@ -173,7 +173,7 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
     """Start the slurmds of some nodes; in namespaces mode whole nodes with their cables."""
     if state.mode != NAMESPACES:
         slurmd = (*command(state, "slurmd"), "-D", "-f", str(state.configuration), "-N")
-        return {one.name: start(state, Daemon(one.name, (*slurmd, one.name))) for one in nodes}
+        return {each.name: start(state, Daemon(each.name, (*slurmd, each.name))) for each in nodes}
     for node in nodes:
         _forget_steps(state, node)
     # A whole node waits for a line on its standard input.
@@ -191,8 +191,8 @@ def start_nodes(state: ClusterState, nodes: Sequence[Node]) -> dict[str, Process
         f"{state.directory}/etc/node.sh",
     )
     inits = [
-        _spawn(state, Daemon(one.name, (*init, one.name, one.address)), subprocess.PIPE)
-        for one in nodes
+        _spawn(state, Daemon(each.name, (*init, each.name, each.address)), subprocess.PIPE)
+        for each in nodes
     ]
     try:
         pairs = list(zip(nodes, inits, strict=True))

@@ -156,14 +156,14 @@ def _bind(port: int, held: ExitStack) -> bool:
 
 def _routed(table: str) -> list[ipaddress.IPv4Network]:
     """The networks of /proc/net/route, the default route left out."""
-    found = []
+    routed = []
     for line in table.splitlines()[1:]:
         fields = line.split()
         destination, mask = (bytes.fromhex(fields[index])[::-1] for index in (1, 7))
         if any(mask):
             network = (int.from_bytes(destination, "big"), str(ipaddress.IPv4Address(mask)))
-            found.append(ipaddress.IPv4Network(network, strict=False))
-    return found
+            routed.append(ipaddress.IPv4Network(network, strict=False))
+    return routed
 
 
 def _free_networks(routed: Iterable[ipaddress.IPv4Network]) -> Iterator[str]:

@@ -164,14 +164,14 @@ def _with_descendants(pids: Iterable[int]) -> list[ProcessId]:
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*"):
         children.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
-    found: dict[int, ProcessId] = {}
+    by_pid: dict[int, ProcessId] = {}
     while todo:
         pid = todo.pop()
-        process = identify(pid) if pid not in found and pid not in own else None
+        process = identify(pid) if pid not in by_pid and pid not in own else None
         if process is not None:
-            found[pid] = process
+            by_pid[pid] = process
             todo += children.get(pid, [])
-    return list(found.values())
+    return list(by_pid.values())
 
 
 def _parent(pid: int) -> int:

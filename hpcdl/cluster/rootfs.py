@@ -249,9 +249,9 @@ def write_own(site: WantedCluster, state: ClusterState, mpi: str) -> Path:
     import yaml
 
     # As nodes, not values: YAML would take 24:00:00 and 2.10 for numbers, and write others.
-    said = yaml.compose(site.source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    assert isinstance(said, yaml.MappingNode)
-    slurm = next(value for key, value in said.value if key.value == "slurm")
+    document = yaml.compose(site.source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    assert isinstance(document, yaml.MappingNode)
+    slurm = next(value for key, value in document.value if key.value == "slurm")
     own = {"version": state.slurm_version, "mpi": mpi}
     text = "tag:yaml.org,2002:str"
     slurm.value = [(key, value) for key, value in slurm.value if key.value not in own]
@@ -260,7 +260,7 @@ def write_own(site: WantedCluster, state: ClusterState, mpi: str) -> Path:
         for key, value in own.items()
     ]
     head = f"# {site.source} as of Slurm {state.slurm_version}. Written by `hpcdl cluster up`.\n"
-    write_atomic(own_site(state.directory), head + yaml.serialize(said))
+    write_atomic(own_site(state.directory), head + yaml.serialize(document))
     return own_site(state.directory)
 
 

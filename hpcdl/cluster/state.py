@@ -125,14 +125,14 @@ def read_state(directory: Path) -> ClusterState | None:
         data |= {**paths, "nodes": nodes, "processes": running}
         data |= {key: tuple(data[key]) for key in ("killed", "cut")}
         data["root"] = Path(data["root"]) if data.get("root") else None
-        found = ClusterState(**data)
+        current = ClusterState(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
         hint = "`hpcdl cluster down` stops what is left and removes it"
         raise BadInput(f"{path} is not a cluster's state ({why})", hint=hint) from fault
-    if not _from_a_node(found):
-        identity.require_here(found.place, found.site, directory)
-    return found
+    if not _from_a_node(current):
+        identity.require_here(current.place, current.site, directory)
+    return current
 
 
 def _from_a_node(current: ClusterState) -> bool:

@@ -102,7 +102,7 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     states = of_nodes(current, "%T") if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
     broken = dict.fromkeys(current.cut, "cut") | dict.fromkeys(current.killed, "killed")
-    told = (
+    fields = (
         "site",
         "site_file",
         "directory",
@@ -117,7 +117,7 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     )
     data: dict[str, Any] = {
         "schema": 1,
-        **{name: getattr(current, name) for name in told},
+        **{name: getattr(current, name) for name in fields},
         "network": f"{current.network}.0/24",
         "daemons": [
             _daemon(current, name)

@@ -144,36 +144,36 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
 
 
 def with_links(
-    found: Probe, folder: Path, stuck: Callable[[Probe], None], seconds: float = STUCK_SECONDS
+    probed: Probe, folder: Path, stuck: Callable[[Probe], None], seconds: float = STUCK_SECONDS
 ) -> Probe:
     """The same probe, with how its GPU reaches the others, or why that is not known.
 
     NCCL waits for ever where a network is wrong, and cannot be interrupted: `stuck` is called
     with the probe after `seconds`, in a thread of its own, and is to end the process.
     """
-    if found.world < 2 or not found.gpus or found.driver is None:
-        return replace(found, unchecked="no GPU driver here")
-    late = replace(found, fault=f"GPUs did not exchange a megabyte within {seconds:.0f} s")
+    if probed.world < 2 or not probed.gpus or probed.driver is None:
+        return replace(probed, unchecked="no GPU driver here")
+    late = replace(probed, fault=f"GPUs did not exchange a megabyte within {seconds:.0f} s")
     watchdog = threading.Timer(seconds, stuck, (late,))
     watchdog.daemon = True
     watchdog.start()
     try:
-        log = exchange(found.rank, found.world, found.local_rank % len(found.gpus), folder)
+        log = exchange(probed.rank, probed.world, probed.local_rank % len(probed.gpus), folder)
     except NoLibrary as lack:
-        return replace(found, unchecked=lack.message)
+        return replace(probed, unchecked=lack.message)
     except MissingPrerequisite as lack:
-        return replace(found, fault=lack.message)
+        return replace(probed, fault=lack.message)
     finally:
         watchdog.cancel()
-    own = tuple(link for link in read_links(log) if link.sender == found.rank)
-    return replace(found, links=own)
+    own = tuple(link for link in read_links(log) if link.sender == probed.rank)
+    return replace(probed, links=own)
 
 
 def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]:
     """Everything that is not as expected, in the order of the exit codes. Pure."""
     e, links = expected, [link for p in probes for link in p.links]
     hosts = {p.rank: p.host for p in probes}
-    found: dict[int, Iterable[str]] = {
+    sentences_by_code: dict[int, Iterable[str]] = {
         20: (
             f"{_who(p)} has {f'release {p.release}' if p.release else 'no release'} loaded, not "
             f"{e.release}"
@@ -197,7 +197,7 @@ def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]
     # One problem of a kind, however many ranks have it.
     return tuple(
         Problem(code, sentence)
-        for code, sentences in found.items()
+        for code, sentences in sentences_by_code.items()
         for sentence in islice(sentences, 1)
     )
 
@@ -222,15 +222,15 @@ def _memory_and_files(probes: Sequence[Probe], e: Expectation) -> dict[int, Iter
 
 def read_probes(text: str) -> tuple[Probe, ...]:
     """Probes from the lines that ranks printed, by rank; other lines are ignored."""
-    found = []
+    probes = []
     for line in text.splitlines():
         _, start, rest = line.partition('{"rank"')
         with suppress(ValueError, TypeError, KeyError):  # of other lines
             values = json.loads(start + rest)
             values["links"] = tuple(Link(*link) for link in values.get("links", ()))
             lists = {key: tuple(values.get(key, ())) for key in ("gpus", "gpu_faults")}
-            found.append(Probe(**values | lists))
-    return tuple(sorted(found, key=lambda probe: probe.rank))
+            probes.append(Probe(**values | lists))
+    return tuple(sorted(probes, key=lambda probe: probe.rank))
 
 
 def as_json_line(found: Probe) -> str:
@@ -249,22 +249,22 @@ def as_table(probes: Sequence[Probe]) -> str:
 
 def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
     """What is worth a line but stops nothing."""
-    found = []
+    lines = []
     narrow = [p for p in probes if p.affinity < expected.cpus_per_task]
     if narrow:
         few = min(p.affinity for p in narrow)
-        found.append(f"{len(narrow)} ranks may run on {few} CPUs only: Slurm binds no CPUs here")
+        lines.append(f"{len(narrow)} ranks may run on {few} CPUs only: Slurm binds no CPUs here")
     if expected.fabric and expected.world > 1 and not any(p.links or p.fault for p in probes):
         why = next((p.unchecked for p in probes if p.unchecked), "NCCL names no channel")
-        found.append(f"{why}: how GPUs reach each other was not checked")
+        lines.append(f"{why}: how GPUs reach each other was not checked")
     if expected.fabric == UNKNOWN_FABRIC and len({p.host for p in probes}) > 1:
-        found.append(
+        lines.append(
             "the site does not say what network joins its nodes (`interconnect`): whether they "
             "talk by the fastest one is not judged"
         )
     if expected.tasks_per_node > 1 and probes and all(len(p.gpus) == 1 for p in probes):
-        found.append("each rank sees one GPU only: peer-to-peer between GPUs may be lost")
-    return tuple(found)
+        lines.append("each rank sees one GPU only: peer-to-peer between GPUs may be lost")
+    return tuple(lines)
 
 
 def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
@@ -355,7 +355,7 @@ def visible_gpus(env: Mapping[str, str], driver: nvidia.DriverReport) -> tuple[s
     listed = env.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return tuple(uuids.values())
-    found: list[str] = []
+    visible: list[str] = []
     for entry in map(str.strip, listed.split(",")):
         if driver.installed and entry.startswith("GPU-"):
             gpu = next((uuid for uuid in uuids.values() if uuid.startswith(entry)), None)
@@ -365,8 +365,8 @@ def visible_gpus(env: Mapping[str, str], driver: nvidia.DriverReport) -> tuple[s
             gpu = entry if entry.startswith(("GPU-", "MIG-")) else None
         if gpu is None:
             break
-        found.append(gpu)
-    return tuple(found)
+        visible.append(gpu)
+    return tuple(visible)
 
 
 # ---- how GPUs reach each other ----

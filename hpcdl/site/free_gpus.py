@@ -61,7 +61,7 @@ class GpuRow(NamedTuple):
 
 def gpus_of_nodes(lines: Iterable[str]) -> list[NodeGpus]:
     """The GPUs in the lines of `scontrol show node -d -o`. Pure."""
-    found = []
+    gpus = []
     for line in lines:
         if "Gres=gpu" not in line and ",gpu:" not in line:  # most nodes of most sites
             continue
@@ -70,7 +70,7 @@ def gpus_of_nodes(lines: Iterable[str]) -> list[NodeGpus]:
         used = parse.gpu_counts(fields.get("GresUsed", ""))
         cpus = int(fields.get("CPUEfctv", fields.get("CPUTot", "0")))
         for kind, total in there.items():
-            found.append(
+            gpus.append(
                 NodeGpus(
                     node=fields["NodeName"],
                     partitions=tuple(filter(None, fields.get("Partitions", "").split(","))),
@@ -81,7 +81,7 @@ def gpus_of_nodes(lines: Iterable[str]) -> list[NodeGpus]:
                     cpus_free=max(0, cpus - int(fields.get("CPUAlloc", "0"))),
                 )
             )
-    return found
+    return gpus
 
 
 def gpu_rows(nodes: Sequence[NodeGpus]) -> list[GpuRow]:

@@ -104,17 +104,17 @@ def job(job_id: int) -> JobRecord | None:
     return known.get(job_id)
 
 
-def with_accounting(known: dict[int, JobRecord], jobs: Sequence[int]) -> dict[int, JobRecord]:
+def with_accounting(records: dict[int, JobRecord], jobs: Sequence[int]) -> dict[int, JobRecord]:
     """The same, with what accounting alone knows of jobs: forgotten ones, and who cancelled one.
 
     It is asked once for all of them; a slow database holds up nobody.
     """
-    asked = [job for job in jobs if job not in known or known[job].state == "CANCELLED"]
+    asked = [job for job in jobs if job not in records or records[job].state == "CANCELLED"]
     with suppress(SlurmAway):
         for job, one in accounted(asked).items():
-            ended = known.get(job, one)
-            known |= {job: ended._replace(cancelled_by=one.cancelled_by)}
-    return known
+            ended = records.get(job, one)
+            records |= {job: ended._replace(cancelled_by=one.cancelled_by)}
+    return records
 
 
 def accounted(jobs: Sequence[int]) -> dict[int, JobRecord]:

@@ -268,13 +268,13 @@ def exits(text: str) -> dict[int, tuple[int, int, int]]:
 
     Slurm 24.11 writes `3:0`, 22.05 the wait status 768 (wait(2)).
     """
-    found = {}
+    by_job = {}
     for line in without_cluster(text).splitlines()[1:]:
         number, ended, restarts = line.split()
         status, colon, signal = ended.partition(":")
         code = int(status) if colon else int(status) >> 8
-        found[int(number)] = (code, int(signal) if colon else int(status) & 0x7F, int(restarts))
-    return found
+        by_job[int(number)] = (code, int(signal) if colon else int(status) & 0x7F, int(restarts))
+    return by_job
 
 
 def accounted_job(lines: Sequence[str]) -> JobRecord:

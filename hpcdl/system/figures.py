@@ -53,7 +53,7 @@ def drawn(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    found = {}
+    rows = {}
     with rc_context(settings):
         figure = Figure(figsize=inches, dpi=_DPI, layout="constrained")
         FigureCanvasAgg(figure)
@@ -61,8 +61,8 @@ def drawn(
         for suffix in suffixes:
             data = BytesIO()
             figure.savefig(data, format=suffix, metadata={"Date": None} if suffix == "svg" else {})
-            found[suffix] = data.getvalue()
-    return found
+            rows[suffix] = data.getvalue()
+    return rows
 
 
 def plain_log(axes: Any) -> None:

@@ -77,15 +77,15 @@ def report() -> DriverReport:
 
 def read_gpus(text: str) -> tuple[DriverGpu, ...]:
     """The GPUs in nvidia-smi's table; lines that are none are left out. Pure."""
-    found = []
+    gpus = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) >= 2 and cells[0].isdigit() and cells[1].startswith("GPU-"):
             driver, errors = [*cells[2:4], "", ""][:2]
             version = driver if driver[:1].isdigit() else ""
             count = int(errors) if errors.isdigit() else 0
-            found.append(DriverGpu(cells[0], cells[1], version, count))
-    return tuple(found)
+            gpus.append(DriverGpu(cells[0], cells[1], version, count))
+    return tuple(gpus)
 
 
 def foreign_processes(uuids: Sequence[str], is_own: Callable[[int], bool]) -> tuple[str, ...]:
@@ -93,13 +93,13 @@ def foreign_processes(uuids: Sequence[str], is_own: Callable[[int], bool]) -> tu
     text = ""
     with suppress(OSError, subprocess.TimeoutExpired):
         text = _ask(["--query-compute-apps=gpu_uuid,pid,process_name"])[1]
-    found = []
+    sentences = []
     for line in text.splitlines():
         uuid, pid, name = ([cell.strip() for cell in line.split(",", 2)] + ["", "", ""])[:3]
         service = name.rpartition("/")[2] in _SERVICES
         if uuid in uuids and pid.isdigit() and not service and not is_own(int(pid)):
-            found.append(f"process {pid} ({name[:60] or 'no name'}) already uses GPU {uuid}")
-    return tuple(found)
+            sentences.append(f"process {pid} ({name[:60] or 'no name'}) already uses GPU {uuid}")
+    return tuple(sentences)
 
 
 def of_job(pid: int, job: str) -> bool:

@@ -185,13 +185,13 @@ def _execute(
             with noted():  # a signal in the middle of it would leave a process that nobody knows
                 started = subprocess.Popen(argv, stdin=subprocess.PIPE, **options)
                 process = stack.enter_context(started)
-            said = _wait(process, (stdin or "").encode(errors="surrogateescape"), timeout, watch)
+            streams = _wait(process, (stdin or "").encode(errors="surrogateescape"), timeout, watch)
         except BaseException:
             # Its children too: one that holds the output open would keep us waiting.
             if process is not None:
                 _kill(process.pid)
             raise
-        stdout, stderr = ((text or b"").decode(errors="replace") for text in said)
+        stdout, stderr = ((text or b"").decode(errors="replace") for text in streams)
         return process.returncode, stdout, stderr
 
 

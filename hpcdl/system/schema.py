@@ -91,17 +91,17 @@ def _text(node: Any) -> Any:
 
 
 def _fault(
-    source: _Source, what: str, said: str, node: Any, hint: str = "", place: str = ""
+    source: _Source, what: str, sentence: str, node: Any, hint: str = "", place: str = ""
 ) -> None:
     """Note what is wrong at a node of a document, or at a place (`what`, if no other)."""
     if isinstance(source, Document):
-        source.fault(f"{what} {said}", node, hint)
+        source.fault(f"{what} {sentence}", node, hint)
     elif len(source) < _MOST_FAULTS:
-        source.setdefault(place or what, f"{what} {said}")
+        source.setdefault(place or what, f"{what} {sentence}")
     else:  # one more at the top: nothing below it counts as sound
         above = re.split(r"[.\[]", place or what)[0]
         more = f"{above} has more faults than are told"
-        source.setdefault(above, f"{what} {said}" if above == (place or what) else more)
+        source.setdefault(above, f"{what} {sentence}" if above == (place or what) else more)
 
 
 def _below(source: _Source, what: str, key: str) -> str:
@@ -115,16 +115,16 @@ def _object(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     entries = _entries_of(node)
     if entries is None:
         return _wrong_type(source, node, schema, what)
-    known: dict[str, Schema] = schema.get("properties", {})
+    parts: dict[str, Schema] = schema.get("properties", {})
     given = {name for name, _, _ in entries}
     values = _entries(source, entries, schema, what)
     for name in schema.get("required", ()):
         if name not in given:
             place = _below(source, what, name)
-            _fault(source, what, f"lacks the key '{name}'", node, _purpose(known[name]), place)
+            _fault(source, what, f"lacks the key '{name}'", node, _purpose(parts[name]), place)
     if len(entries) < schema.get("minProperties", 0):
         _fault(source, what, "is empty: it needs at least one entry", node)
-    for name, part in known.items():
+    for name, part in parts.items():
         if name not in given and "default" in part:
             values[name] = part["default"]
     return values
@@ -140,15 +140,15 @@ def _entries_of(node: Any) -> list[tuple[str, Any, Any]] | None:
 def _entries(
     source: _Source, entries: list[tuple[str, Any, Any]], schema: Schema, what: str
 ) -> dict[str, Any]:
-    known: dict[str, Schema] = schema.get("properties", {})
+    parts: dict[str, Schema] = schema.get("properties", {})
     plain = isinstance(source, dict)
     extra = schema.get("additionalProperties", plain)
     pattern = schema.get("propertyNames", {}).get("pattern")
-    missing = [name for name in known if name not in {text for text, _, _ in entries}]
+    missing = [name for name in parts if name not in {text for text, _, _ in entries}]
     values: dict[str, Any] = {}
     for text, key, value in entries:
-        if text in known:
-            values[text] = _value(source, value, known[text], _below(source, what, text))
+        if text in parts:
+            values[text] = _value(source, value, parts[text], _below(source, what, text))
         elif extra == {} or extra is True:  # JSON Schema: any further key, with any value
             values |= {text: value} if plain else {}
         elif isinstance(extra, dict):
@@ -158,8 +158,8 @@ def _entries(
                 _fault(source, f"'{short(text)}'", "is no valid name", key, hint)
             values[text] = _value(source, value, extra, _below(source, what, text))
         else:
-            close = nearest(text, missing) or nearest(text, known)
-            hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(known)}"
+            close = nearest(text, missing) or nearest(text, parts)
+            hint = f"did you mean '{close}'?" if close else f"known keys: {', '.join(parts)}"
             _fault(source, "unknown key", f"'{short(text)}'", key, hint)
     return values
 
@@ -192,15 +192,15 @@ def _array(source: _Source, node: Any, schema: Schema, what: str) -> Any:
 def _all_numbers(items: list[Any], schema: Schema) -> bool:
     """Whether all are sound numbers, without a look at each: there may be millions."""
     nullable = schema["type"] != _kind(schema)
-    found = [one for one in items if one is not None] if nullable else items
-    if not found or not set(map(type, found)) <= _PLAIN.get(_kind(schema), set()):
+    rows = [one for one in items if one is not None] if nullable else items
+    if not rows or not set(map(type, rows)) <= _PLAIN.get(_kind(schema), set()):
         return False
     try:
-        sound = isfinite(fsum(found))
+        sound = isfinite(fsum(rows))
     except (OverflowError, ValueError):
         return False
     low, high = schema.get("minimum", -inf), schema.get("maximum", inf)
-    return sound and low <= min(found) and max(found) <= high
+    return sound and low <= min(rows) and max(rows) <= high
 
 
 def _string(source: _Source, node: Any, schema: Schema, what: str) -> Any:

@@ -72,13 +72,13 @@ def require_known_owner(path: Path, status: os.stat_result) -> None:
     the group may write there. `status` is of the opened file: no other can take its place.
     """
     link = path.lstat()
-    for one in (status, link) if stat.S_ISLNK(link.st_mode) else (status,):
-        if one.st_uid not in {*_owners(), *_authors()[0]}:
+    for owned in (status, link) if stat.S_ISLNK(link.st_mode) else (status,):
+        if owned.st_uid not in {*_owners(), *_authors()[0]}:
             hint = (
                 "copy it to a file of your own, after reading it; as an admin give it to root, or "
                 "to the account or the group that hpcdl is installed for"
             )
-            raise _foreign(path, f"it belongs to {user_of(one.st_uid)}", hint)
+            raise _foreign(path, f"it belongs to {user_of(owned.st_uid)}", hint)
     if _others_write(path, status) and not (
         status.st_gid in _authors()[1] and not status.st_mode & stat.S_IWOTH
     ):

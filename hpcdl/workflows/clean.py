@@ -83,13 +83,13 @@ def clean(
     Returns:
         What goes, and with a reason in `kept` what would go, but is needed.
     """
-    known = {kind.name: _limited(site, kind, days, gb) for kind in KINDS}
+    limited = {kind.name: _limited(site, kind, days, gb) for kind in KINDS}
     for name in names:
-        if name not in known:
-            hint = "leave it out to clean all" if name == "all" else did_you_mean(name, known)
+        if name not in limited:
+            hint = "leave it out to clean all" if name == "all" else did_you_mean(name, limited)
             raise BadInput(f"nothing called '{name}' is cleaned", hint=hint)
-    told = []
-    for kind in (known[name] for name in names or known):
+    answer = []
+    for kind in (limited[name] for name in names or limited):
         with ExitStack() as held:
             left = kind.gb * 1e9
             found = _items(site, kind, _hold_locks(site, kind.name, held))
@@ -97,12 +97,12 @@ def clean(
                 left -= item.size
                 if item.age <= kind.days and left >= 0:
                     continue
-                told.append(item)
+                answer.append(item)
                 if not item.kept:
                     left += item.size
                     if not dry_run:
                         _remove(item)
-    return told
+    return answer
 
 
 def _limited(site: Site, kind: Kind, days: float | None, gb: float | None) -> Kind:

@@ -71,13 +71,13 @@ class Diagnosis:
 
 def diagnose(role: str = DEMO, site_file: str | None = None) -> Diagnosis:
     """Look at what a role needs: packages, and what Slurm, site and prefix answer."""
-    known = facts.load("packages")
-    roles = known["roles"]
+    table_of_packages = facts.load("packages")
+    roles = table_of_packages["roles"]
     if role not in roles:
         raise BadInput(f"unknown role '{role}'", hint=did_you_mean(role, roles))
     row = roles[role]
     needed, optional = _packages(row["needs"]), _packages(row["optional"])
-    modules = [one for one in known["python"] if one["purpose"] in row["optional"]]
+    modules = [one for one in table_of_packages["python"] if one["purpose"] in row["optional"]]
     with ThreadPoolExecutor(8) as pool:
         packages = [*pool.map(_finding, needed)]
         packages += [replace(one, required=False) for one in pool.map(_finding, optional)]
@@ -148,14 +148,14 @@ def _of_this_python(package: Package) -> Package:
 
 
 def _finding(package: Package) -> Need:
-    found, version = (str(package.found), "") if package.found else (None, "")
+    path, version = (str(package.found), "") if package.found else (None, "")
     if package.found is not None and package.version_option is not None:
         with suppress(HpcdlError):
             answer = run([package.found, package.version_option], check=False, timeout=10)
             version = version_in(answer.stdout + answer.stderr)
-    elif found:
-        version = version_in(found)
-    return Need(package.purpose, package.name, True, found, version, "")
+    elif path:
+        version = version_in(path)
+    return Need(package.purpose, package.name, True, path, version, "")
 
 
 def _module(row: dict[str, Any]) -> Need:

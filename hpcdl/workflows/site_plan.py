@@ -306,14 +306,14 @@ def _differ(site: Site, shown: Published) -> bool:
 
 def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default]) -> JobsPlan:
     try:
-        found = uses(site)
+        jobs = uses(site)
     except MissingPrerequisite as lack:
         return JobsPlan(away=lack.message)
-    affected = [(use, _what_changes(use, modules, changed)) for use in found if use.loads]
+    affected = [(use, _what_changes(use, modules, changed)) for use in jobs if use.loads]
     return JobsPlan(
-        pinned=tuple(use for use in found if use.releases),
+        pinned=tuple(use for use in jobs if use.releases),
         affected=tuple((use, other) for use, other in affected if other and not use.releases),
-        unknown=tuple(use for use in found if not use.known),
+        unknown=tuple(use for use in jobs if not use.known),
     )
 
 
@@ -362,8 +362,8 @@ def as_text(plan: SitePlan) -> str:
     return "\n\n".join(parts)
 
 
-def _stack(one: StackPlan) -> Iterator[str]:
-    target, after = one.target, one.target.release
+def _stack(planned: StackPlan) -> Iterator[str]:
+    target, after = planned.target, planned.target.release
     names = ", ".join(target.partitions)
     if not target.stack:
         yield paint(f"no stack for {names}", "bold")
@@ -374,16 +374,17 @@ def _stack(one: StackPlan) -> Iterator[str]:
         yield f"  cannot be built here: {target.blocked}"
     if after is None:
         return
-    if not one.publishes and not target.blocked:
+    if not planned.publishes and not target.blocked:
         yield f"  nothing to do: {after.id} is published ({after.proof})"
         return
-    was = one.before.id if one.before else "nothing"
+    was = planned.before.id if planned.before else "nothing"
     known = after.id if target.built or after.lock else f"{after.id}-..."
     yield f"  release {was} -> {known}; evidence: {after.proof}"
     yield from (f"  {step}" for step in target.steps or [f"nothing to build: {after.id} is built"])
     yield from (f"  note: {note}" for note in target.notes)
     rows = [
-        [f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}"] for row in one.versions
+        [f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}"]
+        for row in planned.versions
     ]
     if rows:
         yield table(rows)
@@ -479,20 +480,20 @@ def as_data(plan: SitePlan) -> dict[str, Any]:
     }
 
 
-def _stack_data(one: StackPlan) -> dict[str, Any]:
-    target = one.target
+def _stack_data(planned: StackPlan) -> dict[str, Any]:
+    target = planned.target
     return {
         "stack": target.stack or None,
         "backend": target.backend or None,
         "partitions": list(target.partitions),
-        "before": _release_data(one.before),
+        "before": _release_data(planned.before),
         "after": _release_data(target.release),
         "built": target.built,
-        "publishes": one.publishes,
+        "publishes": planned.publishes,
         "blocked": target.blocked or None,
         "steps": list(target.steps),
         "notes": list(target.notes),
-        "versions": [asdict(change) for change in one.versions],
+        "versions": [asdict(change) for change in planned.versions],
     }
 
 
