@@ -130,14 +130,17 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
 @_checked
 def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
     """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
+    from hpcdl.jobs.limits import cluster_of
     from hpcdl.jobs.lint import lint
     from hpcdl.jobs.lint.lint_report import read_script, require_script
+    from hpcdl.jobs.script import sourced
 
     if isinstance(script, Path):
         script, name = read_script(script), str(script)
     else:
         require_script(script, f"the text {script!r:.60}", "to lint a file, pass its Path")
-    return lint(script, name=name, version=site.slurm.version)
+    version, cluster = site.slurm.version, cluster_of(site)
+    return lint(script, name=name, version=version, cluster=cluster, sourced=sourced)
 
 
 @_checked

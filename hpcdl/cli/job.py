@@ -19,10 +19,10 @@ from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
     from hpcdl.jobs import JobSpec, Module, Script
-    from hpcdl.jobs.lint.job import Cluster
     from hpcdl.jobs.submission import Submission
     from hpcdl.jobs.sweep_run import RunStatus
     from hpcdl.site import Site
+    from hpcdl.slurm.fits import Cluster
 
 _MOST = 1_000_000
 _SHOWN = 20
@@ -282,11 +282,11 @@ def _lint_options(parser: argparse.ArgumentParser) -> None:
         help="sbatch scripts, and directories of them; - is stdin",
     )
     add("--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)")
-    add("--partition", metavar="NAME", help="partition that the scripts will run on")
+    add("--partition", metavar="NAME", help="partition of scripts that name none")
     add(
         "--live",
         action="store_true",
-        help="ask the Slurm on PATH for its release, partitions, accounts, QOS, GRES and features",
+        help="ask the Slurm on PATH what it has and allows, and sbatch what it refuses",
     )
     add(
         "--plugin-options",
@@ -303,8 +303,10 @@ def _lint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _lint(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.jobs.limits import limits_of
     from hpcdl.jobs.lint import explain
     from hpcdl.jobs.lint.lint_report import run_lint
+    from hpcdl.jobs.script import sourced
 
     if args.explain:
         print(explain(args.explain))
@@ -321,10 +323,12 @@ def _lint(args: argparse.Namespace) -> ExitCode:
         files,
         version or (site.slurm.version if site else None),
         args.json,
-        partition=site.partition(args.partition) if site and args.partition else None,
+        partition=limits_of(site.partition(args.partition)) if site and args.partition else None,
         cluster=_lint_cluster(args, site),
         as_sarif=args.sarif,
         advice=args.advice,
+        live=args.live,
+        sourced=sourced,
     )
 
 
@@ -332,9 +336,16 @@ def _lint_cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None
     """What the cluster has; None where nobody says."""
     if not (args.live or site or args.plugin_options):
         return None
-    from hpcdl.jobs.lint.job import Cluster, of_live, of_site
+    from hpcdl.jobs.limits import cluster_of
+    from hpcdl.slurm.fits import Cluster
 
-    cluster = of_live() if args.live else of_site(site) if site else Cluster()
+    cluster = Cluster()
+    if args.live:
+        from hpcdl.slurm.live_limits import live_cluster
+
+        cluster = live_cluster()
+    elif site:
+        cluster = cluster_of(site)
     if args.plugin_options is None:
         return cluster
     names = {name.strip().lstrip("-") for name in args.plugin_options.split(",")}

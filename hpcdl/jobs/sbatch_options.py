@@ -54,7 +54,7 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
 
 def as_ours(option: str) -> str:
     """How a job is asked for what `--nodes`, `-N2` or others' option, as typed, asks for; or ''."""
-    from hpcdl.jobs.lint.options import known_options, letters
+    from hpcdl.slurm.options import known_options, letters
 
     known, name = known_options("sbatch"), option.lstrip("-")
     if name not in known and not option.startswith("--") and name[:1] in letters("sbatch"):
@@ -72,7 +72,7 @@ def _own(name: str) -> str:
 
 
 def _check(version: str, name: str, value: str | None) -> None:
-    from hpcdl.jobs.lint.options import known_options
+    from hpcdl.slurm.options import known_options
 
     if own := _own(name):
         raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)

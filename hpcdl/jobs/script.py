@@ -378,6 +378,11 @@ def _function_lines(script: str) -> list[Line]:
     return found
 
 
+def sourced(file: str, script: str) -> str:
+    """What hpcdl's functions of a release do in a script that sources them; '' for other files."""
+    return called(script) if file.endswith(f"/{INSTALLED}") else ""
+
+
 def called(script: str) -> str:
     """What is done at once, behind the functions that a script calls and those that these call."""
     known, rest = _parts()

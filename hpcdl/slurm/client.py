@@ -37,6 +37,7 @@ _AWAY = (
 )
 # What `sbatch --test-only` says where nodes are down, drained or taken: it looks at those that are
 # up now, while `sbatch` itself queues the job and refuses only what the partition can never hold.
+_REFUSAL_SECONDS = 10
 _NOT_NOW = (
     "Requested node configuration is not available",
     "Requested nodes are busy",
@@ -377,6 +378,27 @@ def _accounted_limits(qos: str | None) -> list[tuple[str, int]]:
         rows = _accounting("qos", f"name={qos}", "format=MaxSubmitJobsPerUser")
         found += [(f"MaxSubmitJobsPerUser of the QOS {qos}", limit) for limit in rows]
     return [(name, int(limit)) for name, limit in found if limit.isdecimal()]
+
+
+def refusal(script: Path) -> str:
+    """What `sbatch --test-only` refuses a script for; '' where it takes it.
+
+    That nodes are not there at the moment is no refusal: the job would wait for them.
+
+    Raises:
+        MissingPrerequisite: there is no sbatch, or it does not answer within 10 s.
+    """
+    if shutil.which("sbatch") is None:
+        raise MissingPrerequisite("Slurm's command 'sbatch' is not on PATH")
+    words = ["sbatch", "--test-only", str(script)]
+    try:
+        answer = run(words, base_env=_clean_environment(), check=False, timeout=_REFUSAL_SECONDS)
+    except Stopped as late:
+        raise MissingPrerequisite(f"sbatch gave no answer within {_REFUSAL_SECONDS} s") from late
+    if answer.ok or any(sign in answer.stderr for sign in _NOT_NOW):
+        return ""
+    lines = [re.sub(r"^sbatch: (?:error: )?", "", one) for one in answer.stderr.splitlines()]
+    return next((one for one in reversed(lines) if one and "--help" not in one), "no reason given")
 
 
 def cancel(job_ids: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from hpcdl.facts import load
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-SEVERITIES = ("error", "warning", "advice")
+SEVERITIES = ("error", "warning", "note", "advice")
 """Gravest first; advice is printed only where it is asked for."""
 
 _NEWEST_POINT = 999
@@ -93,6 +93,8 @@ class Rule(NamedTuple):
 
     `flags` are the options and variables concerned. `severity` is one of `SEVERITIES`, `proof`
     one of `hpcdl.facts.PROOFS`. `lint` is whether a script can show that it breaks the rule.
+    `excludes` are pairs of options that one command may not have together; `uses` is a regular
+    expression of the words of a command: rules of these two kinds need no code.
     """
 
     id: str
@@ -105,6 +107,8 @@ class Rule(NamedTuple):
     source: str
     proof: str
     lint: bool
+    excludes: tuple[tuple[str, ...], ...] = ()
+    uses: str = ""
 
     def holds(self, release: Release) -> bool:
         """Whether the rule holds in a release."""
@@ -166,7 +170,14 @@ def _rule(row: dict[str, Any]) -> Rule:
         key: row[key]
         for key in ("id", "severity", "title", "consequence", "fix", "source", "proof")
     }
-    return Rule(span=span(row), flags=tuple(row["flags"]), lint=row.get("lint", True), **plain)
+    return Rule(
+        span=span(row),
+        flags=tuple(row["flags"]),
+        lint=row.get("lint", True),
+        excludes=tuple(tuple(pair) for pair in row.get("excludes", ())),
+        uses=row.get("uses", ""),
+        **plain,
+    )
 
 
 def _bound(text: str | None) -> Release | None:

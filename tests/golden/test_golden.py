@@ -9,6 +9,7 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.lint import lint
+from hpcdl.jobs.script import sourced
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
 from hpcdl.system.errors import BadInput
@@ -79,7 +80,8 @@ def test_shellcheck_has_nothing_to_say(scripts):
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_linter_has_nothing_to_say(name):
     version = RELEASE if name in VARIANTS else name.rpartition("-")[2]
-    assert [str(one) for one in lint(TEXTS[name], name=name, version=version)] == []
+    found = lint(TEXTS[name], name=name, version=version, sourced=sourced)
+    assert [str(one) for one in found] == []
 
 
 def test_a_container_needs_a_runtime_that_the_site_declares():

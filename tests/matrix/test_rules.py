@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from hpcdl.jobs.limits import cluster_of
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.lint.job import of_site
 from hpcdl.site import load_site
 from hpcdl.slurm.rules import Release, Span, rule
 
@@ -334,7 +334,7 @@ CASES = {
         gpus=False,
     ),
     "a pipe hides the code": Case(
-        "pipe-status", "", 'srun sh -c "exit 3" | tee x\necho "code $?"', "code 0", gpus=False
+        "status-lost", "", 'srun sh -c "exit 3" | tee x\necho "code $?"', "code 0", gpus=False
     ),
     "a signal without B: passes the batch shell by": Case(
         "signal-steps-only",
@@ -484,7 +484,10 @@ def test_lint_finds_it_there(machine, name):
     case = CASES[name]
     version = machine.release
     site = load_site(machine.state.site_file)
-    where = {"partition": site.partition("p100" if case.gpus else "cpu"), "cluster": of_site(site)}
+    where = {
+        "partition": site.partition("p100" if case.gpus else "cpu"),
+        "cluster": cluster_of(site),
+    }
     found = {one.rule.id for one in lint(case.script, name="job.sh", version=version, **where)}
     wanted = {one for one in case.rules.split() if rule(one).lint}
     there = {one for one in wanted if rule(one).holds(version)}

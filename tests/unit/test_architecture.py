@@ -86,6 +86,18 @@ def test_imports_go_down():
     assert not [edge for edge in edges() if edge[1].endswith(".__main__")], "an entry point"
 
 
+def test_the_linter_and_what_writes_jobs_do_not_need_each_other():
+    """jobs.lint can be lifted out with facts, system and slurm; their owners meet in slurm.fits."""
+    linter = "hpcdl.jobs.lint"
+    out = {(one, other) for one, other in edges() if one.startswith(linter)}
+    inside = (linter, "hpcdl.slurm", "hpcdl.system", "hpcdl.facts")
+    assert {other for _, other in out if other != "hpcdl" and not other.startswith(inside)} == set()
+    core = [
+        one for one, other in edges() if one.startswith("hpcdl.jobs.") and other.startswith(linter)
+    ]
+    assert {one for one in core if not one.startswith(linter)} == set()
+
+
 def test_nobody_imports_the_training_program_but_the_command_line_its_options():
     beside = ("train", "measure")
     into = [(one, other) for one, other in edges() if layer_of(other) in beside]

@@ -47,4 +47,4 @@ def test_nothing_but_sources_and_pictures_is_tracked():
         pytest.skip("this is no git checkout")
     files = [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
     binary = {path.name for path in files if b"\0" in path.read_bytes()}
-    assert {name for name in binary if not name.endswith(".png")} == {"wild.csv.gz"}
+    assert {name for name in binary if not name.endswith(".png")} == set()

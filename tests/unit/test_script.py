@@ -12,7 +12,7 @@ import pytest
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.script import FILE, INSTALLED, installed
+from hpcdl.jobs.script import FILE, INSTALLED, installed, sourced
 from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.stack.install import add_startup
@@ -201,7 +201,7 @@ def test_the_linter_sees_what_a_script_sources(modern, before, after, rule_id):
         text = render(with_version(modern, "22.05"), "a100", nodes=2, module=module).text
         assert before in text
         wrong = text.replace(before, after)
-        found.append({one.rule for one in lint(wrong, name="x", version="22.05")})
+        found.append({one.rule for one in lint(wrong, name="x", version="22.05", sourced=sourced)})
     assert found[0] == found[1]
     assert not rule_id or rule_id in {one.id for one in found[0]}
 
@@ -209,7 +209,7 @@ def test_the_linter_sees_what_a_script_sources(modern, before, after, rule_id):
 def test_a_users_own_file_of_that_name_is_not_taken_for_it():
     text = "#!/bin/bash\n#SBATCH --time=9:00 --signal=B:USR2@60\nsource ./{}\nsrun true &\nwait\n"
     for name in (FILE, "my.sh"):
-        found = lint(text.format(name), name="x", version="22.05")
+        found = lint(text.format(name), name="x", version="22.05", sourced=sourced)
         assert "signal-not-trapped" in [one.rule.id for one in found]
 
 

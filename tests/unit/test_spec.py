@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hpcdl.cli.framework import build_parser
 from hpcdl.jobs import quote
-from hpcdl.jobs.lint.options import known_options
 from hpcdl.jobs.sbatch_options import answers, as_ours, directives
 from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
+from hpcdl.slurm.options import known_options
 from hpcdl.system.errors import BadInput
 from tests.unit.conftest import commands
 

@@ -15,12 +15,13 @@ from hpcdl.slurm.rules import Release, Rule, all_rules, as_release, known_releas
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
-    from hpcdl.jobs.lint.job import Check, Cluster, Hit, Job
-    from hpcdl.site.model import Partition
+    from hpcdl.jobs.lint.job import Check, Hit, Job
+    from hpcdl.jobs.lint.parse import Sourced
+    from hpcdl.slurm.fits import Cluster, PartitionLimits
 
 __all__ = ["Finding", "all_checks", "explain", "lint"]
 
-_CHECKS = ("directives", "steps", "signals", "habits")
+_CHECKS = ("directives", "steps", "programs", "signals", "habits")
 _MOST_LINES = 12
 """So many further lines are named."""
 
@@ -57,13 +58,15 @@ def lint(
     *,
     name: str,
     version: str | Release,
-    partition: Partition | None = None,
+    partition: PartitionLimits | None = None,
     cluster: Cluster | None = None,
+    sourced: Sourced | None = None,
 ) -> tuple[Finding, ...]:
     """What is wrong with a batch script on a release of Slurm, in the order of its lines.
 
     What is to be said with the same words of several lines is one finding, at the first. Where they
-    are known, `partition` adds checks of its limits and `cluster` of what else it has.
+    are known, `cluster` adds checks of its names and partitions, and `partition` is that of scripts
+    which name none. `sourced` returns the text of files that scripts source.
 
     Raises:
         BadInput: `version` is not a release, or older than the rules know.
@@ -74,7 +77,7 @@ def lint(
     release, oldest = as_release(version), known_releases()[0]
     if release < as_release(f"{oldest}.0"):
         raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
-    script = Script(text, name).first
+    script = Script(text, name, reads=sourced).first
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
     found = apply(script, _hits(Job(script, release, partition, cluster), active), active)
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}
@@ -91,13 +94,10 @@ def lint(
 
 
 def _hits(job: Job, active: frozenset[str]) -> Iterator[Hit]:
-    """What all checks find of the active rules; in a template, what no filling mends."""
-    from hpcdl.jobs.lint.parse import FILLED
-
-    wanted = active - FILLED if job.script.is_template else active
+    """Yield what all checks find of the active rules."""
     for rules, check in all_checks():
-        if rules & wanted:
-            yield from (hit for hit in check(job) if hit.rule in wanted)
+        if rules & active:
+            yield from (hit for hit in check(job) if hit.rule in active)
 
 
 def all_checks() -> list[tuple[frozenset[str], Check]]:

@@ -9,62 +9,41 @@ from functools import cache
 from typing import Any
 
 from hpcdl.facts import load
-from hpcdl.jobs.lint.job import Hit, Job, Names, at, checks
-from hpcdl.jobs.lint.options import Option, Options, known_options, letters, read_options
-from hpcdl.jobs.lint.parse import CONTINUED, GAP, Line, Script, directive_words
-from hpcdl.site import Partition
-from hpcdl.slurm.rules import Release, Span, mpi_plugins, span
-from hpcdl.slurm.time_limit import slurm_minutes
-from hpcdl.system.text import count_of, nearest
+from hpcdl.jobs.lint.job import Hit, Job, at, checks
+from hpcdl.jobs.lint.options import Option, read_options
+from hpcdl.jobs.lint.parse import CONTINUED, Line, Script, directive_words
+from hpcdl.jobs.lint.shell import names
+from hpcdl.slurm.fits import Names, misfits
+from hpcdl.slurm.options import known_options, letters, prefixes
+from hpcdl.slurm.rules import Release, Span, all_rules, mpi_plugins, span
+from hpcdl.system.text import nearest, one_of
 
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
 _SWITCHED_OFF = re.compile(r"#[ \t]+SBATCH\b(?=[ \t]+-)")
 """`# SBATCH`, with a blank, is how people switch a directive off, but not all of a script."""
 _DIRECTIVES = ("#SBATCH", "#SLURM")
+_BSUB = re.compile(r"#BSUB\s+-([abdfghiklprstuvwyzA-IK-LN-VX-Z])", re.A)
+"""Options of LSF that sbatch, which reads these lines, refuses."""
+_OTHERS = re.compile(r"#(PBS|BSUB|COBALT|\$)\s+-", re.A)
+_SCHEDULERS = {"PBS": "for PBS", "BSUB": "for LSF", "COBALT": "for Cobalt", "$": "for Grid Engine"}
 _SETUP = {
     "",
-    "module",
-    "ml",
-    "source",
-    ".",
-    "export",
-    "set",
-    "unset",
-    "echo",
-    "printf",
-    "cd",
-    "ulimit",
-    "umask",
-    "conda",
-    "date",
-    "hostname",
-    "mkdir",
-    "shopt",
-    "alias",
+    *names(
+        "module ml source . export set unset echo printf cd ulimit umask conda date hostname "
+        "mkdir shopt alias"
+    ),
 }
 """Commands before which directives may be meant to stand in a script without others."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
-_SHELL_VARIABLE = re.compile(r"\$(?:\{?([A-Za-z_]\w*)|\()|`", re.A)
-_EVERYWHERE = re.compile(
-    r"(?:|USER_*|HOME|PWD|HOSTNAME|LOGNAME|SCRATCH|WORK|TMPDIR|DATE|RANDOM|SLURM_\w+)\Z", re.A
-)
-"""Variables of a shell or a job; nothing stands for what a command prints."""
+_UNEXPANDED = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|:)~(?:/|$)", re.A)
+"""What a shell would put something else for: variables, commands, the home directory."""
+_OF_THE_JOB = names("wrap comment export")
+"""Options whose value is read by the job or by people, not by sbatch."""
 _MAX_SUGGESTIONS = 20
-_TIME = re.compile(r"(?:\d{1,5}-)?\d{1,7}(?::\d{1,2}){0,2}", re.A)
 _RENAMED = {"workdir": "chdir"}
 """What releases before all known ones called an option: 19.05 dropped --workdir."""
 _ALIKE = 0.8
 """So much of two names is the same where one is a slip of the pen: `--partiton`, not `--image`."""
-_EXCLUDE_EACH_OTHER = (
-    ("exclusive-oversubscribe", "exclusive", "oversubscribe"),
-    ("memory-flags", "mem", "mem-per-cpu"),
-    ("memory-flags", "mem", "mem-per-gpu"),
-    ("memory-flags", "mem-per-cpu", "mem-per-gpu"),
-    ("exact-whole", "exact", "whole"),
-    ("exclusive-overlap", "exclusive", "overlap"),
-    ("cpus-per-gpu-excludes", "cpus-per-gpu", "cpus-per-task"),
-    ("gpu-bind-alias", "gpu-bind", "tres-bind"),
-)
 
 
 @checks("directive-after-command", "directive-misspelt")
@@ -78,7 +57,7 @@ def stray_directives(job: Job) -> Iterator[Hit]:
     right = {_said(line) for line in header}
     until = _notes_begin(script, bool(header))
     for line in marked[len(header) :] if script.shebang else ():
-        meant = line.start < until and not GAP.search(line.text) and _said(line) not in right
+        meant = line.start < until and _said(line) not in right
         if meant and script.is_comment(line.start):
             yield Hit("directive-after-command", line.start, len(line.text))
     for line in script.header:
@@ -126,23 +105,50 @@ def broken_directives(job: Job) -> Iterator[Hit]:
             elif before and re.search(r"\$\{[^}]*\Z", before):
                 detail = f"'{before[:60]}' is not expanded"
             yield at("directive-argument", word, detail)
+    for line in job.script.header if job.script.is_batch else ():
+        if match := _BSUB.match(line.text):
+            detail = f"sbatch reads #BSUB lines, too, and knows no -{match[1]}"
+            yield Hit("directive-argument", line.start, len(line.text), detail)
 
 
 @checks("directive-variable")
-def variables_in_directives(job: Job) -> Iterator[Hit]:
-    """`#SBATCH --output=$HOME/x`: it is not expanded. `--wrap` and `--export` are for the job.
-
-    A variable that neither the script nor every shell sets is one that a wrapper fills in.
-    """
-    own = {one.name for one in job.script.assignments}
-    unread = {"wrap", "comment", "export"}
-    if job.options.text("mail-type").upper() in {"", "NONE"}:
-        unread.add("mail-user")
+def unexpanded_directives(job: Job) -> Iterator[Hit]:
+    """`#SBATCH --output=$HOME/x`, `--chdir=~/run`: no shell reads them."""
+    unread = _OF_THE_JOB | {"mail-user"}
+    if job.options.text("mail-type").upper() not in {"", "NONE"}:
+        unread -= {"mail-user"}
     for option in job.options.given:
-        names = set(_SHELL_VARIABLE.findall(option.text))
-        known = names and all(one in own or _EVERYWHERE.match(one) for one in names)
-        if known and option.name not in unread:
+        read = option.name not in unread and expects(option, job.release) is None
+        if read and _UNEXPANDED.search(option.text):
             yield at("directive-variable", option, f"'{option.text[:60]}' is not expanded")
+
+
+_PLACEHOLDER = re.compile(
+    r"(?<!\$)\{\{.*?\}\}|(?<!\$)\{[A-Za-z_]\w*\}|<[A-Za-z][^<>]*>|@[A-Za-z_]\w*@|__[A-Z]\w*?__|"
+    r"%\(\w+\)|\[[A-Za-z][A-Za-z_ ]{3,}\](?!\d)|"
+    r"(?i:(?<![a-z])your[_. -]?(?:name|e-?mail|account|project|mail|user|id)|"
+    r"(?<![a-z])x{3,}(?![a-z])|change_?me|placeholder|todo|fixme)",
+    re.A,
+)
+
+
+@checks("placeholder")
+def placeholders(job: Job) -> Iterator[Hit]:
+    """Values that are to be filled in; everything else is judged all the same."""
+    for option in job.options.given:
+        if option.name not in _OF_THE_JOB and _PLACEHOLDER.search(option.text):
+            yield at("placeholder", option, f"'{option.text[:60]}'")
+
+
+@checks("other-scheduler")
+def other_schedulers(job: Job) -> Iterator[Hit]:
+    """A script for PBS, LSF or Grid Engine."""
+    if job.script.is_batch:
+        return
+    for line in job.script.header:
+        if match := _OTHERS.match(line.text):
+            yield Hit("other-scheduler", line.start, len(line.text), _SCHEDULERS[match[1]])
+            return
 
 
 @checks("option-unknown", "option-removed", "option-misspelt", "option-foreign")
@@ -161,7 +167,7 @@ def unknown_options(job: Job) -> Iterator[Hit]:
                 names = {*known_options(command), *(plugins or ())}
                 hint = _nearest(command, name, names) if len(close) < _MAX_SUGGESTIONS else ""
                 close[command, name] = hint
-            hint = close[command, name]
+            hint = close[command, name] or _ambiguous(command, option.name)
             other = "srun" if command == "sbatch" else "sbatch"
             theirs = option.name in known_options(other)
             # Plug-ins add long options only.
@@ -169,6 +175,12 @@ def unknown_options(job: Job) -> Iterator[Hit]:
             dashes = "--" if job.script.text.startswith("--", option.start) else "-"
             detail = f"{command} has no {dashes}{name}{f', {other} has' if theirs else hint}"
             yield at("option-misspelt" if sure else "option-foreign", option, detail)
+
+
+def _ambiguous(command: str, beginning: str) -> str:
+    """What getopt says of the beginning of several options, or nothing."""
+    able = sorted({fact.name for fact in prefixes(command).get(beginning, ())})
+    return f": it may be {one_of(f'--{name}' for name in able[:6])}" if len(able) > 1 else ""
 
 
 def _outside(job: Job, option: Option, releases: Span, what: str) -> Iterator[Hit]:
@@ -197,14 +209,46 @@ def _nearest(command: str, name: str, names: Collection[str]) -> str:
     return f"; did you mean '--{close}'?" if close else ""
 
 
-@checks(*{rule for rule, _, _ in _EXCLUDE_EACH_OTHER})
+_EXCLUDING = [one for one in all_rules() if one.excludes]
+
+
+@checks(*(one.id for one in _EXCLUDING))
 def exclusive_pairs(job: Job) -> Iterator[Hit]:
-    """Options of one command that exclude each other."""
+    """Options of one command that exclude each other, by the rules' own lists."""
     for _, options in job.commands_at():
-        for rule, first, second in _EXCLUDE_EACH_OTHER:
-            one, other = options.last(first), options.last(second)
-            if one and other and one.fact and other.fact:
-                yield at(rule, max(one, other, key=lambda option: option.start))
+        given = {one.name: one for one in options.given if one.fact}
+        for rule in _EXCLUDING if len(given) > 1 else ():
+            for pair in rule.excludes:
+                if all(name in given for name in pair):
+                    yield at(
+                        rule.id, max((given[name] for name in pair), key=lambda one: one.start)
+                    )
+
+
+@checks("option-twice")
+def options_given_twice(job: Job) -> Iterator[Hit]:
+    """An option of one component that is given again with another value: the last one counts."""
+    for part in job.script.components:
+        for option in part.given:
+            last = part.last(option.name)
+            added = option.name in {"mail-type", "export"}
+            if last and last is not option and last.text != option.text and not added:
+                detail = f"--{option.name} {option.text[:30]} here, {last.text[:30]} later"
+                yield at("option-twice", option, detail)
+
+
+@checks("tasks-arithmetic")
+def tasks_that_do_not_add_up(job: Job) -> Iterator[Hit]:
+    """Numbers of nodes, tasks and tasks per node that contradict each other."""
+    for part in job.script.components:
+        total, each, nodes = part.last("ntasks"), part.last("ntasks-per-node"), part.nodes
+        if not (total and total.number and part.has("nodes") and nodes):
+            continue
+        if each and each.number and total.number > nodes * each.number:
+            detail = f"{total.number} tasks are more than {nodes} x {each.number}"
+            yield at("tasks-arithmetic", max(total, each, key=lambda one: one.start), detail)
+        elif total.number < nodes:
+            yield at("tasks-arithmetic", total, f"{total.number} tasks cannot use {nodes} nodes")
 
 
 @checks("ntasks-per-gpu-excludes")
@@ -216,6 +260,16 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
             other = options.last("tres-per-task")
         if other:
             yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
+
+
+@checks("gpus-per-task-alone")
+def gpus_of_no_task(job: Job) -> Iterator[Hit]:
+    """--gpus-per-task where nothing says how many tasks there are."""
+    counted = ("ntasks", "ntasks-per-node", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
+    for part in job.script.components:
+        option = part.last("gpus-per-task")
+        if option and not part.has(*counted):
+            yield at("gpus-per-task-alone", option)
 
 
 @checks("ntasks-per-node")
@@ -264,47 +318,45 @@ def mpi_of_steps(job: Job) -> Iterator[Hit]:
             yield at("pmix-v2-broken", option)
 
 
+_FIELDS = {
+    "nodes": ("nodes",),
+    "tasks": ("ntasks",),
+    "tasks_per_node": ("ntasks-per-node", "ntasks"),
+    "cpus_per_task": ("cpus-per-task",),
+    "gpus": ("gpus",),
+    "gpus_per_node": ("gpus-per-node", "gres"),
+    "gpus_per_task": ("gpus-per-task",),
+    "memory_mb": ("mem",),
+    "memory_per_cpu": ("mem-per-cpu",),
+    "memory_per_gpu": ("mem-per-gpu",),
+    "minutes": ("time",),
+    "feature": ("constraint",),
+    "qos": ("qos",),
+    "last_of_array": ("array",),
+}
+"""The options that ask for the fields of a request."""
+
+
 @checks("partition-limit")
 def beyond_the_partition(job: Job) -> Iterator[Hit]:
-    """What the directives ask for against the partition, where that is known."""
-    partition, options = job.partition, job.options
-    asked = options.last("partition")
-    if partition is None or job.heterogeneous:
-        return
-    if asked is not None and partition.name not in asked.text.split(","):
-        return
-    has = f"'{partition.name}' has"
-    for request in options.gpus:
-        most = _most_gpus(partition, request.kind)
-        if request.option.name in {"gpus-per-node", "gres"} and request.number > most:
-            yield at("partition-limit", request.option, f"{has} {most} GPUs per node")
-    nodes, cpus = options.last("nodes"), options.last("cpus-per-task", "ntasks-per-node")
-    if nodes and job.nodes is not None and job.nodes > partition.nodes:
-        yield at("partition-limit", nodes, f"{has} {count_of(partition.nodes, 'node')}")
-    per_task = options.number("cpus-per-task") or 1
-    if cpus and job.tasks_per_node and per_task * job.tasks_per_node > partition.cpus:
-        yield at("partition-limit", cpus, f"{has} {partition.cpus} CPUs per node")
-    limit, minutes = options.last("time"), time_minutes(options)
-    if limit and minutes is not None and minutes > partition.max_minutes:
-        yield at("partition-limit", limit, f"'{partition.name}' allows {partition.max_time}")
-
-
-def _most_gpus(partition: Partition, kind: str) -> int:
-    """GPUs of the node that has most of them, of a type where its groups have that type."""
-    groups = [group.gpu for group in partition.node_groups if group.gpu]
-    of_kind = [gpu for gpu in groups if gpu.gres_type == kind]
-    return max((gpu.per_node for gpu in of_kind or groups), default=0)
-
-
-def time_minutes(options: Options) -> int | None:
-    """--time in minutes, rounded up; None where absent, unlimited or malformed."""
-    limit = options.last("time")
-    return slurm_minutes(limit.text) if limit and _TIME.fullmatch(limit.text) else None
+    """What the directives ask for against the partitions that they name, where those are known."""
+    for part in job.script.components:
+        request = part.request
+        found = [misfits(request, limits) for limits in job.limits_for(part)]
+        for misfit in min(found, key=len, default=()):
+            asked = (part.last(*_FIELDS[name]) for name in misfit.fields)
+            if place := next((one for one in asked if one and one.fact), None):
+                yield at("partition-limit", place, misfit.why)
+    mpi = [one.mpi for one in job.limits_for(job.options) if one.mpi]
+    for step in job.sruns if mpi else ():
+        option = step.options.last("mpi")
+        name = option.text.partition(",")[0] if option else ""
+        if option and name not in {"", "list", *mpi[0]} and "$" not in name:
+            yield at("partition-limit", option, f"srun --mpi takes {', '.join(mpi[0])} here")
 
 
 # ---- values ----
 
-_EXPANDS = re.compile(r"[$`]")
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
 _HOURS = {24, 48, 72, 96}
 """Numbers of minutes that hours were meant by."""
@@ -325,9 +377,13 @@ def refused_values(job: Job) -> Iterator[Hit]:
 
 def expects(option: Option, release: Release) -> str | None:
     """How a value is to be written, where it is written otherwise; None where it is right."""
-    value = option.value
-    if value is None or option.fact is None or _EXPANDS.search(value):
+    value, fact = option.value, option.fact
+    if fact is None or option.name in {"help", "usage", "version"}:
         return None
+    if value is None:
+        return "there: the option needs a value" if fact.argument == "required" else None
+    if fact.argument == "none":
+        return "taken: the option has no value"
     for releases, pattern, row in _grammar().get(option.name, ()):
         both = _RANGE.match(value) if row.get("ordered") else None
         ordered = both is None or int(both[1]) <= int(both[2])
@@ -352,8 +408,19 @@ def counts_without_unit(job: Job) -> Iterator[Hit]:
     time, memory = job.options.last("time"), job.options.last("mem", "mem-per-cpu", "mem-per-gpu")
     if time is not None and time.number in _HOURS:
         yield at("time-unit", time, f"{time.number} minutes")
-    if memory is not None and memory.number in _MEANT_GB:
+    if memory is not None and memory.number in _MEANT_GB and _needs_memory(job):
         yield at("memory-unit", memory, f"{memory.number} MB")
+
+
+def _needs_memory(job: Job) -> bool:
+    """Whether a command is an interpreter or loads libraries that take hundreds of megabytes."""
+    names = {one[-1][0].program for one in job.programs if one}
+    return any(map(_HUNGRY.match, names))
+
+
+_HUNGRY = re.compile(
+    r"(?:python[\d.]*|Rscript|R|matlab|julia|java|torchrun|deepspeed|accelerate)\Z", re.A
+)
 
 
 @checks("partition-unknown", "account-unknown", "qos-unknown", "feature-unknown", "gres-unknown")
@@ -384,7 +451,7 @@ def names_of_the_cluster(job: Job) -> Iterator[Hit]:
 def _unknown(
     job: Job, rule: str, option: Option, names: Iterable[str], known: Names
 ) -> Iterator[Hit]:
-    if known is None or "$" in option.text or GAP.search(option.text):
+    if known is None:
         return
     for name in filter(None, map(str.strip, names)):
         if name not in known:

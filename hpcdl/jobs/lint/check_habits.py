@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import PurePosixPath
 
 from hpcdl.jobs.lint.check_signals import main_work
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
-from hpcdl.jobs.lint.parse import GAP, Step
-from hpcdl.jobs.lint.shell import Word
+from hpcdl.jobs.lint.shell import Word, names
 
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
@@ -19,13 +17,8 @@ _LOOKS_ELSEWHERE = re.compile(
     r"ibrun|charmrun|starccm\+|fluent|abaqus|comsol|spark-submit|hq|"
     r"SLURM_(?:JOB_)?NODELIST|SLURM_JOB_NUM_NODES|SLURM_NNODES|hostfile|machinefile|nodefile)(?!\w)"
 )
-_AGENT = re.compile(r"torch\.distributed\.(?:run|launch)\Z")
-_RANKS_OF_AGENT = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?\Z")
 _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 """An array of one task."""
-_COUNT_OPTIONS = ("-n", "-np", "--np", "-c", "--n")
-_PAIRED = ("-mca", "--mca", "-gmca", "--gmca", "-genv", "-env")
-"""Options of mpirun that take a name and a value."""
 _SETTING = (
     "ntasks-per-node",
     "cpus-per-task",
@@ -43,22 +36,7 @@ Not those of arrays, which are mostly asked for at the command line.
 _USED = re.compile(rf"\$(?:({'|'.join(_SET_BY)})\b|\{{({'|'.join(_SET_BY)})\}})", re.A)
 _AT_ONCE = {
     "",
-    ":",
-    "[",
-    "[[",
-    "cd",
-    "cat",
-    "date",
-    "echo",
-    "exit",
-    "export",
-    "hostname",
-    "mkdir",
-    "printf",
-    "set",
-    "test",
-    "true",
-    "unset",
+    *names(": [ [[ cd cat date echo exit export hostname mkdir printf set test true unset"),
 }
 """Commands that are over at once; any other may be the work that the background serves."""
 
@@ -67,7 +45,9 @@ _AT_ONCE = {
 def refused_text(job: Job) -> Iterator[Hit]:
     """What sbatch refuses before it reads any directive."""
     text = job.script.text
-    if job.script.is_batch and not text.startswith("#!") and not job.script.is_part:
+    marked = (line.start for line in job.script.lines if line.text.startswith("#SBATCH"))
+    meant = job.script.is_batch or any(map(job.script.is_comment, marked))
+    if meant and not text.startswith(("#!", "\ufeff")) and not job.script.is_part:
         yield Hit("shebang", 0, max(1, len(text[:200].partition("\n")[0])))
     for rule, sign in (("dos-line-ends", "\r\n"), ("nul-character", "\0")):
         if (place := text.find(sign)) >= 0:
@@ -94,6 +74,7 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
     """The last work of a script, in the background, and no wait."""
     if not job.script.is_batch:
         return
+    yield from _detached(job)
     work = list(main_work(job, sleeps=True))
     if not work or not work[-1][0].background:
         return
@@ -103,6 +84,37 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
     waits = any(one.name == "wait" and one.within("function") for one in job.script.commands)
     if not waits and names <= _AT_ONCE and not last.within("subshell"):
         yield Hit("background-unawaited", place, len("srun"))
+
+
+def _detached(job: Job) -> Iterator[Hit]:
+    """Work in a session of its own: `screen -dm`, `tmux new -d`."""
+    last = job.script.commands[-1:]
+    for command in last:
+        words = [word.value for word in command.words]
+        detached = any(re.match(r"-[A-Za-z]*d[A-Za-z]*\Z", word) for word in words)
+        if command.program in {"screen", "tmux"} and detached:
+            yield at("background-unawaited", command.words[0])
+
+
+@checks("mail-user-alone")
+def mail_without_a_reason(job: Job) -> Iterator[Hit]:
+    """--mail-user without --mail-type: nothing is mailed."""
+    option = job.options.last("mail-user")
+    if option and not job.options.has("mail-type"):
+        yield at("mail-user-alone", option)
+
+
+_OF_BASH = re.compile(r"\[\[|(?:declare|typeset|local -a|shopt|pushd)\b|.*<\(", re.A)
+
+
+@checks("shell-bash-only")
+def bash_in_sh(job: Job) -> Iterator[Hit]:
+    """Arrays and tests of bash in a script for sh."""
+    for command in job.script.commands if job.script.interpreter == "sh" else ():
+        array = any("=(" in word.raw[:40] for word in command.assignments)
+        if array or (command.words and _OF_BASH.match(command.words[0].raw)):
+            yield Hit("shell-bash-only", command.start, 1)
+            return
 
 
 @checks("log-directory")
@@ -130,7 +142,7 @@ def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     """All tasks of an array write over the same log."""
     option, array = job.options.last("output"), job.options.last("array")
     text = job.script.text[option.start :].partition("\n")[0] if option else "%a"
-    apart = re.search(r"%\d*[ajJ]|/dev/null", text) or GAP.search(text)
+    apart = re.search(r"%\d*[ajJ]|/dev/null", text)
     several = array is not None and not _ONE_TASK.match(array.text)
     if several and option and not (apart or job.appends):
         yield at("array-one-log", option)
@@ -177,55 +189,6 @@ def nodes_without_work(job: Job) -> Iterator[Hit]:
     alone = job.script.is_shell and not _LOOKS_ELSEWHERE.search(code)
     if option and several and alone and any(True for _ in main_work(job)):
         yield at("idle-nodes", option)
-
-
-@checks("torchrun-per-task")
-def agents_per_task(job: Job) -> Iterator[Hit]:
-    """torchrun, which starts the ranks of a node, once for each of several tasks of a node."""
-    for step in job.sruns:
-        per_node = job.step_tasks_per_node(step)
-        if per_node is not None and per_node > 1 and _starts_several(step):
-            yield at("torchrun-per-task", step, f"{per_node} tasks per node")
-
-
-def _starts_several(step: Step) -> bool:
-    words = [word.value for word in step.options.rest]
-    agent = step.program == "torchrun" or any(map(_AGENT.match, words[:4]))
-    counts = [
-        match.group(1) or after
-        for word, after in pairwise([*words, ""])
-        if (match := _RANKS_OF_AGENT.match(word))
-    ]
-    return agent and any(count != "1" for count in counts)
-
-
-@checks("mpirun-beyond")
-def more_ranks_than_tasks(job: Job) -> Iterator[Hit]:
-    """`mpirun -np 8` in an allocation of four tasks."""
-    for step in job.script.steps:
-        words = [word.value for word in step.options.rest]
-        asked = _ranks(words) if step.launcher in {"mpirun", "mpiexec", "orterun", "prun"} else ""
-        spread = any("oversubscribe" in word for word in words)
-        if job.tasks is None or not job.options.has("ntasks") or spread:
-            continue
-        if asked.isdigit() and int(asked) > job.tasks:
-            detail = f"{asked} ranks for {job.tasks} task{'s' * (job.tasks != 1)}"
-            yield at("mpirun-beyond", step, detail)
-
-
-def _ranks(words: list[str]) -> str:
-    """What mpirun is told to start, or nothing: what follows its program is the program's own."""
-    values = 0
-    for word, after in pairwise(words):
-        if word in _COUNT_OPTIONS:
-            return after
-        if word.startswith("-"):
-            values = 2 if word in _PAIRED else 1
-        elif values:
-            values -= 1
-        else:
-            return ""
-    return ""
 
 
 @checks("variable-unset")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
-from hpcdl.jobs.lint.check_directives import time_minutes
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option
 from hpcdl.jobs.lint.shell import Command, Word, parser
@@ -81,7 +80,7 @@ def warning_signal(job: Job) -> Iterator[Hit]:
         return
     if asked.preempt and job.cluster.settings.get("PreemptMode", "OFF").upper().startswith("OFF"):
         yield at("signal-r-denied", asked.option)
-    minutes = time_minutes(job.options)
+    minutes = job.options.minutes
     if minutes and minutes * 60 <= asked.seconds + _EARLY:
         yield at("signal-early", asked.option)
     # A program may take the shell's place, and with it the signal.
@@ -104,8 +103,8 @@ def _outer(job: Job) -> list[Command]:
 def _trapped_unseen(job: Job, signal: str) -> bool:
     """Whether a trap's signal is a variable, or a function or a sourced file may trap it."""
     by_name = any("$" in name for trap in _traps(job) for name in trap.signals)
-    told = (word.raw for one in _outer(job) if one.name not in _SENDS for word in one.words[1:])
-    by_function = not {signal, f"SIG{signal}"}.isdisjoint(told)
+    words = (word.raw for one in _outer(job) if one.name not in _SENDS for word in one.words[1:])
+    by_function = not {signal, f"SIG{signal}"}.isdisjoint(words)
     return by_name or by_function or any(map(_TRAPS.search, job.script.words_of("source", ".")))
 
 
@@ -117,7 +116,9 @@ def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]
         if step is not None and step.command is command:
             if not (step.brief if sleeps else step.trivial):
                 yield command, step.start
-        elif _PROGRAMS.match(command.program):
+        elif step is None and any(
+            _PROGRAMS.match(words[0].program) for words in job.programs_in(command)
+        ):
             yield command, command.words[0].start
 
 
@@ -173,81 +174,34 @@ def _settles(job: Job, traps: list[_Trap]) -> bool:
     )
 
 
-def deciding(job: Job) -> frozenset[int]:
-    """Where the commands begin by whose status the job ends, or that something asks for.
-
-    The last one of the script, or of a branch; under `set -e` all behind it; those whose status
-    `&&`, `||` or the next command asks for; and in a pipe those whose last one is such.
-    """
-    commands = _outer(job)
-    strict = next((one.start for one in commands if _ends_at_errors(one)), len(job.script.text))
-    strict = 0 if re.search(r"\s-\w*e", job.script.shebang) else strict
-    found: set[int] = set()
-    last = in_branch = decided = True
-    for one, after in zip(reversed(commands), [None, *reversed(commands)], strict=False):
-        branch = one.within("else", "arm")
-        if not one.piped:
-            asked = one.follow or (after is not None and _uses_status(after))
-            decided = bool(asked) or one.start > strict or (in_branch if branch else last)
-            last, in_branch = last and branch, False
-        if decided:
-            found.add(one.start)
-    return frozenset(found)
-
-
-def _ends_at_errors(command: Command) -> bool:
-    words = [word.raw for word in command.words]
-    return words[:1] == ["set"] and any(re.match(r"-\w*e|errexit", word) for word in words[1:])
-
-
-@checks("wait-status", "wait-bare")
-def bare_waits(job: Job) -> Iterator[Hit]:
-    """`wait` without a process: its status says nothing."""
-    commands = [c for c in job.script.commands if not c.within("substitution", "inner")]
-    work = [command for command, _ in main_work(job)]
-    starts = [
-        one.start
-        for one in work
-        if one.background and not any(_SERVES.match(word.value) for word in one.words)
-    ]
-    served = [command.start for command in work if not command.background]
-    careful = any(c.name == "wait" and len(c.words) > 1 for c in commands)
-    decides = deciding(job)
-    waited = 0  # up to where an earlier wait has waited for all
-    for place, command in enumerate(commands):
-        bare = command.name == "wait" and len(command.words) == 1
-        behind = starts[bisect(starts, command.start) - 1] if starts else -1
-        if not bare or not waited <= behind < command.start:
-            continue
-        if bisect(served, behind) < bisect(served, command.start):
-            continue  # The background serves what ran before this.
-        waited = waited if command.scopes else command.start
-        after = [word.value for word in commands[place + 1].words] if command.follow else []
-        if command.follow == "||" and after in (["true"], [":"]):  # nobody asks
-            continue
-        if command.follow or any(map(_uses_status, commands[place + 1 : place + 2])):
-            yield at("wait-status", command.words[0])
-        elif not careful and command.start in decides:
-            yield at("wait-bare", command.words[0])
-
-
-def _uses_status(command: Command) -> bool:
-    return any("$?" in word.raw for word in (*command.assignments, *command.words))
-
-
-@checks("pipe-status")
-def status_in_pipes(job: Job) -> Iterator[Hit]:
-    """The work at the front of a pipe by which the job ends, without pipefail."""
+@checks("status-lost", "wait-status")
+def lost_statuses(job: Job) -> Iterator[Hit]:
+    """Work whose exit code nobody sees: at the front of a pipe, or behind a bare `wait`."""
     script = job.script
-    pipefail = "pipefail" in script.words_of("set", "shopt") or "pipefail" in script.shebang
-    if pipefail or "PIPESTATUS" in script.text:
-        return
-    decides = deciding(job)
-    asked = any(one.name == "wait" and len(one.words) > 1 for one in script.commands)
-    for command, _ in main_work(job):
-        heard = asked if command.background else command.start in decides
-        if command.piped and heard:
-            yield at("pipe-status", command.words[0])
+    seen = "PIPESTATUS" in script.text or "pipefail" in script.text
+    commands = [one for one in script.commands if not one.within("substitution", "inner")]
+    work = [command for command, _ in main_work(job)]
+    for one in work:
+        if one.piped and not seen:
+            yield at("status-lost", one.words[0])
+    starts = [one.start for one in work if one.background and not _serves(one)]
+    careful = any(one.name == "wait" and len(one.words) > 1 for one in commands)
+    for command, after in pairwise([*commands, None]):
+        if command is None or command.name != "wait" or len(command.words) > 1:
+            continue
+        if not any(start < command.start for start in starts):
+            continue
+        asked = after is not None and any(
+            "$?" in one.raw for one in (*after.assignments, *after.words)
+        )
+        if asked:
+            yield at("wait-status", command.words[0])
+        elif not careful:
+            yield at("status-lost", command.words[0])
+
+
+def _serves(command: Command) -> bool:
+    return any(_SERVES.match(word.value) for word in command.words)
 
 
 @checks("requeue-truncates", "requeue-uncapped")

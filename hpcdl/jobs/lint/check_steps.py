@@ -9,7 +9,7 @@ from itertools import pairwise
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Options
 from hpcdl.jobs.lint.parse import Assignment, Step
-from hpcdl.jobs.lint.shell import Word, parser
+from hpcdl.jobs.lint.shell import Word, names, parser
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _RANKS = re.compile(
@@ -195,23 +195,13 @@ def servers_for_everybody(job: Job) -> Iterator[Hit]:
 # ---- GPUs: how they are asked for, bound to tasks and shown to them ----
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_LOCAL_RANKS = (
-    "LOCAL_RANK",
-    "HOROVOD_LOCAL_RANK",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
-    "MPI_LOCALRANKID",
-    "MV2_COMM_WORLD_LOCAL_RANK",
-    "SLURM_LOCALID",
+_LOCAL_RANKS = names(
+    "LOCAL_RANK HOROVOD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID "
+    "MV2_COMM_WORLD_LOCAL_RANK SLURM_LOCALID"
 )
-_GLOBAL_RANKS = (
-    "RANK",
-    "HOROVOD_RANK",
-    "OMPI_COMM_WORLD_RANK",
-    "PMI_RANK",
-    "PMIX_RANK",
-    "SLURM_PROCID",
-    "MV2_COMM_WORLD_RANK",
-    "WORLD_RANK",
+_GLOBAL_RANKS = names(
+    "RANK HOROVOD_RANK OMPI_COMM_WORLD_RANK PMI_RANK PMIX_RANK SLURM_PROCID "
+    "MV2_COMM_WORLD_RANK WORLD_RANK"
 )
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)

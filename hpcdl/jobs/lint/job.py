@@ -16,15 +16,15 @@ rule, gives no reason or waives nothing is a finding itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
-from hpcdl.jobs.lint.options import Option, Options
-from hpcdl.jobs.lint.parse import Assignment, Script, Step
-from hpcdl.jobs.lint.shell import Word
-from hpcdl.site.model import Partition, Site
+from hpcdl.jobs.lint.options import GpuRequest, Option, Options
+from hpcdl.jobs.lint.parse import Assignment, Script, Step, programs_of
+from hpcdl.jobs.lint.shell import Command, Word
+from hpcdl.slurm.fits import Cluster, PartitionLimits
 from hpcdl.slurm.rules import Release, all_rules
 
 _WAIVER = re.compile(
@@ -32,75 +32,7 @@ _WAIVER = re.compile(
 )
 _FILE = 0
 _REPEATED = re.compile(r"\$\{?SLURM_(NTASKS|NTASKS_PER_NODE|GPUS_PER_NODE)\}?")
-Names = frozenset[str] | None
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The names of a cluster's things, and its settings.
-
-    `gpu_types` are types in Gres (`p100` of gpu:p100:4), `plugin_options` the long options, without
-    dashes, that plug-ins (SPANK) add, `settings` what is known of slurm.conf: all, little or none.
-    """
-
-    where: str = ""
-    partitions: Names = None
-    accounts: Names = None
-    qos: Names = None
-    gres: Names = None
-    gpu_types: Names = None
-    features: Names = None
-    plugin_options: Names = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-    def sets(self, key: str, word: str) -> bool:
-        """Whether a setting is known and holds a word: ("TaskPlugin", "affinity")."""
-        return word in self.settings.get(key, "").lower()
-
-
-def of_site(site: Site) -> Cluster:
-    """What a site file says."""
-    groups = [group for part in site.partitions.values() for group in part.node_groups]
-    gpus = [group.gpu for group in groups if group.gpu]
-    typed = all(gpu.gres_type for gpu in gpus)
-    features = {name for group in groups for name in group.features}
-    complete = all(group.features for group in groups)
-    return Cluster(
-        where=f"'{site.name}'",
-        partitions=frozenset(site.partitions),
-        gpu_types=frozenset(gpu.gres_type or "" for gpu in gpus) if gpus and typed else None,
-        features=frozenset(features) if complete else None,
-        plugin_options=frozenset(site.slurm.plugin_options) or None,
-        settings={
-            "SelectType": f"select/{site.slurm.select or ''}",
-            "TaskPlugin": ",".join(site.slurm.task_plugins),
-        },
-    )
-
-
-def of_live() -> Cluster:
-    """What the Slurm on PATH says.
-
-    Raises:
-        MissingPrerequisite: there is none, or it does not answer.
-    """
-    from hpcdl.slurm import client
-
-    config, nodes = client.config(), client.nodes()
-    gres = [one for node in nodes for one in node.gres.split(",") if one]
-    gpu_types = {kind for node in nodes for kind, _ in node.gpus if kind}
-    enforced = "associations" in config.get("AccountingStorageEnforce", "").lower()
-    return Cluster(
-        where=f"'{config['ClusterName'].split()[0]}'",
-        partitions=frozenset(one.name for one in client.partitions()),
-        accounts=(frozenset(client.own_accounts()) or None) if enforced else None,
-        qos=(frozenset(client.all_qos()) or None) if enforced else None,
-        gres=frozenset(one.partition(":")[0].partition("(")[0] for one in gres),
-        gpu_types=frozenset(gpu_types) or None,
-        features=frozenset(name for node in nodes for name in node.features),
-        plugin_options=frozenset(client.plugin_options()),
-        settings=config,
-    )
+_ONE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?", re.A)
 
 
 class Hit(NamedTuple):
@@ -129,9 +61,13 @@ class Job:
     """A script, the release that it is meant for, its partition and cluster as far as known."""
 
     def __init__(
-        self, script: Script, release: Release, partition: Partition | None, cluster: Cluster | None
+        self,
+        script: Script,
+        release: Release,
+        partition: PartitionLimits | None,
+        cluster: Cluster | None,
     ) -> None:
-        self.script, self.release, self.partition = script, release, partition
+        self.script, self.release, self._partition = script, release, partition
         self.cluster = cluster or Cluster()
         parts = script.components
         self.options = Options(tuple(option for part in parts for option in part.given))
@@ -144,12 +80,102 @@ class Job:
             self.nodes, self.tasks = self.options.nodes, self.options.tasks
             self.tasks_per_node = self.options.tasks_per_node
 
+    def limits_for(self, part: Options) -> list[PartitionLimits]:
+        """What the partitions allow that a component may run in, as far as that is known."""
+        named, known = part.text("partition"), self.cluster.limits
+        if not named:
+            default = known.get(self.cluster.default)
+            return [one for one in (self._partition or default,) if one]
+        allowed = dict(known)
+        if self._partition:
+            allowed[self._partition.name] = self._partition
+        return [allowed[name] for name in named.split(",") if name in allowed]
+
     @cached_property
     def has_gpus(self) -> bool:
         """Whether its directives or a step ask for GPUs."""
         return any(
             one.gpus for one in (self.options, *(step.options for step in self.script.steps))
         )
+
+    @cached_property
+    def programs(self) -> list[tuple[tuple[Word, ...], ...]]:
+        """What each command runs: the words of its programs, wrappers first."""
+        return [programs_of(command.words) for command in self.script.commands]
+
+    def programs_in(self, command: Command) -> tuple[tuple[Word, ...], ...]:
+        """The words of each program that a command runs."""
+        return self.programs[self._places[id(command)]]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {id(command): place for place, command in enumerate(self.script.commands)}
+
+    def inner(self, command: Command) -> Iterator[Command]:
+        """The commands of a script that a command runs: `bash -c '...'`, a here-document."""
+        depth = len(command.scopes)
+        for one in self.script.commands[self._places[id(command)] + 1 :]:
+            if len(one.scopes) <= depth or one.scopes[:depth] != command.scopes:
+                return
+            if one.scopes[depth].kind == "inner":
+                yield one
+
+    def parent(self, command: Command) -> Command:
+        """The command that runs the inner script which has this one; itself where none does."""
+        place = self._places[id(command)]
+        while place and self.script.commands[place].within("inner"):
+            place -= 1
+        return self.script.commands[place]
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """GPUs that the job asks for on a node; None where that is not known."""
+        counts = {one.option.name: one.number for one in self.options.gpus if _counted(one)}
+        total = counts.get("gpus")
+        if self.heterogeneous:
+            return None
+        if total is not None and self.nodes and total % self.nodes == 0:
+            return total // self.nodes
+        return counts.get("gpus-per-node", counts.get("gres"))
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs that the job asks for in all; None where that is not known."""
+        total = next((one.number for one in self.options.gpus if one.option.name == "gpus"), None)
+        if total is None and self.nodes and self.gpus_per_node:
+            return self.nodes * self.gpus_per_node
+        return total if not self.heterogeneous else None
+
+    def number(self, text: str) -> int | None:
+        """A number, also in a variable that the script or Slurm sets to one that is known."""
+        if text.isascii() and text.isdigit():
+            return int(text[:9])
+        match = _ONE_VARIABLE.fullmatch(text)
+        if match is None:
+            return None
+        values = {one.value for one in self.script.assigned(match[1])}
+        if values:
+            (value, *more) = values
+            return self.number(value) if not more and match[1] not in value else None
+        return {
+            "SLURM_NTASKS": self.tasks,
+            "SLURM_NPROCS": self.tasks,
+            "SLURM_NTASKS_PER_NODE": self.tasks_per_node,
+            "SLURM_NNODES": self.nodes,
+            "SLURM_JOB_NUM_NODES": self.nodes,
+            "SLURM_CPUS_PER_TASK": self.options.number("cpus-per-task"),
+            "SLURM_GPUS_ON_NODE": self.gpus_per_node,
+            "SLURM_GPUS_PER_NODE": self.gpus_per_node,
+        }.get(match[1])
+
+    def mpirun_ranks(self, step: Step) -> int | None:
+        """How many ranks mpirun is to start; None where it does not say."""
+        program = step.programs[0][0].start if step.programs else step.end
+        own = [word for word in step.options.rest if word.start < program]
+        for word, after in pairwise([*own, Word("", 0)]):
+            if word.value in {"-n", "-np", "--np", "-c", "--n"}:
+                return self.number(after.value)
+        return None
 
     @cached_property
     def sruns(self) -> tuple[Step, ...]:
@@ -195,6 +221,11 @@ class Job:
         for command, options in self.commands_at():
             if option := options.last(*names):
                 yield command, options, option
+
+
+def _counted(request: GpuRequest) -> bool:
+    """Whether a request says its number in digits."""
+    return "$" not in request.option.text
 
 
 Check = Callable[[Job], Iterator[Hit]]

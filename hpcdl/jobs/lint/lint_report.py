@@ -17,22 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.jobs.lint import Finding, lint
-from hpcdl.jobs.lint.parse import Script
+from hpcdl.jobs.lint.parse import Script, Sourced
 from hpcdl.jobs.lint.shell import parser
-from hpcdl.slurm.rules import SEVERITIES, Rule, as_release, known_releases
+from hpcdl.slurm.rules import SEVERITIES, Rule, as_release, known_releases, rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from hpcdl.system.resources import to_install
 from hpcdl.system.safe_read import unreadable
 from hpcdl.system.text import count_of, paint
 
 if TYPE_CHECKING:
-    from hpcdl.jobs.lint.job import Cluster
-    from hpcdl.site.model import Partition
+    from hpcdl.slurm.fits import Cluster, PartitionLimits
 
 _NO_PARSER = "note: only directives are checked, not what the scripts run\n  hint: {}"
-_STYLES = {"error": "red", "warning": "yellow", "advice": "cyan"}
-_LEVELS = {"error": "error", "warning": "warning", "advice": "note"}
+_STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "advice": "cyan"}
+_LEVELS = {"error": "error", "warning": "warning", "note": "note", "advice": "note"}
 """What SARIF calls them."""
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 Results = Sequence[tuple[str, Sequence[Finding]]]
@@ -49,14 +48,18 @@ def run_lint(
     version: str | None = None,
     as_json: bool = False,
     *,
-    partition: Partition | None = None,
+    partition: PartitionLimits | None = None,
     cluster: Cluster | None = None,
     as_sarif: bool = False,
     advice: bool = False,
+    live: bool = False,
+    sourced: Sourced | None = None,
 ) -> ExitCode:
     """Lint files and print what is found; `-` is standard input.
 
-    The newest known release is checked by default; `partition` and `cluster` are those of `lint`.
+    The newest known release is checked by default; `partition`, `cluster` and `sourced`
+    are those of `lint`.
+    With `live` the sbatch on PATH is asked, too, whether it would take each file.
     The answer is NO where a script has an error, else USAGE where one cannot be read, else OK.
 
     Raises:
@@ -75,12 +78,18 @@ def run_lint(
         if isinstance(text, BadInput):
             refused.append(text)
             continue
-        name, script = str(path), Script(text, str(path))
-        if not script.is_shell:
-            program = script.interpreter or "nothing"
-            said = f"note: {path}: {program} runs it, so only directives are checked"
-            print(said, file=sys.stderr)
-        found = lint(text, name=name, version=release, partition=partition, cluster=cluster)
+        name = str(path)
+        _note_of_shell(Script(text, name))
+        found = lint(
+            text,
+            name=name,
+            version=release,
+            partition=partition,
+            cluster=cluster,
+            sourced=sourced,
+        )
+        if live:
+            found += _of_sbatch(path)
         results.append((name, found))
         if not (as_json or as_sarif):
             print(_as_text(name, text, str(release), found, advice))
@@ -93,6 +102,25 @@ def run_lint(
         print(error.render(), file=sys.stderr)
     errors = any(one.severity == "error" for _, found in results for one in found)
     return ExitCode.NO if errors else ExitCode.USAGE if refused else ExitCode.OK
+
+
+def _note_of_shell(script: Script) -> None:
+    if not script.is_shell:
+        program = script.interpreter or "nothing"
+        note = f"note: {script.name}: {program} runs it, so only directives are checked"
+        print(note, file=sys.stderr)
+
+
+def _of_sbatch(path: Path) -> tuple[Finding, ...]:
+    """What `sbatch --test-only` refuses a script for; that it does not answer is a note."""
+    from hpcdl.slurm.client import refusal
+
+    try:
+        why = refusal(path) if path.is_file() else ""
+    except MissingPrerequisite as fault:
+        print(f"note: {path}: sbatch --test-only: {fault.message}", file=sys.stderr)
+        return ()
+    return (Finding(rule("sbatch-refuses"), 1, 1, 1, why),) if why else ()
 
 
 def _as_text(name: str, text: str, version: str, findings: Sequence[Finding], advice: bool) -> str:
@@ -124,7 +152,7 @@ def _block(document: Document, finding: Finding) -> list[str]:
 def _summary(name: str, version: str, findings: Sequence[Finding], advice: bool) -> str:
     """`job.sh: 2 errors (Slurm 22.05); 3 pieces of advice: --advice shows them`."""
     counts = Counter(finding.severity for finding in findings)
-    parts = [count_of(counts[one], one) for one in ("error", "warning") if counts[one]]
+    parts = [count_of(counts[one], one) for one in ("error", "warning", "note") if counts[one]]
     hidden = ""
     if counts["advice"]:
         pieces = count_of(counts["advice"], "piece") + " of advice"

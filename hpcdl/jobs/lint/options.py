@@ -10,13 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
-from hpcdl.facts import load
 from hpcdl.jobs.lint.shell import Word
-from hpcdl.slurm.rules import Span, span
+from hpcdl.slurm.fits import ResourceRequest
+from hpcdl.slurm.options import OptionFact, known_options, letters, prefixes
+from hpcdl.slurm.time_limit import slurm_minutes
 
+_TIME = re.compile(r"(?:\d{1,5}-)?\d{1,7}(?::\d{1,2}){0,2}", re.A)
+_MEMORY = re.compile(r"(\d{1,12})([kmgt]?)b?", re.A | re.I)
+_LAST = re.compile(r"(\d{1,9})\s*\]?\Z", re.A)
+_PER_NODE = {"gpus-per-node", "gres"}
 _OPTION_LIST = re.compile(r"OPT|ARG|FLAG|PARAM|\[[@*]\]", re.I)
 """In a variable's name: it holds options. Others hold a program, and what follows is its own."""
 _NODES = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?\Z", re.A)
@@ -30,15 +34,6 @@ _GPU_OPTIONS = {
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"), _COUNT),
     **dict.fromkeys(("gres", "tres-per-task"), _GRES_GPU),
 }
-
-
-class OptionFact(NamedTuple):
-    """What one command accepts: a name, its letter, its argument (required, optional, none)."""
-
-    name: str
-    letter: str
-    argument: str
-    span: Span
 
 
 class Option(NamedTuple):
@@ -149,41 +144,56 @@ class Options:
         each, nodes = self.tasks_per_node, self.nodes
         return None if each is None or nodes is None else each * nodes
 
+    @property
+    def minutes(self) -> int | None:
+        """--time in minutes, rounded up; None where absent, unlimited or malformed."""
+        limit = self.last("time")
+        return slurm_minutes(limit.text) if limit and _TIME.fullmatch(limit.text) else None
 
-@cache
-def known_options(command: str) -> dict[str, OptionFact]:
-    """The options that some release of a command (sbatch, srun) or a plug-in knows, by name."""
-    facts = load("slurm_options")
-    own = [row for row in facts["options"] if command in row["commands"]]
-    return {
-        row["name"]: OptionFact(
-            row.get("means", row["name"]),
-            row.get("short", ""),
-            row.get("argument", "none"),
-            span(row),
+    @property
+    def request(self) -> ResourceRequest:
+        """What a job of these options asks for, where it can be known."""
+        counted = [one for one in self.gpus if "$" not in one.option.text]
+        last = {name: self.last(name) for name in _GPU_OPTIONS}
+        asked = [one for one in counted if one.option is last[one.option.name]]
+        array = _LAST.search(self.text("array").partition("%")[0].partition(":")[0])
+        memory = {
+            name: _megabytes(self.text(name)) for name in ("mem", "mem-per-cpu", "mem-per-gpu")
+        }
+        per_task = next((one.number for one in asked if one.option.name == "gpus-per-task"), None)
+        return ResourceRequest(
+            nodes=self._least_nodes,
+            tasks=self.tasks,
+            tasks_per_node=self.tasks_per_node,
+            cpus_per_task=self.number("cpus-per-task"),
+            gpus=tuple((one.kind, one.number) for one in asked if one.option.name == "gpus"),
+            gpus_per_node=tuple(
+                (one.kind, one.number) for one in asked if one.option.name in _PER_NODE
+            ),
+            gpus_per_task=per_task,
+            memory_mb=memory["mem"],
+            memory_per_cpu=memory["mem-per-cpu"],
+            memory_per_gpu=memory["mem-per-gpu"],
+            minutes=self.minutes,
+            feature=self.text("constraint"),
+            qos=self.text("qos"),
+            last_of_array=int(array[1]) if array else None,
         )
-        for row in (*own, *facts["plugins"])
-    }
+
+    @property
+    def _least_nodes(self) -> int | None:
+        """The fewest nodes that --nodes allows."""
+        match = _NODES.match(self.text("nodes"))
+        return int(match[1]) if match else None
 
 
-@cache
-def letters(command: str) -> dict[str, OptionFact]:
-    """Its options that have a letter, by letter."""
-    return {fact.letter: fact for fact in known_options(command).values() if fact.letter}
-
-
-@cache
-def _prefixes(command: str) -> dict[str, OptionFact | None]:
-    """Every beginning of a name; None where several names begin so that no release brought."""
-    table: dict[str, OptionFact | None] = {}
-    known = known_options(command).items()
-    for name, fact in sorted(known, key=lambda item: item[1].span.since is not None):
-        for length in range(2, len(name)):
-            beginning = name[:length]
-            fresh = beginning not in table
-            if fresh or fact.span.since is None:
-                table[beginning] = fact if fresh else None
-    return table
+def _megabytes(text: str) -> int | None:
+    """Memory as sbatch reads it, in MB; None where absent or malformed."""
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        return None
+    power = "kmgt".find(match[2].lower() or "m") - 1
+    return int(int(match[1]) * 1024.0**power)
 
 
 def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -> Options:
@@ -224,7 +234,7 @@ def _read(words: Sequence[Word], command: str) -> tuple[list[Option], int]:
     text = words[0].value
     if text.startswith("--"):
         name, equals, value = text[2:].partition("=")
-        fact = known_options(command).get(name) or _prefixes(command).get(name)
+        fact = known_options(command).get(name) or _meant(command, name)
         option, taken = _option(words, fact, name, value if equals else None)
         return [option], taken
     options: list[Option] = []
@@ -237,6 +247,14 @@ def _read(words: Sequence[Word], command: str) -> tuple[list[Option], int]:
         if ends:
             return options, taken
     return options, 1
+
+
+def _meant(command: str, beginning: str) -> OptionFact | None:
+    """The one option that begins so; of several the one that no release brought."""
+    able = prefixes(command).get(beginning, ())
+    always = [fact for fact in able if fact.span.since is None]
+    alone = able if len(able) == 1 else always
+    return alone[0] if len(alone) == 1 else None
 
 
 def _option(

@@ -4,115 +4,43 @@ A script is its directives (read as sbatch reads them, one set per component of 
 job), its commands (hpcdl.jobs.lint.shell) and among these its steps: what srun, mpirun and their
 like launch. Variables that hold literal text are filled in, so that `srun $OPTIONS` is seen as
 it runs; others make a step opaque, and checks of missing options leave it alone.
-
-In templates and forms a program or a reader has yet to fill something in: one gap in the directives
-says that others are filled in as well. Of such a script only that is said which no filling mends.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from hpcdl.jobs.lint.options import Option, Options, read_options
-from hpcdl.jobs.lint.shell import Command, Reading, Word, unquote
-from hpcdl.jobs.script import INSTALLED, called
+from hpcdl.jobs.lint.shell import SHELLS, Command, Reading, Word, names, unquote
+from hpcdl.slurm.unwrap import MPIRUN, unwrap
 
-LAUNCHERS = ("srun", "mpirun", "mpiexec", "horovodrun", "orterun", "prun")
+LAUNCHERS = (*MPIRUN, "srun", "horovodrun")
 CONTINUED = "continued on the next line"
 """`Directive.broken` of one that ends in a backslash."""
-_SHELLS = ("bash", "sh", "dash", "ksh", "zsh", "ash")
-_TRIVIAL = frozenset(
-    (
-        "hostname",
-        "cd",
-        "echo",
-        "printf",
-        "true",
-        "false",
-        "date",
-        "env",
-        "printenv",
-        "uname",
-        "nvidia-smi",
-        "rocm-smi",
-        "id",
-        "pwd",
-        "ls",
-        "cat",
-        "scontrol",
-        "sinfo",
-        "free",
-        "lscpu",
-        "numactl",
-        "mkdir",
-        "rm",
-        "cp",
-        "rsync",
-        "tar",
-        "touch",
-        "test",
-        "which",
-        "sbcast",
-        "df",
-    )
+_BRIEF = names(
+    "hostname cd echo printf true false date env printenv uname nvidia-smi rocm-smi id pwd ls "
+    "cat scontrol sinfo free lscpu numactl mkdir rm cp rsync tar touch test which sbcast df"
 )
 """Programs whose rank count, CPUs and exit code rarely matter."""
-_FILTERS = {"set", "awk", "grep", "sed", "sort", "uniq", "head", "tail", "tr", "cut", "wc"}
+_FILTERS = names("set awk grep sed sort uniq head tail tr cut wc")
 """What shows their answers."""
-_WRAPPERS = {"time", "exec", "nohup", "command", "env", "timeout", "stdbuf", "nice", "builtin"}
 _DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM(?=[\s-]))", re.A)
 _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
+_BLANK = r" \t\f\v\r"
 _DIRECTIVE_WORD = re.compile(
-    r"""[ \t\f\v\r]*((?:\\(?:.|\Z)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[^\\"' \t\f\v\r#])*)""", re.S
+    rf"[{_BLANK}]*((?:\\(?:[^{_BLANK}]|\Z)|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[^\\\"'{_BLANK}#])*)",
+    re.S,
 )
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
-
-GAP = re.compile(
-    r"#SBATCH +\$|(?<!\$)\{(?:[\w{%#]| \w+ \})|#[A-Z]\w*#|@[A-Za-z]\w*@|(?<![\w.])@[A-Z_]{2,}\b"
-    r"|\b_[A-Z][A-Z_]+_\b|<[^<>]*>|%(?:[A-Z][A-Z_]{2,}|[A-Za-z]{3,})%|%%[A-Za-z][\w-]*%%|%\(\w+\)"
-    r"|XXX|(?<![a-z])xxx(?![a-z])|__[A-Z]\w*?__|\[[A-Za-z][A-Za-z_ ]{3,}\]|\.\.\."
-    r"|(?<![A-Za-z])(?:[Yy]our|YOUR)(?![a-z])|PLACEHOLDER|CHANGE_?ME|REPLACE|TODO|FIXME|\bself\.\w",
-    re.A,
-)
-GAP_LINE = re.compile(r"[ \t]*(?:\{[\w{%#]|@@?\w|<[%\w]|%\w+%|__\w+\{|\$\{\w+\}\s*\Z)", re.A)
-"""A line that begins with a gap."""
-GAP_BLOCK = re.compile(r"^[ \t]*\{([%#]).{0,2000}?\1\}", re.M | re.S)
-"""A template's own comment or statement, of one line or several."""
-FILLED = frozenset(
-    ("option-value", "directive-argument", "directive-variable", "shebang", "assignment-spaced")
-)
-"""Rules that say nothing of a template: what they find is filled in."""
-_TEMPLATE = re.compile(
-    r"\.(?:template|tmpl|tpl|in|j2|jinja2?|mustache)(?:\.\w+)?\Z|(?:^|/)templates?/[^/]*\Z", re.I
-)
-_COMMENT = re.compile(r"\s#.*")
-_NUMBERS = {
-    "nodes",
-    "ntasks",
-    "ntasks-per-node",
-    "cpus-per-task",
-    "cpus-per-gpu",
-    "mem",
-    "mem-per-cpu",
-    "mem-per-gpu",
-    "time",
-    "array",
-}
-"""Options whose value has a number in it: a word in its place is a form's, as in `-n num_cores`."""
-_COUNTED = {*_NUMBERS, "gpus", "gpus-per-node", "gpus-per-task", "gres"}
-_NO_NUMBER = re.compile(r"(?!infinite|unlimited)[^\d$`]*[A-Za-z][^\d$`]*\Z", re.I)
-_BOUNDS = re.compile(r"(?:\d+|[A-Za-z])-[A-Za-z](?:%\w+)?\Z", re.A)
-"""Of an array: `n-m`, `1-N`."""
-_NAMED = re.compile(r"\$\{?([A-Za-z]\w*)", re.A)
 
 
 class Line(NamedTuple):
@@ -148,17 +76,22 @@ class Assignment(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A command that launches ranks. `options` are srun's; for others all words are in `rest`."""
+    """A command that launches ranks. `options` are srun's; for others all words are in `rest`.
+
+    `programs` are the words of what it launches, the outermost first: a container, an agent such
+    as torchrun, the program itself.
+    """
 
     launcher: str
     command: Command
     options: Options
     start: int
+    programs: tuple[tuple[Word, ...], ...] = ()
 
     @property
     def program(self) -> str:
         """The program that it launches, without its path; empty where it is not known."""
-        first = next((word.value for word in self.options.rest), "$")
+        first = self.programs[-1][0].value if self.programs else "$"
         return "" if first.startswith("$") and "/" not in first else first.rpartition("/")[2]
 
     @property
@@ -172,24 +105,35 @@ class Step(NamedTuple):
     @property
     def brief(self) -> bool:
         """Whether it is over at once: it only looks at something, as `srun hostname` does."""
-        line = self.options.rest[-1:] if self.program in _SHELLS else ()
+        line = self.options.rest[-1:] if self.program in SHELLS else ()
         run = {one.program for word in line for one in Reading(word.value).commands}
-        looks = bool(run & _TRIVIAL) and run <= _TRIVIAL | _FILTERS
-        return self.asks or self.program in _TRIVIAL or looks
+        looks = bool(run & _BRIEF) and run <= _BRIEF | _FILTERS
+        return self.asks or self.program in _BRIEF or looks
 
     @property
     def trivial(self) -> bool:
         """Whether it does no work: it is brief, or only sleeps."""
         return self.brief or self.program == "sleep"
 
+    @property
+    def end(self) -> int:
+        """The offset behind its last word."""
+        return (self.options.rest or self.command.words)[-1].end
+
+
+Sourced = Callable[[str, str], str]
+"""Returns the text of a file that a script sources, from its name and the script; '' for none."""
+
 
 class Script:
     """A batch script. Everything is worked out once, when first asked for."""
 
-    def __init__(self, text: str, name: str, *, is_part: bool = False) -> None:
-        self.text, self.name, self.is_part = text, name, is_part
+    def __init__(
+        self, text: str, name: str, *, is_part: bool = False, reads: Sourced | None = None
+    ) -> None:
+        self.text, self.name, self.is_part, self._reads = text, name, is_part, reads
         self.sourced = ""
-        """The functions of hpcdl that its commands source from a release, once they are read."""
+        """The text of a file that its commands source, once they are read."""
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
@@ -212,31 +156,12 @@ class Script:
         return first[2:].strip() if first.startswith("#!") else ""
 
     @cached_property
-    def is_template(self) -> bool:
-        """Whether its name, directives or values of options say that something is missing.
-
-        A directive that names a variable which the script sets itself is a mistake.
-        """
-        directives = (line.text for line in self.header if line.text.startswith("#SBATCH"))
-        gaps = (GAP.search(_COMMENT.sub("", text)) for text in directives)
-        if _TEMPLATE.search(self.name) or any(gaps):
-            return True
-        given = [option for part in self.components for option in part.given]
-        assigned = {one.name for one in self.assignments}
-        return sum(one.value == "" for one in given) > 1 or any(
-            (one.name in _NUMBERS and _NO_NUMBER.match(one.text))
-            or (one.name == "array" and _BOUNDS.match(one.text))
-            or not set(_NAMED.findall(one.text)) <= assigned
-            for one in given
-            if one.name in _COUNTED
-        )
-
-    @cached_property
     def first(self) -> Script:
         """The first script of a file of several: up to the next line with an interpreter."""
         for line in self.lines[len(self.header) + 1 :]:
             if re.match(r"#!\s*/", line.text) and self.is_comment(line.start):
-                return Script(self.text[: line.start], self.name, is_part=True)
+                part = self.text[: line.start]
+                return Script(part, self.name, is_part=True, reads=self._reads)
         return self
 
     @cached_property
@@ -248,16 +173,16 @@ class Script:
     @cached_property
     def is_shell(self) -> bool:
         """Whether a shell of Bourne's family runs it; without a shebang it is taken for one."""
-        return not self.shebang or self.interpreter in _SHELLS
+        return not self.shebang or self.interpreter in SHELLS
 
     @cached_property
     def _reading(self) -> Reading:
-        """What it runs; behind a `source` of hpcdl's functions, those that it calls."""
+        """What it runs, and what a file runs that it sources, where that is known."""
         reading = Reading(self.text if self.is_shell else "")
-        for place, command in enumerate(reading.commands):
+        for place, command in enumerate(reading.commands if self._reads else ()):
             file = command.words[1].value if len(command.words) > 1 else ""
-            if command.name in {"source", "."} and file.endswith(f"/{INSTALLED}"):
-                self.sourced = called(self.text)
+            if self._reads and command.name in {"source", "."}:
+                self.sourced = self._reads(file, self.text)
                 sourced = [one.moved(command.start) for one in Reading(self.sourced).commands]
                 reading.commands[place + 1 : place + 1] = sourced
                 break
@@ -281,14 +206,8 @@ class Script:
     @cached_property
     def header(self) -> tuple[Line, ...]:
         """The lines in which sbatch looks for directives: those before the first command."""
-        within = 0  # up to where a template's own comment or statement goes
         for line in self.lines:
-            text = line.text.lstrip()
-            if block := GAP_BLOCK.match(self.text, line.start):
-                within = block.end()
-            if line.start < within or not text or text.startswith("#"):
-                continue
-            if not GAP_LINE.match(text):
+            if line.text.strip() and not line.text.lstrip().startswith("#"):
                 return self.lines[: line.number - 1]
         return self.lines
 
@@ -348,7 +267,7 @@ class Script:
 def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
     """The words of a directive as sbatch splits them, and what it refuses the line for.
 
-    Quotes group, a backslash escapes, `#` begins a comment at any place outside quotes.
+    Quotes group, a backslash escapes all but blanks, `#` begins a comment anywhere outside quotes.
     """
     text, words = line.text, list[Word]()
     while found := _DIRECTIVE_WORD.match(text, position):
@@ -358,8 +277,9 @@ def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
         if text[position : position + 1] in {'"', "'"}:
             return words, f"unmatched quote: {text[start : start + 40]}"
         if start == position:
-            break
+            break  # also at a backslash before a blank: sbatch reads no further
         words.append(Word(text[start:position], line.start + start))
+        position += text.startswith("\\", position)  # it escapes no blank: the word ends here
     return words, ""
 
 
@@ -409,19 +329,21 @@ def _steps(command: Command, known: dict[str, tuple[str, ...]]) -> Iterator[Step
     """The steps that a command launches: one, or one per component between colons."""
     words = [one for word in command.words[:_MAX_WORDS] for one in _filled(word, known)]
     words += command.words[_MAX_WORDS:]
-    index = 0
-    while index < len(words) and words[index].raw in _WRAPPERS:  # `env A=b`, `timeout 60`
-        index += 1
-        while index < len(words) and re.match(r"-|\d|[^=]*=", words[index].raw):
-            index += 1
-    if index >= len(words):
+    starts = unwrap([word.value for word in words])
+    at = next((one for one in starts if words[one].program in LAUNCHERS), None)
+    if at is None:
         return
-    start, launcher = words[index].start, words[index].value.rpartition("/")[2]
-    rest = tuple(words[index + 1 :])
+    start, launcher, rest = words[at].start, words[at].program, words[at + 1 :]
     if launcher == "srun":
         colons = [place for place, word in enumerate(rest) if word.raw == ":"]
         for before, after in pairwise([-1, *colons, len(rest)]):
             options = read_options(rest[before + 1 : after], "srun")
-            yield Step(launcher, command, options, start)
-    elif launcher in LAUNCHERS:
-        yield Step(launcher, command, Options((), rest), start)
+            yield Step(launcher, command, options, start, programs_of(options.rest))
+    else:
+        options = Options((), tuple(rest))
+        yield Step(launcher, command, options, start, programs_of(words[at:])[1:])
+
+
+def programs_of(words: Sequence[Word]) -> tuple[tuple[Word, ...], ...]:
+    """The words of each program that a command line runs, wrappers first."""
+    return tuple(tuple(words[at:]) for at in unwrap([word.value for word in words]))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hpcdl.slurm.unwrap import unwrap
+
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
@@ -23,7 +25,14 @@ MAX_INNER = 4
 """Scripts within scripts (`bash -c`) are read down to this depth."""
 _UNQUOTE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+|.)", re.S)
 _IN_DOUBLE = re.compile(r"\\([\"\\$`\n])")
-_SHELLS = {"bash", "sh", "dash", "ksh", "zsh"}
+
+
+def names(text: str) -> frozenset[str]:
+    """The names in a text."""
+    return frozenset(text.split())
+
+
+SHELLS = names("bash sh dash ksh zsh ash")
 _NOT_ASCII = re.compile(r"[^\x01-\x7f]")
 _APOSTROPHE = re.compile(r"(\$\{\w+:?[-+=?][^{}\"'\n]*)'(?=[^{}\"'\n]*\})")
 """In `"${x:-don't}"`, where the grammar takes it for the beginning of a string."""
@@ -51,6 +60,11 @@ class Word(NamedTuple):
     def value(self) -> str:
         """The word without its quotes; `$` expansions stay as written."""
         return unquote(self.raw)
+
+    @property
+    def program(self) -> str:
+        """The word as a program's name, without its path."""
+        return self.value.rpartition("/")[2]
 
 
 def unquote(raw: str) -> str:
@@ -216,12 +230,23 @@ class Reading:
         for child in node.children:
             if child.type == "heredoc_body":
                 self.heredocs.append((self._base + child.start_byte, self._base + child.end_byte))
+                self._script_in(child, start, scopes)
             elif child.type in {"&&", "||"}:
                 self._follow(start, child.type)
             elif child.type in {"pipeline", "command", "list"}:
                 if child.type == "pipeline":
                     self._mark(start, piped=True)
                 self._statement(child, scopes, depth + 1)
+
+    def _script_in(self, body: Node, start: int, scopes: _Scopes) -> None:
+        """The commands of a here-document that a shell reads: `srun bash <<END`."""
+        words = [word.value for one in self.commands[start : start + 1] for word in one.words]
+        last = words[unwrap(words)[-1] :] if words else []
+        reads = last[:1] and last[0].rpartition("/")[2] in SHELLS and set(last[1:]) <= {"-s", "-"}
+        if reads and self._inner:
+            inside = (*scopes, Scope("inner"))
+            text, base = self._text[body.start_byte : body.end_byte], self._base + body.start_byte
+            self.commands += Reading(text, base, inside, self._inner - 1).commands
 
     def _command(self, node: Node, redirects: Sequence[Node], scopes: _Scopes, depth: int) -> None:
         """A simple command, what its words substitute, and what `bash -c` among them runs."""
@@ -264,7 +289,7 @@ class Reading:
     def _inner_scripts(self, words: Sequence[Word], scopes: _Scopes) -> None:
         for shell, option, script in zip(words, words[1:], words[2:], strict=False):
             quoted = script.raw[:1] in {"'", '"'} and len(script.raw) >= 2
-            is_shell = shell.raw.rpartition("/")[2] in _SHELLS
+            is_shell = shell.raw.rpartition("/")[2] in SHELLS
             if self._inner and quoted and is_shell and re.match(r"-[a-z]*c", option.raw):
                 inner = Reading(script.raw[1:-1], script.start + 1, scopes, self._inner - 1)
                 self.commands += inner.commands

@@ -172,7 +172,9 @@ class Checked:
 
 def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
+    from hpcdl.jobs.limits import limits_of
     from hpcdl.jobs.lint import lint
+    from hpcdl.jobs.script import sourced
 
     found, at_once = [], 1 if plan.scale.in_turn else None
     for part in plan.rounds:
@@ -184,7 +186,8 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
                 script.text,
                 name=f"{part.run.name}.sh",
                 version=plan.site.slurm.version,
-                partition=partition,
+                partition=limits_of(partition),
+                sourced=sourced,
             )
             errors, warnings = (
                 [f"line {one.line}: {one.message}" for one in said if one.severity == severity]

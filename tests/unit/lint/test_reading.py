@@ -43,12 +43,12 @@ def test_options_are_read_in_all_their_spellings(line, command, options):
 
 
 def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line():
-    text = '#SBATCH --job-name="a # b" -n 4 # --nodes=9\n#SBATCH --comment=a\\ b\n#SBATCH\t-c2\n'
+    text = '#SBATCH --job-name="a # b" -n 4 # --nodes=9\n#SBATCH --comment=a\\"b\n#SBATCH\t-c2\n'
     (options,) = Script(HEAD + text, "x").components
     assert [(one.name, one.value) for one in options.given] == [
         ("job-name", "a # b"),
         ("ntasks", "4"),
-        ("comment", "a b"),
+        ("comment", 'a"b'),
         ("cpus-per-task", "2"),
     ]
 
@@ -69,7 +69,7 @@ def test_components_of_a_heterogeneous_job_have_options_of_their_own(separator):
 def test_dos_line_ends_are_reported_once_and_change_nothing_else(line_end):
     text = HEAD + "#SBATCH -n2 --mem=1G --mem-per-cpu=1G\nsrun --mpi=mvapich python a | tee b\n"
     found = rules_of(text.replace("\n", line_end))
-    right = {"memory-flags", "mpi-plugin", "pipe-status", "kill-on-bad-exit"}
+    right = {"memory-flags", "mpi-plugin", "status-lost", "kill-on-bad-exit"}
     assert found - {"dos-line-ends"} == right
     assert ("dos-line-ends" in found) == (line_end == "\r\n")
     assert "nul-character" in rules_of(f"{text}\0")
@@ -150,18 +150,16 @@ _MORE = (" ", "\n", "\r\n", "\0", "\u2028", "\n# hpcdl-lint: allow ", "\n#SBATCH
 _PIECES = st.sampled_from((*_WORDS.split(), *_MORE))
 
 
+@pytest.mark.parametrize("name", ["job.sh", "templates/job.txt", "job.sh.j2"])
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("job.sh", {"directive-variable"}),
-        ("templates/run/job.sh", {"directive-variable"}),
-        ("run/templates/job.txt", set()),
-        ("job.sh.j2", set()),
-    ],
+    "gap", ["", "--account=<project>", "-J run_XXX", "--mail-user=your.name@x"]
 )
-def test_what_lies_among_templates_is_filled_in(name, said):
-    text = "#!/bin/bash\n#SBATCH --output=$HOME/%j.log\n./solver\n"
-    assert {one.rule.id for one in lint(text, name=name, version="26.05")} == said
+def test_a_placeholder_is_noted_and_mutes_nothing(name, gap):
+    text = f"{HEAD}#SBATCH --mem=1G --mem-per-cpu=1G {gap}\n#SBATCH --mail-type=END\n"
+    text += "srun --exact --whole a\n"
+    rules = {one.rule.id for one in lint(text, name=name, version="26.05")}
+    assert rules - {"placeholder"} == {"memory-flags", "exact-whole"}
+    assert ("placeholder" in rules) == bool(gap)
 
 
 @given(st.lists(_PIECES, max_size=60).map("".join), st.sampled_from(["20.11.2", "22.05", "26.05"]))
@@ -185,7 +183,7 @@ def test_no_bytes_crash_the_linter(data):
         "#SBATCH --nodees=2 x\n" * 5_000,
         "true\n" + "#SBATCH --nodes=2\n" * 5_000,
         "#SBATCH " + "--nodes=2 " * 5_000,
-        "# hpcdl-lint: allow wait-bare x\n" * 5_000,
+        "# hpcdl-lint: allow status-lost x\n" * 5_000,
         "srun " + "a " * 25_000,
         "'\"" * 25_000,
         "((" * 25_000,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
+from hpcdl.jobs.limits import limits_of
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.lint_report import run_lint
 from hpcdl.slurm.rules import rule
@@ -15,7 +16,7 @@ from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped
 
 WRONG = "#!/bin/bash\n#SBATCH --ntasks=4 --cpus-per-task=8\nsrun --exact ./solver\n"
-V100 = shipped("p100-v100-k80").partition("v100")  # 6 nodes of 8 GPUs, 80 CPUs, two days
+V100 = limits_of(shipped("p100-v100-k80").partition("v100"))  # 6 nodes of 8 GPUs, 80 CPUs, two days
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_what_is_said_of_several_lines_with_the_same_words_is_said_once(script, 
     script.write_text(WRONG + step + "srun -c4 --exact ./solver\n" + step)
     run_lint([script], "22.05", as_json=True)
     data = json.loads(capsys.readouterr().out)
-    assert data["counts"] == {"error": 1, "warning": 0, "advice": 0}
+    assert data["counts"] == {"error": 1, "warning": 0, "note": 0, "advice": 0}
     (found,) = data["files"][0]["findings"]
     assert (found["rule"], found["line"], found["also"]) == ("cpus-per-task-lost", 3, [4, 6])
     assert found["message"].endswith("(also in lines 4, 6)")
@@ -66,17 +67,17 @@ def test_a_frequent_slip_is_named(directive, said):
     assert said in [one.detail for one in found]
 
 
-ADVISED = "#!/bin/bash\n#SBATCH --ntasks=4 --mem=16\nsrun ./solver | tee log\n"
+ADVISED = "#!/bin/bash\n#SBATCH -n 4 --requeue\nsrun ./solver | tee log\n"
 
 
 def test_advice_is_counted_in_one_line_and_shown_where_it_is_asked_for(script, hpcdl):
     script.write_text(ADVISED)
     said = hpcdl("job", "lint", "--slurm-version", "24.11", str(script)).out
-    assert "memory-unit" not in said
+    assert "status-lost" not in said
     last = f"{script}: 1 warning (Slurm 24.11); 1 piece of advice: --advice shows it"
     assert said.splitlines()[-1] == last
     said = hpcdl("job", "lint", "--advice", str(script)).out
-    assert ": advice: memory without a unit is in megabytes" in said
+    assert ": advice: the exit code of the work is not looked at" in said
     assert said.splitlines()[-1] == f"{script}: 1 warning, 1 piece of advice (Slurm 26.05)"
 
 
@@ -85,14 +86,14 @@ def test_advice_is_counted_in_json_and_a_note_of_sarif(script, capsys):
     for advice in (False, True):
         run_lint([script], "24.11", as_json=True, advice=advice)
         data = json.loads(capsys.readouterr().out)
-        assert data["counts"] == {"error": 0, "warning": 1, "advice": 1}
+        assert data["counts"] == {"error": 0, "warning": 1, "note": 0, "advice": 1}
         assert len(data["files"][0]["findings"]) == 1 + advice
         run_lint([script], "24.11", as_sarif=True, advice=advice)
         (run,) = json.loads(capsys.readouterr().out)["runs"]
-        assert [one["level"] for one in run["results"]] == ["note"] * advice + ["warning"]
-        *_, warning = run["results"]
+        assert [one["level"] for one in run["results"]] == ["warning"] + ["note"] * advice
+        warning = run["results"][0]
         assert warning["ruleId"] in {one["id"] for one in run["tool"]["driver"]["rules"]}
-        assert warning["locations"][0]["physicalLocation"]["region"]["startLine"] == 3
+        assert warning["locations"][0]["physicalLocation"]["region"]["startLine"] == 2
 
 
 def test_the_other_files_are_linted_when_one_cannot_be_read(script, tmp_path, capsys):
@@ -112,8 +113,10 @@ def test_bytes_that_are_no_utf8_are_read_all_the_same(script, capsys):
 @pytest.mark.parametrize(
     ("directives", "column"),
     [
-        ("--partition=v100 --gpus-per-node=9", 26),
-        ("-p v100 --gres=gpu:v100:16", 17),
+        ("--gpus-per-node=9", 9),
+        ("--gres=gpu:v100:16", 9),
+        ("--nodes=1 --gpus=16", 19),
+        ("--mem=4000G", 9),
         ("-N7", 9),
         ("--ntasks-per-node=8 -c11", 29),
         ("--time=2-1", 9),
@@ -156,7 +159,7 @@ def found(text, version="26.05"):
         "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a\\\n b\n",
         "# hpcdl-lint: allow kill-on-bad-exit may die\ntime \\\n  srun \\\n  python a.py\n",
         "srun \\\n  python a.py  # hpcdl-lint: allow kill-on-bad-exit may die\n",
-        "# hpcdl-lint: allow pipe-status only to look at\n"
+        "# hpcdl-lint: allow status-lost only to look at\n"
         "# hpcdl-lint: allow kill-on-bad-exit may die\nsrun python a.py | tee log\n",
         STEP + "cat <<END\n# hpcdl-lint: allow nonsense\nEND\n"
         "# hpcdl-lint: allow-file kill-on-bad-exit one in a here-document is text\n",

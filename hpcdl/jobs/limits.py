@@ -1,0 +1,41 @@
+"""What a site's partitions allow, for the judge of requests (hpcdl.slurm.fits)."""
+
+from __future__ import annotations
+
+from hpcdl.site import Partition, Site
+from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits
+
+
+def limits_of(partition: Partition) -> PartitionLimits:
+    """What a partition of the site file allows."""
+    return PartitionLimits(
+        partition.name, tuple(map(_kind, partition.node_groups)), partition.max_minutes
+    )
+
+
+def cluster_of(site: Site) -> Cluster:
+    """What a site file says of its cluster."""
+    groups = [group for part in site.partitions.values() for group in part.node_groups]
+    gpus = [group.gpu for group in groups if group.gpu]
+    typed = all(gpu.gres_type for gpu in gpus)
+    features = {name for group in groups for name in group.features}
+    complete = all(group.features for group in groups)
+    return Cluster(
+        where=f"'{site.name}'",
+        partitions=frozenset(site.partitions),
+        gpu_types=frozenset(gpu.gres_type or "" for gpu in gpus) if gpus and typed else None,
+        features=frozenset(features) if complete else None,
+        plugin_options=frozenset(site.slurm.plugin_options) or None,
+        settings={
+            "SelectType": f"select/{site.slurm.select or ''}",
+            "TaskPlugin": ",".join(site.slurm.task_plugins),
+        },
+        limits={name: limits_of(partition) for name, partition in site.partitions.items()},
+    )
+
+
+def _kind(group: Partition) -> NodeKind:
+    gpus = {group.gpu.gres_type or "": group.gpu.per_node} if group.gpu else {}
+    features = frozenset(group.features) if group.features else None
+    # Slurm counts a GB as 1024 MB; figures of site files are rounded.
+    return NodeKind(group.nodes, group.cpus, int(group.memory_gb * 1024), gpus, features)

@@ -1,0 +1,203 @@
+"""Whether a partition can ever run what a job asks for: one judge for all commands. Pure.
+
+`PartitionLimits` is what a partition allows, from a site file or from the live Slurm;
+`ResourceRequest` what a job asks for, from directives or from a layout. A number that nobody knows
+is None and judges nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hpcdl.slurm.time_limit import walltime
+from hpcdl.system.text import count_of, one_of
+
+_FEATURE = re.compile(r"[\w.:+-]+", re.A)
+
+
+class NodeKind(NamedTuple):
+    """Equal nodes of a partition: how many, usable CPUs and MB each, GPUs by type, features.
+
+    The type of GPUs is '' where Slurm gives them none. `features` is None where nobody knows them.
+    """
+
+    nodes: int
+    cpus: int
+    memory_mb: int
+    gpus: Mapping[str, int]
+    features: frozenset[str] | None = None
+
+
+class PartitionLimits(NamedTuple):
+    """What a partition allows: its nodes, the longest time in minutes, its QOS.
+
+    `qos`, `arrays` (MaxArraySize) and `mpi` (what `srun --mpi=` takes) are None where unknown.
+    """
+
+    name: str
+    kinds: tuple[NodeKind, ...]
+    minutes: int | None = None
+    qos: frozenset[str] | None = None
+    arrays: int | None = None
+    mpi: tuple[str, ...] | None = None
+
+
+class ResourceRequest(NamedTuple):
+    """What a job asks for; None where it leaves that to Slurm. Memory in MB, time in minutes.
+
+    `gpus` and `gpus_per_node` are (type, count) pairs, with type '' for any.
+    """
+
+    nodes: int | None = None
+    tasks: int | None = None
+    tasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    gpus: tuple[tuple[str, int], ...] = ()
+    gpus_per_node: tuple[tuple[str, int], ...] = ()
+    gpus_per_task: int | None = None
+    memory_mb: int | None = None
+    memory_per_cpu: int | None = None
+    memory_per_gpu: int | None = None
+    minutes: int | None = None
+    feature: str = ""
+    qos: str = ""
+    last_of_array: int | None = None
+    mpi: str = ""
+
+
+Names = frozenset[str] | None
+"""The names that there are; None where nobody knows."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The names of a cluster's things, its settings, and what its partitions allow.
+
+    `gpu_types` are types in Gres (`p100` of gpu:p100:4), `plugin_options` the long options, without
+    dashes, that plug-ins (SPANK) add, `settings` what is known of slurm.conf: all, little or none.
+    `default` is the partition of jobs that name none.
+    """
+
+    where: str = ""
+    partitions: Names = None
+    accounts: Names = None
+    qos: Names = None
+    gres: Names = None
+    gpu_types: Names = None
+    features: Names = None
+    plugin_options: Names = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, PartitionLimits] = field(default_factory=dict)
+    default: str = ""
+
+    def sets(self, key: str, word: str) -> bool:
+        """Whether a setting is known and holds a word: ("TaskPlugin", "affinity")."""
+        return word in self.settings.get(key, "").lower()
+
+
+class Misfit(NamedTuple):
+    """What does not fit: the fields of the request that are too much, and why, in words."""
+
+    fields: tuple[str, ...]
+    why: str
+
+
+def misfits(request: ResourceRequest, limits: PartitionLimits) -> tuple[Misfit, ...]:
+    """Everything of a request that a partition cannot give; nothing where it fits."""
+    has = f"'{limits.name}' has"
+    found = [*_beyond_limits(request, limits)]
+    total = sum(kind.nodes for kind in limits.kinds)
+    if request.nodes is not None and request.nodes > total:
+        found.append(Misfit(("nodes",), f"{has} {count_of(total, 'node')}"))
+    per_kind = [_on_nodes(request, kind, limits.name) for kind in limits.kinds]
+    if per_kind:  # the kind of nodes that comes nearest
+        found += sorted(per_kind, key=len)[0]
+    found += _in_all(request, limits) if not found else ()
+    return tuple(found)
+
+
+def _beyond_limits(request: ResourceRequest, limits: PartitionLimits) -> list[Misfit]:
+    """What the partition itself refuses, whatever its nodes are."""
+    found: list[Misfit] = []
+    name = f"'{limits.name}'"
+    if request.minutes and limits.minutes and request.minutes > limits.minutes:
+        found.append(Misfit(("minutes",), f"{name} allows {walltime(limits.minutes)}"))
+    if request.qos and limits.qos is not None and request.qos not in limits.qos:
+        allowed = one_of(sorted(limits.qos)) if limits.qos else "none"
+        found.append(Misfit(("qos",), f"{name} allows the QOS {allowed}"))
+    if limits.arrays is not None and (request.last_of_array or 0) >= limits.arrays:
+        why = f"the last index of an array is {limits.arrays - 1} here (MaxArraySize)"
+        found.append(Misfit(("last_of_array",), why))
+    if request.mpi and limits.mpi is not None and request.mpi not in limits.mpi:
+        found.append(Misfit(("mpi",), f"srun --mpi takes {', '.join(limits.mpi)} here"))
+    return found
+
+
+def _on_nodes(request: ResourceRequest, kind: NodeKind, name: str) -> list[Misfit]:
+    """What one node of a kind cannot hold."""
+    has, found = f"'{name}' has", list[Misfit]()
+    for wanted, count in request.gpus_per_node:
+        most = gpus_of(kind, wanted)
+        if count > most:
+            named = f"{wanted} GPUs" if wanted else "GPUs"
+            found.append(Misfit(("gpus_per_node",), f"{has} {most or 'no'} {named} per node"))
+    cpus = (request.tasks_per_node or 1) * (request.cpus_per_task or 1)
+    if cpus > kind.cpus:
+        fields = ("cpus_per_task", "tasks_per_node", "tasks")
+        found.append(Misfit(fields, f"{has} {kind.cpus} CPUs per node"))
+    gpus = sum(count for _, count in request.gpus_per_node)
+    per_node = (
+        request.memory_mb,
+        request.memory_per_cpu and request.memory_per_cpu * cpus,
+        request.memory_per_gpu and request.memory_per_gpu * gpus,
+    )
+    if any(memory and memory > kind.memory_mb for memory in per_node):
+        fields = ("memory_mb", "memory_per_cpu", "memory_per_gpu")
+        found.append(Misfit(fields, f"{has} {kind.memory_mb:,} MB per node"))
+    features = set(_FEATURE.findall(request.feature))
+    plain = not re.search(r"[|*\[]", request.feature)
+    if plain and kind.features is not None and not features <= kind.features:
+        missing = one_of(sorted(features - kind.features))
+        found.append(Misfit(("feature",), f"no node of '{name}' has the feature {missing}"))
+    return found
+
+
+def _in_all(request: ResourceRequest, limits: PartitionLimits) -> list[Misfit]:
+    """What all nodes that the job may have cannot hold together."""
+    found: list[Misfit] = []
+    total = sum(kind.nodes for kind in limits.kinds)
+    nodes = total if request.nodes is None else min(total, request.nodes)
+    where = f"{count_of(nodes, 'node')} of '{limits.name}'"
+    have = "has" if nodes == 1 else "have"
+    cpus = _most(limits.kinds, nodes, [kind.cpus for kind in limits.kinds])
+    if request.tasks and request.tasks * (request.cpus_per_task or 1) > cpus:
+        found.append(Misfit(("tasks", "cpus_per_task"), f"{where} {have} {cpus} CPUs"))
+    asked: list[tuple[str, int]] = [*request.gpus]
+    if request.gpus_per_task and request.tasks:
+        asked.append(("", request.gpus_per_task * request.tasks))
+    for wanted, count in asked:
+        most = _most(limits.kinds, nodes, [gpus_of(kind, wanted) for kind in limits.kinds])
+        if count > most:
+            gpus = f"{wanted} GPUs" if wanted else "GPUs"
+            why = f"{where} {have} {most or 'no'} {gpus}"
+            found.append(Misfit(("gpus", "gpus_per_task"), why))
+    return found
+
+
+def gpus_of(kind: NodeKind, wanted: str) -> int:
+    """GPUs of a type, or of any, on a node; one without types has GPUs of every type."""
+    if not wanted or set(kind.gpus) == {""}:
+        return sum(kind.gpus.values())
+    return kind.gpus.get(wanted, 0)
+
+
+def _most(kinds: Sequence[NodeKind], nodes: int, each: Sequence[int]) -> int:
+    """The most of something that `nodes` nodes have together."""
+    left, total = nodes, 0
+    for count, kind in sorted(zip(each, kinds, strict=True), reverse=True, key=lambda one: one[0]):
+        taken = min(left, kind.nodes)
+        left, total = left - taken, total + taken * count
+    return total

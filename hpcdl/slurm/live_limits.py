@@ -1,0 +1,72 @@
+"""What the Slurm on PATH has and allows, for the judge of requests (hpcdl.slurm.fits)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from hpcdl.slurm import client, parse
+from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits
+from hpcdl.slurm.time_limit import slurm_minutes
+from hpcdl.system.errors import HpcdlError
+
+
+def live_cluster() -> Cluster:
+    """Return what the Slurm on PATH says of its partitions, names and settings.
+
+    Raises:
+        MissingPrerequisite: there is none, or it does not answer.
+    """
+    config, nodes, partitions = client.config(), client.nodes(), client.partitions()
+    gres = [one for node in nodes for one in node.gres.split(",") if one]
+    gpu_types = {kind for node in nodes for kind, _ in node.gpus if kind}
+    mpi = _mpi()
+    enforced = "associations" in config.get("AccountingStorageEnforce", "").lower()
+    return Cluster(
+        where=f"'{config['ClusterName'].split()[0]}'",
+        partitions=frozenset(one.name for one in partitions),
+        accounts=(frozenset(client.own_accounts()) or None) if enforced else None,
+        qos=(frozenset(client.all_qos()) or None) if enforced else None,
+        gres=frozenset(one.partition(":")[0].partition("(")[0] for one in gres),
+        gpu_types=frozenset(gpu_types) or None,
+        features=frozenset(name for node in nodes for name in node.features),
+        plugin_options=frozenset(client.plugin_options()),
+        settings=config,
+        limits={one.name: _limits(one, nodes, config, mpi) for one in partitions if one.node_count},
+        default=next((one.name for one in partitions if one.default), ""),
+    )
+
+
+def _limits(
+    partition: parse.PartitionRecord,
+    nodes: Sequence[parse.NodeRecord],
+    config: dict[str, str],
+    mpi: tuple[str, ...] | None,
+) -> PartitionLimits:
+    own = Counter(map(_kind, (node for node in nodes if partition.name in node.partitions)))
+    size = re.match(r"\d+", config.get("MaxArraySize", ""))
+    return PartitionLimits(
+        partition.name,
+        tuple(
+            NodeKind(count, cpus, memory, dict(gpus), features)
+            for (cpus, memory, gpus, features), count in own.items()
+        ),
+        None if partition.max_time == "UNLIMITED" else slurm_minutes(partition.max_time),
+        arrays=int(size[0]) if size else None,
+        mpi=mpi,
+    )
+
+
+def _kind(node: parse.NodeRecord) -> tuple[int, int, tuple[tuple[str, int], ...], frozenset[str]]:
+    """What makes two nodes equal for a job: CPUs and MB that jobs may have, GPUs, features."""
+    gpus = tuple((kind or "", count) for kind, count in node.gpus)
+    return node.cpus, node.memory_mb, gpus, frozenset(node.features)
+
+
+def _mpi() -> tuple[str, ...] | None:
+    """The plug-ins of `srun --mpi=`; None where srun does not list them."""
+    try:
+        return client.mpi_plugins()
+    except HpcdlError:
+        return None

@@ -1,0 +1,56 @@
+"""The options of sbatch and srun by release, from facts/slurm_options.yaml."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from hpcdl.facts import load
+from hpcdl.slurm.rules import Span, span
+
+
+class OptionFact(NamedTuple):
+    """What one command accepts: a name, its letter, its argument (required, optional, none)."""
+
+    name: str
+    letter: str
+    argument: str
+    span: Span
+
+
+@cache
+def known_options(command: str) -> dict[str, OptionFact]:
+    """The options that some release of a command (sbatch, srun) or a plug-in knows, by name."""
+    facts = load("slurm_options")
+    own = [row for row in facts["options"] if command in row["commands"]]
+    return {
+        row["name"]: OptionFact(
+            row.get("means", row["name"]),
+            row.get("short", ""),
+            row.get("argument", "none"),
+            span(row),
+        )
+        for row in (*own, *facts["plugins"])
+    }
+
+
+@cache
+def letters(command: str) -> dict[str, OptionFact]:
+    """The options of a command that have a letter, by letter."""
+    return {fact.letter: fact for fact in known_options(command).values() if fact.letter}
+
+
+@cache
+def prefixes(command: str) -> dict[str, tuple[OptionFact, ...]]:
+    """Every beginning of a name with the options that it may mean.
+
+    More than one means that getopt calls it ambiguous, or that a release brought the second.
+    """
+    table: dict[str, tuple[OptionFact, ...]] = {}
+    for name, fact in known_options(command).items():
+        for length in range(1, len(name)):
+            before = table.get(name[:length], ())
+            # Two spellings of one option are not ambiguous: cpu-bind and cpu_bind.
+            if fact.name not in {one.name for one in before}:
+                table[name[:length]] = (*before, fact)
+    return table
