@@ -35,6 +35,7 @@ from hpcdl.system.files import write_atomic
 KERNELS = Path(__file__).with_name("gpu_kernels")
 _FLAGS = ("-DGOOGLE_CUDA=1", "-DNDEBUG", "-DEIGEN_MAX_ALIGN_BYTES=64", "-ferror-limit=1", "-w")
 _ERROR = re.compile(r"^.*\b(?:error|fatal|undefined (?:symbol|reference))\b.*$", re.M)
+_SAME = ("when", "compiler", "cuda")
 _LOAD = """
 import json, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -172,31 +173,45 @@ def _load_faults(stack: Path, setting: Setting, names: Sequence[str]) -> Mapping
 def _row(setting: Setting, cuda: str, faults: Mapping[str, str]) -> dict[str, Any]:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     gpus = [f"{code[:-1]}.{code[-1]}" for code in setting.codes]
-    compiler = f"clang {setting.clang.version}"
-    good = [name for name, fault in faults.items() if not fault]
     return {
         "when": {"tensorflow": setting.tensorflow, "gpu": ",".join(gpus)},
+        "compiler": f"clang {setting.clang.version}",
+        "cuda": cuda,
+        **_results(faults),
+        "cpu_seconds": round(used.ru_utime + used.ru_stime),
         "proof": "compiled",
         "source": "kernels",
-        "note": f"custom GPU operations compile on its headers: {len(good)} of {len(faults)} "
-        f"kernels by {compiler} and the wheels of CUDA {cuda}",
-        "compiler": compiler,
-        "cuda": cuda,
-        "compiled": good,
-        "failed": {name: fault for name, fault in faults.items() if fault},
-        "cpu_seconds": round(used.ru_utime + used.ru_stime),
     }
 
 
+def _results(faults: Mapping[str, str]) -> dict[str, Any]:
+    good = [name for name, fault in sorted(faults.items()) if not fault]
+    bad = {name: fault for name, fault in sorted(faults.items()) if fault}
+    return {"compiled": good, "failed": bad}
+
+
 def _write(row: Mapping[str, Any], path: Path) -> None:
-    """Put the row in the place of the one for the same versions and GPUs."""
+    """Put the row in the place of the one for the same versions and GPUs.
+
+    Of kernels that were left out this time the older results are kept.
+    """
     text = path.read_text(encoding="utf-8")
-    table = yaml.safe_load(text)
-    same = ("when", "compiler", "cuda")
-    rows = [one for one in table["notes"] if any(one[key] != row[key] for key in same)]
-    head = text[: text.index("notes:")]
-    body = yaml.safe_dump({"notes": [*rows, dict(row)]}, sort_keys=False, width=1000)
-    write_atomic(path, head + body)
+    rows = yaml.safe_load(text)["notes"]
+    same = [one for one in rows if all(one[key] == row[key] for key in _SAME)]
+    faults = dict[str, str]()
+    for one in (*same, row):
+        faults |= {**dict.fromkeys(one["compiled"], ""), **one["failed"]}
+    results = _results(faults)
+    note = (
+        f"custom GPU operations compile on its headers: {len(results['compiled'])} of "
+        f"{len(faults)} kernels by {row['compiler']} and the wheels of CUDA {row['cuda']}"
+    )
+    seconds = sum(one["cpu_seconds"] for one in (*same, row))
+    new = {**row, **results, "cpu_seconds": seconds, "note": note}
+    body = yaml.safe_dump(
+        {"notes": [*(one for one in rows if one not in same), new]}, sort_keys=False, width=100
+    )
+    write_atomic(path, text[: text.index("notes:")] + body)
 
 
 if __name__ == "__main__":

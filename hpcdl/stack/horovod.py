@@ -15,6 +15,7 @@ are needed while building only.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -371,10 +372,10 @@ def _device_compilers(stack: StackRequest, recipe: Recipe) -> list[_Device]:
     assert recipe.horovod is not None
     computes, cuda = recipe.horovod.computes, recipe.versions["cuda"]
     refused: list[str] = []
-    found = () if stack.cuda_home else fitting(clangs(), "clang", computes, cuda, refused)
-    devices = [_Device(clang=clang) for clang in found]
-    if devices:
-        return devices
+    fits = [] if stack.cuda_home else list(fitting(clangs(), "clang", computes, cuda, refused))
+    if fits and platform.machine() == wheelhouse.MACHINE:
+        return [_Device(clang=clang) for clang in fits]
+    refused += [f"{one}: NVIDIA's wheels are locked for {wheelhouse.MACHINE} only" for one in fits]
     nvccs = list(fitting(_nvccs(stack), "nvcc", computes, cuda, refused))
     if nvccs:
         return [_Device(nvcc=nvcc) for nvcc in nvccs]

@@ -40,7 +40,7 @@ from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import require_no_stranger, require_private
 
 Say = Callable[[str], None]
-_MACHINE = "x86_64"
+MACHINE = "x86_64"
 """Whose wheels the facts have."""
 _FETCH_SECONDS = 3600
 _RECORD = "sha256.txt"
@@ -111,7 +111,7 @@ def new_log(what: str) -> Path:
 def pins(tensorflow: str, python: str) -> tuple[str, ...]:
     """The versions beside a TensorFlow under a Python such as `3.11`; none without a row for it."""
     rows = facts.load("wheel_lock")["pins"].get(python, {})
-    if tensorflow not in rows or platform.machine() != _MACHINE:
+    if tensorflow not in rows or platform.machine() != MACHINE:
         return ()
     chosen = dict(one.split("==") for one in f"{rows['all']} {rows[tensorflow]}".split())
     return tuple(f"{name}=={version}" for name, version in chosen.items())
@@ -222,7 +222,7 @@ def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, 
     beside = pins(recipe.tensorflow, python.minor)
     if not beside:
         say(
-            f"note: digests of wheels come with hpcdl for {_MACHINE}, and none for Python "
+            f"note: digests of wheels come with hpcdl for {MACHINE}, and none for Python "
             f"{python.minor} on {platform.machine()}: the index is believed"
         )
     constraints = target / "constraints.txt"

@@ -140,6 +140,18 @@ def test_clang_compiles_for_every_partition_and_takes_any_gcc_of_horovod(empty_m
     assert str(tools).startswith(f"{empty_machine}/clang++-19 19.1.7 and ")
 
 
+def test_where_no_wheels_are_locked_for_the_machine_an_nvcc_is_taken(empty_machine, monkeypatch):
+    clang(empty_machine, "19.1.7")
+    program(empty_machine / "g++", "13.3.0")
+    site = wanted("p100")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(MissingPrerequisite) as caught:
+        find_toolchain(*site)
+    assert "NVIDIA's wheels are locked for x86_64 only" in caught.value.details[0]
+    nvcc(empty_machine, "12.4.131")
+    assert find_toolchain(*site).nvcc.version == "12.4.131"
+
+
 def test_a_clang_that_is_too_old_is_refused_by_its_rule(empty_machine):
     clang(empty_machine, "14.0.6")
     program(empty_machine / "g++", "12.2.0")
