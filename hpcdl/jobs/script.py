@@ -240,8 +240,8 @@ def _warned(spec: JobSpec, layout: Layout) -> int:
 
 def _named(spec: JobSpec) -> list[str]:
     """The options of sbatch that have an option of their own here and no line of the template."""
-    named = {"reservation": spec.reservation, "licenses": spec.licenses}
-    return [f"{name}={value}" for name, value in named.items() if value is not None]
+    named = ((name, getattr(spec, name)) for name in ("reservation", "licenses", "nice"))
+    return [f"{name}={value}" for name, value in named if value is not None]
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:

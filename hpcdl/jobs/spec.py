@@ -395,6 +395,15 @@ class JobSpec:
         example="matlab:2",
         **_OF_SLURM,
     )
+    nice: int | None = option(
+        "lower the job's priority by so much",
+        None,
+        sweep=True,
+        free=True,
+        type="integer",
+        minimum=0,
+        maximum=2_147_483_645,
+    )
 
     @property
     def memory(self) -> Memory | None:

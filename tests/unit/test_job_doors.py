@@ -170,6 +170,7 @@ SWEPT = {
     "reservation": "a,b",
     "licenses": "a,b",
     "requeues": "0,1",
+    "nice": "1,2",
     "signal-before": "60,none",
     "gpu-model": "V100-SXM2",
 }
