@@ -34,8 +34,7 @@ def _written(args: argparse.Namespace) -> Script:
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
-    module = request.module_of(args, site, spec, published=False)
-    return render_script(site, request.checked(site, spec, module, queued=False), module)
+    return render_script(site, spec, request.checked(args, site, spec, queued=False))
 
 
 def _render(args: argparse.Namespace) -> ExitCode:
@@ -81,8 +80,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
-    module = request.module_of(args, site, spec, published=True)
-    request.checked(site, spec, module)
+    module = request.checked(args, site, spec, queued=True)
     if args.dry_run:
         script, placed = place(site, spec, module)
         if not args.json:
@@ -181,7 +179,8 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
     modules = request.modules_of(args, site, spec, tuple(places), published=True)
     for point in samples(points)[:_CHECKED]:
-        request.checked(site, point.spec, modules[point.spec.partition])
+        module = modules[point.spec.partition]
+        request.checked(args, site, point.spec, queued=True, module=module)
     if args.dry_run:
         found = sweep_run.run_statuses(folder, points, request=asked)
         return _would_sweep(found, site, folder, modules, args)

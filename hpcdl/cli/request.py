@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,12 @@ from hpcdl.cli.train import check_words, train_options
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.environment import looks_secret
 from hpcdl.jobs.launch import with_version
+from hpcdl.jobs.program import NotHere
 from hpcdl.jobs.sbatch_options import as_ours
 from hpcdl.jobs.spec import command_of, load_request
 from hpcdl.system.declare import build, configure, merged, typed
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.text import count_of
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -85,28 +87,80 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     return seen_from(Path.cwd(), asked)
 
 
-def checked(site: Site, spec: JobSpec, module: Module, *, queued: bool = True) -> JobSpec:
-    """The same, once its program, its image and what a container is to see are there.
+def checked(
+    args: argparse.Namespace,
+    site: Site,
+    spec: JobSpec,
+    *,
+    queued: bool,
+    module: Module | None = None,
+) -> Module:
+    """The module of a job, after all that can be known of the job before it is queued is checked.
 
-    `queued` says whether it is to be queued here, so that its data set must be there, too.
+    `queued` says whether it is to be queued here: then its release, program and data set must be
+    there. A script that is only printed may be for another machine, where a note does. With a
+    `module` no other is looked for.
+
+    Raises:
+        BadInput: everything that is wrong with the job, at once.
+        MissingPrerequisite: only the release is missing.
     """
-    from hpcdl.jobs.program import check_data, check_image_name, check_program, unread_directives
+    from hpcdl.jobs.program import check_data, check_image_name, check_program
+    from hpcdl.jobs.script import check_request
 
-    check_words(spec.program, spec.launcher, queued=queued)
+    faults: list[HpcdlError] = []
+    loaded = module or Module(())
+    checks: list[Callable[[], object]] = [
+        lambda: check_request(site, spec),
+        lambda: check_words(spec.program, spec.launcher, queued=queued),
+        lambda: _check_datasets(site, spec),
+        lambda: check_program(Path.cwd(), spec, loaded, queued=queued),
+        lambda: check_data(spec) if queued else None,
+        lambda: check_image_name(site.container, spec.container),
+    ]
+    if module is None:
+        try:
+            loaded = module_of(args, site, spec, published=queued)
+        except HpcdlError as fault:
+            faults.append(fault)
+    for check in checks:
+        try:
+            check()
+        except HpcdlError as fault:
+            faults.append(fault)
+    elsewhere = [] if queued else [one.message for one in faults if isinstance(one, NotHere)]
+    _raise([one for one in faults if one.message not in elsewhere])
+    for message in elsewhere:
+        print(f"note: {message}", file=sys.stderr)
+    _note_directives(spec)
+    return loaded
+
+
+def _raise(faults: Sequence[HpcdlError]) -> None:
+    """Raise one error for all faults, each once."""
+    apart = list({fault.message: fault for fault in faults}.values())
+    if len(apart) == 1:
+        raise apart[0]
+    if apart:
+        said = f"{count_of(len(apart), 'thing')} are wrong with this job"
+        raise BadInput(said, details=[one.in_one_line() for one in apart])
+
+
+def _check_datasets(site: Site, spec: JobSpec) -> None:
     if spec.container and not site.paths.datasets.is_dir():
         said = f"there is no directory {site.paths.datasets}, which containers of this site see"
         raise BadInput(said, hint="make it, or correct `datasets` in the site file")
-    check_program(Path.cwd(), spec, module, queued=queued)
-    if queued:
-        check_data(spec)
-    check_image_name(site.container, spec.container)
+
+
+def _note_directives(spec: JobSpec) -> None:
+    from hpcdl.jobs.program import unread_directives
+
     if script := unread_directives(spec):
         print(
             f"note: the #SBATCH lines of {script.name} do not count here: options of `hpcdl job` "
             "say what the job gets",
             file=sys.stderr,
         )
-    return spec
 
 
 def _variable(text: str) -> str:
@@ -146,7 +200,7 @@ def _directory(given: Path | None) -> Path | None:
     """A directory that is made or used here, so that no variable in its name is left."""
     path = _path(given) if given else None
     if path and (found := re.search(r"\$\{?\w+", str(given))) and not path.exists():
-        raise BadInput(f"{given}: no shell has put in what {found[0]} is", hint="write the path")
+        raise BadInput(f"{given}: the variable {found[0]} was not expanded", hint="write the path")
     return path
 
 

@@ -150,8 +150,8 @@ def check_pmi(site: Site, spec: JobSpec, layout: Layout) -> None:
         raise BadInput(
             f"{layout.world_size} ranks cannot find each other by MPI: srun of '{site.name}' has "
             "no PMI (`slurm.mpi: none` in the site file)",
-            hint="use --launcher horovod-mpirun; or correct `slurm.mpi`: `srun --mpi=list` shows "
-            "the plug-ins",
+            hint=f"use --launcher {row.name}-mpirun; or correct `slurm.mpi`: "
+            "`srun --mpi=list` shows the plug-ins",
         )
 
 
@@ -191,7 +191,8 @@ def check_container(site: Site, spec: JobSpec) -> None:
         raise BadInput(f"the site '{site.name}' declares no container runtime", hint=hint)
     if spec.container and site.container == "pyxis" and LAUNCHERS[spec.launcher].mpirun:
         raise BadInput(
-            "Pyxis starts containers under srun, not under mpirun", hint="use --launcher horovod"
+            "Pyxis starts containers under srun, not under mpirun",
+            hint="use --launcher horovod or mpi",
         )
 
 

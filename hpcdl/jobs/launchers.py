@@ -54,6 +54,15 @@ _ROWS = (
         openmp=True,
     ),
     Launcher(
+        "mpi-mpirun",
+        "Open MPI's mpirun inside the allocation, for any MPI program",
+        mpi=True,
+        mpirun=True,
+        gpu_each=False,
+        openmp=True,
+        rank="OMPI_COMM_WORLD_RANK",
+    ),
+    Launcher(
         "torch",
         "srun, with what `init_process_group()` reads",
         meets=True,

@@ -48,6 +48,10 @@ _STARTERS = re.compile(
 )
 
 
+class NotHere(BadInput):
+    """A file of the job that is not on this machine, which another one may have."""
+
+
 def script_index(program: Sequence[str]) -> int | None:
     """Index of the argument that is the script for an interpreter; None for no script."""
     name = Path(program[0]).name if program else ""
@@ -151,7 +155,7 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     check_launcher(spec)
     check_image(folder, spec.container)
     if spec.chdir and not spec.chdir.is_dir():
-        raise BadInput(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
+        raise NotHere(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
     if not argv or spec.container:
         return
     brought = bool(module.names) and not argv[0].endswith(_SCRIPT)
@@ -183,7 +187,7 @@ def check_script(spec: JobSpec) -> None:
     if Path(spec.program[0]).name in _SHELLS and "/" not in str(script) and shutil.which(script):
         return
     if not any(place and _is_there(place / script) for place in (spec.chdir, spec.job_dir)):
-        raise BadInput(
+        raise NotHere(
             f"there is no script {script} here",
             hint="jobs work in a directory of their own: name the script by its path from here, "
             "or by its absolute path",
@@ -195,7 +199,7 @@ def check_image(folder: Path, image: str | None) -> None:
     path = image and (image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh", ".sqfs")))
     if image and path and not _is_there(folder / image):
         hint = "name it by its path, or by its place in a registry, such as docker://NAME"
-        raise BadInput(f"there is no image {image}", hint=hint)
+        raise NotHere(f"there is no image {image}", hint=hint)
 
 
 def check_image_name(runtime: str | None, image: str | None) -> None:
@@ -220,7 +224,7 @@ def check_data(spec: JobSpec) -> None:
 def _check_runs(folder: Path, name: str) -> None:
     path = folder / name
     if "/" not in name or not _is_there(path):
-        raise BadInput(
+        raise NotHere(
             f"there is no program '{name}'" + ("" if "/" in name else " here"),
             hint="name it by its path; or load the module that has it: --module NAME",
         )
@@ -232,7 +236,7 @@ def _check_runs(folder: Path, name: str) -> None:
 
 def _check_absolute(script: Path) -> None:
     if not _is_there(script):
-        raise BadInput(f"there is no script {script}", hint="the job's nodes see what you see")
+        raise NotHere(f"there is no script {script}", hint="the job's nodes see what you see")
     if script.is_dir() and not _is_there(script / "__main__.py"):
         said = f"{script} is a directory without a __main__.py"
         raise BadInput(said, hint="name the script in it")
@@ -288,7 +292,7 @@ def _check_relative(folder: Path, program: Sequence[str]) -> None:
         path = folder / name
         if _is_there(path) and ("/" in name or path.suffix or path.is_dir()):
             raise BadInput(
-                f"{name} lies here, and the job works in a directory of its own",
+                f"{name} is in the current directory, but the job runs in its own directory",
                 hint="--chdir . lets the program work here; or write the whole path",
             )
 

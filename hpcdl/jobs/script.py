@@ -127,6 +127,20 @@ def render_script(
     Raises:
         BadInput: the request is impossible; says what would fit.
     """
+    spec, nodes, layout = check_request(site, spec)
+    values = _values(site, spec, nodes, layout, module)
+    values |= _of_program(site, spec, array, values["rank_name"] is not None)
+    text = _template("job.sh.j2").render(values)
+    lines = [Line(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
+    if module.functions is None:  # a line stands for them
+        at = lines.index(Line(_FUNCTIONS))
+        body = "\n".join(line.text for line in lines[at + 1 :])
+        lines[at : at + 1] = _function_lines(body)
+    return Script(tuple(lines), layout, site.slurm.version)
+
+
+def check_request(site: Site, spec: JobSpec) -> tuple[JobSpec, Partition, Layout]:
+    """The job with its nodes and its layout on them; BadInput: it is impossible on this site."""
     spec = check_spec(spec)
     nodes, layout = plan_on(site, spec)
     launch.check_mpi(site)
@@ -140,15 +154,7 @@ def render_script(
     except BadInput as fault:
         said = f"the environment of '{nodes.name}' in the site file {fault.message}"
         raise BadInput(said, hint=fault.hint) from fault
-    values = _values(site, spec, nodes, layout, module)
-    values |= _of_program(site, spec, array, values["rank_name"] is not None)
-    text = _template("job.sh.j2").render(values)
-    lines = [Line(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
-    if module.functions is None:  # a line stands for them
-        at = lines.index(Line(_FUNCTIONS))
-        body = "\n".join(line.text for line in lines[at + 1 :])
-        lines[at : at + 1] = _function_lines(body)
-    return Script(tuple(lines), layout, site.slurm.version)
+    return spec, nodes, layout
 
 
 def render_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> str:

@@ -192,7 +192,7 @@ def said(command, tmp):
         status, text = _run(call, words, tmp, variables)
     lines = [line for line in _with_places(text, tmp).splitlines() if line.strip()] or [""]
     found = f"{status} {lines[0]}"
-    if re.search(r" has (\d+ )?faults?$", lines[0]):
+    if re.search(r" has (\d+ )?faults?$| (wrong with this job|cannot be used)$", lines[0]):
         found += f"\n  {lines[1].strip()}"
     elif "help: " not in text:
         found += "\n  (no next step)"

@@ -131,7 +131,7 @@ int main(int n, char **words) {
 """
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "horovod-mpirun"])
+@pytest.mark.parametrize("launcher", ["mpi", "mpi-mpirun", "horovod-mpirun"])
 def test_a_plain_mpi_program_under_srun_and_mpirun(slurm, tmp_path, launcher):
     if shutil.which("mpicc") is None:
         pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")

@@ -233,7 +233,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ("R -- python x.ipynb", "x.ipynb is a notebook"),
         ("R -- python 'x.py --lr 1'", "leave the quotes out: x.py --lr 1"),
         ("R -- python -m torch.distributed.run x.py", "--launcher torchrun -- PROGRAM"),
-        ("R --job-dir '$NOWHERE/x'", "no shell has put in what $NOWHERE is"),
+        ("R --job-dir '$NOWHERE/x'", "the variable $NOWHERE was not expanded"),
         ("R --sbatch '--mail-type END'", "write --sbatch mail-type=END"),
         ("R --sbatch 'begin =now'", "has no option 'begin '"),
         ("R --file ~/no.yaml", "no shell has put in your home for ~"),

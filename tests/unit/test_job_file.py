@@ -67,7 +67,7 @@ def test_options_go_before_the_file(job_file, hpcdl, words, line):
     [
         ("schema: 1\n", "", "the file lacks the key 'schema'"),
         ("name: mine", "name: a b", "'name' is 'a b'"),
-        ("name: mine", "launcher: mpirun", "did you mean 'mpi'?"),
+        ("name: mine", "launcher: mpirun", "did you mean 'mpi-mpirun'?"),
         ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
         ("[python, -c", "[[python], -c", "must be text, not a list"),
         ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),

@@ -92,9 +92,12 @@ def test_a_script_that_ranks_would_not_find_is_refused(here):
         ("python empty", r"is a directory without a __main__\.py"),
         ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
         ("python3 -m nosuchmodule", "finds no module 'nosuchmodule'"),
-        ("cat train.py", r"train\.py lies here, and the job works in a directory of its own"),
-        ("python train.py --data=sub/tool", "sub/tool lies here"),
-        ("python train.py sub", "sub lies here"),
+        (
+            "cat train.py",
+            r"train\.py is in the current directory, but the job runs in its own directory",
+        ),
+        ("python train.py --data=sub/tool", "sub/tool is in the current directory"),
+        ("python train.py sub", "sub is in the current directory"),
     ],
 )
 def test_what_the_job_would_not_find_is_refused(here, monkeypatch, line, says):
