@@ -77,7 +77,12 @@ there? What a row showed wrong was mended before the next.
 |---|---|---|
 {rows}
 
-Against the real sbatch: tests/integration/test_lint_gate.py.
+What is missed: of 24 scripts that were written with one real fault each, 22 have an error or a
+warning, and two advice (the exit code of work in a pipe, or behind a bare `wait`).
+
+Against the real sbatch 22.05.8, asked by `--test-only` (tests/integration/test_lint_gate.py): of
+5,000 mutated directives one is judged otherwise than by sbatch, of 1,500 public scripts four (a
+list of more nodes than `--nodes`, a script that writes another, `#PBS` lines in a text).
 """
 _ROWS = (
     ("8,841 of as many repositories of a public archive, drawn by lot", 707, 882),
@@ -85,6 +90,8 @@ _ROWS = (
     ("729 of new repositories", 33, 39),
     ("985 others of known repositories", 68, 71),
     ("514 of 165 repositories, found by the names of scripts", 59, 63),
+    ("900 of as many repositories, drawn by lot: errors", 55, 58),
+    ("the same: warnings", 68, 71),
 )
 
 

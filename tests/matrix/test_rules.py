@@ -192,6 +192,7 @@ CASES = {
         r"3 on \d",
         gpus=False,
         but="20.11",
+        lint=False,
     ),
     "--exclusive and --oversubscribe": Case(
         "exclusive-oversubscribe", "--exclusive --oversubscribe", "true", EXCLUSIVE, gpus=False
@@ -413,14 +414,6 @@ CASES = {
     ),
     "mpirun with more ranks than tasks": Case(
         "mpirun-beyond", "--nodes=1 --ntasks=2", "mpirun -np 4 true", "not enough slots", gpus=False
-    ),
-    "variables that nobody asked for": Case(
-        "variable-unset",
-        "--ntasks=2",
-        """sh -c 'echo "is [$*]"' sh $SLURM_NTASKS_PER_NODE $SLURM_CPUS_PER_TASK """
-        "$SLURM_GPUS_PER_NODE $SLURM_GPUS_PER_TASK $SLURM_CPUS_PER_GPU",
-        r"is \[\]",
-        gpus=False,
     ),
     "48 are minutes": Case(
         "time-unit",

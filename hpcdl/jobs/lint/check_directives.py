@@ -39,6 +39,7 @@ _UNEXPANDED = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|:)~(?:/|$)", re.A)
 """What a shell would put something else for: variables, commands, the home directory."""
 _OF_THE_JOB = names("wrap comment export")
 """Options whose value is read by the job or by people, not by sbatch."""
+_ASK_FOR_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gres")
 _MAX_SUGGESTIONS = 20
 _RENAMED = {"workdir": "chdir"}
 """What releases before all known ones called an option: 19.05 dropped --workdir."""
@@ -262,33 +263,16 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
             yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
 
 
-@checks("gpus-per-task-alone")
-def gpus_of_no_task(job: Job) -> Iterator[Hit]:
-    """--gpus-per-task where nothing says how many tasks there are."""
+@checks("count-missing")
+def counts_of_nothing(job: Job) -> Iterator[Hit]:
+    """GPUs per task without a number of tasks, memory per GPU without GPUs."""
     counted = ("ntasks", "ntasks-per-node", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
     for part in job.script.components:
-        option = part.last("gpus-per-task")
-        if option and not part.has(*counted):
-            yield at("gpus-per-task-alone", option)
-
-
-@checks("ntasks-per-node")
-def tasks_not_per_node(job: Job) -> Iterator[Hit]:
-    """--nodes and --ntasks without --ntasks-per-node, where a step takes its tasks from them."""
-    pinned = ("ntasks-per-node", "ntasks-per-gpu", "gpus-per-task", "tres-per-task")
-    own = ("ntasks-per-node", "ntasks", "distribution")
-    for part in job.script.components:
-        count, total, option = part.nodes, part.tasks, part.last("ntasks")
-        if not (option and count and total and count > 1) or part.has(*pinned):
-            continue
-        # Without GPUs an uneven count may be meant: a controller and its workers.
-        meant = total <= count or (not job.has_gpus and total % count > 0)
-        placed = (step.options.last("ntasks-per-node", "distribution") for step in job.sruns)
-        if meant or any(one and one.text != "block" for one in placed):
-            continue
-        work = [step.options for step in job.sruns if not step.brief]
-        if job.has_gpus or any(not options.has(*own) for options in work):
-            yield at("ntasks-per-node", option)
+        per_task, per_gpu = part.last("gpus-per-task"), part.last("mem-per-gpu")
+        if per_task and not part.has(*counted) and not (part.has("nodes") and part.nodes):
+            yield at("count-missing", per_task, "the number of tasks or nodes is missing")
+        elif per_gpu and not part.has(*_ASK_FOR_GPUS):
+            yield at("count-missing", per_gpu, "no GPUs are asked for")
 
 
 @checks("export-comma", "export-twice")

@@ -19,21 +19,6 @@ _LOOKS_ELSEWHERE = re.compile(
 )
 _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 """An array of one task."""
-_SETTING = (
-    "ntasks-per-node",
-    "cpus-per-task",
-    "cpus-per-gpu",
-    "gpus",
-    "gpus-per-task",
-    "gpus-per-node",
-    "mem-per-cpu",
-)
-_SET_BY = {f"SLURM_{option.upper().replace('-', '_')}": option for option in _SETTING}
-"""Variables of a job, and the option without which each is not set (sbatch(1)).
-
-Not those of arrays, which are mostly asked for at the command line.
-"""
-_USED = re.compile(rf"\$(?:({'|'.join(_SET_BY)})\b|\{{({'|'.join(_SET_BY)})\}})", re.A)
 _AT_ONCE = {
     "",
     *names(": [ [[ cd cat date echo exit export hostname mkdir printf set test true unset"),
@@ -47,7 +32,7 @@ def refused_text(job: Job) -> Iterator[Hit]:
     text = job.script.text
     marked = (line.start for line in job.script.lines if line.text.startswith("#SBATCH"))
     meant = job.script.is_batch or any(map(job.script.is_comment, marked))
-    if meant and not text.startswith(("#!", "\ufeff")) and not job.script.is_part:
+    if meant and not text.startswith(("#!", "\ufeff")):
         yield Hit("shebang", 0, max(1, len(text[:200].partition("\n")[0])))
     for rule, sign in (("dos-line-ends", "\r\n"), ("nul-character", "\0")):
         if (place := text.find(sign)) >= 0:
@@ -171,6 +156,8 @@ def word_processor(job: Job) -> Iterator[Hit]:
 def assignments_with_blanks(job: Job) -> Iterator[Hit]:
     """`CORES = 64`: a command of that name, and $CORES is empty."""
     for command in job.script.commands if job.script.is_batch else ():
+        if command.name == "exec" and len(command.words) > 1 and not command.scopes:
+            return  # what follows is another program's text
         none = Word("", 0)
         first, sign, value, *_ = [*command.words, none, none, none]
         spaced = re.match(r"=(?!=)", sign.raw) and first.raw.isidentifier()
@@ -189,20 +176,3 @@ def nodes_without_work(job: Job) -> Iterator[Hit]:
     alone = job.script.is_shell and not _LOOKS_ELSEWHERE.search(code)
     if option and several and alone and any(True for _ in main_work(job)):
         yield at("idle-nodes", option)
-
-
-@checks("variable-unset")
-def variables_that_slurm_does_not_set(job: Job) -> Iterator[Hit]:
-    """`$SLURM_CPUS_PER_TASK` where nobody asked for CPUs per task: an empty word."""
-    if not job.script.is_batch:
-        return
-    shown = ("echo", "printf")
-    for command in (one for one in job.script.commands if one.name not in shown):
-        for word in (*command.assignments, *command.words):
-            for match in _USED.finditer(word.raw) if "SLURM_" in word.raw else ():
-                name = match.group(1) or match.group(2)
-                if not job.options.has(_SET_BY[name]) and not job.script.assigned(name):
-                    detail = f"without --{_SET_BY[name]} {name} is not set"
-                    yield Hit(
-                        "variable-unset", word.start + match.start(), len(match.group()), detail
-                    )

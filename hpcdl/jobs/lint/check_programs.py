@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 
 from hpcdl.facts import load
+from hpcdl.jobs.lint.check_steps import AMD
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import LAUNCHERS, Step
 from hpcdl.jobs.lint.shell import Command, Word
@@ -140,12 +141,14 @@ def more_ranks_than_tasks(job: Job) -> Iterator[Hit]:
 @checks("container-without-gpus")
 def containers_without_gpus(job: Job) -> Iterator[Hit]:
     """A container in a job with GPUs that is not shown any."""
-    if not job.has_gpus or _NV.search(job.script.text):
+    # AMD's devices are files that containers see anyway.
+    if not job.has_gpus or _NV.search(job.script.text) or AMD.search(job.script.text):
         return
     for command in job.script.commands:
         for words in job.programs_in(command):
             runs = words[0].program in {"apptainer", "singularity"} and len(words) > 2
             hidden = any("$" in one.raw for one in words[2:4])  # it may hold --nv
+            runs = runs and job.programs_in(command)[-1][0].program not in {"tar", "cp", "ls"}
             if runs and words[1].value in {"exec", "run"} and not hidden:
                 yield at("container-without-gpus", words[0])
                 return
@@ -204,7 +207,9 @@ def threads_of_every_task(job: Job) -> Iterator[Hit]:
     for one in job.script.assigned("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         for step in steps:
             tasks = job.step_tasks_per_node(step) if step.launcher == "srun" else job.tasks_per_node
-            if tasks is None or tasks < 2 or (one.command.start > step.start and one.exported):
+            other = one.command.start > step.start if one.exported else bool(one.command.words)
+            apart = other and one.command is not step.command
+            if tasks is None or tasks < 2 or apart or job.mpirun_ranks(step) == 1:
                 continue
             cpus = step.options.number("cpus-per-task") or job.options.number("cpus-per-task")
             threads = job.number(one.value)
@@ -298,11 +303,12 @@ def _used(job: Job) -> Iterator[tuple[str, Word, int]]:
 @checks("variable-unknown")
 def variables_of_nobody(job: Job) -> Iterator[Hit]:
     """`$SLURM_ARRAYID`: Slurm sets no such variable."""
-    known = set(load("slurm_variables")["variables"])
+    facts = load("slurm_variables")
+    known, meant = set(facts["variables"]), facts["meant"]
     own = {one.name for one in job.script.assignments}
     for name, word, start in _used(job):
-        unknown = name.startswith("SLURM") and name not in known | own
-        close = nearest(name, known, 0.75) if unknown else None
+        unknown = name.startswith("SLURM_") and name not in known | own
+        close = (meant.get(name) or nearest(name, known, 0.9)) if unknown else None
         if close and not _ends_otherwise(name, close):
             place = Word(f"${name}", word.start + start)
             yield at("variable-unknown", place, f"did you mean ${close}?")
@@ -328,15 +334,16 @@ def variables_misspelt(job: Job) -> Iterator[Hit]:
     names = {name for name, _, _ in uses}
     idle = [name for name, one in assigned.items() if name not in names and not one.exported]
     for name, word, start in uses:
-        if name in assigned or name in heads or len(name) < 4:
+        if name in assigned or name in heads or len(name) < 5:
             continue
         for other in idle:
             alike = SequenceMatcher(a=name.lower(), b=other.lower()).ratio()
-            if alike > 0.85 and name.strip("0123456789") != other.strip("0123456789"):
+            if alike > 0.87 and name.strip("0123456789") != other.strip("0123456789"):
                 place = Word(f"${name}", word.start + start)
                 yield at("variable-misspelt", place, f"did you mean ${other}?")
 
 
+_ASKING = {"echo", "printf", "test", "[", "[["}
 _BY_WORDS = [(one.id, re.compile(one.uses, re.A)) for one in all_rules() if one.uses]
 
 
@@ -345,7 +352,9 @@ def words_that_rules_name(job: Job) -> Iterator[Hit]:
     """Rules that are a pattern of the words of a command: they need no code."""
     own = {one.name for one in job.script.assignments}
     for command in job.script.commands if job.script.is_batch else ():
-        for word in (*command.assignments, *command.words) if not command.within("inner") else ():
+        # A script for several batch systems asks first which one it runs in.
+        sure = not command.scopes and command.name not in _ASKING
+        for word in (*command.assignments, *command.words) if sure else ():
             for rule, pattern in _BY_WORDS:
                 match = pattern.search(word.raw)
                 if match and not own & set(match.groups()):

@@ -176,7 +176,8 @@ def horovod_launcher(job: Job) -> Iterator[Hit]:
     elastic = ("--min-np", "--max-np", "--host-discovery-script", "--min-num-proc")
     for step in job.script.steps if job.nodes != 1 else ():  # On one node it needs no ssh.
         words = [w for w in step.command.words if w.raw.partition("=")[0] in elastic]
-        if step.launcher == "horovodrun":
+        local = any(word.raw.startswith("localhost") for word in step.options.rest)
+        if step.launcher == "horovodrun" and not local:
             yield at("horovod-elastic", words[0]) if words else at("horovodrun", step)
 
 
@@ -212,7 +213,7 @@ _RANK = re.compile("SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK")
 _TESTED = re.compile(
     r"\b(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\}?[\"']?\s*(?:-eq|==?)\s*[\"']?(\d{1,6})\b", re.A
 )
-_AMD = re.compile(r"\b(?:rocm|miopen|rccl|HIP_|ROCR_)", re.I)
+AMD = re.compile(r"\b(?:rocm|miopen|rccl|HIP_|ROCR_)|amd\d|instinct|\bmi[123]\d\d", re.I)
 """Of AMD's GPUs, for which Slurm leaves NVIDIA's variables alone."""
 
 
@@ -249,7 +250,7 @@ def gpus_per_task(job: Job) -> Iterator[Hit]:
     batch = job.script.is_batch
     # What a batch script starts itself, or by mpirun, Slurm does not bind, unless it has an srun
     # that cannot be read; AMD's GPUs lose nothing.
-    amd = _AMD.search(job.script.text)
+    amd = AMD.search(job.script.text)
     single = batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
     others = (job.script.steps and not job.sruns) or (batch and "srun" not in job.script.text)
     alone = amd or single or parser() is None or others
@@ -351,7 +352,9 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
         settled = _meets(step) or nodes == 1  # that of a single node is 0
         for before, word in pairwise((step.command.words[0], *step.options.rest)):
             of_node = _NODE_RANK.search(f"{before.raw} {word.raw}")
-            if _filled_in(word.raw) and not (settled and of_node):
+            # A file that the batch shell wrote itself has that very name.
+            own = job.script.text.count(word.raw) > 1
+            if _filled_in(word.raw) and not (own or (settled and of_node)):
                 yield at("rank-of-batch-shell", word)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,9 @@ Results = Sequence[tuple[str, Sequence[Finding]]]
 """Files, with what was found in each."""
 MAX_BYTES = 4 * 1024**2
 """Slurm's own limit, max_script_size in slurm.conf's SchedulerParameters."""
+_SECONDS = 5.0
+"""After so long a walk says how far it is."""
+_NO_FILES = frozenset({Path("/proc"), Path("/sys"), Path("/dev")})
 _DIRECTIVE = re.compile(r"^[ \t]*#SBATCH", re.M)
 _BEGINS = ("#!", "\ufeff#!", "#SBATCH")
 _WHAT = "a batch script begins with #! or has #SBATCH lines"
@@ -262,7 +266,14 @@ def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
 
 
 def _below(directory: Path) -> Iterator[Path]:
+    count, told = 0, time.monotonic()
     for parent, directories, names in os.walk(directory):
+        count += len(names)
+        if time.monotonic() > told + _SECONDS:
+            told = time.monotonic()
+            print(f"note: {count:,} files looked at, now in {parent}", file=sys.stderr, flush=True)
+        if Path(parent) in _NO_FILES:
+            directories.clear()
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         files = (Path(parent, name) for name in sorted(names))
         # A pipe in a directory may have no writer, ever; one that is named is <(...) of a shell.
