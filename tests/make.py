@@ -2,9 +2,36 @@
 
 from hpcdl.slurm import client
 
+CPU = "cpu: {nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}"
+P100 = (
+    "p100: {nodes: 2, gpu: {model: P100-PCIe, gres_type: p100, per_node: 4}, sockets: 2, "
+    "cores_per_socket: 8, memory_gb: 60}"
+)
+
 
 def takes_every_job(monkeypatch):
     """A Slurm that has room for every job and refuses none."""
     limits = client.SubmitLimits(1001, 10_000, "MaxJobCount=10001")
     monkeypatch.setattr(client, "submit_limits", lambda _: limits)
     monkeypatch.setattr(client, "would_run", lambda _: None)
+
+
+def site_text(*partitions, work="/tmp/hpcdl-none", name="small", **more):
+    """A site file: partitions as `NAME: {...}`, all its paths below one, further keys as text."""
+    lines = [
+        "schema: 1",
+        f"name: {name}",
+        'slurm: {version: "22.05.8"}',
+        f"paths: {{prefix: {work}/prefix, work: {work}/work, datasets: {work}/data}}",
+        *(f"{key}: {text}" for key, text in more.items()),
+        "partitions:",
+        *(f"  {partition}" for partition in partitions or (CPU,)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def site_file(folder, *partitions, **more):
+    """The path of a new site file in a folder."""
+    path = folder / f"{more.get('name', 'small')}.yaml"
+    path.write_text(site_text(*partitions, **more))
+    return path

@@ -105,8 +105,20 @@ def read_state(directory: Path) -> ClusterState | None:
     """The state below `directory`; None where no cluster is recorded.
 
     Raises:
-        BadInput: the file is damaged or of another version.
+        BadInput, MissingPrerequisite: see `recorded`.
         CheckFailed: the cluster belongs to another host or container.
+    """
+    current = recorded(directory)
+    if current is not None and not _from_a_node(current):
+        identity.require_here(current.place, current.site, directory)
+    return current
+
+
+def recorded(directory: Path) -> ClusterState | None:
+    """What `cluster.json` says, of whatever host.
+
+    Raises:
+        BadInput: the file is damaged or of another version.
         MissingPrerequisite: others can change it or its directory.
     """
     path = directory / _FILE
@@ -125,14 +137,11 @@ def read_state(directory: Path) -> ClusterState | None:
         data |= {**paths, "nodes": nodes, "processes": running}
         data |= {key: tuple(data[key]) for key in ("killed", "cut")}
         data["root"] = Path(data["root"]) if data.get("root") else None
-        current = ClusterState(**data)
+        return ClusterState(**data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         why = "it is nested too deep" if isinstance(fault, RecursionError) else fault
         hint = "`hpcdl cluster down` stops what is left and removes it"
         raise BadInput(f"{path} is not a cluster's state ({why})", hint=hint) from fault
-    if not _from_a_node(current):
-        identity.require_here(current.place, current.site, directory)
-    return current
 
 
 def _from_a_node(current: ClusterState) -> bool:
@@ -142,11 +151,11 @@ def _from_a_node(current: ClusterState) -> bool:
 
 
 def all_states() -> list[ClusterState]:
-    """The clusters below home(); damaged ones and those of others are left out."""
+    """The clusters below home(), of whatever host; damaged ones are left out."""
     found = []
     for path in sorted((home() / "cluster").glob(f"*/{_FILE}")):
         try:
-            state = read_state(path.parent)
+            state = recorded(path.parent)
         except HpcdlError:
             continue
         found += [state] if state else []

@@ -81,8 +81,11 @@ def links(folder: Path) -> Iterator[tuple[Path, Path]]:
 def embedded_cluster() -> str:
     """The embedded cluster whose Slurm is asked, as 8 digits: its job ids are its own; else ''."""
     cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
-    there = (cluster / ".hpcdl-cluster").is_file()
-    return sha256(bytes(cluster)).hexdigest()[:8] if there else ""
+    try:
+        mark = (cluster / ".hpcdl-cluster").read_bytes()  # with the random part of its name
+    except OSError:
+        return ""
+    return sha256(bytes(cluster) + mark).hexdigest()[:8]
 
 
 def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcdl.cluster import identity
 from hpcdl.cluster.processes import alive
 from hpcdl.cluster.state import all_states
 from hpcdl.jobs.submission import index
@@ -193,8 +194,12 @@ def _files(*parts: str) -> Callable[[Site], Found]:
 
 def _job_records(_: Site) -> Found:
     """What embedded clusters note of ended jobs; they append to it while they run."""
+    here = identity.place()
     running = {
-        state.directory for state in all_states() if any(map(alive, state.processes.values()))
+        state.directory
+        for state in all_states()
+        # Whether one of another host runs, only that host knows.
+        if identity.elsewhere(state.place, here) or any(map(alive, state.processes.values()))
     }
     for path in home("cluster").glob("*/log/jobcomp.txt"):
         yield path, "its cluster is up" if path.parent.parent in running else ""

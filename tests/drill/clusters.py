@@ -3,31 +3,17 @@
 from functools import partial
 
 from hpcdl.cluster import environment, processes, read_state
+from tests import make
 from tests.drill.harness import HPCDL, Drill
 from tests.integration.conftest import clean_environment
-
-SITE = """
-schema: 1
-name: small
-slurm: {{version: "22.05.8"}}
-paths: {{prefix: {home}/prefix, work: {home}/work, datasets: {home}/data}}
-private: true
-partitions:
-  p100:
-    nodes: 2
-    gpu: {{model: P100-PCIe, gres_type: p100, per_node: 4}}
-    sockets: 2
-    cores_per_socket: 8
-    memory_gb: 60
-    reference_set: small
-  cpu: {{nodes: 1, sockets: 1, cores_per_socket: 4, memory_gb: 16}}
-"""
+from tests.make import CPU, P100
 
 
 def site_file(bench):
     """The site of this bench; its commands know it by HPCDL_SITE."""
-    path = bench.home / "small.yaml"
-    path.write_text(SITE.format(home=bench.home))
+    p100 = P100.replace("memory_gb: 60", "memory_gb: 60, reference_set: small")
+    one = CPU.replace("nodes: 2", "nodes: 1")
+    path = make.site_file(bench.home, p100, one, work=bench.home, private="true")
     bench.extra["HPCDL_SITE"] = str(path)
     return path
 

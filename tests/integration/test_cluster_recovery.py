@@ -22,6 +22,7 @@ from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import clean_environment, need_packages
 from tests.integration.conftest import shell_of as shell
+from tests.make import CPU, P100, site_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -29,24 +30,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # A program of this process only: others may run the same tests on this machine.
 OWN = "sleep 7776.{}"
 
-SMALL = """
-schema: 1
-name: small
-slurm: {version: "22.05.8"}
-paths: {prefix: /tmp/hpcdl-none, work: /tmp/hpcdl-none, datasets: /tmp/hpcdl-none}
-partitions:
-  p100: {nodes: 2, gpu: {model: P100-PCIe, gres_type: p100, per_node: 4}, sockets: 2,
-         cores_per_socket: 8, memory_gb: 60}
-  spare: {nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}
-"""
-
 
 @pytest.fixture(scope="module")
 def small_site(cluster_home):
     need_packages()
-    path = cluster_home / "small.yaml"
-    path.write_text(SMALL)
-    return load_site(path)
+    return load_site(site_file(cluster_home, P100, CPU.replace("cpu", "spare")))
 
 
 @pytest.fixture

@@ -10,18 +10,11 @@ from hpcdl.cluster.model import NAMESPACES
 from hpcdl.site import load_site
 from tests.homes import short_home
 from tests.integration.conftest import HPCDL, clean_environment, need_packages, shell_of
+from tests.make import site_file
 from tests.strangers import as_root
 
 pytestmark = pytest.mark.cluster
 
-SITE = """
-schema: 1
-name: small
-slurm: {{version: "22.05.8"}}
-paths: {{prefix: {work}/prefix, work: {work}, datasets: {work}}}
-partitions:
-  cpu: {{nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}}
-"""
 RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
 
 
@@ -29,8 +22,7 @@ RANK = 'echo "rank $SLURM_PROCID of $SLURM_NTASKS on $SLURM_CLUSTER_NAME"'
 def two(tmp_path, mode):
     """Two clusters of one site, and so of one work directory, started at once."""
     need_packages()
-    file = tmp_path / "small.yaml"
-    file.write_text(SITE.format(work=tmp_path / "work"))
+    file = site_file(tmp_path, work=tmp_path / "work")
     with short_home() as first, short_home() as second, ThreadPoolExecutor() as pool:
         places = [home / "cluster/small" for home in (first, second)]
         yield list(pool.map(lambda place: up(load_site(file), mode=mode, directory=place), places))
@@ -115,8 +107,7 @@ def test_a_cluster_of_another_host_or_container_is_refused_and_untouched(two, tm
 def test_another_file_system_at_the_same_path_has_a_cluster_of_its_own(tmp_path):
     """Same path, network and processes: neither takes the other's bridge, nor ends its daemons."""
     need_packages()
-    file = tmp_path / "small.yaml"
-    file.write_text(SITE.format(work=tmp_path / "work"))
+    file = site_file(tmp_path, work=tmp_path / "work")
     with short_home() as home:
         place = home / "cluster/small"
         first = up(load_site(file), mode=NAMESPACES, directory=place)
