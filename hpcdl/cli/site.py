@@ -64,7 +64,7 @@ def as_text(site: Site) -> str:
 
 
 def _described(gpu: Gpu) -> str:
-    """A model that the site describes, and what of it nobody gave."""
+    """A model that the site describes, and the figures that it lacks."""
     figures = gpu.figures
     lacking = [name for name in ("memory_gbs", "fp32_tflops") if getattr(figures, name) is None]
     more = f"; {' and '.join(lacking)} not given: no prediction without --one" if lacking else ""

@@ -2,7 +2,7 @@
 
 Pure functions lay a site out and write its configuration (`cluster_plan`); `daemons`, `network`
 and `processes` act; `lifecycle` says in which order, and breaks and repairs single nodes. All state
-lies below one directory, and nothing of the machine's own is touched.
+is below one directory, and nothing of the machine's own is touched.
 """
 
 from hpcdl.cluster.lifecycle import up

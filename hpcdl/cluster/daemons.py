@@ -2,7 +2,7 @@
 
 All run in the foreground as sessions of their own, with a clean environment that carries our
 mark, and write to one log each. The database of the accounting is made once and outlives `down`,
-so that old jobs stay known; it listens on no network, and its socket lies in a directory that only
+so that old jobs stay known; it listens on no network, and its socket is in a directory that only
 its owner may enter.
 """
 

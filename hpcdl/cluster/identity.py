@@ -35,7 +35,7 @@ def elsewhere(recorded: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Where else a cluster belongs, for a message; '' where it is this place's. Pure.
 
     A host that has booted since keeps its name. Namespaces have new numbers after a boot, and
-    within one boot nobody else's number.
+    within one boot numbers are unique.
     """
     if not recorded:
         return ""

@@ -294,8 +294,8 @@ def report_lost(current: ClusterState, names: Iterable[str]) -> None:
     """
     lost = [name for name in names if current.mode == NAMESPACES or name in current.killed]
     if lost:
-        told = ("State=DOWN", "Reason=its processes had ended")
-        ask(current, "scontrol", "update", f"NodeName={','.join(lost)}", *told)
+        down = ("State=DOWN", "Reason=its processes had ended")
+        ask(current, "scontrol", "update", f"NodeName={','.join(lost)}", *down)
 
 
 def _repair(current: ClusterState, say: Say) -> ClusterState:

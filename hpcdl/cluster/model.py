@@ -1,4 +1,4 @@
-"""The values of an embedded cluster: what is asked for, where it lies, what runs.
+"""The values of an embedded cluster: what is requested, where it is, what runs.
 
 `ClusterState` is what `cluster.json` holds: enough to find, check, restart and stop everything
 without the site file.

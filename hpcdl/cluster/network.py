@@ -142,7 +142,7 @@ def reserved_ports(mode: str, nodes: int) -> Iterator[Ports]:
 
 
 def _bind(port: int, held: ExitStack) -> bool:
-    """Take a TCP port of this machine, where nobody has it, without listening on it."""
+    """Bind a free TCP port of this machine, without listening; False where it is taken."""
     with ExitStack() as attempt:
         taken = attempt.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         try:

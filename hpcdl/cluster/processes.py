@@ -31,7 +31,7 @@ def identify(pid: int) -> ProcessId | None:
 
 
 def _fields(pid: int) -> list[str]:
-    """What proc(5) tells of a process from its state on, the third field; nothing if it is gone."""
+    """The fields of proc(5)'s stat from the third one, the state, on; none if it is gone."""
     try:
         # The name in parentheses may hold anything; what follows its last `)` is regular.
         return _told(_PROC / str(pid) / "stat").rpartition(")")[2].split()
@@ -40,7 +40,7 @@ def _fields(pid: int) -> list[str]:
 
 
 def _told(file: Path) -> str:
-    """What the kernel tells of a process, whose name may be any bytes: its user chooses it."""
+    """The text of a file in /proc; a process name may be any bytes, its user chooses it."""
     return file.read_bytes().decode(errors="replace")
 
 
@@ -97,7 +97,7 @@ def of_cluster(directory: Path, *, by_files: bool = True) -> list[ProcessId]:
     """Every process of the cluster in `directory`, recorded or not.
 
     This process and its ancestors are left out: `down` may be called from a job. Without `by_files`
-    only those that say so themselves: whose files lie below a directory that is no cluster's, such
+    only those that say so themselves: whose files are below a directory that is no cluster's, such
     as /var, may be anybody's.
     """
     own = _ancestry()

@@ -60,7 +60,7 @@ class Root:
 
 
 def folder() -> Path:
-    """Where the root file systems lie."""
+    """The directory of the root file systems."""
     return cache("rootfs")
 
 

@@ -1,4 +1,4 @@
-"""Where a cluster's state lies, what `cluster.json` says of it, and what a shell needs to use it.
+"""Where a cluster's state is, what `cluster.json` says of it, and what a shell needs to use it.
 
 `cluster.json` says what runs below its directory; it is written atomically, checked on reading.
 """
@@ -45,7 +45,7 @@ fi
 
 
 def state_directory(site: WantedCluster) -> Path:
-    """Where the cluster of a site lies: HPCDL_CLUSTER_DIR, else home()/cluster/NAME."""
+    """The directory of a site's cluster: HPCDL_CLUSTER_DIR, else home()/cluster/NAME."""
     return chosen_directory() or home("cluster") / site.name
 
 

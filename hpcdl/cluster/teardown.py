@@ -46,7 +46,7 @@ def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
 
 
 def _purge(directory: Path) -> None:
-    """Remove a cluster's directory; its lock goes last, so that nobody starts one in between.
+    """Remove a cluster's directory; its lock goes last, so that no other `up` starts in between.
 
     Its mark stays as long as anything else does: `up` and `down` take no directory without one.
     """

@@ -42,7 +42,7 @@ _CHANNEL = re.compile(rf"Channel \d+(?:/\d+)? : {_RANK} -> {_RANK}.*? via (NET/[
 _WAIT_SECONDS = 20.0
 _ID_BYTES = 128
 _BYTES = 1_000_000
-# Networks where TCP is no fault; of one that nobody described nothing is known.
+# Networks where TCP is no fault; an undescribed one is not judged.
 _BY_SOCKETS = ("ethernet", "unknown")
 _OWN_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 

@@ -25,7 +25,7 @@ _MIG = re.compile(r"(^|[-_])(mig|\d+g\.\d+gb)")
 
 
 def find_row(model: str, own: Mapping[str, Row] = _NONE) -> Row | None:
-    """The row of a model as plain values, its name under `model`; None where nobody knows it.
+    """The row of a model as plain values, its name under `model`; None where it is unknown.
 
     `own` are the site's rows by name.
     """

@@ -36,7 +36,7 @@ _Gpus = tuple[str | None, int]
 class LivePartition:
     """A partition as Slurm shows it. `gpu_type` is None where GRES is untyped or absent.
 
-    `groups` are its nodes by their GPUs, where those differ; the rest then tells of the first.
+    `groups` are its nodes by their GPUs, where those differ; other fields describe the first then.
     `foreign` are types of GPUs that hpcdl does not serve. `usable_cpus` and `memory_gb` are what
     jobs may have of a node; `limits` are those of the partition's QOS, `asks` what jobs must name.
     """

@@ -38,7 +38,7 @@ _GROUP = {
 
 
 class GpuFigures(NamedTuple):
-    """What may be known of a GPU model beside its capability and memory; None: nobody gave it.
+    """Further figures of a GPU model; None: neither the facts nor the site has it.
 
     `memory_gbs` in GB/s; peaks in TFLOPS (dense, boost clock); `fabric` is the link between the
     GPUs of a node (`nvlink`, `pcie4`); `nvlink_gbs` counts both ways. `driver_name` is part of

@@ -92,7 +92,7 @@ def job(job_id: int) -> JobRecord | None:
     """What is known of a job: slurmctld first, then accounting; None when both forgot it.
 
     Raises:
-        SlurmAway: it does not answer, or nobody told how the job ended: ask again.
+        SlurmAway: it does not answer, or it is unknown how the job ended: ask again.
     """
     found, unclear = _jobs(f"--jobs={job_id}")
     # Of an array, all tasks are told; the last one that waits has the array's own id.
@@ -108,7 +108,7 @@ def job(job_id: int) -> JobRecord | None:
 def with_accounting(records: dict[int, JobRecord], jobs: Sequence[int]) -> dict[int, JobRecord]:
     """The same, with what accounting alone knows of jobs: forgotten ones, and who cancelled one.
 
-    It is asked once for all of them; a slow database holds up nobody.
+    It is asked once for all of them; a slow database delays no other answer.
     """
     asked = [job for job in jobs if job not in records or records[job].state == "CANCELLED"]
     with suppress(SlurmAway):
@@ -157,7 +157,7 @@ def queue() -> tuple[JobRecord, ...]:
 
 
 def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
-    """What squeue tells of jobs, in a form that nobody's job can forge; none where it has none.
+    """The records of squeue, in a form that no job's name can forge; none where it has none.
 
     The second value has the ids of those that ended in a way that squeue did not tell.
     """

@@ -2,7 +2,7 @@
 
 Where one machine runs all nodes (slurm.conf: SlurmdParameters=config_overrides), jobs disturb
 each other, GPUs are only counted, and more ranks bring no more hardware. Everything that then
-differs stands in one profile; code asks the profile and never which kind of machine it is.
+differs is in one profile; code asks the profile and never which kind of machine it is.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.trust import require_own
 
-# What sbatch says where it reached nobody, so that nothing can have been queued.
+# The messages of sbatch that mean that no controller was reached: nothing was queued.
 _NOT_SENT = (
     "connect failure",
     "Connection refused",
@@ -44,11 +44,11 @@ decides so also revokes the token (jobs/intent.py), so that nothing depends on t
 
 
 class Unconfirmed(SlurmAway):
-    """Nobody told whether Slurm took a job; the job's token will tell."""
+    """It is unknown whether Slurm took a job; look for the job's token."""
 
 
 def new_token() -> str:
-    """What a submission is known by from before it is made; nobody can guess it."""
+    """The random text that identifies a submission, drawn before it is made."""
     return f"hpcdl-{secrets.token_hex(16)}"
 
 

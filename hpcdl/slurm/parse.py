@@ -231,7 +231,7 @@ def current(rows: Sequence[list[str]]) -> list[list[str]]:
 JOB_FORMAT = ("%A", "%T", "%F", "%K", "%P", "%N", "%V", "%S", "%e", "%l", "%r", "%o", "%j")
 """What squeue is asked of a job (squeue(1), --format), in this order."""
 EXIT_FORMAT = "JobID:12,exit_code:12,RestartCnt:12"
-"""What only squeue's long format tells: numbers, so no text of users."""
+"""Fields that only squeue's long format has: numbers, so no text of users."""
 
 
 def job(fields: Sequence[str], ended: Sequence[int] = (0, 0, 0)) -> JobRecord:

@@ -45,7 +45,7 @@ class Scalar(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing, `~` or `null` stands there."""
+        """Whether the value is missing, `~` or `null`."""
         return not self.quoted and self.text in {"", "~", "null"}
 
 

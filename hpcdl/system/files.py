@@ -153,7 +153,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """A value as JSON, indented; `default` is what stands for what JSON does not know."""
+    """A value as JSON, indented; `default` converts what JSON does not know."""
     how: dict[str, Any] = {"indent": 2, "ensure_ascii": False, "default": default}
     try:
         return json.dumps(value, allow_nan=False, **how)
@@ -317,7 +317,7 @@ def take_lock(descriptor: int) -> bool:
 
 
 def file_system(path: Path, mounts: str = "/proc/self/mounts") -> str:
-    """The type of the file system that a path lies on, '' where it cannot be known."""
+    """The type of the file system of a path, '' where it is unknown."""
     place = str(path.absolute().parent.resolve())
     best, kind = "", ""
     with suppress(OSError):

@@ -30,7 +30,7 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def folder(name: str) -> Path:
     """The directory `examples`, `templates`, `modulefiles`, `spack` or `reframe_checks`.
 
-    In a wheel it lies inside the package; in a checkout beside it; MissingPrerequisite elsewhere.
+    In a wheel it is inside the package, in a checkout beside it; MissingPrerequisite elsewhere.
     """
     for candidate in (_PACKAGE / name, _PACKAGE.parent / name):
         if candidate.is_dir():
@@ -143,8 +143,8 @@ def scratch_directory() -> Iterator[Path]:
 
     Each is locked by its process as long as it is in use. The kernel frees the lock of one that was
     killed, by whatever signal, and a directory of ours that nobody locks is nobody's any more.
-    It lies where TMPDIR says. MissingPrerequisite: no space left, or no permission, there; or
-    another user can put one of his own in its place: much of what lies in it is executed.
+    It is below TMPDIR. MissingPrerequisite: no space left, or no permission, there; or
+    another user can put one of his own in its place: much of its content is executed.
     """
     below = require_no_stranger(Path(tempfile.gettempdir(), _SCRATCH)).parent
     _clear_left(below)

@@ -62,7 +62,7 @@ def open_regular(path: Path, kind: str) -> BinaryIO:
 def last_text(path: Path, limit: int = 100_000, end: int | None = None) -> str:
     """The end of a log that anybody may have filled; '' where it cannot be read.
 
-    With `end`, what stands before that byte of it.
+    With `end`, the text before that byte.
     """
     with suppress(BadInput, OSError), open_regular(path, "log") as file:
         size = os.fstat(file.fileno()).st_size if end is None else end

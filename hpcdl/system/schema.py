@@ -77,7 +77,7 @@ def _check(source: _Source, node: Any, schema: Schema, what: str) -> Any:
 
 
 def _kind(schema: Schema) -> str:
-    """The type, without the null that may stand for it."""
+    """The type without `null`."""
     kind = schema["type"]
     return kind if isinstance(kind, str) else next(one for one in kind if one != "null")
 

@@ -43,7 +43,7 @@ Found = Iterator[tuple[Path, str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """What is pruned: where it lies, and how much of it stays.
+    """What is pruned: where it is, and how much of it stays.
 
     Of what `find` gives, the oldest go until none is older than `days` and all have `gb`.
     """

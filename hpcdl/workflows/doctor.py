@@ -39,7 +39,7 @@ from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean, table
 
 DEMO = "demo"
-"""The role of a machine of which nobody says another: what `make demo` runs on."""
+"""The default role: the machine on which `make demo` runs."""
 
 
 @dataclass(frozen=True)
