@@ -1,5 +1,6 @@
 """`hpcdl cluster env` works in sh and bash, twice, and with any path."""
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import environment, shell_exports
-from hpcdl.cluster.identity import place
+from hpcdl.cluster.identity import elsewhere, place
 from hpcdl.cluster.model import LOOPBACK, ClusterState
-from hpcdl.cluster.state import read_state, write_state
-from hpcdl.system.errors import BadInput
+from hpcdl.cluster.state import claim, read_state, recorded, write_state
+from hpcdl.system.errors import BadInput, CheckFailed
 
 STATE = ClusterState(
     directory=Path("/var/tmp/c"),
@@ -78,3 +79,41 @@ def test_damaged_state_is_one_clear_error(tmp_path, text):
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(BadInput, match="not a cluster's state"):
         read_state(tmp_path)
+
+
+HERE = {"host": "a", "boot": "1", "network": "net:[1]", "processes": "pid:[1]"}
+
+
+@pytest.mark.parametrize(
+    ("change", "owner"),
+    [
+        ({}, ""),
+        ({"boot": "0"}, ""),  # this host has booted since: namespaces have new numbers
+        ({"boot": "0", "network": "net:[9]"}, ""),
+        ({"host": "renamed"}, ""),
+        ({"host": "b", "boot": "2"}, "the host b"),
+        ({"network": "net:[2]"}, "a container or namespace (a, network of its own)"),
+        ({"host": "b", "processes": "pid:[2]"}, "a container or namespace (b, processes of"),
+    ],
+)
+def test_a_cluster_belongs_to_one_host_and_its_namespaces(tmp_path, change, owner):
+    assert elsewhere({}, HERE) == "", "of an older hpcdl"
+    found = elsewhere({**HERE, **change}, HERE)
+    assert found.startswith(owner)
+    assert bool(found) == bool(owner)
+    other = {**place(), "boot": "0", "host": "b"}
+    state = write_state(replace(STATE, directory=tmp_path, place=other))
+    with pytest.raises(CheckFailed, match="belongs to the host b, not to this place"):
+        read_state(tmp_path)
+    assert recorded(tmp_path) == state, "`hpcdl clean` keeps what it uses"
+
+
+def test_a_cluster_keeps_its_name_over_down_and_no_other_has_it(tmp_path):
+    places = [tmp_path / "a", tmp_path / "b"]
+    for one in places:
+        one.mkdir()
+    tokens = {claim(one) for one in places * 2}
+    assert len(tokens) == 2
+    names = {replace(STATE, token=token).cluster_name for token in tokens}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"itshere[0-9a-f]{6}", name) for name in names)
