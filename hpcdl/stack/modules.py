@@ -203,6 +203,7 @@ def write_site_files(site: Site) -> None:
         "lmodrc.lua": f"scDescriptT = {lua([described])}\n",
         "profile.sh": profile_sh(shown),
         "profile.csh": profile_csh(shown),
+        "profile.fish": profile_fish(shown),
         SITE_FILE: site.source.read_text(encoding="utf-8"),
     }
     for name, text in files.items():
@@ -231,6 +232,18 @@ def profile_csh(shown: Mapping[str, str]) -> str:
         for name, path in shown.items()
         for quoted in (shlex.quote(path),)
     )
+
+
+def profile_fish(shown: Mapping[str, str]) -> str:
+    """The same for fish, whose variables that end in PATH are lists: for /etc/fish/conf.d."""
+    lines = []
+    for name, path in shown.items():
+        text = path.replace("\\", "\\\\").replace("'", "\\'")
+        lines.append(
+            f"contains -- '{text}' (string split : -- \"${name}\")\n"
+            f"or set -gx {name} (string join : -- (string split -n : -- \"${name}\") '{text}')\n"
+        )
+    return _PROFILE.replace("/etc/profile.d", "/etc/fish/conf.d") + "".join(lines)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@
 import ast
 import json
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +32,7 @@ DIRECTIVES = {
 }
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+BIN = str(Path(sys.executable).parent)
 
 
 def tree(recipe):
@@ -178,10 +183,12 @@ def test_keras_comes_with_tensorflow_in_the_releases_of_the_facts():
 
 @pytest.mark.parametrize("package", ["py-horovod", "py-horovod-wheels"])
 def test_horovod_is_patched_exactly_as_the_wheels_backend_edits_it(package):
-    """Every edit of the facts, but two that shape wheels: their RPATH and how fast they compile."""
+    """Every edit of the facts, but those that shape wheels: RPATH, speed of compiling, clang."""
     edits = facts.load("wheels")["horovod"]["edits"]
     patches = {path.stem: path.read_text() for path in named(package).parent.glob("*.patch")}
-    assert set(edits) - {"libraries-of-the-release", "no-debug-information"} <= set(patches)
+    of_wheels = {"libraries-of-the-release", "no-debug-information", "clang-is-no-cmake-cuda"}
+    of_wheels |= {"cuda-of-the-wheels", "kernels-by-clang"}
+    assert set(edits) - of_wheels <= set(patches)
     for name in set(edits) & set(patches):
         lines = patches[name].partition("--- a/")[2].splitlines()
         assert lines[0] == edits[name]["file"]
@@ -208,3 +215,15 @@ def test_hpcdl_is_packaged_at_its_own_version_with_its_requirements():
 def test_open_mpi_of_the_bundle_is_started_by_slurm_and_moves_data_through_ucx():
     wanted = [first(call) for call in directives(named("hpcdl-tensorflow"), "depends_on")]
     assert any("openmpi+cuda schedulers=slurm fabrics=ucx" in spec for spec in wanted)
+
+
+@pytest.mark.skipif(shutil.which("ruff", path=BIN) is None, reason="ruff is not installed")
+@pytest.mark.parametrize("words", [["check"], ["format", "--check"]])
+def test_the_recipes_are_as_upstream_wants_them(words):
+    """spack-packages checks its recipes with these rules (spack/spack_repo/ruff.toml)."""
+    repository = folder("spack") / "spack_repo"
+    config = ["--no-cache", "--config", repository / "ruff.toml", repository]
+    done = subprocess.run(
+        [f"{BIN}/ruff", *words, *config], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

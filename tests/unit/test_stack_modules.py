@@ -15,6 +15,7 @@ from hpcdl.stack.modules import (
     lua,
     plan_kernel,
     profile_csh,
+    profile_fish,
     profile_sh,
     render_modules,
     write_modules,
@@ -74,6 +75,7 @@ def test_writing_modules_again_changes_nothing_and_the_set_before_stays_for_a_lo
     [
         *((shell, profile_sh, "set -u; . ") for shell in ("sh", "bash", "zsh")),
         *((shell, profile_csh, "source ") for shell in ("tcsh", "csh")),
+        ("fish", profile_fish, "source "),
     ],
 )
 @pytest.mark.parametrize("before", ["", "/site/modules", "/site/modules:/more"])
@@ -87,6 +89,7 @@ def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, profil
     script = f'{start}{file}; {start}{file}; echo "$MODULEPATH"'
     env = {"PATH": "/usr/bin:/bin", **({"MODULEPATH": before} if before else {})}
     words = ["-f", "-c", script] if shell in {"tcsh", "csh", "zsh"} else ["-c", script]
+    words = ["--no-config", *words] if shell == "fish" else words
     done = subprocess.run([shell, *words], env=env, capture_output=True, text=True, check=True)
     told = f"{before}:{ours}" if before else ours
     assert (done.stdout.strip(), done.stderr) == (told, "")

@@ -159,7 +159,7 @@ def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both():
     assert wanted.items() <= both.horovod.environment.items()
     assert {"no-xla-ops", "own-stream-value"} < {edit.name for edit in both.edits}
     assert both.needs["driver"] == {"from": "525.60.13", "branch": 580}
-    assert both.needs["gpus"] == ["P40", "P100", "V100", "T4", "P4"]
+    assert {"P40", "P100", "V100", "T4", "P4"} <= set(both.needs["gpus"])
     assert "cuda_nvcc" in both.environment["XLA_FLAGS"]
 
 

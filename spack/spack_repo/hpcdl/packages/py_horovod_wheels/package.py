@@ -164,13 +164,16 @@ class PyHorovodWheels(Package, PythonExtension):
         pip = ["-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps",
                "--no-warn-script-location"]  # fmt: skip
         source = self.stage.source_path
-        for use, where in (("build", f"--target={self.build_tools}"), ("others", f"--prefix={prefix}")):
+        for use, where in (
+            ("build", f"--target={self.build_tools}"),
+            ("others", f"--prefix={prefix}"),
+        ):
             python(*pip, where, *(path for path in find(source, "*.whl") if f"/{use}-" in path))
         python(*pip, "--no-build-isolation", f"--prefix={prefix}", source)
 
     @run_after("install")
     def remove_elastic_launcher(self):
-        """Remove what starts the elastic rendezvous server (CVE-2024-10190); Slurm starts ranks."""
+        """Remove what starts the elastic rendezvous server (CVE-2024-10190)."""
         launcher = join_path(self.prefix.bin, "horovodrun")
         if os.path.lexists(launcher):
             os.remove(launcher)

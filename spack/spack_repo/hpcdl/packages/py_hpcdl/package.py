@@ -13,7 +13,6 @@ from spack_repo.builtin.build_systems.python import PythonPackage, PythonPipBuil
 
 from spack.package import *
 
-
 _DIRECTORIES = ("hpcdl", "examples", "templates", "modulefiles", "spack", "reframe_checks")
 _FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 

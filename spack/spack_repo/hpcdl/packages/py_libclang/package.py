@@ -1,11 +1,10 @@
-"""libclang from its wheel: TensorFlow names it as a requirement, the builtin recipe builds LLVM."""
+"""libclang from its wheel: TensorFlow names it as a requirement, the builtin one builds LLVM."""
 
 import platform
 
 from spack_repo.builtin.build_systems.python import PythonPackage
 
 from spack.package import *
-
 
 _FILES = "https://files.pythonhosted.org/packages"
 _WHEELS = {

@@ -63,7 +63,9 @@ class PyTensorflowCudaWheels(Package, PythonExtension):
 
     def setup_run_environment(self, env: EnvironmentModifications) -> None:
         # XLA looks for ptxas and libdevice here.
-        nvcc = join_path(self.prefix, self.spec["python-venv"].package.platlib, "nvidia", "cuda_nvcc")
+        nvcc = join_path(
+            self.prefix, self.spec["python-venv"].package.platlib, "nvidia", "cuda_nvcc"
+        )
         env.append_flags("XLA_FLAGS", f"--xla_gpu_cuda_data_dir={nvcc}")
 
     @run_after("install")
