@@ -20,7 +20,7 @@ hpcdl_clean() {
 # The name of a directory with the job's number can be foreseen: no other user may own or rename it.
 hpcdl_own() {
   local dir=$HPCDL_JOB_DIR up=${HPCDL_JOB_DIR%/*} others=(! -uid "$EUID" ! -uid 0)
-  [[ $(find "$dir" "$dir/." -prune "${others[@]}"; find "$up" "$up/." -prune \
+  [[ $(find "$dir"{,/.} -prune "${others[@]}"; find "$up"{,/.} -prune \
     \( -type l "${others[@]}" -o ! -type l -perm -o=w \( "${others[@]}" -o ! -perm -1000 \) \)) ]] || return 0
   echo "hpcdl: another user can change $dir: give --job-dir a directory of your own" >&2; exit 3
 }
@@ -96,27 +96,20 @@ hpcdl_preflight() {
   hpcdl preflight judge "$@" preflight.jsonl || hpcdl_leave "$?"
 }
 
-# hpcdl_together RANKS SECONDS VARIABLE [USR2]: a rank that exits with 75 wrote its checkpoint. The others
-# get some seconds for theirs, since a rank's failure ends all: the first such rank waits for them;
-# each leaves a mark, by its number in a variable.
+# Ranks end together: the first that wrote its checkpoint (75) gives the others time for theirs.
 hpcdl_together() {
+  #  RANKS SECONDS VARIABLE [USR2]: each rank leaves a mark, by its number in a variable
   rm -rf .left; mkdir .left
   #  the program starts with USR2 ignored, which a handler overrides: the signal ends no program
   #  that knows nothing of it
   HPCDL_RANK="trap '${4-}' USR2; trap : TERM
-\"\$@\"
-code=\$?
-left=\$HPCDL_JOB_DIR/.left waited=0
-true >\"\$left/rank-\$$3\"
-[ \"\$code\" = 75 ] || exit \"\$code\"
+\"\$@\"; code=\$? left=\$HPCDL_JOB_DIR/.left waited=0
+true >\"\$left/rank-\$$3\"; [ \"\$code\" = 75 ] || exit \"\$code\"
 mkdir \"\$left/first\" 2>/dev/null || { [ -d \"\$left/first\" ] && exit 0; exit 75; }
-while [ \"\$waited\" -lt $2 ]; do
-  set -- \"\$left\"/rank-*
-  [ \"\$#\" -lt $1 ] || break
+while set -- \"\$left\"/rank-* && [ \"\$#\" -lt $1 ] && [ \"\$waited\" -lt $2 ]; do
   sleep 1; waited=\$((waited + 1))
 done
-true >\"\$left/75\"
-exit 75"
+true >\"\$left/75\"; exit 75"
 }
 
 # The launcher is in the background, as a shell handles no signal while a foreground child runs.
@@ -132,10 +125,7 @@ hpcdl_follow() {
   #  ranks that stayed longer were ended: their codes say nothing
   [[ ! -e .left/75 ]] || code=75 #? hpcdl_together
   #  srun exits with 0 for a step that was aborted before it was launched
-  if (( code == 0 )) && [[ $HPCDL_RESULT && ! -s $HPCDL_RESULT ]]; then #? HPCDL_RESULT
-    echo "hpcdl: srun exited with 0, but the ranks wrote no result: the step did not run" >&2 #? HPCDL_RESULT
-    code=1 #? HPCDL_RESULT
-  fi #? HPCDL_RESULT
+  [[ $code != 0 || ! $HPCDL_RESULT || -s $HPCDL_RESULT ]] || { echo "hpcdl: srun exited with 0, but the ranks wrote no result: the step did not run" >&2; code=1; } #? HPCDL_RESULT
   hpcdl_leave "$code"
 }
 

@@ -1,7 +1,6 @@
 """The scripts that are kept: GPU generations x sizes x releases of Slurm, and variants.
 
-A few are kept whole, as `NAME.sh`: one GPU model on each release that changes something, and one
-with a job's functions in it. Each of the others is kept as its difference from the nearest of
+Five are kept whole, as `NAME.sh`, one of them with a job's functions in it. Each of the others is kept as its difference from the nearest of
 those, in `others.diff`: behind `@@` stands the line before what differs. `make golden` writes all
 of it anew; the diff then shows what changed where.
 """
@@ -29,7 +28,7 @@ SIZES = {"1-gpu": {"gpus": 1}, "1-node": {"nodes": 1}, "4-nodes": {"nodes": 4}}
 # The releases whose script differs from that of the release before.
 FORMS = ("20.11", "22.05", "23.11")
 WHOLE = [
-    *(f"a100-4-nodes-{release}" for release in FORMS),
+    "a100-4-nodes-23.11",
     "a100-1-node-23.11",
     "a100-1-gpu-23.11",
     "launcher-horovod",
@@ -64,7 +63,8 @@ def _site(name):
 
 def cells():
     """The scripts of one release for each partition and size, and of each form for one."""
-    asked = [(partition, size, FORMS[-1]) for partition in PARTITIONS for size in SIZES]
+    asked = [("a100", size, FORMS[-1]) for size in SIZES]
+    asked += [(partition, "4-nodes", FORMS[-1]) for partition in PARTITIONS if partition != "a100"]
     asked += [("a100", "4-nodes", release) for release in FORMS[:-1]]
     return {"-".join(one): script(*one) for one in asked}
 

@@ -30,7 +30,7 @@ hpcdl_clean() {
 # The name of a directory with the job's number can be foreseen: no other user may own or rename it.
 hpcdl_own() {
   local dir=$HPCDL_JOB_DIR up=${HPCDL_JOB_DIR%/*} others=(! -uid "$EUID" ! -uid 0)
-  [[ $(find "$dir" "$dir/." -prune "${others[@]}"; find "$up" "$up/." -prune \
+  [[ $(find "$dir"{,/.} -prune "${others[@]}"; find "$up"{,/.} -prune \
     \( -type l "${others[@]}" -o ! -type l -perm -o=w \( "${others[@]}" -o ! -perm -1000 \) \)) ]] || return 0
   echo "hpcdl: another user can change $dir: give --job-dir a directory of your own" >&2; exit 3
 }
@@ -64,25 +64,17 @@ hpcdl_preflight() {
   hpcdl preflight judge "$@" preflight.jsonl || hpcdl_leave "$?"
 }
 
-# hpcdl_together RANKS SECONDS VARIABLE [USR2]: a rank that exits with 75 wrote its checkpoint. The others
-# get some seconds for theirs, since a rank's failure ends all: the first such rank waits for them;
-# each leaves a mark, by its number in a variable.
+# Ranks end together: the first that wrote its checkpoint (75) gives the others time for theirs.
 hpcdl_together() {
   rm -rf .left; mkdir .left
   HPCDL_RANK="trap '${4-}' USR2; trap : TERM
-\"\$@\"
-code=\$?
-left=\$HPCDL_JOB_DIR/.left waited=0
-true >\"\$left/rank-\$$3\"
-[ \"\$code\" = 75 ] || exit \"\$code\"
+\"\$@\"; code=\$? left=\$HPCDL_JOB_DIR/.left waited=0
+true >\"\$left/rank-\$$3\"; [ \"\$code\" = 75 ] || exit \"\$code\"
 mkdir \"\$left/first\" 2>/dev/null || { [ -d \"\$left/first\" ] && exit 0; exit 75; }
-while [ \"\$waited\" -lt $2 ]; do
-  set -- \"\$left\"/rank-*
-  [ \"\$#\" -lt $1 ] || break
+while set -- \"\$left\"/rank-* && [ \"\$#\" -lt $1 ] && [ \"\$waited\" -lt $2 ]; do
   sleep 1; waited=\$((waited + 1))
 done
-true >\"\$left/75\"
-exit 75"
+true >\"\$left/75\"; exit 75"
 }
 
 # The launcher is in the background, as a shell handles no signal while a foreground child runs.

@@ -89,7 +89,7 @@ def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch):
 @pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])
 def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, missed, asked):
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
-    look = text[text.index("\nhpcdl_preflight() {") : text.index("\n# hpcdl_together")]
+    look = text[text.index("\nhpcdl_preflight() {") : text.index("\n# Ranks end")]
     look += text[text.index("hpcdl_look() {") : text.index("\nexport HPCDL_RESULT")]
     srun = f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"'
     for name, body in {"hpcdl": ":", "srun": srun, "sleep": ":"}.items():
