@@ -1,8 +1,8 @@
 """The scripts that are kept: GPU generations x sizes x releases of Slurm, and variants.
 
-Five are kept whole, as `NAME.sh`, one of them with a job's functions in it. Each of the others is kept as its difference from the nearest of
-those, in `others.diff`: behind `@@` stands the line before what differs. `make golden` writes all
-of it anew; the diff then shows what changed where.
+Five are kept whole, as `NAME.sh`, one of them with a job's functions in it. Each of the others is
+kept as its difference from the nearest of those, in `others.diff`: behind `@@` stands the line
+before what differs. `make golden` writes all of it anew; the diff then shows what changed where.
 """
 
 import difflib

@@ -89,13 +89,13 @@ TAKEN = {
     "requeues": ["0"],
 }
 REFUSED = {
-    "account": ["a b", "$(id)", "-x", "é"],
-    "qos": ["a b", "a\n#SBATCH --x"],
-    "name": ["a b", "../x", "x" * 64],
+    "account": ["a b", "$(id)", "-x", "é", "a\n#SBATCH --x"],
+    "qos": ["a b", "$(id)", "-x", "é", "a\n#SBATCH --x"],
+    "name": [" ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"],
     "reservation": ["a b", "-x"],
     "mem": ["8Q", "0", "-1G"],
     "time": ["1h", "unlimited", "0"],
-    "gpus": ["0", "many", "1000001", "1.5"],
+    **{key: ["0", "-1", "many", "1000001", "1.5"] for key in ("gpus", "nodes", "cpus_per_task")},
     "launcher": ["mpirun"],
     "requeues": ["-1", "10001"],
     "container": ["a,b"],
@@ -113,7 +113,7 @@ def test_a_value_is_taken_or_refused_alike_in_every_door(key, text, taken):
     entry = next(entry for entry in ENTRIES.values() if entry.key == key)
     number = int(text) if entry.kind == "integer" and text.lstrip("-").isdigit() else text
     doors = {
-        f"--{key}": lambda: by_options([f"--{key}={text}"]),
+        str(entry.flag): lambda: by_options([f"{entry.flag}={text}"]),
         f"'{key}'": lambda: by_file(yaml.safe_dump({"schema": 1, key: number})),
         entry.name: lambda: check(JobSpec("p", **{entry.name: number})),
     }
