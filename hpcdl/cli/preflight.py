@@ -12,7 +12,7 @@ from hpcdl.cli.framework import Command, Group, print_json
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.jobs.preflight import Expectation
+    from hpcdl.jobs.preflight import ExpectedAllocation
 
 _BROKEN = 29
 """The preflight itself did not work (facts/slurm_reasons.yaml)."""
@@ -60,10 +60,10 @@ def _expectations(parser: argparse.ArgumentParser) -> None:
     add("probes", type=Path, metavar="FILE", help="output of the ranks' probes")
 
 
-def _expected(args: argparse.Namespace, without_driver: bool) -> Expectation:
-    from hpcdl.jobs.preflight import Expectation, needed_driver
+def _expected(args: argparse.Namespace, without_driver: bool) -> ExpectedAllocation:
+    from hpcdl.jobs.preflight import ExpectedAllocation, needed_driver
 
-    names = vars(args).keys() & Expectation.__dataclass_fields__.keys()
+    names = vars(args).keys() & ExpectedAllocation.__dataclass_fields__.keys()
     values = {name: getattr(args, name) for name in names}
     values["driver"] = args.driver or needed_driver(os.environ)
     if args.gpus_per_node and without_driver:
@@ -71,7 +71,7 @@ def _expected(args: argparse.Namespace, without_driver: bool) -> Expectation:
 
         # Slurm knows whether it only counts GPUs that are not there.
         values["real_gpus"] = current_or_cluster().real_gpus
-    return Expectation(**values)
+    return ExpectedAllocation(**values)
 
 
 def _judge(args: argparse.Namespace) -> ExitCode | int:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.cluster.model import NAMESPACES, ClusterRequest, ClusterState, Group, Node, Ports, Queue
+from hpcdl.cluster.model import (
+    NAMESPACES,
+    ClusterRequest,
+    ClusterState,
+    Node,
+    NodeGroup,
+    Ports,
+    Queue,
+)
 from hpcdl.cluster.wanted import WantedCluster, WantedPartition
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import Release, span
@@ -59,9 +67,9 @@ def request(
     """
     if max_nodes is not None and max_nodes < 1:
         raise BadInput(f"a partition needs at least one node, not {max_nodes}")
-    groups: list[Group] = []
+    groups: list[NodeGroup] = []
     queues: list[Queue] = []
-    group_of: dict[str, Group] = {}
+    group_of: dict[str, NodeGroup] = {}
     for partition in site.partitions.values():
         offered: list[str] = []
         for part, names in _parts(partition, max_nodes):
@@ -164,8 +172,8 @@ def _names(partition: WantedPartition) -> list[str]:
     return names
 
 
-def _group(partition: WantedPartition, names: tuple[str, ...]) -> Group:
-    return Group(
+def _group(partition: WantedPartition, names: tuple[str, ...]) -> NodeGroup:
+    return NodeGroup(
         partition=partition.name,
         names=names,
         sockets=partition.sockets,
@@ -306,7 +314,7 @@ def _range(first: int, count: int) -> str:
     return str(first) if count == 1 else f"[{first}-{first + count - 1}]"
 
 
-def _hardware(group: Group) -> dict[str, str]:
+def _hardware(group: NodeGroup) -> dict[str, str]:
     fields = {
         "CPUs": str(group.cpus),
         "Sockets": str(group.sockets),

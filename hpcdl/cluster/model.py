@@ -63,7 +63,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes that slurm.conf describes in one line: those of a partition that are alike.
 
     Memory is in MB, as Slurm counts it.
@@ -120,7 +120,7 @@ class ClusterRequest:
     site: str
     mode: str
     accounting: bool
-    groups: tuple[Group, ...]
+    groups: tuple[NodeGroup, ...]
     queues: tuple[Queue, ...]
     slurm: str = ""
 

@@ -47,7 +47,7 @@ _BY_SOCKETS = ("ethernet", "unknown")
 _OWN_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
-class Link(NamedTuple):
+class GpuLink(NamedTuple):
     """What two ranks use between them: `P2P`, `SHM`, `NET/IB` or `NET/Socket`."""
 
     sender: int
@@ -56,7 +56,7 @@ class Link(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Expectation:
+class ExpectedAllocation:
     """What the script was written for. 0, None or '' means: not checked.
 
     `driver` is the oldest that the release runs with. With `real_gpus` a node without nvidia-smi
@@ -98,7 +98,7 @@ class Probe:
     release: str
     scratch_free_mb: int | None
     data: bool | None
-    links: tuple[Link, ...] = ()
+    links: tuple[GpuLink, ...] = ()
     unchecked: str = ""
     fault: str = ""
     driver: str | None = None
@@ -111,7 +111,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Problem:
+class PreflightProblem:
     """One thing wrong: its exit code and a sentence."""
 
     code: int
@@ -169,7 +169,7 @@ def with_links(
     return replace(probed, links=own)
 
 
-def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]:
+def judge(probes: Sequence[Probe], expected: ExpectedAllocation) -> tuple[PreflightProblem, ...]:
     """Everything that is not as expected, in the order of the exit codes. Pure."""
     e, links = expected, [link for p in probes for link in p.links]
     hosts = {p.rank: p.host for p in probes}
@@ -196,13 +196,13 @@ def judge(probes: Sequence[Probe], expected: Expectation) -> tuple[Problem, ...]
     }
     # One problem of a kind, however many ranks have it.
     return tuple(
-        Problem(code, sentence)
+        PreflightProblem(code, sentence)
         for code, sentences in sentences_by_code.items()
         for sentence in islice(sentences, 1)
     )
 
 
-def _memory_and_files(probes: Sequence[Probe], e: Expectation) -> dict[int, Iterable[str]]:
+def _memory_and_files(probes: Sequence[Probe], e: ExpectedAllocation) -> dict[int, Iterable[str]]:
     return {
         24: (
             f"{p.host} gives the job {p.memory_mb} MB, not {e.memory_mb}"
@@ -227,7 +227,7 @@ def read_probes(text: str) -> tuple[Probe, ...]:
         _, start, rest = line.partition('{"rank"')
         with suppress(ValueError, TypeError, KeyError):  # of other lines
             values = json.loads(start + rest)
-            values["links"] = tuple(Link(*link) for link in values.get("links", ()))
+            values["links"] = tuple(GpuLink(*link) for link in values.get("links", ()))
             lists = {key: tuple(values.get(key, ())) for key in ("gpus", "gpu_faults")}
             probes.append(Probe(**values | lists))
     return tuple(sorted(probes, key=lambda probe: probe.rank))
@@ -247,7 +247,7 @@ def as_table(probes: Sequence[Probe]) -> str:
     return table(rows, ("rank", "host", "local", "GPU", "CPUs", "release"))
 
 
-def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
+def notes(probes: Sequence[Probe], expected: ExpectedAllocation) -> tuple[str, ...]:
     """What is worth a line but stops nothing."""
     lines = []
     narrow = [p for p in probes if p.affinity < expected.cpus_per_task]
@@ -267,7 +267,7 @@ def notes(probes: Sequence[Probe], expected: Expectation) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
+def _world(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
     ranks = [p.rank for p in probes]
     if any(p.fault for p in probes):
         return  # its peers ended with it
@@ -280,7 +280,7 @@ def _world(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
         yield f"ranks see a world of {worlds} ranks, not {expected.world}"
 
 
-def _gpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
+def _gpus(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
     """What is wrong with the number of GPUs; where the driver fails, code 28 says why."""
     if any(p.gpu_faults for p in probes):
         return
@@ -302,7 +302,7 @@ def _gpus(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
             yield f"{host} shows the job {len(gpus)} of {expected.gpus_per_node} GPUs"
 
 
-def _driver(probes: Sequence[Probe], expected: Expectation) -> Iterator[str]:
+def _driver(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
     """What the driver says against its GPUs, and a driver that is too old."""
     yield from (f"{_who(p)}: {p.gpu_faults[0]}" for p in probes if p.gpu_faults)
     least = _numbers(expected.driver)
@@ -376,16 +376,16 @@ class NoLibrary(MissingPrerequisite):
     """NCCL or CUDA is not on the loader's path, as in an image or with programs that bring them."""
 
 
-def read_links(log: str) -> tuple[Link, ...]:
+def read_links(log: str) -> tuple[GpuLink, ...]:
     """Links from what NCCL printed, one per pair and transport. Pure."""
     found = {
-        Link(int(sender), int(receiver), via) for sender, receiver, via in _CHANNEL.findall(log)
+        GpuLink(int(sender), int(receiver), via) for sender, receiver, via in _CHANNEL.findall(log)
     }
     return tuple(sorted(found))
 
 
 def judge_links(
-    links: Iterable[Link], hosts: Mapping[int, str], *, nvlink: bool, fabric: str
+    links: Iterable[GpuLink], hosts: Mapping[int, str], *, nvlink: bool, fabric: str
 ) -> tuple[str, ...]:
     """What is not as the partition declares, a sentence per kind. Pure.
 

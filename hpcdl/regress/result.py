@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs.preflight import Expectation, Probe, judge
+from hpcdl.jobs.preflight import ExpectedAllocation, Probe, judge
 from hpcdl.results.faults import Fault, FaultKind, as_fault
 from hpcdl.results.records import RESULT, at
 from hpcdl.site import Partition, Site
@@ -148,7 +148,7 @@ def binding_faults(
     `probes` are what every rank saw; `bound` says whether Slurm binds CPUs here.
     """
     nodes, tasks = int(layout["nodes"]), int(layout["tasks_per_node"])
-    expected = Expectation(
+    expected = ExpectedAllocation(
         world=nodes * tasks,
         tasks_per_node=tasks,
         cpus_per_task=int(layout["cpus_per_task"]),

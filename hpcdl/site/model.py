@@ -129,7 +129,7 @@ class Scratch:
 
 
 @dataclass(init=False, repr=False, eq=False)
-class GpuRequest:
+class PartitionGpus:
     """The GPUs of a node as the file says them; `Gpu` is what they are."""
 
     model: str = option(
@@ -240,7 +240,7 @@ class Partition:
         example="p100-[01-04]",
     )
     gpu: Gpu | None = option(
-        "The GPUs of a node. Leave it out on a CPU partition", None, of=GpuRequest
+        "The GPUs of a node. Leave it out on a CPU partition", None, of=PartitionGpus
     )
     sockets: int = option("Processor sockets of a node", type="integer", minimum=1, maximum=16)
     cores_per_socket: int = option("Cores of a socket", type="integer", minimum=1, maximum=512)

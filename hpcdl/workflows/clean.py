@@ -42,7 +42,7 @@ Found = Iterator[tuple[Path, str]]
 
 
 @dataclass(frozen=True)
-class Kind:
+class CleanedKind:
     """What is pruned: where it is, and how much of it stays.
 
     Of what `find` gives, the oldest go until none is older than `days` and all have `gb`.
@@ -106,7 +106,7 @@ def clean(
     return answer
 
 
-def _limited(site: Site, kind: Kind, days: float | None, gb: float | None) -> Kind:
+def _limited(site: Site, kind: CleanedKind, days: float | None, gb: float | None) -> CleanedKind:
     own = site.clean.get(kind.name, Limits())
     days, gb = (own.days if days is None else days), (own.gb if gb is None else gb)
     return replace(kind, days=kind.days if days is None else days, gb=kind.gb if gb is None else gb)
@@ -127,7 +127,7 @@ def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
     return ""
 
 
-def _items(site: Site, kind: Kind, busy: str) -> Iterator[Item]:
+def _items(site: Site, kind: CleanedKind, busy: str) -> Iterator[Item]:
     with suppress(FileNotFoundError):
         for path, kept in kind.find(site):
             status = path.lstat()
@@ -223,11 +223,11 @@ def _cache(_: Site) -> Found:
 
 
 KINDS = (
-    Kind("check-runs", 90, 20, _check_runs),
-    Kind("job-index", 365, 1, _job_index),
-    Kind("logs", 30, 1, _files("logs")),
-    Kind("failures", 30, 1, _files("failures")),
-    Kind("job-records", 365, 0.1, _job_records),
-    Kind("leftovers", 1, 1, _leftovers),
-    Kind("cache", 90, 50, _cache),
+    CleanedKind("check-runs", 90, 20, _check_runs),
+    CleanedKind("job-index", 365, 1, _job_index),
+    CleanedKind("logs", 30, 1, _files("logs")),
+    CleanedKind("failures", 30, 1, _files("failures")),
+    CleanedKind("job-records", 365, 0.1, _job_records),
+    CleanedKind("leftovers", 1, 1, _leftovers),
+    CleanedKind("cache", 90, 50, _cache),
 )

@@ -1,6 +1,6 @@
 """`hpcdl stack plan`: what would be built, published and loaded, before anything is done.
 
-What every stack of a site is to be (a `Target`, planned as `stack build` plans it) is compared with
+Each stack of a site has a `StackTarget`, planned as `stack build` plans it. It is compared with
 what is published: versions, modules and what a plain load gives where, jobs that wait or run,
 references that would become STALE. Nothing is written. Below is the plan as text and as data.
 """
@@ -31,7 +31,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Target:
+class StackTarget:
     """What the stack of some partitions is to be.
 
     `blocked` says why it cannot be built here. `release` is None where nothing fits at all, or
@@ -49,7 +49,7 @@ class Target:
     notes: tuple[str, ...] = ()
 
 
-def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
+def targets(site: Site, partition: str | None = None) -> tuple[StackTarget, ...]:
     """The target of every build of the site's stacks, or of the one that serves `partition`.
 
     The last one may be of no stack: for partitions that none of the site's stacks serves.
@@ -65,11 +65,11 @@ def targets(site: Site, partition: str | None = None) -> tuple[Target, ...]:
     ]
     if left:
         note = "none of the site's stacks names them: their jobs load what the others have"
-        found.append(Target("", "", left, None, built=False, notes=(note,)))
+        found.append(StackTarget("", "", left, None, built=False, notes=(note,)))
     return tuple(found)
 
 
-def _of_stack(site: Site, name: str | None, partition: str | None) -> Iterator[Target]:
+def _of_stack(site: Site, name: str | None, partition: str | None) -> Iterator[StackTarget]:
     """The targets of one stack; where it cannot be planned at all, one that says why."""
     stack = find_request(site, name)
     try:
@@ -77,16 +77,16 @@ def _of_stack(site: Site, name: str | None, partition: str | None) -> Iterator[T
     except (BadInput, HpcdlError) as fault:
         names = Resolver(site).members(stack)
         why = fault.in_one_line()
-        yield Target(stack.name, stack.backend, names, None, built=False, blocked=why)
+        yield StackTarget(stack.name, stack.backend, names, None, built=False, blocked=why)
         return
     for one in blocked:
         why = one.fault.in_one_line()
-        yield Target(stack.name, stack.backend, one.partitions, None, built=False, blocked=why)
+        yield StackTarget(stack.name, stack.backend, one.partitions, None, built=False, blocked=why)
     for plan in plans:
         yield _target(site, plan)
 
 
-def _target(site: Site, plan: ReleasePlan) -> Target:
+def _target(site: Site, plan: ReleasePlan) -> StackTarget:
     release = plan.expected()
     stack, backend = plan.request.name, release.backend
     names = plan.partitions or tuple(site.partitions)
@@ -100,11 +100,11 @@ def _target(site: Site, plan: ReleasePlan) -> Target:
         lack = fault.in_one_line()
     except BrokenRelease as fault:
         why = fault.in_one_line()
-        return Target(stack, backend, names, None, built=False, blocked=why)
+        return StackTarget(stack, backend, names, None, built=False, blocked=why)
     idle = ", ".join(name for name in names if site.partition(name).gpu is not None)
     note = f"a build for CPUs, as `variant: cpu` says: it leaves the GPUs of {idle} idle"
     notes = (note,) if idle and "cuda" not in release.versions else ()
-    return Target(stack, backend, names, release, plan.exists, steps, lack, notes)
+    return StackTarget(stack, backend, names, release, plan.exists, steps, lack, notes)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class VersionChange:
 class StackPlan:
     """One target beside the release that its partitions have now."""
 
-    target: Target
+    target: StackTarget
     before: Release | None
     versions: tuple[VersionChange, ...]
 
@@ -224,7 +224,7 @@ def plan(site: Site, partition: str | None = None) -> SitePlan:
     )
 
 
-def _stack_plan(site: Site, target: Target) -> StackPlan:
+def _stack_plan(site: Site, target: StackTarget) -> StackPlan:
     after = target.release.id if target.release else None
     have = [_serving(site, name) for name in target.partitions]
     # Where the partitions have different releases now, one that changes counts for all.
@@ -240,7 +240,7 @@ def _serving(site: Site, partition: str) -> Release | None:
         return None
 
 
-def _version_changes(target: Target, before: Release | None) -> Iterator[VersionChange]:
+def _version_changes(target: StackTarget, before: Release | None) -> Iterator[VersionChange]:
     after = target.release
     if after is None or (before is not None and before.id == after.id):
         return

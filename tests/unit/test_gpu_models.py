@@ -15,7 +15,7 @@ from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.limits import limits_of
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.preflight import Expectation, Link, Probe, judge_links, notes
+from hpcdl.jobs.preflight import ExpectedAllocation, GpuLink, Probe, judge_links, notes
 from hpcdl.jobs.sweep import plan
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import Request, answer
@@ -360,15 +360,19 @@ def test_the_linter_takes_the_largest_node_of_a_type(mixed):
 
 
 def test_a_network_that_nobody_described_is_not_judged_and_that_is_said():
-    links = [Link(0, 1, "NET/Socket")]
+    links = [GpuLink(0, 1, "NET/Socket")]
     assert judge_links(links, {0: "a", 1: "b"}, nvlink=False, fabric="unknown") == ()
     probes = [
         Probe(rank, 0, host, 2, 1, 1, ("0",), 1000, "", None, None)
         for rank, host in enumerate("ab")
     ]
-    said = notes(probes, Expectation(world=2, tasks_per_node=1, cpus_per_task=1, fabric="unknown"))
+    said = notes(
+        probes, ExpectedAllocation(world=2, tasks_per_node=1, cpus_per_task=1, fabric="unknown")
+    )
     assert any("what network joins its nodes" in line for line in said)
-    here = notes(probes[:1], Expectation(world=1, tasks_per_node=1, cpus_per_task=1, fabric=""))
+    here = notes(
+        probes[:1], ExpectedAllocation(world=1, tasks_per_node=1, cpus_per_task=1, fabric="")
+    )
     assert not any("network" in line for line in here)
 
 

@@ -15,7 +15,7 @@ from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import Target, as_data, as_text, targets
+from hpcdl.workflows.site_plan import StackTarget, as_data, as_text, targets
 from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
@@ -38,7 +38,7 @@ def site(tmp_path):
 def planned(site, monkeypatch, release, *found, **more):
     """The plan where the stack is to be this release and these jobs are in the queue."""
     names = tuple(site.partitions)
-    target = Target("tensorflow", "wheels", names, release, built=True, **more)
+    target = StackTarget("tensorflow", "wheels", names, release, built=True, **more)
     monkeypatch.setattr(site_plan, "targets", lambda *_: (target,))
     monkeypatch.setattr(site_plan, "uses", lambda _: found)
     return site_plan.plan(site)

@@ -9,11 +9,11 @@ import pytest
 from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.jobs.preflight import (
-    Expectation,
-    Link,
+    ExpectedAllocation,
+    GpuLink,
     NoLibrary,
+    PreflightProblem,
     Probe,
-    Problem,
     as_json_line,
     exchange,
     identity_name,
@@ -27,7 +27,7 @@ from hpcdl.jobs.preflight import (
 )
 from hpcdl.system.errors import MissingPrerequisite
 
-EXPECTED = Expectation(
+EXPECTED = ExpectedAllocation(
     world=4,
     tasks_per_node=2,
     cpus_per_task=4,
@@ -38,7 +38,7 @@ EXPECTED = Expectation(
     data="/data",
     driver="535.54",
 )
-SMALL = Expectation(world=4, tasks_per_node=2, cpus_per_task=4)
+SMALL = ExpectedAllocation(world=4, tasks_per_node=2, cpus_per_task=4)
 SHAPE = replace(SMALL, gpus_per_node=2, fabric="infiniband")
 NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
 
@@ -243,7 +243,7 @@ def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(monkeyp
     monkeypatch.setattr("hpcdl.jobs.preflight.exchange", failing(fault))
     found = read_probes(as_json_line(with_links(healthy()[2], tmp_path, never)))
     (problem,) = judge(found, SHAPE)
-    assert problem == Problem(27, "rank 2 on p100-02: ncclCommInitRank failed with code 2")
+    assert problem == PreflightProblem(27, "rank 2 on p100-02: ncclCommInitRank failed with code 2")
     assert notes(found, SHAPE) == ()
 
 
@@ -274,11 +274,11 @@ HOSTS = {0: "p100-01", 1: "p100-01", 2: "p100-02", 3: "p100-02"}
 
 def test_links_are_read_from_every_form_that_nccl_prints():
     assert read_links(LOG) == (
-        Link(0, 1, "P2P"),
-        Link(1, 0, "P2P"),
-        Link(1, 2, "NET/IB"),
-        Link(2, 3, "SHM"),
-        Link(3, 0, "NET/Socket"),
+        GpuLink(0, 1, "P2P"),
+        GpuLink(1, 0, "P2P"),
+        GpuLink(1, 2, "NET/IB"),
+        GpuLink(2, 3, "SHM"),
+        GpuLink(3, 0, "NET/Socket"),
     )
 
 
@@ -287,7 +287,7 @@ def test_links_are_read_from_every_form_that_nccl_prints():
     [
         (read_links(LOG), False, "infiniband", "nodes talk by TCP sockets, though infiniband is"),
         (read_links(LOG), True, "ethernet", "GPUs of a node talk by SHM"),
-        ([Link(0, 1, "NET/IB")], False, "infiniband", "GPUs of a node talk through the network"),
+        ([GpuLink(0, 1, "NET/IB")], False, "infiniband", "GPUs of a node talk through the network"),
         (read_links(LOG), False, "ethernet", None),
     ],
     ids=["no InfiniBand", "no NVLink", "the network inside a node", "PCIe and Ethernet"],
