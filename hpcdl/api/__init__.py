@@ -85,7 +85,9 @@ def load_site(name: str | Path | None = None) -> Site:
     """
     from hpcdl.site import load_site
 
-    return load_site(find_site_file(str(name) if name else None))
+    # A name is what is shipped, a Path always a file: `Path("pi")` is the one in this directory.
+    given = f"./{name}" if isinstance(name, Path) and not name.is_absolute() else str(name or "")
+    return load_site(find_site_file(given or None))
 
 
 @_checked

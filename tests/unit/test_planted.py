@@ -6,6 +6,7 @@ has written it, wherever it is named: by an option, a variable, a default, the P
 
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -188,6 +189,12 @@ def test_a_site_that_is_not_there(tmp_path, monkeypatch, chosen, said, hint):
     with pytest.raises(BadInput) as caught:
         find_site_file(chosen)
     assert (caught.value.message.startswith(said), hint in caught.value.hint) == (True, True)
+
+
+def test_in_python_a_path_is_a_file_and_a_text_is_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pi").write_text(find_site_file("pi").read_text().replace("name: pi", "name: own"))
+    assert (api.load_site("pi").name, api.load_site(Path("pi")).name) == ("pi", "own")
 
 
 @pytest.mark.parametrize("site", ["~nosuch/x", "x" * 5000, "nosuch", "/nosuch/site.yaml"])
