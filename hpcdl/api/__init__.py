@@ -157,14 +157,16 @@ def resolve(site: Site, partition: str | None = None) -> tuple[Resolution, ...]:
 def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
     """Images/s of a training on more and more GPUs of a partition, and what limits it.
 
-    `more` are fields of `hpcdl.predict.request.Request`: gpus (4, or such as "1-64" or "4,8"),
-    batch, precision, size, data, result.
+    `more` are fields of `hpcdl.predict.request.ScalingRequest`: gpus (4, or such as "1-64" or
+    "4,8"), batch, precision, size, data, result.
     """
-    from hpcdl.predict.request import Request, answer
+    from hpcdl.predict.request import ScalingRequest, answer
 
     if type(more.get("gpus")) is int:
         more["gpus"] = str(more["gpus"])
-    return answer(Request(site.partition(partition), model, **_fields_of(Request, more)))
+    return answer(
+        ScalingRequest(site.partition(partition), model, **_fields_of(ScalingRequest, more))
+    )
 
 
 @_checked

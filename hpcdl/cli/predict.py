@@ -1,250 +1,226 @@
-"""`hpcdl predict`: scaling before submitting, and how accurate the model is."""
+"""`hpcdl predict`: scaling before submitting."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, Group, option, show, the_site
+from hpcdl.cli.framework import Command, Group, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import nearest, one_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
-    from hpcdl.predict.parallel import Plan
-    from hpcdl.predict.request import Request
+    from hpcdl.predict.parallel import ModelSplit
+    from hpcdl.predict.request import ScalingRequest
+    from hpcdl.site import Partition, Site
 
 _FLOW = 4
 """Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
+_NONE = "none"
 
 
-def _configure_scale(parser: argparse.ArgumentParser) -> None:
+def _configure(parser: argparse.ArgumentParser) -> None:
     from hpcdl.predict.network import names
+    from hpcdl.predict.parallel import ModelSplit
+    from hpcdl.predict.request import ScalingRequest
+    from hpcdl.system.declare import configure
 
     add = parser.add_argument
     add("--partition", help="partition (default: the site's default)")
     add("--gpu-model", metavar="MODEL", help="the GPU, where the partition has several models")
-    add("--model", help="the network, such as resnet50")
-    add("--batch", type=int, help="images per GPU and step (64)")
-    add(
-        "--size",
-        type=int,
-        metavar="PIXELS",
-        help="edge of the images, or tokens of a sequence (the network's own)",
-    )
-    add(
-        "--precision",
-        help="fp32, tf32, amp, bf16 or fp16 (default: tf32 on A100 and newer, else fp32)",
-    )
-    add("--data", default="synthetic", help="synthetic (default) or imagenet")
-    add("--pipeline", default="new", help="new (default), or old: without prefetching")
-    add(
-        "--storage",
-        dest="storage_gbs",
-        type=float,
-        metavar="GB/S",
-        help="file system read bandwidth",
-    )
-    add(
-        "--form",
-        default="horovod",
-        help="horovod, ddp, fsdp, replicated, parameter_server, no_overlap",
-    )
     add(
         "--calibrate",
-        type=Path,
         action="append",
         default=[],
         metavar="RESULT.JSON",
         help="result of a run on this site to start from, of one GPU or several;"
-        " repeat for more runs and for results of all-reduce checks",
-    )
-    add("--one", dest="images_per_second", type=float, metavar="IMAGES/S", help="rate of one GPU")
-    add(
-        "--link",
-        dest="link_gbs",
-        type=float,
-        metavar="GB/S",
-        help="all-reduce bus bandwidth measured within a node",
+        " repeat for more runs and for results of all-reduce checks; none: published rows"
+        " (default: this site's last run like it)",
     )
     add(
-        "--network",
-        dest="network_gbs",
-        type=float,
-        metavar="GB/S",
-        help="all-reduce bus bandwidth measured between nodes",
+        "--price",
+        action="append",
+        default=[],
+        metavar="[PARTITION=]MONEY",
+        help="price of a GPU-hour; repeat for the partitions of --compare",
     )
-    add("--gpus", metavar="COUNTS", help="8, 1,2,4 or 1-64 (default: all)")
-    add("--every", action="store_true", help="also counts that fill no node")
-    add("--images", type=int, help="images per epoch (1281167, ImageNet)")
-    add(
-        "--loss",
-        type=float,
-        default=10.0,
-        metavar="PERCENT",
-        help="largest loss of efficiency, for `best below` (10)",
-    )
-    add(
-        "--deadline",
-        dest="deadline_hours",
-        type=float,
-        metavar="HOURS",
-        help="time limit of an epoch, for `cheapest`",
-    )
-    add("--price", type=float, metavar="MONEY", help="price of a GPU-hour")
     add(
         "--compare",
         nargs="+",
         metavar="PARTITIONS",
         help="partitions to show in one table, such as p100,v100",
     )
-    _configure_plan(parser)
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
+    configure(parser, ScalingRequest)
+    configure(parser.add_argument_group("transformers that are split"), ModelSplit)  # type: ignore[arg-type]
     parser.set_defaults(behind=lambda one: "--model" if nearest(one, names()) else "--partition")
 
 
-def _configure_plan(parser: argparse.ArgumentParser) -> None:
-    """How a transformer is split."""
-    add = parser.add_argument
-    add(
-        "--tensor",
-        type=int,
-        metavar="N",
-        help="tensor parallelism: GPUs that share every block of a transformer, such as"
-        " --model gpt3_175b --size 2048 --tensor 8 --pipeline-stages 12"
-        " --checkpointing full",
-    )
-    add(
-        "--pipeline-stages",
-        dest="stages",
-        type=int,
-        metavar="N",
-        help="pipeline parallelism: stages that hold some blocks each",
-    )
-    add("--interleave", type=int, metavar="N", help="virtual stages of a pipeline per GPU (1)")
-    add(
-        "--micro-batches",
-        type=int,
-        metavar="N",
-        help="micro-batches of a step, each of --batch (4 per stage, else 1)",
-    )
-    add(
-        "--sequence-parallel",
-        dest="sequence",
-        action="store_true",
-        default=None,
-        help="share layer norms and dropout, too",
-    )
-    add("--zero", type=int, metavar="STAGE", help="ZeRO: 1, 2, or 3 as FSDP (0)")
-    add("--checkpointing", help="recompute none (default), selective (attention) or full blocks")
-    add(
-        "--plain-attention",
-        dest="fused",
-        action="store_const",
-        const=False,
-        help="attention that keeps its scores (default: fused, FlashAttention)",
-    )
+def _values(cls: type, args: argparse.Namespace) -> dict[str, Any]:
+    """The values that options give to a class's fields."""
+    from hpcdl.system.declare import entries, typed
+
+    given = typed(cls, args)
+    return {one.name: one.read(given[one.key]) for one in entries(cls) if one.key in given}
 
 
-def _request(args: argparse.Namespace) -> Request:
-    """What the options ask; most are called as the request's fields.
+def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]:
+    """What the options ask, and what is used unasked.
 
     The partition is that of the measured runs where this site has it, unless another is asked for.
     """
-    from dataclasses import fields
-
-    from hpcdl.predict.request import Request
+    from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.results import is_exchange, place_of, read_sound
-    from hpcdl.site.gpu_models import one_group
 
-    files = [(path, read_sound(path)) for path in args.calibrate]
+    values = _values(ScalingRequest, args)
+    files = [(Path(path), read_sound(Path(path))) for path in args.calibrate if path != _NONE]
     runs = [path for path, value in files if not is_exchange(value)]
     site, measured = the_site(args), [place_of(value).partition for _, value in files]
     known = [name for name in measured if name in site.partitions]
-    place = site.partition(args.partition or next(iter(known), site.default_partition))
+    stated = bool(files or args.images_per_second)
+    place = _place(site, args, args.partition or next(iter(known), ""), stated=stated)
+    request = ScalingRequest(
+        place,
+        **{
+            **values,
+            "result": runs[0] if runs else None,
+            "repeats": tuple(runs[1:]),
+            "exchanges": tuple(path for path, value in files if is_exchange(value)),
+            "plan": _plan(args),
+        },
+    )
+    if runs:
+        return _on_shared_cores(request), ()
+    if args.calibrate or args.images_per_second:
+        return request, ()
+    return _from_last_run(site, request)
+
+
+def _place(site: Site, args: argparse.Namespace, name: str, *, stated: bool) -> Partition:
+    from hpcdl.site.gpu_models import one_group
+
+    place = site.partition(name or site.default_partition)
     others = [name for name, one in site.partitions.items() if one.gpu]
-    if others and not (args.partition or files or args.images_per_second or place.gpu):
+    if others and not (name or stated or place.gpu):
         raise BadInput(
             f"no partition is named, and '{place.name}', the default, has no GPUs",
             hint=f"give --partition, such as {one_of(others)}",
         )
-    told = {
-        "partition": one_group(place, args.gpu_model),
-        "loss": args.loss / 100,
-        "result": runs[0] if runs else None,
-        "repeats": tuple(runs[1:]),
-        "exchanges": tuple(path for path, value in files if is_exchange(value)),
-        "plan": _plan(args),
-    }
-    names = {one.name for one in fields(Request)}
-    return Request(**{**{key: vars(args)[key] for key in names & vars(args).keys()}, **told})
+    return one_group(place, args.gpu_model)
 
 
-def _plan(args: argparse.Namespace) -> Plan | None:
+def _from_last_run(site: Site, request: ScalingRequest) -> tuple[ScalingRequest, tuple[str, ...]]:
+    """The request with the site's last run like it and its all-reduce checks."""
+    from dataclasses import replace
+
+    from hpcdl.workflows.expectation import last_results, links_of
+
+    runs = () if request.plan else last_results(site, request)
+    given = request.link_gbs is not None or request.network_gbs is not None
+    links = () if given else links_of(site, request.partition)
+    used = [f"the site's last run like it, job {runs[0].parent.name}"] if runs else []
+    used += ["the site's all-reduce check"] if links else []
+    if not (runs or links):
+        return request, ()
+    request = replace(
+        request, result=next(iter(runs), None), repeats=tuple(runs[1:]), exchanges=links
+    )
+    return _on_shared_cores(request), tuple(used)
+
+
+def _on_shared_cores(request: ScalingRequest) -> ScalingRequest:
+    """The request with the cores of the machine that emulates all nodes, if one does."""
+    import os
+    from dataclasses import replace
+
+    from hpcdl.slurm.execution import current_or_cluster
+
+    if not request.result or not current_or_cluster().shared_cores:
+        return request
+    return replace(request, cores=os.cpu_count())
+
+
+def _plan(args: argparse.Namespace) -> ModelSplit | None:
     """How a transformer is split; None where no option of it is given."""
-    from dataclasses import fields
+    from hpcdl.predict.parallel import ModelSplit
 
-    from hpcdl.predict.parallel import Plan
-
-    given = {one.name: vars(args)[one.name] for one in fields(Plan)}
-    given = {name: value for name, value in given.items() if value is not None}
-    flow = {"micro_batches": _FLOW * args.stages if (args.stages or 1) > 1 else 1}
-    return Plan(**{**flow, **given}) if given else None
+    given = _values(ModelSplit, args)
+    flow = {"micro_batches": _FLOW * given["stages"]} if given.get("stages", 1) > 1 else {}
+    return ModelSplit(**{**flow, **given}) if given else None
 
 
-def _asked(args: argparse.Namespace) -> Forecast:
+def _asked(args: argparse.Namespace, prices: Mapping[str, float]) -> Forecast:
     from dataclasses import replace
 
     from hpcdl.predict.request import answer
 
-    found = answer(_request(args))
-    if args.price is not None and not 0 <= args.price < _MOST_MONEY:
-        raise BadInput(f"a GPU-hour cannot cost {args.price:g}")
-    return replace(found, price=args.price)
+    request, used = _request(args)
+    found = answer(request)
+    price = prices.get(found.machine.name, prices.get(""))
+    return replace(found, price=price, found=used)
+
+
+def _prices(args: argparse.Namespace, partitions: list[str]) -> dict[str, float]:
+    """Prices of a GPU-hour by partition; that of all under ''."""
+    prices: dict[str, float] = {}
+    for text in args.price:
+        name, _, money = text.rpartition("=")
+        try:
+            prices[name] = float(money)
+        except ValueError:
+            prices[name] = -1.0
+        if not 0 <= prices[name] < _MOST_MONEY:
+            raise BadInput(f"a GPU-hour cannot cost '{money}'", hint="write --price 2.5")
+        if name and name not in partitions:
+            raise BadInput(
+                f"--price {text}: '{name}' is not among the predicted partitions",
+                hint=f"they are {one_of(partitions)}",
+            )
+    missing = [name for name in partitions if name not in prices]
+    if prices and "" not in prices and missing:
+        raise BadInput(
+            f"the partition '{missing[0]}' has no price", hint=f"give --price {missing[0]}=MONEY"
+        )
+    return prices
 
 
 def _compare(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.predict.show import compared_text, forecast_data
+    from hpcdl.predict.show import compared_data, compared_text, write_plot
 
-    if args.calibrate or args.images_per_second is not None:
+    if [path for path in args.calibrate if path != _NONE] or args.images_per_second is not None:
         raise BadInput(
             "a measured rate is of one partition",
             hint="leave out --compare, or --calibrate and --one",
         )
     wanted = ",".join([args.partition or "", *args.compare]).split(",")
-    found = [
-        _asked(argparse.Namespace(**{**vars(args), "partition": name}))
-        for name in dict.fromkeys(map(str.strip, wanted))
-        if name
-    ]
-    if not found:
+    names = [name for name in dict.fromkeys(map(str.strip, wanted)) if name]
+    if not names:
         raise BadInput("--compare names no partition", hint="write --compare A,B")
-    data = {"schema": 1, "partitions": [forecast_data(one) for one in found]}
-    return show(args, data, compared_text(found))
+    prices = _prices(args, names)
+    found = [
+        _asked(argparse.Namespace(**{**vars(args), "partition": name}), prices) for name in names
+    ]
+    if args.plot:
+        write_plot(found, args.plot)
+    ok = any(one.choices.fastest for one in found)
+    return show(args, compared_data(found), compared_text(found), ok=ok)
 
 
 def _scale(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.predict.show import forecast_data, forecast_text
+    from hpcdl.predict.show import forecast_data, forecast_text, write_plot
 
     if args.compare:
         return _compare(args)
-    found = _asked(args)
+    place = args.partition or the_site(args).default_partition
+    found = _asked(args, _prices(args, [place]) if args.price else {})
     if args.plot:
-        from hpcdl.predict.show import write_plot
-
-        write_plot(found, args.plot)
-    return show(args, forecast_data(found), forecast_text(found))
-
-
-def _validate(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.predict.records import read_records
-    from hpcdl.predict.show import validation_data, validation_text
-    from hpcdl.predict.validate import validate
-
-    found = validate(read_records(args.data))
-    return show(args, validation_data(found), validation_text(found, verbose=args.verbose))
+        write_plot([found], args.plot)
+    ok = found.choices.fastest is not None
+    return show(args, forecast_data(found), forecast_text(found), ok=ok)
 
 
 GROUP = Group(
@@ -256,20 +232,7 @@ GROUP = Group(
             "Predict step time, images/s, efficiency and cost by number of GPUs (the default).",
             "hpcdl predict --partition p100 --model resnet50 --gpus 1-16",
             _scale,
-            _configure_scale,
-        ),
-        Command(
-            "validate",
-            "Compare the model with published measurements: error by row, source and network.",
-            "hpcdl predict validate",
-            _validate,
-            option(
-                "--data",
-                type=Path,
-                metavar="FILE",
-                help="measured rows, instead of the shipped ones",
-            ),
-            site=False,
+            _configure,
         ),
     ),
     default="scale",

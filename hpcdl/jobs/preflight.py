@@ -43,7 +43,7 @@ _WAIT_SECONDS = 20.0
 _ID_BYTES = 128
 _BYTES = 1_000_000
 # Networks where TCP is no fault; an undescribed one is not judged.
-_BY_SOCKETS = ("ethernet", "unknown")
+_BY_SOCKETS = ("ethernet", "cloud", "unknown")
 _OWN_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 

@@ -1,6 +1,6 @@
 """A range of GPU counts on one machine, and the choices: fastest, cheapest, best below a loss.
 
-Everything in it is a pure function of a machine, a training and a calibration. Counts fill nodes:
+Everything in it is a pure function of a machine, a workload and a calibration. Counts fill nodes:
 below one node any, above it whole nodes.
 """
 
@@ -9,20 +9,30 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hpcdl import facts
-from hpcdl.predict import step as steps
-from hpcdl.predict.calibrate import Calibration
 from hpcdl.predict.hardware import CPU, GIGA, Machine
-from hpcdl.predict.learn import factors, kind_of
 from hpcdl.predict.network import FLOAT_BYTES, kept_bytes
 from hpcdl.predict.parallel import planned_bytes
-from hpcdl.predict.results import Measured, nearest, stretched
+from hpcdl.predict.rate import Calibration
+from hpcdl.predict.results import MeasuredLoss, nearest, stretched
+from hpcdl.predict.step import (
+    ENDLESS,
+    StepTime,
+    Workload,
+    lengthened,
+    peak_of,
+    predict_step,
+    scaling_law,
+)
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import count_of
 
 MOST_GPUS = 65_536
 IMAGENET_IMAGES = 1_281_167
+TOKENS = 1e9
+"""Tokens of a transformer's epoch where nobody says how many."""
 _HOUR = 3600.0
 _SPLIT = "split it (--tensor, --pipeline-stages, --zero 3) or recompute (--checkpointing full)"
 _COUNTS = "write 8, 1,2,4 or a range 1-64"
@@ -30,17 +40,21 @@ _RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
 
 
 @dataclass(frozen=True)
-class Point:
-    """One count of GPUs; `low` and `high` bound images per second, eight times in ten."""
+class ScalingPoint:
+    """One count of GPUs; `low` and `high` bound images per second, eight times in ten.
 
-    step: steps.Step
+    `seconds` are those of the whole training: all epochs. `fits` is whether the batch is likely to
+    fit into the GPUs' memory, `beyond` whether the partition has fewer nodes.
+    """
+
+    step: StepTime
     images_per_second: float
     low: float
     high: float
-    speedup: float
     efficiency: float
-    epoch_seconds: float
+    seconds: float
     beyond: bool
+    fits: bool
 
     @property
     def gpus(self) -> int:
@@ -48,38 +62,62 @@ class Point:
         return self.step.gpus
 
     @property
+    def speedup(self) -> float:
+        """Speed-up over one GPU."""
+        return self.gpus * self.efficiency
+
+    @property
     def gpu_hours(self) -> float:
-        """GPU-hours of an epoch."""
-        return self.gpus * self.epoch_seconds / _HOUR
+        """GPU-hours of the training."""
+        return self.gpus * self.seconds / _HOUR
 
 
 @dataclass(frozen=True)
 class Choices:
     """The recommended counts; None where no count meets the limits."""
 
-    fastest: Point | None
-    cheapest: Point | None
-    efficient: Point | None
-    loss: float
-    deadline_hours: float | None
+    fastest: ScalingPoint | None
+    cheapest: ScalingPoint | None
+    efficient: ScalingPoint | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a choice must keep to: loss of efficiency as a part, hours of the training."""
+
+    loss: float = 0.1
+    deadline_hours: float | None = None
+
+
+@dataclass(frozen=True)
+class DataAmount:
+    """The images (sequences) of an epoch, and epochs of the training."""
+
+    images: float = IMAGENET_IMAGES
+    epochs: int = 1
+
+
+_IMAGENET, _LIMITS = DataAmount(), Limits()
 
 
 @dataclass(frozen=True)
 class Forecast:
     """Counts of GPUs, what they give, and what to take; `links` is what was measured of them.
 
-    `left_out` says why some counts of a range are not there.
+    `left_out` says why some counts of a range are not there, `found` what was used unasked.
     """
 
     machine: Machine
-    training: steps.Training
+    work: Workload
     calibration: Calibration
-    images: int
-    points: tuple[Point, ...]
+    data: DataAmount
+    points: tuple[ScalingPoint, ...]
     choices: Choices
+    limits: Limits = _LIMITS
     price: float | None = None
     links: tuple[str, ...] = ()
     left_out: str = ""
+    found: tuple[str, ...] = field(default=())
 
     @property
     def watts(self) -> float | None:
@@ -87,34 +125,34 @@ class Forecast:
         known = facts.load("gpus")["gpus"].get(self.machine.gpu, {})
         return float(known["tdp_w"]) if "tdp_w" in known else None
 
-    def kilowatt_hours(self, point: Point) -> float | None:
-        """Energy of an epoch's GPUs at most."""
+    def kilowatt_hours(self, point: ScalingPoint) -> float | None:
+        """Energy of the training's GPUs at most."""
         return None if self.watts is None else point.gpu_hours * self.watts / 1000
 
-    def cost(self, point: Point) -> float | None:
-        """What an epoch costs, where a GPU-hour has a price."""
+    def cost(self, point: ScalingPoint) -> float | None:
+        """What the training costs, where a GPU-hour has a price."""
         return None if self.price is None else point.gpu_hours * self.price
 
-    def operations(self, point: Point) -> float:
+    def operations(self, point: ScalingPoint) -> float:
         """Operations per second and GPU, of both passes, without what is computed again."""
-        return 6 * self.training.net.macs * point.images_per_second / point.gpus
+        return 6 * self.work.net.macs * point.images_per_second / point.gpus
+
+    def peak_part(self, point: ScalingPoint) -> float:
+        """The part of the GPU's peak that these operations are."""
+        return self.operations(point) / peak_of(self.machine, self.work.precision)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a person should know before believing any of it."""
-        base, batch, plan = self.calibration, self.training.batch, self.training.plan
+        base, batch, plan = self.calibration, self.work.batch, self.work.plan
         wide, node = plan.tensor if plan else 1, self.machine.per_node
-        lacking = " and ".join(self.machine.lacks(self.training.precision))
-        said = (
+        lacking = " and ".join(self.machine.lacks(self.work.precision))
+        notes = (
             (
                 base.batch != batch,
                 f"it was measured at batch {base.batch}; the same images/s are assumed at {batch}",
             ),
-            # A run that had such a batch knows better than an estimate; ranks on CPUs share memory.
-            (
-                self.machine.gpu != CPU and not (base.proof == "run" and base.batch >= batch),
-                self._memory_note,
-            ),
+            (not all(point.fits for point in self.points), self._memory_note),
             (
                 node % wide and wide % node,
                 f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: "
@@ -122,116 +160,148 @@ class Forecast:
             ),
             (
                 lacking,
-                f"{lacking} of the {self.machine.gpu} are not known: the shares of the "
-                "layers are a kindred GPU's",
+                f"{lacking} of the {self.machine.gpu} are not known: a kindred GPU's are used "
+                "for memory traffic",
+            ),
+            (
+                self.work.shared,
+                "one machine emulates all nodes: ranks share its "
+                f"{self.work.shared.cores if self.work.shared else 0} cores",
             ),
             (True, self.left_out),
         )
-        return tuple(text for so, text in said if so and text)
+        return tuple(text for wanted, text in notes if wanted and text)
 
     @property
     def _memory_note(self) -> str:
-        """What to do where the fewest GPUs do not hold the batch."""
-        batch, has = self.training.batch, self.machine.memory
-        gpus = min((point.gpus for point in self.points), default=1)
-        one, two, needs = (
-            memory_bytes(replace(self.training, batch=n), gpus) for n in (1, 2, batch)
-        )
-        if needs <= has:
-            return ""
-        fits = math.floor((has - one) / (two - one)) + 1
-        # Convolutions are not split: there only a smaller batch or image helps.
-        less = f"no batch: {_SPLIT}" if self.training.net.shape.blocks else "no batch"
-        where = f" on {gpus} GPUs" if self.training.plan else ""
+        """How much memory is lacking on the fewest GPUs, and what would fit."""
+        gpus = min(point.gpus for point in self.points)
+        needs, has = memory_bytes(self.work, gpus), self.machine.memory
+        where = f" on {count_of(gpus, 'GPU')}" if self.work.plan else ""
         return (
-            f"batch {batch} is not likely to fit{where}: it needs about "
-            f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB, "
-            f"enough for {fits if fits > 0 else less}"
+            f"batch {self.work.batch} is not likely to fit{where}: it needs about "
+            f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB; "
+            f"{smallest_that_fits(self.machine, self.work)}"
         )
 
 
-def memory_bytes(training: steps.Training, gpus: int) -> float:
+def memory_bytes(work: Workload, gpus: int) -> float:
     """About what a step keeps in each GPU's memory: activations, and the state of the weights.
 
     Weights, gradients and momenta are float32; transformers have Adam's second moment, too. FSDP
     shards the state over `gpus`.
     """
-    net, element = training.net, training.activation_bytes
-    if training.plan:
-        return planned_bytes(net, training.plan, training.batch, gpus, element)
+    net, element = work.net, work.activation_bytes
+    if work.plan:
+        return planned_bytes(net, work.plan, work.batch, gpus, element)
     state = net.parameters * FLOAT_BYTES * (3 if net.channels else 4)
-    shards = gpus if training.form == "fsdp" else 1
-    return state / shards + kept_bytes(net, training.batch, element)
+    shards = gpus if work.form == "fsdp" else 1
+    return state / shards + kept_bytes(net, work.batch, element)
+
+
+def smallest_that_fits(machine: Machine, work: Workload) -> str:
+    """The fewest GPUs, or else the largest batch, that fit into the memory; or what to change."""
+    for changed, options in _splits(machine, work):
+        least = changed.plan.gpus if changed.plan else 1
+        for gpus in (least << power for power in range(17) if least << power <= MOST_GPUS):
+            if memory_bytes(changed, gpus) <= machine.memory:
+                more = f" with {options}" if options else ""
+                return f"the smallest that would fit is {count_of(gpus, 'GPU')}{more}"
+    least = work.plan.gpus if work.plan else 1
+    one, two = (memory_bytes(replace(work, batch=batch), least) for batch in (1, 2))
+    fits = math.floor((machine.memory - one) / (two - one)) + 1
+    if fits > 0:
+        return f"the largest batch that fits is {fits}"
+    if work.net.shape.blocks:
+        return f"no batch fits: {_SPLIT}"
+    return "no batch fits: take smaller images, or a GPU with more memory"
+
+
+def _splits(machine: Machine, work: Workload) -> Iterable[tuple[Workload, str]]:
+    """A training whose GPUs share the state, and the same split more, with the options for it."""
+    if work.form == "fsdp" or work.plan:
+        yield work, ""
+    if not work.plan:
+        return
+    wide = math.gcd(machine.per_node, work.net.shape.heads)
+    for options, changes in (
+        ("--checkpointing full", {"checkpointing": "full"}),
+        ("--checkpointing full --zero 3", {"checkpointing": "full", "zero": 3}),
+        (
+            f"--checkpointing full --zero 3 --tensor {wide} --sequence-parallel",
+            {"checkpointing": "full", "zero": 3, "tensor": wide, "sequence": True},
+        ),
+    ):
+        yield replace(work, plan=replace(work.plan, **changes)), options
 
 
 def forecast(
     machine: Machine,
-    training: steps.Training,
+    work: Workload,
     calibration: Calibration,
     counts: Sequence[int],
     *,
-    images: int = IMAGENET_IMAGES,
-    loss: float = 0.1,
-    deadline_hours: float | None = None,
-    measured: Sequence[Measured] = (),
+    data: DataAmount = _IMAGENET,
+    limits: Limits = _LIMITS,
+    measured: Sequence[MeasuredLoss] = (),
 ) -> Forecast:
     """Predict every count of GPUs (as `expand` gives them), and choose.
 
-    `images` are those of an epoch, `loss` is the largest loss of efficiency that is accepted (0.1
-    for 10 %), `deadline_hours` the limit of an epoch for the cheapest choice, `measured`
-    are runs of several GPUs here.
+    `measured` are runs of several GPUs here.
     """
-    known = steps.constants()
-    one = steps.profile(machine, training, calibration.seconds, known)
-    alone = steps.predict_step(machine, replace(training, plan=None), one, 1, 1, known)
+    law, one = scaling_law(), calibration.seconds
+    alone = predict_step(machine, replace(work, plan=None), one, 1, 1, law)
+    # One GPU of the old pipeline waits, too: efficiency is then of a GPU that waits for nothing.
+    reference = alone.seconds if work.feed.ahead else alone.compute
+    ran_here = calibration.proof == "run" and calibration.batch >= work.batch
 
-    def point(gpus: int) -> Point:
+    def point(gpus: int) -> ScalingPoint:
         nodes = max(1, gpus // machine.per_node)
-        step = steps.predict_step(machine, training, one, gpus, nodes, known)
+        step = predict_step(machine, work, one, gpus, nodes, law)
         ran = nearest(measured, gpus, nodes) if gpus > 1 else None
         if ran:
-            theirs = steps.predict_step(machine, training, one, ran.ranks, ran.nodes, known)
-            lost = stretched(step.loss, ran.loss(step.compute), theirs.loss)
+            theirs = predict_step(machine, work, one, ran.ranks, ran.nodes, law)
+            lost = stretched(step.loss, ran.loss(theirs.compute), theirs.loss)
             if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
                 step = replace(step, compute=min(step.compute, ran.middle))
                 lost = ran.loss(step.compute)
-            step = steps.lengthened(step, lost)
-        rate = training.images_of(gpus) / step.seconds
-        low, high = _bounds(step, training, calibration, ran)
-        # One GPU does not hold what is split: there, it is the part of computing in a step.
-        gain = (step.compute if training.plan else alone.seconds) / step.seconds
-        return Point(
+            step = lengthened(step, lost)
+        rate = work.images_of(gpus) / step.seconds
+        low, high = _bounds(step, work, calibration, ran)
+        # A GPU that does not hold the whole network: the part of computing in a step.
+        gain = (step.compute if work.plan else reference) / step.seconds
+        holds = memory_bytes(work, gpus) <= machine.memory
+        return ScalingPoint(
             step,
             rate,
             rate * low,
             rate * high,
-            gpus * gain,
             gain,
-            images / rate,
+            data.epochs * data.images / rate,
             beyond=0 < machine.nodes < nodes,
+            # A run that had such a batch knows better; ranks on CPUs share the node's memory.
+            fits=machine.gpu == CPU or ran_here or holds,
         )
 
     points = tuple(map(point, counts))
-    # Of a split transformer more GPUs may hold what fewer do not; a run knows better.
-    whole = not training.plan or calibration.proof == "run"
-    fit = [p for p in points if whole or memory_bytes(training, p.gpus) <= machine.memory]
-    choices = choose(fit or points, loss, deadline_hours)
-    return Forecast(machine, training, calibration, images, points, choices)
+    return Forecast(machine, work, calibration, data, points, choose(points, limits), limits)
 
 
 def _bounds(
-    step: steps.Step, training: steps.Training, base: Calibration, ran: Measured | None
+    step: StepTime, work: Workload, base: Calibration, ran: MeasuredLoss | None
 ) -> tuple[float, float]:
     """Factors on the rate between which the truth lies eight times in ten.
 
     Beside runs of several GPUs, only what the count adds to or takes from their loss is unsure.
     """
-    if step.gpus == 1 or (training.plan and base.proof != "run"):
+    if step.gpus == 1 or (work.plan and base.proof != "run"):
         return base.low, base.high
-    kind = kind_of(step.nodes, real=training.feed is not steps.ENDLESS)
+    kind = kind_of(step.nodes, real=work.feed is not ENDLESS)
     if ran is None:
-        low, high = factors(step.loss, kind)
-        return low * base.low, high * base.high
+        # Errors of one GPU's rate and of the loss are independent: their squares add up.
+        lows, highs = zip(factors(step.loss, kind), (base.low, base.high), strict=True)
+        low, high = (math.hypot(*map(math.log, pair)) for pair in (lows, highs))
+        return math.exp(-low), math.exp(high)
     noise = math.exp(-ran.spread)
     if (ran.ranks, ran.nodes) == (step.gpus, step.nodes):
         return noise, 1 / noise
@@ -239,22 +309,37 @@ def _bounds(
     return noise * low, high / noise
 
 
-def choose(points: Sequence[Point], loss: float, deadline_hours: float | None = None) -> Choices:
+def kind_of(nodes: int, *, real: bool) -> str:
+    """The kind of a row that has ranges of its own."""
+    return "across" if nodes > 1 else "real" if real else "within"
+
+
+def scale(loss: float) -> float:
+    """What errors of a loss are measured by: they grow with it, and a small one has some, too."""
+    known = facts.load("predict")["scale"]
+    return float(known["least"] + known["per_loss"] * max(0.0, loss))
+
+
+def factors(loss: float, kind: str) -> tuple[float, float]:
+    """Factors on a rate of that loss between which the truth lies eight times in ten."""
+    row = facts.load("predict")["ranges"][kind]
+    return math.exp(-row["high"] * scale(loss)), math.exp(-row["low"] * scale(loss))
+
+
+def choose(points: Sequence[ScalingPoint], limits: Limits = _LIMITS) -> Choices:
     """Fastest: most images per second. Cheapest: fewest GPU-hours of those in time.
 
-    Efficient: the most GPUs whose efficiency is at least 1 - loss. Counts beyond the
-    partition are not chosen while there are others.
+    Efficient: the most GPUs whose loss is at most the limit. Counts that do not fit into memory,
+    and those beyond the partition, are never chosen.
     """
-    real = [point for point in points if not point.beyond] or list(points)
-    limit = _HOUR * deadline_hours if deadline_hours else math.inf
-    timely = [point for point in real if point.epoch_seconds <= limit]
-    thrifty = [point for point in real if point.efficiency >= 1 - loss]
+    real = [point for point in points if point.fits and not point.beyond]
+    most = _HOUR * limits.deadline_hours if limits.deadline_hours else math.inf
+    timely = [point for point in real if point.seconds <= most]
+    thrifty = [point for point in real if point.efficiency >= 1 - limits.loss]
     return Choices(
         max(real, key=lambda p: p.images_per_second, default=None),
         min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
         max(thrifty, key=lambda p: p.gpus, default=None),
-        loss,
-        deadline_hours,
     )
 
 

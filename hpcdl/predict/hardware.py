@@ -1,20 +1,23 @@
 """Machines as the model sees them: a GPU's peaks, the links of a node, the network, the cores.
 
-A machine comes from a partition of the site file (`of_partition`) or from the text of a
-published row (`of_host`). Figures are rows of facts/gpus.yaml and facts/links.yaml. Bandwidths
-are bytes per second each way, latencies seconds.
+A machine comes from a partition of the site file. Figures are rows of facts/gpus.yaml and
+facts/links.yaml. Bandwidths are bytes per second each way, latencies seconds.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import gpu_named
 from hpcdl.site.model import UNKNOWN_FABRIC
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import one_of
 
 if TYPE_CHECKING:
     from hpcdl.site import Gpu, Partition
@@ -25,21 +28,11 @@ NETWORK_HINT = (
     "say it in the site file, `interconnect: {fabric: infiniband, bandwidth_gbps: 100}`, or give "
     "--network GB/S as measured"
 )
-ASSUMED = "assumed host"
-"""The `name` of a machine whose host is not in the facts."""
 CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
-_LEAST_GBPS = 0.01
-# `GB` is not a rate of a network: the case of letters counts, but not in the generations' names.
-_RATE = re.compile(
-    r"(?:\b([0-9]{1,2}) ?x ?)?\b("
-    r"[0-9]{1,4}(?:\.[0-9]+)?[ -]?(?:Gb/s|Gbit/s|Gbps|GbE|GigE|Gb|Gigabit)(?![A-Za-z])"
-    r"|(?i:qdr|fdr|edr|hdr|ndr)\b)"
-)
-_NUMBER = re.compile(r"[^0-9.].*")
-_CORES = re.compile(r"(?:\b([0-9]) ?x ?)?\b([0-9]{1,3})[ -]cores?\b", re.IGNORECASE)
-_VENDOR = re.compile(r"(?:(?:nvidia|tesla|geforce)[ -]+)+")
+_VENDOR = frozenset(("nvidia", "tesla", "geforce"))
+_SXM = re.compile(r"SXM[0-9]")
 # From which compute capability on a GPU has units of their own for a precision.
 _UNITS = (("fp32_tflops", 0.0), ("tf32_tflops", 8.0), ("half_tflops", 7.0))
 # Peaks of a CPU core for the shares of layers alone; a measured step gives the scale.
@@ -105,8 +98,16 @@ def of_partition(partition: Partition) -> Machine:
     come from it, so it needs a measured step.
     """
     fabric, rate = partition.interconnect.fabric, partition.interconnect.bandwidth_gbps
-    known = rate is not None and fabric != UNKNOWN_FABRIC
-    network = network_link(fabric, rate) if rate is not None and known else None
+    network = None
+    if rate is not None and fabric != UNKNOWN_FABRIC:
+        network = network_link(fabric, rate)
+    if partition.interconnect.measured_gbs is not None:
+        network = replace(
+            network or slowest(),
+            name=f"{fabric}, measured {partition.interconnect.measured_gbs:g} GB/s",
+            bandwidth=partition.interconnect.measured_gbs * GIGA,
+            measured=True,
+        )
     nodes, gpu = partition.nodes, partition.gpu
     if gpu is None:
         flops = _CPU_CORE_FLOPS * partition.cores_per_socket
@@ -135,77 +136,43 @@ def of_partition(partition: Partition) -> Machine:
     )
 
 
-def of_host(
-    gpu: str, hardware: str, per_node: int, interconnect: str = "", cores: int | None = None
-) -> Machine | None:
-    """The machine of a published row, or None where its GPU is not in the facts.
+@cache
+def gpu_of(text: str) -> str | None:
+    """The facts' name of the GPU that a driver, Slurm or a table means; None for an unknown one.
 
-    `gpu`, `hardware` and `interconnect` are the row's own text, such as `K80 (one GK210 die)` and
-    `PCIe, 25 GbE`; `per_node` GPUs are used of a node, which has `cores` physical ones. A host that
-    is not in the facts is a common node with the links that the text names, called ASSUMED.
+    Words count, not their order: `A100 80GB PCIe` is A100-PCIe-80GB. What names a whole row goes
+    before what names a part of one.
+
+    Raises:
+        BadInput: the text fits several rows, such as `H100`.
     """
-    known, name = facts.load("links"), gpu_of(gpu)
-    if name is None:
-        return None
-    kind = gpu_named(name)
-    usual = usual_link(kind)
-    host = next(row for row in known["hosts"] if row["match"] in hardware)
-    if not host["match"]:
-        board = known["board_gbps"].get(name.partition("-")[0]) if usual == "nvlink" else 0
-        host = {
-            **host,
-            "network_gbps": board or host["network_gbps"],
-            **_named_links(f"{hardware}, {interconnect}", kind),
-        }
-    # A host's usual GPUs may have what these lack.
-    link = usual if host["link"] in (None, "nvlink") and usual != "nvlink" else host["link"]
-    said = _CORES.search(hardware)  # such as `32 cores` or `2x 20 cores`
-    cores = cores or (int(said[1] or 1) * int(said[2]) if said else 0) or host["cores"]
-    network = network_link(host["fabric"], host["network_gbps"])
-    machine = of_gpu(kind, link or usual, cores, host["roots"], network)
-    memory = machine.memory * (2 if "32GB" in gpu or "32GB" in hardware else 1)
-    return replace(machine, name=host["match"] or ASSUMED, per_node=per_node, memory=memory)
+    said, table = _words(text), facts.load("gpus")
+    bare = "sxm" in said  # without its number: any of them
+    rows = {name: _words(_SXM.sub("sxm", name) if bare else name) for name in table["gpus"]}
+    exact = [name for name, words in rows.items() if words == said]
+    if exact:
+        return str(exact[0])
+    partly = [name for name, words in rows.items() if said and said <= words]
+    if len(partly) > 1:
+        raise BadInput(
+            f"the GPU '{text[:60]}' may be {one_of(sorted(partly))}", hint="write one of them"
+        )
+    aliases = [name for alias, name in table["aliases"].items() if _words(alias) == said]
+    whole = sorted(
+        (name for name, words in rows.items() if words <= said), key=lambda name: -len(rows[name])
+    )
+    return next(map(str, (*partly, *aliases, *whole)), None)
 
 
-def _named_links(text: str, gpu: Gpu) -> dict[str, Any]:
-    """The links of a host that a text such as `NVLink`, `PCIe`, `2x EDR` or `25 GbE` names."""
-    found: dict[str, Any] = {}
-    folded = text.casefold()
-    if "pcie" in folded.replace("-", "").replace(" ", "") and "nvlink" not in folded:
-        found["link"] = _pcie(gpu)
-    known = facts.load("links")["generations_gbps"]
-    said = [
-        float(count or 1) * (known.get(rate.casefold()) or float(_NUMBER.sub("", rate)))
-        for count, rate in _RATE.findall(text)
-    ]
-    rates = [rate for rate in said if rate >= _LEAST_GBPS]  # `0 GbE` says that nothing is known
-    if rates:
-        found["network_gbps"] = max(rates)
-        names = ("ethernet", "gbe", "roce", "tcp", "gige")
-        found["fabric"] = "ethernet" if any(name in folded for name in names) else "infiniband"
-    return found
+def _words(text: str) -> frozenset[str]:
+    """The words of a GPU's name."""
+    return frozenset(re.findall(r"[a-z0-9]+", text.casefold())) - _VENDOR
 
 
 def _pcie(gpu: Gpu) -> str:
     """The generation of PCI Express that a GPU has."""
     capability = float(gpu.compute)
     return "pcie3" if capability < 8 else "pcie4" if capability < 9 else "pcie5"
-
-
-def gpu_of(text: str) -> str | None:
-    """The facts' name of the GPU that a row means: `Tesla V100-SXM2-32GB`, `K80 (one die)`."""
-    folded = _VENDOR.sub("", text.strip().casefold())
-    known = facts.load("gpus")
-    starts = [
-        *facts.load("links")["gpu_names"],
-        *((name, name) for name in sorted(known["gpus"], key=len, reverse=True)),
-        *known["aliases"].items(),
-    ]
-    for start, name in starts:
-        rest = folded.removeprefix(start.casefold())
-        if rest != folded and not rest[:1].isalnum():
-            return str(name)
-    return None
 
 
 def usual_link(gpu: Gpu) -> str:
@@ -270,8 +237,23 @@ def _link(kind: str, gpu: Gpu) -> Link:
 def network_link(fabric: str, gbps: float) -> Link:
     """The network of a fabric of the site file, at a line rate in Gbit/s per node."""
     row = facts.load("links")["fabrics"][fabric]
-    rate = gbps / _BITS * row["efficiency"] * GIGA
+    rate = gbps / _BITS * _part(row["efficiency"], gbps) * GIGA
     return Link(f"{fabric} {gbps:g} Gb/s", row["latency_us"] * 1e-6, rate)
+
+
+def _part(efficiency: float | dict[int, float], gbps: float) -> float:
+    """The part of a line rate that an all-reduce reaches: a number, or numbers by rate.
+
+    Between two rates it is interpolated over the logarithm; TCP reaches less of a faster network.
+    """
+    if not isinstance(efficiency, dict):
+        return efficiency
+    points = sorted((math.log(rate), part) for rate, part in efficiency.items())
+    x = min(max(math.log(gbps), points[0][0]), points[-1][0])
+    for (left, low), (right, high) in pairwise(points):
+        if x <= right:
+            return low + (high - low) * (x - left) / (right - left)
+    return points[-1][1]
 
 
 def slowest() -> Link:

@@ -22,17 +22,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.predict.allreduce import allreduce
 from hpcdl.predict.hardware import Machine
-from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, Network
-from hpcdl.predict.overlap import lines
+from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums
+from hpcdl.system.declare import option
+from hpcdl.system.errors import BadInput
 
+_MOST_PARTS = 100_000
 CHECKPOINTING = ("none", "selective", "full")
 _ADAM = 8.0  # bytes of both moments of a weight
 _UPDATE = 34.0  # bytes that clipping and Adam move of a weight: 5 x 4 read, 3 x 4 and 2 written
 
 
+def _parts(text: str, flag: str = "") -> int:
+    found: int = option(text, 1, type="integer", minimum=1, maximum=_MOST_PARTS, flag=flag)
+    return found
+
+
 @dataclass(frozen=True)
-class Plan:
+class ModelSplit:
     """How a transformer is split over GPUs, and what is recomputed.
 
     `tensor` GPUs share every block; `stages` of a pipeline hold some blocks each, in `interleave`
@@ -42,21 +50,82 @@ class Plan:
     `fused` attention (FlashAttention) never keeps its scores.
     """
 
-    tensor: int = 1
-    stages: int = 1
-    interleave: int = 1
-    micro_batches: int = 1
-    sequence: bool = False
-    zero: int = 0
-    checkpointing: str = "none"
-    fused: bool = True
+    tensor: int = _parts("tensor parallelism: GPUs that share every block of a transformer")
+    stages: int = _parts(
+        "pipeline parallelism: stages that hold some blocks each", "--pipeline-stages"
+    )
+    interleave: int = _parts("virtual stages of a pipeline per GPU (1)")
+    micro_batches: int = _parts("micro-batches of a step, each of --batch (4 per stage, else 1)")
+    sequence: bool = option(
+        "share layer norms and dropout, too", False, type="boolean", flag="--sequence-parallel"
+    )
+    zero: int = option(
+        "ZeRO: 1, 2, or 3 as FSDP (0)",
+        0,
+        type="integer",
+        minimum=0,
+        maximum=3,
+        metavar="STAGE",
+    )
+    checkpointing: str = option(
+        "recompute none (default), selective (attention) or full blocks",
+        "none",
+        type="string",
+        enum=list(CHECKPOINTING),
+    )
+    fused: bool = option(
+        "fused attention",
+        True,
+        type="boolean",
+        flag=None,
+        constants={
+            "--plain-attention": (
+                False,
+                "attention that keeps its scores (default: fused, FlashAttention)",
+            )
+        },
+    )
+
+    def check(self, net: NetworkSums) -> None:
+        """Refuse what a network cannot be split into; the first fault is raised."""
+        shape, pieces = net.shape, self.stages * self.interleave
+        faults = (
+            (
+                not shape.blocks,
+                f"'{net.name}' is no transformer, and only blocks are split",
+                "leave out the options that split, or name a transformer such as gpt_18b",
+            ),
+            (
+                shape.heads % self.tensor,
+                f"{self.tensor} GPUs cannot share {shape.heads} heads",
+                f"give --tensor a divisor of {shape.heads}",
+            ),
+            (
+                self.stages > shape.blocks,
+                f"{shape.blocks} blocks are too few for {self.stages} stages",
+                f"give --pipeline-stages {shape.blocks} at most",
+            ),
+            (
+                self.interleave > 1 and self.stages < 2,
+                "only stages of a pipeline are virtual stages",
+                "give --pipeline-stages as well, or leave out --interleave",
+            ),
+            (
+                shape.blocks and self.interleave > 1 and shape.blocks % pieces,
+                f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline",
+                f"stages times --interleave is a divisor of {shape.blocks}",
+            ),
+        )
+        for wrong, message, hint in faults:
+            if wrong:
+                raise BadInput(message, hint=hint)
 
     @property
     def gpus(self) -> int:
         """GPUs of a replica."""
         return self.tensor * self.stages
 
-    def blocks(self, net: Network) -> tuple[int, int]:
+    def blocks(self, net: NetworkSums) -> tuple[int, int]:
         """Blocks of the fullest stage, and of the first and the last one."""
         return -(-net.shape.blocks // self.stages), net.shape.blocks // self.stages
 
@@ -64,7 +133,9 @@ class Plan:
 # ---- memory ----
 
 
-def kept(net: Network, plan: Plan, batch: int, element: int, again: str | None = None) -> float:
+def kept(
+    net: NetworkSums, plan: ModelSplit, batch: int, element: int, again: str | None = None
+) -> float:
     """Bytes of activations that a block keeps until its backward pass.
 
     `batch` are sequences, `element` is an activation's bytes, `again` other checkpointing.
@@ -82,7 +153,7 @@ def kept(net: Network, plan: Plan, batch: int, element: int, again: str | None =
     return common + (own + (2 * element + 1) * core) / plan.tensor
 
 
-def activation_bytes(net: Network, plan: Plan, batch: int, element: int) -> float:
+def activation_bytes(net: NetworkSums, plan: ModelSplit, batch: int, element: int) -> float:
     """Bytes of activations on the fullest GPU, of the first stage or the last one."""
     most, ends = plan.blocks(net)
     # In 1F1B the first stage keeps a micro-batch per stage, and interleaved some more.
@@ -95,13 +166,16 @@ def activation_bytes(net: Network, plan: Plan, batch: int, element: int) -> floa
     return max(flying * most * one, ends * one + logits) + working
 
 
-def stage_parameters(net: Network, plan: Plan) -> float:
+def stage_parameters(net: NetworkSums, plan: ModelSplit) -> float:
     """Parameters of the fullest GPU: of most blocks, or of the first stage with its embedding."""
     most, ends = plan.blocks(net)
-    return max(most * _block(net), ends * _block(net) + net.layers[0].parameters) / plan.tensor
+    return (
+        max(most * net.shape.block_parameters, ends * net.shape.block_parameters + net.shape.table)
+        / plan.tensor
+    )
 
 
-def state_bytes(net: Network, plan: Plan, replicas: int, element: int) -> float:
+def state_bytes(net: NetworkSums, plan: ModelSplit, replicas: int, element: int) -> float:
     """Bytes of weights, gradients and Adam's moments on the fullest GPU.
 
     Beside weights of half precision there is a float32 copy; gradients are summed in float32.
@@ -110,26 +184,22 @@ def state_bytes(net: Network, plan: Plan, replicas: int, element: int) -> float:
     parts = enumerate((optimizer, FLOAT_BYTES, element), start=1)
     each = sum(part / (replicas if plan.zero >= stage else 1) for stage, part in parts)
     # FSDP gathers the weights of a block while the one before is computed.
-    gathered = 2 * element * _block(net) / plan.tensor if plan.zero > 2 else 0.0
+    gathered = 2 * element * net.shape.block_parameters / plan.tensor if plan.zero > 2 else 0.0
     return stage_parameters(net, plan) * each + gathered
 
 
-def planned_bytes(net: Network, plan: Plan, batch: int, gpus: int, element: int) -> float:
+def planned_bytes(net: NetworkSums, plan: ModelSplit, batch: int, gpus: int, element: int) -> float:
     """Bytes that a step needs of each GPU's memory: state, activations, and CUDA's own."""
-    own: float = facts.load("parallel")["context_bytes"]
+    own: float = facts.load("links")["context_bytes"]
     state = state_bytes(net, plan, max(1, gpus // plan.gpus), element)
     return state + activation_bytes(net, plan, batch, element) + own
-
-
-def _block(net: Network) -> int:
-    return net.layers[1].parameters + net.layers[2].parameters
 
 
 # ---- time ----
 
 
 @dataclass(frozen=True)
-class Work:
+class SplitWork:
     """What is trained and where: micro-batches of `batch` sequences, `peak` operations/s.
 
     `element` is the bytes of an activation, `gradient` of a gradient on the link; `efficiency` is
@@ -137,7 +207,7 @@ class Work:
     """
 
     machine: Machine
-    net: Network
+    net: NetworkSums
     batch: int
     peak: float
     element: int
@@ -145,16 +215,16 @@ class Work:
     efficiency: float
     pace: float = 1.0
 
-    def alone(self, plan: Plan) -> float:
+    def alone(self, plan: ModelSplit) -> float:
         """Seconds of a micro-batch on one GPU that holds everything and recomputes nothing."""
-        return split(self, Plan(fused=plan.fused), 1)[0]
+        return split_step(self, ModelSplit(fused=plan.fused), 1)[0]
 
-    def block(self, plan: Plan) -> tuple[float, float]:
+    def block(self, plan: ModelSplit) -> tuple[float, float]:
         """Seconds of a block's forward pass, and of what is computed again."""
         net, every = self.net, kept(self.net, plan, self.batch, self.element, "none")
         scores = every - kept(net, plan, self.batch, self.element, "selective")
         core = self._seconds(2.0 * net.shape.hidden * net.height**2, scores, plan)
-        forward = self._seconds(net.layers[1].macs + net.layers[2].macs, every, plan)
+        forward = self._seconds(net.shape.block_macs(net.height), every, plan)
         # Of what is kept, selective checkpointing computes a part of all but the matrices again.
         light = _known("overlap", plan)["selective"] * self._seconds(0.0, every, plan)
         again = {"none": 0.0, "selective": light + core, "full": forward}
@@ -162,23 +232,25 @@ class Work:
         usual = core / 2 if plan.fused else 0.0
         return forward + usual / 3, again[plan.checkpointing]
 
-    def output(self, plan: Plan) -> float:
+    def output(self, plan: ModelSplit) -> float:
         """Seconds of the output layer, both passes; its logits are float32."""
         logits = FLOAT_BYTES * self.net.height * self.batch * self.net.shape.vocabulary
-        return 3 * self._seconds(self.net.layers[-1].macs, logits / plan.tensor, plan)
+        return 3 * self._seconds(
+            float(self.net.height * self.net.shape.table), logits / plan.tensor, plan
+        )
 
-    def _seconds(self, macs: float, size: float, plan: Plan) -> float:
+    def _seconds(self, macs: float, size: float, plan: ModelSplit) -> float:
         """Seconds of a sequence's multiply-adds, and of writing and reading `size` bytes."""
         work = 2 * macs * self.batch / (self.peak * self.efficiency * plan.tensor)
         return self.pace * (work + 2 * size / self.machine.memory_rate)
 
-    def passed(self, plan: Plan) -> tuple[float, float]:
+    def passed(self, plan: ModelSplit) -> tuple[float, float]:
         """Seconds of a block's all-reduces, and of a micro-batch that every GPU sends a part of."""
         machine, reduced, sent = self.machine, 0.0, 0.0
         size = self.element * self.net.height * self.batch * self.net.shape.hidden
         if plan.tensor > 1:
             local = min(plan.tensor, machine.per_node)
-            links = lines(machine, local, -(-plan.tensor // local))
+            links = allreduce(machine, local, -(-plan.tensor // local))
             times = 4 + 2 * (plan.checkpointing == "full") + plan.sequence
             shown = 1.0 if plan.tensor > local else 1 - _known("overlap", plan)["tensor"]
             reduced = shown * times * min(line.seconds(size) for line in links)
@@ -190,9 +262,9 @@ class Work:
         return reduced, sent
 
 
-def learned(gpu: str, plan: Plan) -> dict[str, float]:
+def utilisation(gpu: str, plan: ModelSplit) -> dict[str, float]:
     """The part of its peak that a GPU's matrices reach, and the likely range of a rate."""
-    known: dict[str, dict[str, float]] = _known("families", plan)
+    known: dict[str, dict[str, float]] = _known("utilisation", plan)
     return known.get(family(gpu), known["other"])
 
 
@@ -201,13 +273,16 @@ def family(gpu: str) -> str:
     return gpu.partition("-")[0].replace("H200", "H100")
 
 
-def _known(what: str, plan: Plan) -> dict[str, Any]:
-    """What is learned of software with the plan's kind of attention."""
-    known: dict[str, Any] = facts.load("parallel")[what]["fused" if plan.fused else "plain"]
+def _known(what: str, plan: ModelSplit) -> dict[str, Any]:
+    """What is known of software with the plan's kind of attention."""
+    name = "links" if what == "overlap" else "predict"
+    known: dict[str, Any] = facts.load(name)[what]["fused" if plan.fused else "plain"]
     return known
 
 
-def split(work: Work, plan: Plan, gpus: int) -> tuple[float, float, dict[str, float]]:
+def split_step(
+    work: SplitWork, plan: ModelSplit, gpus: int
+) -> tuple[float, float, dict[str, float]]:
     """Seconds of a step of `gpus` GPUs in as many replicas as there are.
 
     Computing without what is computed again, exchange, and other losses by name.
@@ -234,7 +309,7 @@ def split(work: Work, plan: Plan, gpus: int) -> tuple[float, float, dict[str, fl
     )
 
 
-def _exchange(work: Work, plan: Plan, replicas: int, forward: float) -> float:
+def _exchange(work: SplitWork, plan: ModelSplit, replicas: int, forward: float) -> float:
     """Seconds that exchanging gradients, and with FSDP weights, adds to a step.
 
     A part of the passes over a replica's last micro-batch can hide it, of FSDP every one.
@@ -245,7 +320,7 @@ def _exchange(work: Work, plan: Plan, replicas: int, forward: float) -> float:
     local = min(replicas, max(1, work.machine.per_node // plan.tensor))
     nodes = -(-replicas // local)
     groups = max(1, work.machine.per_node // local) if nodes > 1 else 1
-    rate = groups * min(line.rate for line in lines(work.machine, local, nodes))
+    rate = groups * min(line.rate for line in allreduce(work.machine, local, nodes))
     whole, blocks = rate * stage_parameters(work.net, plan), work.net.shape.blocks
     overlap, passes, times = _known("overlap", plan), 2 * forward / plan.stages, 1
     if plan.zero > 2:

@@ -1,7 +1,8 @@
 """A request to the model, checked on entry, and its answer: what other packages call.
 
-`answer(Request(partition, "resnet50", gpus="1-32"))` gives a `Forecast`. Everything a user
-can get wrong is one `BadInput` here; after it values are valid.
+`answer(ScalingRequest(partition, "resnet50", gpus="1-32"))` gives a `Forecast`. A field declares
+its option of `hpcdl predict`, too. Everything a user can get wrong is one `BadInput` here; after it
+values are valid.
 """
 
 from __future__ import annotations
@@ -12,83 +13,136 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.predict import calibrate, results
-from hpcdl.predict import step as steps
-from hpcdl.predict.forecast import IMAGENET_IMAGES, Forecast, expand, forecast
+from hpcdl.predict import rate, results
+from hpcdl.predict.forecast import (
+    IMAGENET_IMAGES,
+    TOKENS,
+    DataAmount,
+    Forecast,
+    Limits,
+    expand,
+    forecast,
+)
 from hpcdl.predict.hardware import CPU, GIGA, NETWORK_HINT, Machine, of_partition, slowest
-from hpcdl.predict.network import Network, network
-from hpcdl.predict.parallel import CHECKPOINTING, Plan
-from hpcdl.predict.records import read_records
-from hpcdl.predict.results import Exchange, Measured, Result
-from hpcdl.predict.step import FORMS, SYNTHETIC, Training
+from hpcdl.predict.network import NetworkSums, network
+from hpcdl.predict.parallel import ModelSplit
+from hpcdl.predict.results import Exchange, MeasuredLoss, MeasuredRun
+from hpcdl.predict.step import (
+    ENDLESS,
+    FORMS,
+    IMAGENET,
+    PIPELINES,
+    PRECISIONS,
+    SYNTHETIC,
+    Feed,
+    SharedCores,
+    Workload,
+    feed,
+    peak_of,
+)
+from hpcdl.system.declare import check, option
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.site import Partition
 
-_HUGE = 1e300
-_DEFAULT_BATCH = 64
-_MOST_PARTS = 100_000
-_BOUNDS = {
-    "batch": (1, 65_536, "images per GPU"),
-    "size": (8, 1_000_000, "pixels of an edge, or tokens of a sequence"),
-    "images": (1, 1e13, "images of an epoch"),
-    "loss": (0.0, 0.99, "loss of efficiency, as a part"),
-    "deadline_hours": (1e-3, 1e6, "hours"),
-    "storage_gbs": (1e-6, 1e6, "GB/s of storage"),
-    "link_gbs": (1e-4, 1e5, "GB/s within a node"),
-    "network_gbs": (1e-4, 1e5, "GB/s between nodes"),
-    "images_per_second": (1e-4, 1e9, "images/s of one GPU"),
-}
-_NAMES = {
-    "form": FORMS,
-    "precision": (*steps.PRECISIONS, "bf16"),
-    "data": (SYNTHETIC, steps.IMAGENET),
-    "pipeline": steps.PIPELINES,
-}
+
+def _number(text: str, low: float, high: float, flag: str, metavar: str) -> float | None:
+    """An option that is a number of at least `low` and at most `high`."""
+    found: float | None = option(
+        text, None, type="number", minimum=low, maximum=high, flag=flag, metavar=metavar
+    )
+    return found
 
 
 @dataclass(frozen=True)
-class Request:
+class ScalingRequest:
     """What is asked; None leaves a choice to the model.
 
-    `size` is the edge of an image in pixels, or a sequence's tokens; the network's own if None.
-    `pipeline` is that of `hpcdl train`: the old one makes no image ahead. `gpus` is text as
-    `expand` takes it; all of the partition by default. `loss` is a part, 0.1 for 10 %. `result`
-    is a result.json to start from, `repeats` are more runs of the same training, of as many
-    ranks or of others; `images_per_second` is one GPU's rate.
-    `exchanges` are all-reduce checks or their results, one within a node, one between nodes at
-    most.
-    `link_gbs` and `network_gbs` are bus bandwidths that an all-reduce check measured within a
-    node and between nodes; they replace the published ones.
-    A `plan` splits a transformer; the batch is then a micro-batch.
+    `size` is the edge of an image in pixels, or a sequence's tokens. `pipeline` is that of
+    `hpcdl train`: the old one makes no image ahead. `gpus` is text as `expand` takes it; all of the
+    partition by default. `loss` is a part, 0.1 for 10 %.
+
+    `result` is a result.json to start from, `repeats` are more runs of the same training, of as
+    many ranks or of others; `exchanges` are all-reduce checks or their results, one within a node
+    and one between nodes at most. A `plan` splits a transformer; the batch is then a micro-batch.
+    `cores` are those of the one machine that emulates all nodes.
     """
 
     partition: Partition
-    model: str | None = None
-    gpus: str | None = None
-    batch: int | None = None
-    precision: str | None = None
-    form: str = "horovod"
-    data: str = SYNTHETIC
-    pipeline: str = "new"
-    storage_gbs: float | None = None
-    images: int | None = None
-    loss: float = 0.1
-    deadline_hours: float | None = None
-    every: bool = False
+    model: str | None = option("the network, such as resnet50", None, type="string")
+    gpus: str | None = option(
+        "8, 1,2,4 or 1-64 (default: all)", None, type="string", metavar="COUNTS"
+    )
+    batch: int | None = option(
+        "images per GPU and step (64)", None, type="integer", minimum=1, maximum=65_536
+    )
+    precision: str | None = option(
+        "fp32, tf32, amp, bf16 or fp16 (default: tf32 on A100 and newer, else fp32)",
+        None,
+        type="string",
+        enum=[*PRECISIONS, "bf16"],
+    )
+    form: str = option(", ".join(FORMS), "horovod", type="string", enum=list(FORMS))
+    data: str = option(
+        "synthetic (default) or imagenet", SYNTHETIC, type="string", enum=[SYNTHETIC, IMAGENET]
+    )
+    pipeline: str = option(
+        "new (default), or old: without prefetching", "new", type="string", enum=list(PIPELINES)
+    )
+    storage_gbs: float | None = _number(
+        "file system read bandwidth", 1e-6, 1e6, "--storage", "GB/S"
+    )
+    record_bytes: float | None = _number(
+        "bytes of an image's file (115129, ImageNet)", 1, 1e12, "--record-size", "BYTES"
+    )
+    decode_rate: float | None = _number(
+        "images that a CPU core decodes per second", 1e-4, 1e9, "--decode-rate", "IMAGES/S"
+    )
+    images: float | None = _number(
+        "images (sequences) per epoch (1281167, ImageNet)", 1, 1e13, "--images", "N"
+    )
+    tokens: float | None = _number(
+        "tokens per epoch of a transformer (1e9)", 1, 1e16, "--tokens", "N"
+    )
+    epochs: int = option("epochs (1)", 1, type="integer", minimum=1, maximum=1_000_000)
+    loss: float = option(
+        "largest loss of efficiency, for the largest efficient count (10)",
+        0.1,
+        type="number",
+        minimum=0,
+        maximum=99,
+        metavar="PERCENT",
+        read=lambda percent: percent / 100,
+        write=lambda part: 100 * part,
+    )
+    deadline_hours: float | None = _number(
+        "time limit of the training, for `cheapest`", 1e-3, 1e6, "--deadline", "HOURS"
+    )
+    every: bool = option("also counts between the doublings", False, type="boolean")
+    images_per_second: float | None = _number("rate of one GPU", 1e-4, 1e9, "--one", "IMAGES/S")
+    link_gbs: float | None = _number(
+        "all-reduce bus bandwidth measured within a node", 1e-4, 1e5, "--link", "GB/S"
+    )
+    network_gbs: float | None = _number(
+        "all-reduce bus bandwidth measured between nodes", 1e-4, 1e5, "--network", "GB/S"
+    )
+    size: int | None = option(
+        "edge of the images, or tokens of a sequence (the network's own)",
+        None,
+        type="integer",
+        minimum=8,
+        maximum=1_000_000,
+        metavar="PIXELS",
+    )
     result: Path | None = None
     repeats: tuple[Path, ...] = ()
-    images_per_second: float | None = None
     exchanges: tuple[Path | Exchange, ...] = ()
-    link_gbs: float | None = None
-    network_gbs: float | None = None
-    size: int | None = None
-    plan: Plan | None = None
+    plan: ModelSplit | None = None
+    cores: int | None = None
 
     @cached_property
-    def runs(self) -> list[Result]:
+    def runs(self) -> list[MeasuredRun]:
         """The runs to start from; of the first one, unless another is asked for, is the rest."""
         return [results.read_result(path) for path in (self.result, *self.repeats) if path]
 
@@ -101,29 +155,45 @@ class Request:
         )
         return sorted(read, key=lambda one: one.nodes)
 
+    @property
+    def real(self) -> bool:
+        """Whether images are read and decoded."""
+        return self.data != SYNTHETIC or bool(self.record_bytes or self.decode_rate)
 
-def answer(request: Request) -> Forecast:
+
+def answer(request: ScalingRequest) -> Forecast:
     """The forecast that a request asks for.
 
-    A `BadInput` tells of an unknown name, a number out of bounds, a file that cannot be used, or
-    that nothing says how fast one GPU is.
+    Raises:
+        BadInput: an unknown name, a number out of bounds, a file that cannot be used, or nothing
+            says how fast one GPU is.
     """
-    machine, training, calibration = prepare(request)
+    machine, work, calibration = prepare(request)
     counts, left_out = _counts(request, machine)
     found = forecast(
         machine,
-        training,
+        work,
         calibration,
         counts,
-        images=request.images or IMAGENET_IMAGES,
-        loss=request.loss,
-        deadline_hours=request.deadline_hours,
-        measured=_measured(request, training),
+        data=_amount(request, work.net),
+        limits=Limits(request.loss, request.deadline_hours),
+        measured=_measured(request, work),
     )
     return replace(found, links=tuple(one.describe for one in request.links), left_out=left_out)
 
 
-def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
+def _amount(request: ScalingRequest, net: NetworkSums) -> DataAmount:
+    if request.tokens is not None and (net.channels or request.images):
+        raise BadInput(
+            f"--tokens are of a transformer without --images, and '{net.name}' has "
+            f"{'images' if net.channels else 'both'}",
+            hint="give --images alone",
+        )
+    usual = IMAGENET_IMAGES if net.channels else (request.tokens or TOKENS) / net.height
+    return DataAmount(request.images or usual, request.epochs)
+
+
+def _measured(request: ScalingRequest, work: Workload) -> tuple[MeasuredLoss, ...]:
     """What runs of several ranks lost, by their layout; a run of another training is refused."""
     groups: dict[tuple[int, int], list[float]] = {}
     for run in request.runs if request.result and not request.plan else ():
@@ -133,12 +203,12 @@ def _measured(request: Request, training: Training) -> tuple[Measured, ...]:
                 f"{run.origin} measured {run.described}, and {request.result} did not",
                 hint=f"give runs of the same {what}, or one run",
             )
-        if (run.model, run.batch) == (training.net.name, training.batch) and run.ranks > 1:
+        if (run.model, run.batch) == (work.net.name, work.batch) and run.ranks > 1:
             groups.setdefault((run.ranks, run.nodes), []).append(run.step)
-    return tuple(Measured(*layout, tuple(seconds)) for layout, seconds in groups.items())
+    return tuple(MeasuredLoss(*layout, tuple(seconds)) for layout, seconds in groups.items())
 
 
-def _counts(request: Request, machine: Machine) -> tuple[tuple[int, ...], str]:
+def _counts(request: ScalingRequest, machine: Machine) -> tuple[tuple[int, ...], str]:
     """The counts of GPUs that are asked for, and why some are left out of a range."""
     text, plan = request.gpus or f"1-{machine.per_node * machine.nodes}", request.plan
     counts = expand(text, machine.per_node, every=request.every or plan is not None)
@@ -163,28 +233,31 @@ def _replicas(counts: tuple[int, ...], one: int, *, every: bool) -> tuple[int, .
     return tuple(n for n in whole if every or (n // one).bit_count() == 1 or n == whole[-1])
 
 
-def prepare(request: Request) -> tuple[Machine, Training, calibrate.Calibration]:
-    """The machine, the training and one GPU's step that a request means."""
-    _check(request)
+def prepare(request: ScalingRequest) -> tuple[Machine, Workload, rate.Calibration]:
+    """The machine, the workload and one GPU's step that a request means."""
+    check(request)
+    if request.plan:
+        check(request.plan)
+    _check_together(request)
     machine = _with_links(request, of_partition(request.partition))
     for each in request.runs:
         results.same_machine(each, machine)
     run = request.runs[0] if request.result else None
-    training = _training(request, run, machine)
+    work = _workload(request, run, machine)
     if run:
-        base = calibrate.from_result(run, training.batch)
+        base = rate.from_result(run, work.batch)
     elif request.images_per_second is not None:
-        known = machine.gpu != CPU and not machine.lacks(training.precision)
-        peak = steps.peak_of(machine, training.precision) if known else math.inf
-        base = calibrate.from_images_per_second(request.images_per_second, training, peak)
-    elif training.plan:
-        base = calibrate.from_plan(machine, training)
+        known = machine.gpu != CPU and not machine.lacks(work.precision)
+        peak = peak_of(machine, work.precision) if known else math.inf
+        base = rate.from_images_per_second(request.images_per_second, work, peak)
+    elif work.plan:
+        base = rate.from_plan(machine, work)
     else:
-        base = calibrate.from_records(machine, training, read_records())
-    return machine, training, base
+        base = rate.from_rows(machine, work)
+    return machine, work, base
 
 
-def _with_links(request: Request, machine: Machine) -> Machine:
+def _with_links(request: ScalingRequest, machine: Machine) -> Machine:
     """The machine with the links that were measured: by all-reduce checks, or as stated."""
     for one in request.links:
         results.same_machine(one, machine)
@@ -206,21 +279,8 @@ def _with_links(request: Request, machine: Machine) -> Machine:
     return machine
 
 
-def _check(request: Request) -> None:
-    """Names and bounds; the first fault is raised."""
-    for field, (low, high, what) in _BOUNDS.items():
-        value = getattr(request, field)
-        if value is not None and not low <= value <= high:
-            # An integer may be beyond all floats.
-            shown = math.copysign(math.inf, value > 0 or -1) if abs(value) >= _HUGE else value
-            raise BadInput(
-                f"{what}: {shown:g} is not between {low:g} and {high:g}",
-                hint="leave it out for the usual value",
-            )
-    for field, known in _NAMES.items():
-        value = getattr(request, field)
-        if value is not None and value not in known:
-            raise BadInput(f"unknown {field} '{value}'", hint=did_you_mean(value, known))
+def _check_together(request: ScalingRequest) -> None:
+    """Refuse values that exclude each other."""
     if request.result and request.images_per_second is not None:
         raise BadInput(
             "a run and a stated rate both say how fast one GPU is",
@@ -230,11 +290,14 @@ def _check(request: Request) -> None:
         (request.storage_gbs is not None, "storage"),
         (request.pipeline != "new", "pipeline"),
     ):
-        if given and request.data == SYNTHETIC:
-            raise BadInput(f"synthetic data need no {what}", hint="give --data imagenet as well")
+        if given and not request.real:
+            raise BadInput(
+                f"synthetic data need no {what}",
+                hint="give --data imagenet, or --record-size and --decode-rate, as well",
+            )
 
 
-def _precision(request: Request, run: Result | None, machine: Machine) -> str:
+def _precision(request: ScalingRequest, run: MeasuredRun | None, machine: Machine) -> str:
     """As asked, else as in the run, else what float32 is on that GPU."""
     # bf16 runs on the units of fp16, and its gradients stay float32: amp to the model.
     asked = "amp" if request.precision == "bf16" else request.precision
@@ -246,7 +309,7 @@ def _precision(request: Request, run: Result | None, machine: Machine) -> str:
     return asked or measured
 
 
-def _other(run: Result, measured: str, what: str) -> BadInput:
+def _other(run: MeasuredRun, measured: str, what: str) -> BadInput:
     """A run of something else than is asked."""
     return BadInput(
         f"{run.origin} measured {measured}",
@@ -254,7 +317,7 @@ def _other(run: Result, measured: str, what: str) -> BadInput:
     )
 
 
-def _training(request: Request, run: Result | None, machine: Machine) -> Training:
+def _workload(request: ScalingRequest, run: MeasuredRun | None, machine: Machine) -> Workload:
     """What is trained: as asked, else as in the run, else the usual."""
     model = request.model or (run.model if run else None)
     if model is None:
@@ -266,79 +329,36 @@ def _training(request: Request, run: Result | None, machine: Machine) -> Trainin
         raise _other(run, f"images of {own} pixels, not {request.size}", "size")
     net = network(model, request.size or (run.size if run else None))
     if request.plan:
-        _check_plan(request.plan, request, net)
-    rate, ahead = (request.storage_gbs or 0) * GIGA or None, request.pipeline == "new"
-    real = request.data != SYNTHETIC
-    return Training(
+        request.plan.check(net)
+        _check_split(request)
+    shared = None
+    if request.cores and run:
+        shared = SharedCores(request.cores, run.cpus, run.ranks)
+    return Workload(
         net,
-        request.batch or (run.batch if run else 1 if request.plan else _DEFAULT_BATCH),
+        request.batch or (run.batch if run else 1 if request.plan else rate.USUAL_BATCH),
         _precision(request, run, machine),
         request.form,
-        steps.feed(machine, net, rate, ahead=ahead) if real else steps.ENDLESS,
+        _feed(request, machine, net) if request.real else ENDLESS,
         plan=request.plan,
+        shared=shared,
     )
 
 
-def _check_plan(plan: Plan, request: Request, net: Network) -> None:
-    """Whether a network can be split so; the first fault is raised."""
-    shape, pieces = net.shape, plan.stages * plan.interleave
-    parts = (
-        ("tensor", plan.tensor),
-        ("pipeline-stages", plan.stages),
-        ("interleave", plan.interleave),
-        ("micro-batches", plan.micro_batches),
+def _feed(request: ScalingRequest, machine: Machine, net: NetworkSums) -> Feed:
+    return feed(
+        machine,
+        net,
+        (request.storage_gbs or 0) * GIGA or None,
+        ahead=request.pipeline == "new",
+        record_bytes=request.record_bytes,
+        decode_rate=request.decode_rate,
     )
-    bounds = [
-        (
-            not 1 <= value <= _MOST_PARTS,
-            f"--{name} is 1 to {_MOST_PARTS}, not {value}",
-            f"leave out --{name}, which is then 1 or what suits the stages",
-        )
-        for name, value in parts
-    ]
-    faults = (
-        (
-            not shape.blocks,
-            f"'{net.name}' is no transformer, and only blocks are split",
-            "leave out the options that split, or name a transformer such as gpt_18b",
-        ),
-        *bounds,
-        (
-            plan.zero not in range(4),
-            f"--zero is a stage of ZeRO, 0 to 3, not {plan.zero}",
-            "3 is FSDP",
-        ),
-        (
-            plan.checkpointing not in CHECKPOINTING,
-            f"--checkpointing is {', '.join(CHECKPOINTING)}, not '{plan.checkpointing}'",
-            did_you_mean(plan.checkpointing, CHECKPOINTING),
-        ),
-        (
-            request.form != FORMS[0] or request.data != SYNTHETIC,
+
+
+def _check_split(request: ScalingRequest) -> None:
+    if request.form != FORMS[0] or request.real:
+        raise BadInput(
             "a split transformer exchanges in its own form, and reads no images",
-            "leave out --form and --data; --zero 3 is FSDP",
-        ),
-        (
-            shape.heads % max(1, plan.tensor),
-            f"{plan.tensor} GPUs cannot share {shape.heads} heads",
-            f"give --tensor a divisor of {shape.heads}",
-        ),
-        (
-            plan.stages > shape.blocks,
-            f"{shape.blocks} blocks are too few for {plan.stages} stages",
-            f"give --pipeline-stages {shape.blocks} at most",
-        ),
-        (
-            plan.interleave > 1 and plan.stages < 2,
-            "only stages of a pipeline are virtual stages",
-            "give --pipeline-stages as well, or leave out --interleave",
-        ),
-        (
-            shape.blocks and plan.interleave > 1 and shape.blocks % pieces,
-            f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline",
-            f"stages times --interleave is a divisor of {shape.blocks}",
-        ),
-    )
-    for wrong, said, hint in faults:
-        if wrong:
-            raise BadInput(said, hint=hint)
+            hint="leave out --form and --data; --zero 3 is FSDP",
+        )

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
+from hpcdl.predict.allreduce import allreduce
 from hpcdl.predict.hardware import CPU, GIGA, Link, Machine, gpu_of, slowest
-from hpcdl.predict.overlap import lines
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 
@@ -71,7 +71,7 @@ def read_sound(path: Path, *needed: str) -> dict[str, Any]:
     return record.values
 
 
-def same_machine(found: Result | Exchange, machine: Machine) -> None:
+def same_machine(found: MeasuredRun | Exchange, machine: Machine) -> None:
     """A run of another machine says nothing of this one: a `BadInput`."""
     place = found.place
     if place.partition and place.partition != machine.name:
@@ -79,25 +79,37 @@ def same_machine(found: Result | Exchange, machine: Machine) -> None:
             f"{found.origin} measured the partition '{place.partition}', not '{machine.name}'",
             hint="leave --partition out, or calibrate by a run of that partition",
         )
-    # A run on the very partition is one of it, too, where it used no GPU: emulated ones are none.
+    # A run on the very partition is of its GPUs where it used none: emulated ones are none.
     elsewhere = "" if place.partition else place.gpu or (CPU if place.on_cpu else "")
-    gpu = gpu_of(place.gpu) or elsewhere
-    # `A100` of `A100-SXM4-80GB`: drivers do not always tell the cards of a kind apart.
-    if gpu and gpu.partition("-")[0] != machine.gpu.partition("-")[0]:
+    gpu = _known_gpu(place.gpu) or elsewhere
+    # Within a partition drivers do not always tell the cards of a kind apart.
+    same = gpu == machine.gpu
+    if place.partition or gpu.partition("-")[2] == "":
+        same = gpu.partition("-")[0] == machine.gpu.partition("-")[0]
+    if gpu and not same:
         raise BadInput(
             f"{found.origin} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
             hint="calibrate by a run of that partition",
         )
 
 
+def _known_gpu(text: str) -> str | None:
+    """The GPU that a driver names; its generation where the name fits several."""
+    try:
+        return gpu_of(text)
+    except BadInput:
+        return text.removeprefix("NVIDIA ").removeprefix("Tesla ").partition(" ")[0]
+
+
 # ---- runs ----
 
 
 @dataclass(frozen=True)
-class Result:
+class MeasuredRun:
     """What a result.json says that matters here; `seconds` of one rank's own work per step.
 
-    `precision` is the trainer's word; `nodes` is 1 and `size`, of images, None where it says none.
+    `precision` is the trainer's word; `cpus` are those of a rank. `nodes` is 1, and `size`, of
+    images, None where it says none.
     """
 
     origin: Path
@@ -111,6 +123,7 @@ class Result:
     images_per_second: float
     place: Place
     size: int | None = None
+    cpus: int = 1
 
     @property
     def step(self) -> float:
@@ -130,7 +143,7 @@ class Result:
         return f"'{self.model}' at batch {self.batch}, {self.precision}{compressed}{size}"
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path) -> MeasuredRun:
     """Read a result.json of `hpcdl train`; one that measured nothing is a `BadInput`."""
     value = read_sound(path, "layout.ranks", "batch_per_rank", "summary.images_per_second")
     ranks, batch = value["layout"]["ranks"], value["batch_per_rank"]
@@ -146,7 +159,7 @@ def read_result(path: Path) -> Result:
     if precision not in WORDS:
         raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
     size, hosts = at(value, "options", "image_size"), at(value, "layout", "hosts")
-    return Result(
+    return MeasuredRun(
         path,
         (value.get("model") or "")[:_LONGEST_NAME],
         batch,
@@ -158,6 +171,7 @@ def read_result(path: Path) -> Result:
         rate,
         place_of(value),
         size if isinstance(size, int) and 0 < size < _LARGEST_SIZE else None,
+        max(1, at(value, "layout", "cpus_per_rank") or 1),
     )
 
 
@@ -187,7 +201,7 @@ def alike(one: str, other: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLoss:
     """Runs of `ranks` on `nodes` nodes: seconds of a step each.
 
     At their own count they are the prediction; repeats narrow its range.
@@ -215,7 +229,7 @@ class Measured:
         return _EIGHT_OF_TEN * math.sqrt(variance * (1 + 1 / runs))
 
 
-def nearest(known: Sequence[Measured], ranks: int, nodes: int) -> Measured | None:
+def nearest(known: Sequence[MeasuredLoss], ranks: int, nodes: int) -> MeasuredLoss | None:
     """The runs nearest in ranks, those on one node for one node where there are such."""
     return min(
         known,
@@ -334,7 +348,7 @@ def fitted(machine: Machine, found: Exchange) -> Machine:
         return put(link)
     size, seconds = found.times[0]
     none, one = (
-        [line.seconds(size) for line in lines(put(trial), found.local, found.nodes)]
+        [line.seconds(size) for line in allreduce(put(trial), found.local, found.nodes)]
         for trial in (replace(link, latency=at) for at in (0.0, 1.0))
     )
     fits = ((seconds - a) / (b - a) for a, b in zip(none, one, strict=True))

@@ -1,16 +1,15 @@
-"""One synchronous training step, from a measured step of one GPU: the scaling model itself.
+"""One synchronous training step of N GPUs, from one GPU's step: the scaling model itself.
 
-    step = t1 x (1 + a x E[largest of N normal deviates]     waiting for the slowest rank
-                 + b x communication that outlasts back-propagation (overlap.py)
-                 + c x communication hidden behind it, which slows computing down
-                 + d x what the pace of the input costs)
+    step = t1 x (1 + a x E[largest of N normal deviates]       waiting for the slowest rank
+                   + b x all-reduce without overlap / t1       what back-propagation does not hide
+                   + c x what the pace of the input costs / t1)
 
-t1 is one GPU's measured step; a, b, c and d are learned (learn.py).
+t1 is one GPU's step; the three numbers a, b, c are fitted by `python -m tools.validate`.
 
-Forms: `horovod` (fused all-reduce), `ddp` (in buckets), `fsdp` (sharded: weights gathered twice,
-gradients scattered), `replicated` (one all-reduce per layer), `parameter_server` (gradients to host
-memory, weights back while the next forward pass runs), `no_overlap` (one all-reduce after
-back-propagation: `tf.distribute`, CNTK). Of several passes (`accumulation`) the last one exchanges.
+Forms: `horovod`, `ddp` and `replicated` (an all-reduce beside back-propagation), `fsdp` (sharded:
+weights gathered twice, gradients scattered), `parameter_server` (gradients to host memory, weights
+back), `no_overlap` (one all-reduce after back-propagation: `tf.distribute`, CNTK). Of several
+passes (`accumulation`) the last one exchanges.
 """
 
 from __future__ import annotations
@@ -20,19 +19,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist
+from typing import NamedTuple
 
 from hpcdl import facts
-from hpcdl.predict import overlap
+from hpcdl.predict.allreduce import allreduce, parameter_server
 from hpcdl.predict.hardware import Machine
-from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, Network, roofline, scaled
-from hpcdl.predict.parallel import Plan, Work, learned, split
+from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums
+from hpcdl.predict.parallel import ModelSplit, SplitWork, split_step, utilisation
 
 FORMS = ("horovod", "ddp", "fsdp", "replicated", "parameter_server", "no_overlap")
-_BUCKET = 25 * 2**20
-"""Bytes of a bucket of DDP: `bucket_cap_mb` in torch/nn/parallel/distributed.py."""
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
 SYNTHETIC, IMAGENET = "synthetic", "imagenet"
 PIPELINES = ("new", "old")
+_LIMITS = 0.05
+"""A loss limits a step where it is more than this part of it."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,26 @@ ENDLESS = Feed(math.inf, math.inf, 2)
 
 
 def feed(
-    machine: Machine, net: Network, storage_rate: float | None = None, *, ahead: bool = True
+    machine: Machine,
+    net: NetworkSums,
+    storage_rate: float | None = None,
+    *,
+    ahead: bool = True,
+    record_bytes: float | None = None,
+    decode_rate: float | None = None,
 ) -> Feed:
     """The input of real images on a machine, whose cores decode them at the network's size.
 
     `storage_rate` is bytes per second that the storage gives to all nodes (None: enough); `ahead`
-    is whether images are made while the step before is computed.
+    is whether images are made while the step before is computed. Records of `record_bytes` that a
+    core decodes at `decode_rate` per second are ImageNet's where not given.
     """
     known = facts.load("links")["input"]
     augmented = net.name in known["augmented_models"]
     parts = [known["decode"], *([known["augment"]] if augmented else [])]
-    one_core = 1 / float(sum(part["fixed_s"] + part["per_pixel_s"] * net.pixels for part in parts))
-    storage = storage_rate / known["bytes_per_image"] if storage_rate else math.inf
+    usual = 1 / float(sum(part["fixed_s"] + part["per_pixel_s"] * net.pixels for part in parts))
+    one_core, record = decode_rate or usual, record_bytes or known["bytes_per_image"]
+    storage = storage_rate / record if storage_rate else math.inf
     return Feed(machine.cores * one_core, storage, known["buffer"], one_core, ahead)
 
 
@@ -99,32 +107,51 @@ def pace(demand: float, supply: float, buffer: int) -> float:
     return float((1 - ratio**buffer) / (1 - ratio ** (buffer + 1)))
 
 
-@dataclass(frozen=True)
-class Constants:
-    """The model's four constants, see facts/links.yaml, and Horovod's two settings."""
+class ScalingLaw(NamedTuple):
+    """The three numbers of the law, see facts/predict.yaml."""
 
     straggler: float
-    exposed: float
-    contention: float
+    exchange: float
     input: float
-    fusion_bytes: float
-    cycle: float
+
+
+def scaling_law() -> ScalingLaw:
+    """The numbers that were fitted to published rows."""
+    return ScalingLaw(**facts.load("predict")["law"])
 
 
 @dataclass(frozen=True)
-class Training:
-    """What is trained: network, images per GPU and step, precision, form, input.
+class SharedCores:
+    """Cores of one machine that emulates all nodes, where every rank keeps `cpus` busy.
 
-    With a `plan` the batch is a micro-batch of a replica.
+    One GPU's step was measured among `ranks`.
     """
 
-    net: Network
+    cores: int
+    cpus: int
+    ranks: int = 1
+
+    def stretch(self, gpus: int) -> float:
+        """How much longer a rank computes among `gpus` than among those of the measured step."""
+        here, there = (max(1.0, count * self.cpus / self.cores) for count in (gpus, self.ranks))
+        return here / there
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained: network, images per GPU and step, precision, form, input.
+
+    With a `plan` the batch is a micro-batch of a replica. `shared` cores slow ranks down.
+    """
+
+    net: NetworkSums
     batch: int
     precision: str = "fp32"
     form: str = "horovod"
     feed: Feed = ENDLESS
     accumulation: int = 1
-    plan: Plan | None = None
+    plan: ModelSplit | None = None
+    shared: SharedCores | None = None
 
     def images_of(self, gpus: int) -> int:
         """Images (sequences) of a step of `gpus` GPUs."""
@@ -150,44 +177,27 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """One GPU's step, layer by layer, ready for the recursion. Seconds and bytes.
-
-    `packed` are Horovod's messages; `total` is the step without waiting for input.
-    """
-
-    total: float
-    backward: float
-    forward: float
-    size: float
-    gradients: tuple[overlap.Gradient, ...]
-    packed: tuple[overlap.Gradient, ...]
-
-
-@dataclass(frozen=True)
-class Step:
+class StepTime:
     """A predicted step of `gpus` GPUs on `nodes` nodes; seconds.
 
     The parts add up to `seconds`: computing of the mean rank, waiting for the slowest one,
-    exposed communication, contention, waiting for input. `latency_part` is the share of
-    start-up costs in the time of all messages. `losses` are what only a split step has.
+    exposed communication, waiting for input, and `losses` that only a split step has.
+    `latency_part` is the share of start-up costs in the time of all messages.
     """
 
     gpus: int
     nodes: int
     compute: float
     straggler: float
-    exposed: float
-    contention: float
+    communication: float
     input_wait: float
-    busy: float
     latency_part: float
     losses: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         """Seconds of the step."""
-        waits = self.straggler + self.exposed + self.contention + self.input_wait
+        waits = self.straggler + self.communication + self.input_wait
         return self.compute + waits + sum(self.losses.values())
 
     @property
@@ -197,56 +207,15 @@ class Step:
 
     @property
     def limit(self) -> str:
-        """What limits it: compute, or the largest loss where losses exceed 5 %."""
-        transfer = self.busy * (1 - self.latency_part)
-        # Latency: start-ups and the wait for Horovod's cycle outweigh the transfers.
-        small = self.latency_part > 0.5 or transfer < self.exposed / 2
-        kind = "latency" if small else "communication"
+        """What limits the step: compute, or the largest loss where that is more than 5 % of it."""
         losses = {
             "input": self.input_wait,
-            kind: self.exposed + self.contention,
+            "latency" if self.latency_part > 0.5 else "communication": self.communication,
             "stragglers": self.straggler,
             **self.losses,
         }
         worst = max(losses, key=lambda name: losses[name])
-        return worst if losses[worst] > 0.05 * self.seconds else "compute"
-
-
-def constants(horovod: str = "now") -> Constants:
-    """The constants of facts/links.yaml, fitted to published rows.
-
-    `horovod` is whose defaults: `now`, or `early` for the releases behind the published rows.
-    """
-    known = facts.load("links")
-    four, settings = known["constants"], known["horovod"][horovod]
-    return Constants(
-        four["straggler"],
-        four["exposed"],
-        four["contention"],
-        four["input"],
-        settings["fusion_bytes"],
-        settings["cycle_s"],
-    )
-
-
-def profile(
-    machine: Machine, training: Training, step_seconds: float, known: Constants | None = None
-) -> Profile:
-    """Layer times of one GPU whose step takes `step_seconds` without waiting for input."""
-    peak, known = peak_of(machine, training.precision), known or constants()
-    shares = roofline(
-        training.net, training.batch, peak, machine.memory_rate, training.activation_bytes
-    )
-    times = scaled(shares, step_seconds)
-    sizes = [layer.parameters * float(training.gradient_bytes) for layer in training.net.layers]
-    ready = overlap.gradients(times.backward, sizes)
-    packed = (
-        overlap.buckets(ready, _BUCKET)
-        if training.form == "ddp"
-        else overlap.pack(ready, buffer_bytes=known.fusion_bytes, cycle=known.cycle)
-    )
-    forward, backward = sum(times.forward), sum(times.backward)
-    return Profile(times.total, backward, forward, sum(sizes), ready, packed)
+        return worst if losses[worst] > _LIMITS * self.seconds else "compute"
 
 
 def peak_of(machine: Machine, precision: str) -> float:
@@ -263,80 +232,69 @@ def largest_of(ranks: int) -> float:
 
 def predict_step(
     machine: Machine,
-    training: Training,
-    one: Profile,
+    work: Workload,
+    one: float,
     gpus: int,
     nodes: int,
-    known: Constants | None = None,
-) -> Step:
-    """The step of `gpus` GPUs spread evenly over `nodes` nodes."""
-    known = known or constants()
-    if training.plan:
-        work = work_of(machine, training)
-        pace = one.total / work.alone(training.plan)
-        whole, sent, losses = split(replace(work, pace=pace), training.plan, gpus)
-        return Step(gpus, nodes, whole, 0.0, sent, 0.0, 0.0, sent, 0.0, losses)
-    compute = one.total * training.accumulation
-    exposed, busy, transfer = _communication(machine, training, one, max(1, gpus // nodes), nodes)
-    # What was measured here needs no correction.
-    link = machine.between if nodes > 1 else machine.inside
-    return Step(
+    law: ScalingLaw | None = None,
+) -> StepTime:
+    """The step of `gpus` GPUs spread evenly over `nodes` nodes; one GPU's pass takes `one`."""
+    law = law or scaling_law()
+    if work.plan:
+        split = split_work(machine, work)
+        paced = replace(split, pace=one / split.alone(work.plan))
+        whole, sent, losses = split_step(paced, work.plan, gpus)
+        return StepTime(gpus, nodes, whole, 0.0, sent, 0.0, 0.0, losses)
+    compute = one * work.accumulation
+    if work.shared:  # nothing hides the exchange: it needs the cores that compute
+        compute *= work.shared.stretch(gpus)
+    whole, transfer = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
+    hidden = work.form != "no_overlap" and not work.shared
+    return StepTime(
         gpus,
         nodes,
         compute,
-        straggler=compute * known.straggler * largest_of(gpus),
-        exposed=(1.0 if link.measured else known.exposed) * exposed,
-        contention=known.contention * max(0.0, busy - exposed),
-        input_wait=training.feed.wait(compute, training.images, gpus, nodes, known.input),
-        busy=busy,
-        latency_part=1 - transfer / busy if busy else 0.0,
+        straggler=compute * law.straggler * largest_of(gpus),
+        communication=(law.exchange if hidden else 1.0) * whole,
+        input_wait=work.feed.wait(compute, work.images, gpus, nodes, law.input),
+        latency_part=1 - transfer / whole if whole else 0.0,
     )
 
 
-def work_of(machine: Machine, training: Training) -> Work:
+def split_work(machine: Machine, work: Workload) -> SplitWork:
     """What the GPUs of a split training compute and exchange."""
-    return Work(
+    return SplitWork(
         machine,
-        training.net,
-        training.batch,
-        peak_of(machine, training.precision),
-        training.activation_bytes,
-        training.gradient_bytes,
-        learned(machine.gpu, training.plan or Plan())["efficiency"],
+        work.net,
+        work.batch,
+        peak_of(machine, work.precision),
+        work.activation_bytes,
+        work.gradient_bytes,
+        utilisation(machine.gpu, work.plan or ModelSplit())["part"],
     )
 
 
-def lengthened(step: Step, loss: float) -> Step:
+def lengthened(step: StepTime, loss: float) -> StepTime:
     """The step with another loss in logarithms, its parts in proportion."""
     now, then = step.seconds - step.compute, step.compute * math.expm1(loss)
     if now <= 0:
         return replace(step, straggler=then)
-    parts = ("straggler", "exposed", "contention", "input_wait")
+    parts = ("straggler", "communication", "input_wait")
     return replace(step, **{name: getattr(step, name) * then / now for name in parts})
 
 
-def _communication(
-    machine: Machine, training: Training, one: Profile, local: int, nodes: int
-) -> tuple[float, float, float]:
-    """Seconds exposed, seconds of the link at work, and of these the transfers alone."""
+def exchange_seconds(
+    machine: Machine, work: Workload, local: int, nodes: int
+) -> tuple[float, float]:
+    """Seconds of exchanging all gradients where nothing hides it, and of these the transfer."""
     if local * nodes < 2:
-        return 0.0, 0.0, 0.0
-    if training.form == "parameter_server":
-        # Gradients go during back-propagation, weights come during the next forward pass.
-        line = overlap.parameter_server(machine, local, nodes)
-        push = overlap.wait_free(one.gradients, (line,), one.backward)
-        pull = len(one.gradients) * line.latency + line.rate * one.size
-        exposed = push.exposed + max(0.0, pull - one.forward)
-        return exposed, push.busy + pull, 2 * line.rate * one.size
-    candidates = overlap.lines(machine, local, nodes)
-    rate = min(line.rate for line in candidates)
-    if training.form == "fsdp":
-        # Three halves of an all-reduce a pass, beside the computing of both passes; the first
-        # and the last layers' share has nothing to hide behind.
-        passes = 1.5 * rate * one.size * training.accumulation
-        room = (one.forward + one.backward) * training.accumulation
-        return max(passes / max(1, len(one.gradients)), passes - room), passes, passes
-    whole = (overlap.Gradient(one.backward, one.size),)
-    sent = {"no_overlap": whole, "replicated": one.gradients}.get(training.form, one.packed)
-    found = overlap.wait_free(sent, candidates, one.backward)
-    return found.exposed, found.busy, min(found.busy, rate * one.size)
+        return 0.0, 0.0
+    size = float(work.net.parameters * work.gradient_bytes)
+    if work.form == "parameter_server":
+        cost = parameter_server(machine, local, nodes)
+        transfer = 2 * cost.rate * size
+        return transfer + 2 * work.net.tensors * cost.latency, transfer
+    cost = min(allreduce(machine, local, nodes), key=lambda line: line.seconds(size))
+    # Three halves of an all-reduce a pass: weights are gathered twice, gradients scattered.
+    times = 1.5 * work.accumulation if work.form == "fsdp" else 1.0
+    return times * cost.seconds(size), times * cost.rate * size

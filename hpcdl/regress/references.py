@@ -110,7 +110,10 @@ def published(reference_set: str) -> tuple[Reference, ...]:
     """The published references of a set, without a partition; none where there are none."""
     known = facts.load("references")
     groups = known["sets"].get(reference_set, ())
-    records = {one["id"]: one for one in facts.load("throughput")["records"]} if groups else {}
+    rows = facts.load("throughput") if groups else {"records": (), "sources": {}}
+    records = {
+        one["id"]: {**one, "source": rows["sources"][one["source"]]} for one in rows["records"]
+    }
     return tuple(
         _of_record(known, group, records[name]) for group in groups for name in group["records"]
     )
@@ -120,7 +123,7 @@ def _of_record(
     known: Mapping[str, Any], group: Mapping[str, Any], record: Mapping[str, Any]
 ) -> Reference:
     """A published measurement as a reference of the training that comes closest."""
-    nodes = int(record["nodes"])
+    nodes, precision = int(record.get("nodes", 1)), record.get("precision", "fp32")
     data = record["data"] if record["data"] == "imagenet" else "synthetic"
     shape = f"{nodes}x{int(record['gpus']) // nodes}"
     return Reference(
@@ -128,10 +131,10 @@ def _of_record(
         metric=known["metric"],
         partition="",
         unit="images/s",
-        case=f"{record['model']}-{shape}-{data}-{record['precision'].rpartition('/')[2]}",
+        case=f"{record['model']}-{shape}-{data}-{precision.rpartition('/')[2]}",
         value=float(record["images_per_sec"]),
         lower=float(group["lower"]),
-        proof=record["proof"],
+        proof=record.get("proof", "published"),
         source=f"{record['source']}: {record['id']}",
         date=str(record.get("date") or "unknown"),
     )

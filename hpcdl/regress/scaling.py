@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 
 from hpcdl.predict.hardware import Machine, of_partition
-from hpcdl.predict.network import Network, network
-from hpcdl.predict.request import Request, answer
+from hpcdl.predict.network import NetworkSums, network
+from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.results import trained_precision
 from hpcdl.regress.references import Reference
 from hpcdl.regress.training import ALL, TrainingCase, ranks_on
@@ -59,20 +59,20 @@ def most(case: TrainingCase, partition: Partition) -> float | None:
 
 
 def most_images_per_second(
-    machine: Machine, net: Network, precision: str, gpus: int
+    machine: Machine, net: NetworkSums, precision: str, gpus: int
 ) -> float | None:
     """Images (or sequences) per second beyond which a rate is no measurement, not what is expected.
 
     Arithmetic alone, at the peak of the fastest units that a precision may use (TF32 where float32
     is computed so). Fast convolutions do less of it, at most four times less (Winograd's
-    F(4x4, 3x3): Lavin and Gray 2016, arXiv:1509.09308). No published row of facts/throughput.csv
-    passes it. None where a peak of the GPU, or the work of the network, is not known.
+    F(4x4, 3x3): Lavin and Gray 2016, arXiv:1509.09308). No published row passes it. None where a
+    peak of the GPU, or the work of the network, is not known.
     """
     units = _UNITS.get(precision, ("fp32", "tf32", "fp16"))
     if not net.macs or any(machine.lacks(unit) for unit in units):
         return None
     # Forward, and the gradients of weights and of inputs, which the first layer does not need.
-    work = 2.0 * (3.0 * net.macs - net.layers[0].macs)
+    work = 2.0 * (3.0 * net.macs - net.first_macs)
     return FAST_CONVOLUTIONS * gpus * max(machine.flops[: len(units)]) / work
 
 
@@ -88,7 +88,7 @@ def expected_efficiency(
         return None
     try:
         precision = trained_precision(case.precision, partition.gpu.compute)
-        request = Request(
+        request = ScalingRequest(
             partition,
             case.model,
             str(case.nodes * case.ranks),

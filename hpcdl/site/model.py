@@ -83,12 +83,13 @@ class Interconnect:
     """The network between nodes: `fabric` and its bandwidth in Gbit/s per node.
 
     `fabric` is UNKNOWN_FABRIC and `bandwidth_gbps` None where the site does not say.
+    `measured_gbs` is the bus bandwidth of an all-reduce that the site measured, in GB/s.
     """
 
     fabric: str = option(
-        "Its kind",
+        "Its kind; ethernet is without RDMA, roce with it, cloud the TCP of virtual machines",
         type="string",
-        enum=["ethernet", "infiniband", "omnipath", "slingshot", "unknown"],
+        enum=["ethernet", "roce", "cloud", "infiniband", "omnipath", "slingshot", "unknown"],
     )
     bandwidth_gbps: float | None = option(
         "Bandwidth of a node in Gbit/s; predictions over several nodes need it",
@@ -104,6 +105,15 @@ class Interconnect:
         type="string",
         pattern="^[A-Za-z0-9_.:-]{1,40}$",
         example="ib0",
+    )
+    measured_gbs: float | None = option(
+        "Bus bandwidth of an all-reduce between nodes in GB/s, as measured; predictions use it "
+        "instead of the published part of the rate",
+        None,
+        type="number",
+        minimum=0.0001,
+        maximum=10000,
+        example=5.7,
     )
 
     @property

@@ -35,6 +35,7 @@ from hpcdl.system.text import duration
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
+    from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.results import Exchange
 
 MARGIN = 0.05
@@ -96,7 +97,7 @@ class Comparison(NamedTuple):
     description: str
 
 
-class Training(NamedTuple):
+class TrainingRun(NamedTuple):
     """A run of `hpcdl train`. `batch` is images per rank and step; `data` a directory or SYNTHETIC.
 
     `slowed` is whether the run is slowed down on purpose; `strategy` how several ranks work
@@ -117,7 +118,7 @@ class Training(NamedTuple):
     pipeline: str
     size: int | None = None
 
-    def like(self, other: Training) -> bool:
+    def like(self, other: TrainingRun) -> bool:
         """Whether a step of the other one says how long a step of this one takes."""
         keys = ("model", "precision", "xla", "size")
         same = all(getattr(self, key) == getattr(other, key) for key in keys)
@@ -154,7 +155,7 @@ def why_none(site: Site, spec: JobSpec) -> str:
 
 
 def _expectation(
-    site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: Training
+    site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: TrainingRun
 ) -> Expectation | None:
     own = _own_results(site, spec, layout, training)
     if not own and current_or_cluster().shared_cores:
@@ -183,7 +184,7 @@ def _expectation(
         high=point.high,
         limit=point.step.limit,
         epoch_images=images,
-        epoch_seconds=point.epoch_seconds if images else None,
+        epoch_seconds=point.seconds if images else None,
         run_seconds=steps_of(training, layout.world_size, images) * point.step.seconds,
         walltime_seconds=layout.minutes * 60.0,
         lives=(1 + spec.requeues) * spec.chain,
@@ -195,17 +196,17 @@ def _expectation(
 def _predicted(
     partition: Partition,
     layout: Layout,
-    training: Training,
+    training: TrainingRun,
     data: Data,
     own: Sequence[Path],
     links: tuple[Exchange, ...],
 ) -> Forecast:
-    from hpcdl.predict.request import Request, answer
+    from hpcdl.predict.request import ScalingRequest, answer
     from hpcdl.predict.results import trained_precision
 
     compute = partition.gpu and partition.gpu.compute
     return answer(
-        Request(
+        ScalingRequest(
             partition=_shaped(partition, layout),
             model=training.model,
             gpus=str(layout.world_size),
@@ -235,7 +236,9 @@ def _shaped(partition: Partition, layout: Layout) -> Partition:
     )
 
 
-def _own_results(site: Site, spec: JobSpec, layout: Layout, training: Training) -> tuple[Path, ...]:
+def _own_results(
+    site: Site, spec: JobSpec, layout: Layout, training: TrainingRun
+) -> tuple[Path, ...]:
     """The results of recent jobs of this site that are alike, of the nearest number of ranks.
 
     A rank of theirs did what a rank of this one will do. The newest is the first; others count
@@ -249,7 +252,7 @@ def _own_results(site: Site, spec: JobSpec, layout: Layout, training: Training) 
 
 
 def _alike(
-    folder: Path, spec: JobSpec, layout: Layout, training: Training
+    folder: Path, spec: JobSpec, layout: Layout, training: TrainingRun
 ) -> Iterator[tuple[int, tuple[object, ...], Path]]:
     """A job's distance in ranks, what repeats of it have in common, its result; if it is alike."""
     with suppress(*_UNUSABLE):
@@ -269,6 +272,43 @@ def _alike(
                 at(result, "precision"),
             )
             yield abs(ranks - layout.world_size), run, folder / RESULT.name
+
+
+def last_results(site: Site, request: ScalingRequest) -> tuple[Path, ...]:
+    """The result of the newest job of a partition that trained like a request, and of its repeats.
+
+    None where nothing is like it.
+    """
+    from hpcdl.predict.results import alike, trained_precision
+
+    found: list[tuple[object, Path]] = []
+    compute = request.partition.gpu and request.partition.gpu.compute
+    for folder in _recent_jobs(site):
+        with suppress(*_UNUSABLE):
+            record = asked(folder)
+            there = record["partition"], record.get("gpu_model")
+            if there != (request.partition.name, request.partition.gpu_asked_for):
+                continue
+            ranks = int(record["layout"]["nodes"]) * int(record["layout"]["tasks_per_node"])
+            run = training_of(tuple(record["program"]), ranks)
+            if run is None or run.slowed or run.model != request.model or run.size != request.size:
+                continue
+            precision = trained_precision(run.precision, compute, compress=run.compress)
+            wanted = "amp" if request.precision == "bf16" else request.precision
+            far = request.batch and not run.batch <= 2 * request.batch <= 4 * run.batch
+            if far or not alike(wanted or trained_precision("fp32", compute), precision):
+                continue
+            result = RESULT.find(folder)
+            if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
+                found.append(((run, ranks), folder / RESULT.name))
+    return tuple(path for run, path in found if run == found[0][0])[:_MOST_REPEATS]
+
+
+def links_of(site: Site, partition: Partition) -> tuple[Exchange, ...]:
+    """What the site's all-reduce check measured of a partition's links; none where it has none."""
+    with suppress(*_UNUSABLE):
+        return measured_links(site, partition, "horovod", partition.gpus_per_node or 1)
+    return ()
 
 
 def _recent_jobs(site: Site) -> Sequence[Path]:
@@ -343,7 +383,7 @@ def _rate(e: Expectation) -> str:
     return f"{rate} images/s (likely {low} to {high})"
 
 
-def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> Training | None:
+def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> TrainingRun | None:
     """What a job's program trains on so many ranks; `data` is the job's own data set.
 
     Raises:
@@ -357,7 +397,7 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
     if row is None:
         return None
     whole = int(options.get("global_batch") or row["global_batch"])
-    return Training(
+    return TrainingRun(
         model=model,
         batch=int(options.get("batch_per_rank") or -(-whole // ranks)),
         precision=options.get("precision", "fp32"),
@@ -373,7 +413,7 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
     )
 
 
-def data_of(training: Training) -> Data:
+def data_of(training: TrainingRun) -> Data:
     """What the run reads: by its dataset.json; unknown sizes count as without end."""
     path = Path(training.data, "dataset.json")
     if training.data == SYNTHETIC or path.stat().st_size > _LARGEST_DESCRIPTION:
@@ -382,7 +422,7 @@ def data_of(training: Training) -> Data:
     return Data(int(described["splits"]["train"]["examples"]), described["encoding"] == "jpeg")
 
 
-def steps_of(training: Training, ranks: int, images: int | None) -> int:
+def steps_of(training: TrainingRun, ranks: int, images: int | None) -> int:
     """Steps of the whole run."""
     if training.steps is not None:
         return training.steps

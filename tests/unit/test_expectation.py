@@ -41,7 +41,7 @@ def test_a_job_of_a_known_network_is_expected_to_reach_what_predict_says(three_g
     one, many = (
         expected(three_generations, JobSpec("p100", gpus=gpus, program=RESNET)) for gpus in (1, 16)
     )
-    assert one.images_per_second == pytest.approx(219)
+    assert one.images_per_second == pytest.approx(219, rel=0.02)
     assert 14 < many.images_per_second / one.images_per_second < 16
     assert many.low < many.images_per_second < many.high
     assert (one.proof, one.limit) == ("published", "compute")

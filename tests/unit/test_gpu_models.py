@@ -18,7 +18,7 @@ from hpcdl.jobs.lint import lint
 from hpcdl.jobs.preflight import ExpectedAllocation, GpuLink, Probe, judge_links, notes
 from hpcdl.jobs.sweep import plan
 from hpcdl.predict.hardware import of_partition
-from hpcdl.predict.request import Request, answer
+from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import job_on
@@ -100,8 +100,8 @@ def test_a_model_that_hpcdl_never_saw_is_resolved_rendered_and_predicted(mixed):
     assert found.fits
     assert serves(["sm_80"], found.compute or "")
     with pytest.raises(BadInput, match="tf32_tflops and memory_gbs of the X1 are not known"):
-        answer(Request(x1, "resnet50", gpus="1"))
-    forecast = answer(Request(x1, "resnet50", gpus="2", images_per_second=100.0))
+        answer(ScalingRequest(x1, "resnet50", gpus="1"))
+    forecast = answer(ScalingRequest(x1, "resnet50", gpus="2", images_per_second=100.0))
     assert "of the X1 are not known" in "; ".join(forecast.notes)
     assert 100 < forecast.points[0].images_per_second <= 200
 
@@ -112,21 +112,24 @@ def test_a_measured_half_of_a_gpu_without_that_figure_is_not_guessed(mixed):
     assert of_partition(ada).lacks("fp32") == ()
     assert of_partition(ada).lacks("amp") == ("half_tflops",)
     with pytest.raises(BadInput, match="half_tflops of the RTX-6000-Ada"):
-        answer(Request(ada, "resnet50", gpus="1", precision="amp"))
-    assert answer(Request(ada, "resnet50", gpus="1", precision="fp32")).points
+        answer(ScalingRequest(ada, "resnet50", gpus="1", precision="amp"))
+    assert answer(ScalingRequest(ada, "resnet50", gpus="1", precision="fp32")).points
 
 
 def test_an_unknown_network_is_needed_beyond_a_node_only(mixed):
     a100, _ = mixed.partition("typed").groups
     assert (a100.interconnect.fabric, a100.interconnect.bandwidth_gbps) == ("unknown", None)
-    assert answer(Request(a100, "resnet50", gpus="4")).points[0].gpus == 4
-    everything = answer(Request(a100, "resnet50"))
+    assert answer(ScalingRequest(a100, "resnet50", gpus="4")).points[0].gpus == 4
+    everything = answer(ScalingRequest(a100, "resnet50"))
     assert everything.points[-1].gpus == 4
     assert "interconnect: {fabric" in everything.notes[-1]
     for gpus in ("8", "4,8"):
         with pytest.raises(BadInput, match="network between the nodes of 'typed' is not known"):
-            answer(Request(a100, "resnet50", gpus=gpus))
-    assert answer(Request(a100, "resnet50", gpus="8", network_gbs=5.0)).points[0].step.nodes == 2
+            answer(ScalingRequest(a100, "resnet50", gpus=gpus))
+    assert (
+        answer(ScalingRequest(a100, "resnet50", gpus="8", network_gbs=5.0)).points[0].step.nodes
+        == 2
+    )
 
 
 def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from hpcdl.predict.allreduce import allreduce
 from hpcdl.predict.hardware import Link, of_partition
-from hpcdl.predict.overlap import lines
-from hpcdl.predict.request import Request, answer, prepare
+from hpcdl.predict.request import ScalingRequest, answer, prepare
 from hpcdl.predict.results import fitted, read_exchange
 from hpcdl.system.errors import BadInput
 
@@ -17,7 +17,7 @@ SLOW = Link("slow", 40e-6, 0.5e9)
 
 def took(machine, local, nodes, size):
     """Seconds of a message by the model."""
-    return min(line.seconds(size) for line in lines(machine, local, nodes))
+    return min(line.seconds(size) for line in allreduce(machine, local, nodes))
 
 
 def a_check(folder, machine, local, nodes, wait=0.0, **changes):
@@ -70,7 +70,7 @@ def test_what_horovod_waits_for_its_cycle_is_neither_latency_nor_bandwidth(p100,
 
 def test_a_slow_network_that_was_measured_slows_the_forecast(three_generations, p100, tmp_path):
     check = a_check(tmp_path, replace(p100, network=SLOW), 4, 2)
-    request = Request(three_generations.partition("p100"), "vgg16", gpus="16")
+    request = ScalingRequest(three_generations.partition("p100"), "vgg16", gpus="16")
     plain, slow = answer(request), answer(replace(request, exchanges=(check,)))
     assert slow.points[0].images_per_second < plain.points[0].images_per_second
     assert "8 ranks on 2 nodes" in slow.links[0]
@@ -79,7 +79,7 @@ def test_a_slow_network_that_was_measured_slows_the_forecast(three_generations, 
 
 def test_both_kinds_of_links_may_be_measured_but_each_once(three_generations, p100, tmp_path):
     near, far = a_check(tmp_path, p100, 4, 1), a_check(tmp_path, p100, 4, 2)
-    request = Request(three_generations.partition("p100"), "vgg16", exchanges=(far, near))
+    request = ScalingRequest(three_generations.partition("p100"), "vgg16", exchanges=(far, near))
     assert prepare(request)[0].network.name.endswith("GB/s")
     for twice in (replace(request, exchanges=(far, far)), replace(request, network_gbs=1.0)):
         with pytest.raises(BadInput, match="between nodes are given twice"):
@@ -89,7 +89,7 @@ def test_both_kinds_of_links_may_be_measured_but_each_once(three_generations, p1
 def test_a_check_of_another_partition_is_refused(three_generations, p100, tmp_path):
     check = a_check(tmp_path, p100, 4, 2)
     with pytest.raises(BadInput, match="measured the partition 'p100', not 'v100'"):
-        answer(Request(three_generations.partition("v100"), "vgg16", exchanges=(check,)))
+        answer(ScalingRequest(three_generations.partition("v100"), "vgg16", exchanges=(check,)))
 
 
 @pytest.mark.parametrize(

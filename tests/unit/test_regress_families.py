@@ -13,7 +13,7 @@ from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.preflight import Probe
 from hpcdl.jobs.spec import Module
 from hpcdl.measure import copies
-from hpcdl.predict.request import Request, answer
+from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.command import request_words
 from hpcdl.regress.reframe_adapter.process import RETRY_ALL, CheckRequest
@@ -250,7 +250,7 @@ def test_the_model_of_scaling_expects_less_of_more_gpus(p100):
 def test_the_bound_of_mixed_precision_counts_whole_gradients(p100):
     case = replace(YARDSTICKS["fp16"], nodes=4, ranks=ALL).on(p100)
     row = expected_efficiency(case, p100, 400.0, "s")
-    asked = Request(p100, "resnet50", "16", 64, images_per_second=400.0)
+    asked = ScalingRequest(p100, "resnet50", "16", 64, images_per_second=400.0)
     amp, fp16 = (
         answer(replace(asked, precision=precision)).points[0].efficiency
         for precision in ("amp", "fp16")

@@ -16,7 +16,7 @@ import yaml
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import point_folder
 from hpcdl.jobs.sweep_run import RunStatus
-from hpcdl.predict.request import Request, answer
+from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.step import IMAGENET, SYNTHETIC
 from hpcdl.slurm import client
 from hpcdl.system.document import InvalidDocument
@@ -221,7 +221,7 @@ def expected(plan, cell):
     """What `hpcdl predict` says of a cell, from published rows alone."""
     options = {**cell.run.options, **cell.values}
     batch = options.get("batch-per-rank") or int(options["global-batch"]) // cell.gpus
-    request = Request(
+    request = ScalingRequest(
         plan.site.partition(cell.point.spec.partition),
         options["model"],
         str(cell.gpus),

@@ -18,7 +18,7 @@ from statistics import median
 from hpcdl import facts
 from hpcdl.predict.forecast import expand
 from hpcdl.predict.network import network
-from hpcdl.predict.request import Request, answer
+from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.results import trained_precision
 from hpcdl.predict.step import IMAGENET, PIPELINES
 from hpcdl.system.errors import BadInput
@@ -100,7 +100,7 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
     exchange = _exchange(findings, base, gpus)
     if partition.gpus_per_node:
         expand(str(gpus), partition.gpus_per_node)  # refused where it fills no whole nodes
-    request = Request(
+    request = ScalingRequest(
         partition,
         model=str(base.result["model"]),
         gpus=str(gpus),
@@ -164,7 +164,7 @@ def _teachers(findings: Findings) -> tuple[Measured, ...]:
     return tuple(one for one in several if matches(one.values, scale.exchange_from))
 
 
-def _fed(request: Request, plan: Plan, cell: Cell) -> Request:
+def _fed(request: ScalingRequest, plan: Plan, cell: Cell) -> ScalingRequest:
     """The request with a cell's input: that images are real, and how fast they are read.
 
     It counts images of ImageNet's size: storage gives fewer of larger ones. Where cores are

@@ -1,7 +1,7 @@
 """Networks of the published benchmarks that Keras does not ship, as Keras models.
 
-Only `tools.layers` runs this, and only under TensorFlow: the layer facts come from
-real models. Those that `hpcdl train` knows are the same here (a test holds the sizes together); the
+Only `tools.networks` runs this, and only under TensorFlow: the sums come from real models.
+ Those that `hpcdl train` knows are the same here (a test holds the sizes together); the
 rest are as the benchmarks build them: tf_cnn_benchmarks (Inception-v4) and NVIDIA
 DeepLearningExamples (ResNeXt-101 32x4d, with and without squeeze-and-excitation; ResNet-50
 v1.5).
@@ -266,5 +266,8 @@ NETWORKS: dict[str, Callable[[], Any]] = {
     "efficientnet_v1_b0": partial(_shipped, "EfficientNetB0"),
     "efficientnet_v1_b4": partial(_shipped, "EfficientNetB4"),
     "mobilenet_v2": partial(_shipped, "MobileNetV2"),
+    "convnext_tiny": partial(_shipped, "ConvNeXtTiny"),
+    "convnext_small": partial(_shipped, "ConvNeXtSmall"),
+    "convnext_base": partial(_shipped, "ConvNeXtBase"),
     "mlp": mlp,
 }

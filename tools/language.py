@@ -1,14 +1,14 @@
-"""How far the model of tensor and pipeline parallelism is off published steps.
+"""How far the model of split transformers is off published steps, and what is fitted of it.
 
-`python -m tools.parallel` fits the part of its peak that a GPU's matrices reach, one number per
-family of GPUs beside fused attention and one beside plain, without each source, and shows the
-errors on that source's rows: those of facts/parallel.csv, and of facts/throughput.csv the rows of
-llm-foundry and torchtitan, whose weights are sharded, with what they say of checkpointing. Memory
-has nothing that is fitted.
+The part of its peak that a GPU's matrices reach, one number per generation of GPUs beside fused
+attention and one beside plain, and how it falls with narrower networks. Rows are those of
+tools/data/parallel.csv, and of throughput.csv those of llm-foundry and torchtitan, whose weights
+are sharded. Memory has nothing that is fitted. `tools.validate` prints and writes both.
 """
 
 from __future__ import annotations
 
+import csv
 import math
 import statistics
 from collections import Counter
@@ -17,41 +17,43 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from hpcdl import facts
-from hpcdl.predict.hardware import Machine, network_link, of_gpu, of_host
+import yaml
+
+from hpcdl.predict.hardware import Machine, network_link, of_gpu
 from hpcdl.predict.network import (
     FLOAT_BYTES,
     HALF_BYTES,
-    Network,
-    Transformer,
+    NetworkSums,
+    TransformerShape,
     network,
     transformer,
 )
 from hpcdl.predict.parallel import (
-    Plan,
-    Work,
+    ModelSplit,
+    SplitWork,
     activation_bytes,
     family,
     planned_bytes,
-    split,
+    split_step,
     state_bytes,
 )
-from hpcdl.predict.records import Record, read_records
-from hpcdl.predict.validate import errors
 from hpcdl.system.text import table
+from tools.published import DATA, PublishedRow, errors, machine_of
+from tools.published import rows as published_rows
 
 GIB = 2**30
+_FEWEST = 3
 _SHARDED = ("MosaicML llm-foundry", "PyTorch torchtitan")
 
 
 @dataclass(frozen=True)
-class Row:
+class LanguageRow:
     """A published step: what it was, its seconds, and GiB or GB of a GPU (0: not told)."""
 
     id: str
     source: str
-    work: Work
-    plan: Plan
+    work: SplitWork
+    plan: ModelSplit
     gpus: int
     seconds: float
     state: float = 0.0
@@ -91,20 +93,25 @@ class Row:
 
     def predicted(self, efficiency: float) -> float:
         """Seconds, where matrices reach so much of the GPU's peak."""
-        parts = split(replace(self.work, efficiency=efficiency), self.plan, self.gpus)
+        parts = split_step(replace(self.work, efficiency=efficiency), self.plan, self.gpus)
         return parts[0] + parts[1] + sum(parts[2].values())
 
 
-def rows() -> list[Row]:
+def rows() -> list[LanguageRow]:
     """All rows that can be judged."""
-    planned = [_planned(row) for row in facts.load("parallel")["records"]]
+    numbers = set(yaml.safe_load((DATA / "parallel.yaml").read_text())["numbers"])
+    with (DATA / "parallel.csv").open(encoding="utf-8", newline="") as file:
+        planned = [
+            _planned({k: float(v) if k in numbers else v for k, v in row.items() if v})
+            for row in csv.DictReader(file)
+        ]
     return [*planned, *_sharded()]
 
 
-def _planned(row: dict[str, Any]) -> Row:
+def _planned(row: dict[str, Any]) -> LanguageRow:
     whole = {key: int(value) for key, value in row.items() if isinstance(value, float)}
     gated = row["gated"] == "true"  # Llama and its kin, which share no table either
-    shape = Transformer(
+    shape = TransformerShape(
         whole["hidden"],
         whole.get("inner") or 4 * whole["hidden"],
         whole["layers"],
@@ -118,7 +125,7 @@ def _planned(row: dict[str, Any]) -> Row:
     link = network_link("infiniband", row["network_gbps"])
     machine = replace(of_gpu(row["gpu"], "nvlink", 64, 4, link), per_node=whole["per_node"])
     replicas = whole["gpus"] // (whole["tensor"] * whole["stages"])
-    plan = Plan(
+    plan = ModelSplit(
         whole["tensor"],
         whole["stages"],
         whole["interleave"],
@@ -129,7 +136,7 @@ def _planned(row: dict[str, Any]) -> Row:
         row["fused"] == "true",
     )
     seconds = row.get("seconds") or _seconds(row, net)
-    return Row(
+    return LanguageRow(
         row["id"],
         row["source"],
         _work(machine, net, whole["micro_batch"]),
@@ -142,11 +149,11 @@ def _planned(row: dict[str, Any]) -> Row:
     )
 
 
-def _work(machine: Machine, net: Network, batch: int) -> Work:
-    return Work(machine, net, batch, machine.flops[2], HALF_BYTES, FLOAT_BYTES, 1.0)
+def _work(machine: Machine, net: NetworkSums, batch: int) -> SplitWork:
+    return SplitWork(machine, net, batch, machine.flops[2], HALF_BYTES, FLOAT_BYTES, 1.0)
 
 
-def _seconds(row: dict[str, Any], net: Network) -> float:
+def _seconds(row: dict[str, Any], net: NetworkSums) -> float:
     """Seconds of a step, of a rate told in another way; 0 where none is."""
     sequences = row["global_batch"] / row["gpus"]
     if "tokens_per_second" in row:
@@ -156,30 +163,32 @@ def _seconds(row: dict[str, Any], net: Network) -> float:
     return _counted(row, net) / row["tflops"] if "tflops" in row else 0.0
 
 
-def _counted(row: dict[str, Any], net: Network) -> float:
+def _counted(row: dict[str, Any], net: NetworkSums) -> float:
     """Tera-operations of a step and GPU as arXiv 2104.04473 counts them (equation 3)."""
     wide, blocks, tokens = row["hidden"], row["layers"], row["tokens"]
     more = 1 + tokens / (6 * wide) + row["vocabulary"] / (16 * blocks * wide)
     return float(96 * row["global_batch"] * tokens * blocks * wide**2 * more / row["gpus"] / 1e12)
 
 
-def _sharded() -> Iterator[Row]:
-    for row in read_records():
+def _sharded() -> Iterator[LanguageRow]:
+    for row in published_rows():
+        if row.source not in _SHARDED or not row.rate:
+            continue
         gpus, batch = row.gpus or 1, row.batch or 1
-        machine = of_host(row.gpu, row.hardware, gpus // row.nodes, row.interconnect)
-        if row.source in _SHARDED and row.rate and machine:
+        machine = machine_of(row, gpus)
+        if machine:
             seconds = gpus * batch * row.accumulation / row.rate
             work = _work(machine, network(row.model, row.size), batch)
-            yield Row(row.id, row.source, work, _plan_of(row), gpus, seconds)
+            yield LanguageRow(row.id, row.source, work, _plan_of(row), gpus, seconds)
 
 
-def _plan_of(row: Record) -> Plan:
+def _plan_of(row: PublishedRow) -> ModelSplit:
     zero = 3 if "FULL_SHARD" in row.software or row.update == "fsdp" else 2
     again = "full" if "checkpointing" in row.software else "none"
-    return Plan(micro_batches=row.accumulation, zero=zero, checkpointing=again)
+    return ModelSplit(micro_batches=row.accumulation, zero=zero, checkpointing=again)
 
 
-def fit(known: Sequence[Row]) -> float:
+def fit(known: Sequence[LanguageRow]) -> float:
     """The part of the peak that suits best: the median of sources, of their rows' medians."""
     by: dict[str, list[float]] = {}
     for row in known:
@@ -188,22 +197,22 @@ def fit(known: Sequence[Row]) -> float:
     return statistics.median(statistics.median(found) for found in by.values())
 
 
-def left_out(known: Sequence[Row]) -> list[tuple[Row, float]]:
+def left_out(known: Sequence[LanguageRow]) -> list[tuple[LanguageRow, float]]:
     """Every row and its relative error, fitted to the other sources of its kind.
 
     Where there is none, it is fitted to all other sources.
     """
-    found: list[tuple[Row, float]] = []
-    told = [row for row in known if row.seconds]
-    for source, kind in sorted({(row.source, row.kind) for row in told}):
-        others = [row for row in told if row.source != source]
+    found: list[tuple[LanguageRow, float]] = []
+    timed = [row for row in known if row.seconds]
+    for source, kind in sorted({(row.source, row.kind) for row in timed}):
+        others = [row for row in timed if row.source != source]
         best = fit([row for row in others if row.kind == kind] or others)
-        own = [row for row in told if (row.source, row.kind) == (source, kind)]
+        own = [row for row in timed if (row.source, row.kind) == (source, kind)]
         found += [(row, row.predicted(best) / row.seconds - 1) for row in own]
     return found
 
 
-def grouped(found: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
+def grouped(found: Sequence[tuple[LanguageRow, float]]) -> dict[str, list[float]]:
     """Errors of all rows with fused attention, of their families, and of every group."""
     by: dict[str, list[float]] = {}
     for row, error in found:
@@ -214,7 +223,7 @@ def grouped(found: Sequence[tuple[Row, float]]) -> dict[str, list[float]]:
     return dict(sorted(by.items()))
 
 
-def likely(found: Sequence[tuple[Row, float]]) -> tuple[float, float]:
+def likely(found: Sequence[tuple[LanguageRow, float]]) -> tuple[float, float]:
     """Factors on a rate between which eight of ten rows lie, each source counting as one."""
     rows_of = Counter(row.source for row, _ in found)
     ranked = sorted((1 + error, 1 / rows_of[row.source]) for row, error in found)
@@ -226,7 +235,7 @@ def likely(found: Sequence[tuple[Row, float]]) -> tuple[float, float]:
     return low, high
 
 
-def memory_errors(known: Sequence[Row]) -> dict[str, list[float]]:
+def memory_errors(known: Sequence[LanguageRow]) -> dict[str, list[float]]:
     """Relative errors of what a GPU keeps, by what was told and by source."""
     found: dict[str, list[float]] = {}
     for row in known:
@@ -242,27 +251,39 @@ def memory_errors(known: Sequence[Row]) -> dict[str, list[float]]:
     return found
 
 
-def main() -> None:
-    """Print the fit of every family, and the errors."""
+def fitted() -> dict[str, Any]:
+    """The part of the peak by attention and generation, as facts/predict.yaml has it.
+
+    `other` generations take what all rows give; their range is that of generations left out.
+    """
+    known = [row for row in rows() if row.seconds and not row.late]
+    judged = left_out(known)
+    shipped: dict[str, Any] = {}
+    for fused in (True, False):
+        of_kind = [row for row in known if row.plan.fused == fused]
+        own: dict[str, Any] = {}
+        for name in sorted({row.family for row in of_kind}):
+            kept = [row for row in of_kind if row.family == name]
+            if len({row.source for row in kept}) >= _FEWEST:
+                own[name] = _row(fit(kept), [one for one in judged if one[0] in kept])
+        far = []
+        for row in known:
+            others = [one for one in of_kind if one.family != row.family] or of_kind
+            far.append((row, row.predicted(fit(others)) / row.seconds - 1))
+        own["other"] = _row(fit(of_kind), far)
+        shipped["fused" if fused else "plain"] = own
+    return shipped
+
+
+def _row(part: float, judged: Sequence[tuple[LanguageRow, float]]) -> dict[str, float]:
+    low, high = likely(judged)
+    return {"part": round(part, 3), "low": round(low, 2), "high": round(high, 2)}
+
+
+def report() -> str:
+    """Errors of rows whose source was left out, and of memory."""
     known = rows()
     found = left_out(known)
-    for kind in sorted({row.kind for row in known}):
-        own = [row for row in known if row.kind == kind]
-        low, high = likely([one for one in found if one[0].kind == kind and not one[0].late])
-        name = f"{kind[0]}, {'fused' if kind[1] else 'plain'} attention"
-        print(f"{name}: {fit(own):.3f} of the peak, likely {low:.2f} to {high:.2f}")
     off = {**grouped(found), **{f"memory, {k}": v for k, v in memory_errors(known).items()}}
-    shown = [(name.strip(), errors(one)) for name, one in off.items()]
-    print(
-        table(
-            [
-                (name, str(e.rows), f"{e.median:.1%}", f"{e.ninetieth:.1%}", f"{e.bias:+.1%}")
-                for name, e in shown
-            ],
-            ("source left out", "rows", "median", "90 %", "bias"),
-        )
-    )
-
-
-if __name__ == "__main__":
-    main()
+    lines = [(name.strip(), *errors(one).cells) for name, one in off.items()]
+    return table(lines, ("language models, source left out", "rows", "median", "90 %", "bias"))

@@ -1,0 +1,302 @@
+"""How long one GPU takes for a step: what the model starts from, and how certain it is.
+
+Best first: a result.json of this site; published rows of the same GPU, network and precision; what
+effects of GPU, precision and network in all published rows give. The last two are one smooth
+function: the roofline of the step (network.py) times the part of it that is reached. That part is
+the mean of the rows' own parts, near batches and sizes and the same framework counting most, drawn
+towards the effects; so the rate has no jump from one batch to the next.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from hpcdl import facts
+from hpcdl.predict.hardware import CPU, Machine, gpu_of, of_gpu
+from hpcdl.predict.network import NetworkSums, names, network, roofline
+from hpcdl.predict.parallel import ModelSplit, utilisation
+from hpcdl.predict.results import LONGEST_STEP, ONE_RUN, MeasuredRun
+from hpcdl.predict.step import PRECISIONS, Workload, peak_of, split_work
+from hpcdl.system.errors import BadInput
+
+USUAL_BATCH = 64
+# Weights of a row: of another framework, with XLA where the other has none, without a batch; of the
+# effects all together.
+_OTHER, _XLA, _NO_BATCH, _EFFECTS = 0.03, 0.3, 0.02, 0.05
+_OCTAVES = 2.0
+"""Of batches and areas that differ by so many doublings, a row weighs exp(-1/2)."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Seconds of one GPU's step without waiting for input, what says so, and how certain it is.
+
+    `low` and `high` are factors on images per second between which the truth likely lies;
+    `proof` is an evidence level.
+    """
+
+    seconds: float
+    batch: int
+    source: str
+    proof: str
+    low: float = 1 / ONE_RUN
+    high: float = ONE_RUN
+
+
+def from_result(result: MeasuredRun, batch: int) -> Calibration:
+    """The calibration that a run of this site gives, for steps of another batch: the surest one."""
+    rate = f"{result.images_per_second:g} images/s on {result.ranks} rank(s)"
+    return Calibration(
+        result.seconds * batch / result.batch, result.batch, f"{result.origin.name}: {rate}", "run"
+    )
+
+
+def from_images_per_second(rate: float, work: Workload, peak: float = math.inf) -> Calibration:
+    """The calibration that a user states: images per second of one GPU, not measured here.
+
+    `peak` is the operations per second of the GPU, where they are known.
+
+    Raises:
+        BadInput: the rate is absurd.
+    """
+    step = work.batch / rate if rate > 0 else math.inf
+    if not 1e-6 < step < LONGEST_STEP:
+        raise BadInput(f"{rate:g} images/s of one GPU is not possible")
+    source, needed = f"{rate:g} images/s as given", 6 * work.net.macs * rate
+    if needed > peak:
+        source += f", {needed / peak:.1f} times what the GPU can compute at its peak"
+    return Calibration(step, work.batch, source, "doubtful")
+
+
+def from_plan(machine: Machine, work: Workload) -> Calibration:
+    """One GPU's micro-batch of a split transformer, by the part of its peak that GPUs reach."""
+    _refuse_unknown(machine, work)
+    plan = work.plan or ModelSplit()
+    split, known = split_work(machine, work), utilisation(machine.gpu, plan)
+    return Calibration(
+        split.alone(plan),
+        work.batch,
+        f"matrices at {split.efficiency:.0%} of the GPU's peak, as in published transformers",
+        "doubtful",
+        known["low"],
+        known["high"],
+    )
+
+
+def from_rows(machine: Machine, work: Workload) -> Calibration:
+    """The calibration of published single-GPU rows, and of effects where there are few.
+
+    Raises:
+        BadInput: nothing says how fast the GPU is, as on CPUs.
+    """
+    _refuse_unknown(machine, work)
+    ranges = facts.load("predict")["one_gpu"]
+    framework = "PyTorch" if work.form in {"ddp", "fsdp"} else "TensorFlow"
+    found = reached(machine, work, framework, one_gpu_rows())
+    if found.nearest is None:
+        kind = "borrowed" if found.known else "unseen"
+        source, proof = (
+            "effects of GPU, precision and network in published rows (none joins these)",
+            "doubtful",
+        )
+    else:
+        row = found.nearest
+        kind, proof = ("same" if row.framework.startswith(framework) else "foreign"), "published"
+        batch = row.batch or "unknown"
+        source = f"{row.id}: {row.rate:g} images/s at batch {batch}{' with XLA' if row.xla else ''}"
+        source += f" ({row.framework})" if kind == "foreign" else ""
+    seconds = roof(machine, work) / math.exp(found.part)
+    return Calibration(seconds, work.batch, source, proof, **ranges[kind])
+
+
+def _refuse_unknown(machine: Machine, work: Workload) -> None:
+    net, lacking = work.net.name, machine.lacks(work.precision)
+    if lacking:
+        raise BadInput(
+            f"{' and '.join(lacking)} of the {machine.gpu} are not known, so nothing says how "
+            f"fast '{net}' is there",
+            hint=f"give them in the site file under `gpus: {machine.gpu}:`, or measure a short "
+            "run: --calibrate RESULT.JSON, or --one IMAGES/S",
+        )
+    if machine.gpu == CPU:
+        measure = "measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S"
+        raise BadInput(
+            f"nothing says how fast '{net}' runs on one rank of '{machine.name}'", hint=measure
+        )
+
+
+# ---- published rows ----
+
+
+class OneGpuRow(NamedTuple):
+    """A published rate of one GPU; `part` is the log of the part of the roofline it reached."""
+
+    id: str
+    gpu: str
+    model: str
+    size: int
+    batch: int | None
+    precision: str
+    framework: str
+    xla: bool
+    rate: float
+    part: float
+    source: str
+
+
+@cache
+def one_gpu_rows() -> tuple[OneGpuRow, ...]:
+    """The single-GPU rows of facts/throughput.csv whose work is stated."""
+    return rows_of(facts.load("throughput")["records"])
+
+
+def rows_of(records: Iterable[Mapping[str, Any]]) -> tuple[OneGpuRow, ...]:
+    """The rows of records that one GPU's rate can be told from."""
+    found = []
+    for record in records:
+        model, precision = model_of(record["model"]), precision_of(record.get("precision", "fp32"))
+        if record["gpus"] != 1 or not record.get("images_per_sec") or "unstated" in record:
+            continue
+        gpu = gpu_of(record["gpu"]) if model in names() and precision in PRECISIONS else None
+        machine = of_gpu(gpu, "pcie3", 1, 1, None) if gpu else None
+        if machine is None or machine.lacks(precision):
+            continue
+        size = record.get("sequence_length") or record.get("image_size")
+        net = network(model, int(size) if size else None)
+        batch = int(record["batch_per_gpu"]) if record.get("batch_per_gpu") else None
+        work = Workload(net, batch or USUAL_BATCH, precision)
+        rate = float(record["images_per_sec"])
+        found.append(
+            OneGpuRow(
+                record["id"],
+                machine.gpu,
+                model,
+                net.height,
+                batch,
+                _units(precision),
+                record.get("framework", ""),
+                record.get("xla") == "true",
+                rate,
+                math.log(rate * roof(machine, work) / work.batch),
+                record["source"],
+            )
+        )
+    return tuple(found)
+
+
+def roof(machine: Machine, work: Workload) -> float:
+    """Seconds of a step at the hardware's peaks."""
+    peak = peak_of(machine, work.precision)
+    return roofline(work.net, work.batch, peak, machine.memory_rate, work.activation_bytes)
+
+
+class ReachedPart(NamedTuple):
+    """The log of the part of the roofline that is reached, and the row that counted most.
+
+    `nearest` is None where no row joins GPU, network and precision; `known` is whether the network
+    has rows at all.
+    """
+
+    part: float
+    nearest: OneGpuRow | None
+    known: bool
+
+
+def reached(
+    machine: Machine,
+    work: Workload,
+    framework: str,
+    rows: Iterable[OneGpuRow],
+    effects: Mapping[str, Any] | None = None,
+) -> ReachedPart:
+    """What a GPU reaches of the roofline of a step, as rows and effects tell.
+
+    `framework` is its name, ` with XLA` behind it where XLA compiles.
+    """
+    of_network = [row for row in rows if row.model == work.net.name]
+    units = _units(work.precision)
+    same = [row for row in of_network if (row.gpu, row.precision) == (machine.gpu, units)]
+    weights = [_weight(row, work, framework) for row in same]
+    effects = facts.load("predict")["effects"] if effects is None else effects
+    usual = expected(effects, machine.gpu, work.net, work.precision, framework)
+    total = sum(weights) + _EFFECTS
+    mean = sum(weight * row.part for weight, row in zip(weights, same, strict=True))
+    nearest = max(zip(weights, same, strict=True), default=(0.0, None), key=lambda pair: pair[0])[1]
+    return ReachedPart((mean + _EFFECTS * usual) / total, nearest, bool(of_network))
+
+
+def _weight(row: OneGpuRow, work: Workload, framework: str) -> float:
+    """How much a row counts: by framework first, then by how near its batch and size are."""
+    name, _, compiled = framework.partition(" ")
+    kind = 1.0 if row.framework.startswith(name) else _OTHER
+    kind *= 1.0 if row.xla == bool(compiled) else _XLA
+    area = 2 if work.net.channels else 1
+    far = area * math.log2(row.size / work.net.height)
+    if row.batch is None:
+        return kind * _NO_BATCH * math.exp(-((far / _OCTAVES) ** 2) / 2)
+    off = math.log2(row.batch / work.batch)
+    # Tails fall off slowly, so that far rows still count more than effects.
+    return kind / (1 + (off * off + far * far) / _OCTAVES**2)
+
+
+def expected(
+    effects: Mapping[str, Any], gpu: str, net: NetworkSums, precision: str, framework: str
+) -> float:
+    """The log of the part of the roofline by the effects of facts/predict.yaml."""
+    total = float(effects["middle"])
+    for name, key in effect_keys(gpu, net, _units(precision), framework).items():
+        total += effects[name].get(key, 0.0)
+    slope = effects["slope"].get(f"{gpu.partition('-')[0]} {_units(precision)}", 0.0)
+    return total + float(slope) * (intensity(net) - float(effects["intensity"]))
+
+
+def effect_keys(gpu: str, net: NetworkSums, units: str, framework: str) -> dict[str, str]:
+    """The effects of a training, and the key of each in facts/predict.yaml."""
+    generation = gpu.partition("-")[0]
+    kind = "images" if net.channels else "text"
+    return {
+        "generation": generation,
+        "generation_units": f"{generation} {units}",
+        "card_units": f"{gpu} {units}",
+        "network": net.name,
+        "network_units": f"{net.name} {units}",
+        "kind_units": f"{kind} {units}",
+        "framework": framework,
+        "generation_network": f"{generation} {units} {net.name}",
+    }
+
+
+def intensity(net: NetworkSums) -> float:
+    """The log of arithmetic per element moved."""
+    return math.log(net.macs / net.moved)
+
+
+def _units(precision: str) -> str:
+    """The units that compute in a precision: amp and fp16 use the same."""
+    return "amp" if precision == "fp16" else precision
+
+
+def precision_of(text: str) -> str:
+    """One of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp; an unknown one stays as it is."""
+    known: dict[str, str] = facts.load("links")["precision_names"]
+    return known.get(re.split(r"[/ _(]", text.strip().lower())[0], text)
+
+
+def model_of(text: str) -> str:
+    """The network's own name for `ResNet-50`, `inception3` or however a source writes it."""
+    return _folded_names().get(_folded(text), text)
+
+
+@cache
+def _folded_names() -> dict[str, str]:
+    aliases: dict[str, str] = facts.load("links")["model_names"]
+    return {**{_folded(name): name for name in names()}, **aliases}
+
+
+def _folded(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())

@@ -1,0 +1,186 @@
+"""One GPU's rate: the right GPU, published rows near in batch and framework, no jumps."""
+
+from dataclasses import replace
+
+import pytest
+
+from hpcdl import facts
+from hpcdl.predict.hardware import gpu_of, network_link, of_gpu, of_partition, usual_link
+from hpcdl.predict.network import names, network, roofline
+from hpcdl.predict.rate import from_rows, one_gpu_rows, reached
+from hpcdl.predict.request import ScalingRequest, answer
+from hpcdl.predict.step import Workload
+from hpcdl.site.gpu_models import gpu_named
+from hpcdl.system.errors import BadInput
+
+GPUS = ("K80", "P100-PCIe", "V100-SXM2", "A100-SXM4-80GB", "H100-SXM5", "T4")
+
+
+def machine(gpu):
+    return of_gpu(gpu, usual_link(gpu_named(gpu)), 32, 2, network_link("infiniband", 100))
+
+
+def usual(gpu):
+    return "tf32" if float(gpu_named(gpu).compute) >= 8 else "fp32"
+
+
+def rate(gpu, model, batch, precision=None, form="horovod"):
+    work = Workload(network(model), batch, precision or usual(gpu), form)
+    return batch / from_rows(machine(gpu), work).seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("H100-PCIe", "H100-PCIe"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM5"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB"),
+        ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
+        ("Tesla V100-SXM2-16GB", "V100-SXM2"),
+        ("Tesla P100-PCIE-16GB", "P100-PCIe"),
+        ("K80 (one GK210 die)", "K80"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA H200", "H200-SXM"),
+        ("GH200", "GH200"),
+        ("A100-SXM-80GB", "A100-SXM4-80GB"),
+        ("Tesla V100-SXM3-32GB", "V100-SXM3-32GB"),
+        ("Z9", None),
+    ],
+)
+def test_a_gpu_is_the_row_whose_whole_name_is_said(text, meant):
+    assert gpu_of(text) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "candidates"),
+    [
+        ("H100", "H100-NVL, H100-PCIe or H100-SXM5"),
+        ("A100 80GB", "A100-PCIe-80GB or A100-SXM4-80GB"),
+        ("Tesla V100", "V100-SXM2, V100-SXM2-32GB or V100-SXM3-32GB"),
+    ],
+)
+def test_an_ambiguous_gpu_is_refused_with_the_candidates(text, candidates):
+    with pytest.raises(BadInput) as caught:
+        gpu_of(text)
+    assert caught.value.message.endswith(candidates)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_rate_has_no_jump_from_one_batch_to_the_next(gpu):
+    """Below 20 a step of one image more may be a twentieth more work; time never falls."""
+    for model in names():
+        for precision in (usual(gpu), *(() if usual(gpu) == "fp32" and gpu == "K80" else ("amp",))):
+            batches = [*range(1, 140), 255, 256, 257, 1023, 1024]
+            rates = {batch: rate(gpu, model, batch, precision) for batch in batches}
+            for batch in batches[:-1]:
+                if batch + 1 not in rates:
+                    continue
+                step = batch / rates[batch], (batch + 1) / rates[batch + 1]
+                assert step[0] < step[1], (model, batch)
+                if batch >= 20:
+                    assert rates[batch + 1] / rates[batch] == pytest.approx(1, abs=0.05)
+
+
+def test_the_rate_has_no_jump_between_sizes():
+    for size in range(64, 512):
+        here, there = (Workload(network("resnet50", edge), 64, "tf32") for edge in (size, size + 1))
+        seconds = [from_rows(machine("A100-SXM4-40GB"), work).seconds for work in (here, there)]
+        assert 1 < seconds[1] / seconds[0] < 1.05
+
+
+def test_the_same_framework_counts_first_and_a_row_without_a_batch_last():
+    rows, a100 = one_gpu_rows(), machine("A100-SXM4-40GB")
+    row = next(r for r in rows if r.gpu == "A100-SXM4-40GB" and r.batch and not r.xla)
+    work = Workload(network(row.model, row.size), row.batch, row.precision)
+    name = row.framework.partition(" ")[0]
+    other = row._replace(id="other", framework="Other", part=row.part + 1)
+    vague = row._replace(id="vague", batch=None, part=row.part + 1)
+    found = reached(a100, work, name, (row, other, vague))
+    assert found.nearest == row
+    assert found.part == pytest.approx(row.part, abs=0.15)
+    near = row._replace(batch=2 * row.batch, part=row.part - 1)
+    assert reached(a100, work, name, (vague, near)).nearest == near
+
+
+def test_a_published_rate_is_what_its_own_batch_gives(pi):
+    found = answer(ScalingRequest(pi.partition("k80"), "resnet50", gpus="1", batch=64))
+    assert found.calibration.proof == "published"
+    assert found.points[0].images_per_second == pytest.approx(51.9, rel=0.03)
+
+
+@pytest.mark.parametrize("model", ["inception_v3", "resnet50"])
+def test_p100_with_pcie_is_within_12_percent_of_sxm2_on_one_gpu_and_two(model):
+    """Wang and Wei 2017."""
+    assert rate("P100-PCIe", model, 64) / rate("P100-SXM2", model, 64) == pytest.approx(1, abs=0.12)
+
+
+def test_where_no_row_joins_gpu_and_network_the_range_is_wider(pi):
+    joined, borrowed, unseen = (
+        answer(ScalingRequest(pi.partition("k80"), model, gpus="1")).calibration
+        for model in ("resnet50", "bert_base", "swin_t")
+    )
+    assert (joined.proof, borrowed.proof, unseen.proof) == ("published", "doubtful", "doubtful")
+    assert joined.high / joined.low < borrowed.high / borrowed.low < unseen.high / unseen.low
+
+
+def test_rows_whose_work_is_not_stated_are_none():
+    bert = [row for row in one_gpu_rows() if (row.model, row.size) == ("bert_large", 512)]
+    assert bert
+    assert not any(row.framework.startswith(("PyTorch", "Paddle")) for row in bert)
+
+
+def test_nothing_says_how_fast_a_cpu_is(pi):
+    with pytest.raises(BadInput, match="nothing says how fast"):
+        answer(ScalingRequest(pi.partition("cpu"), "resnet50"))
+
+
+@pytest.mark.parametrize("name", facts.load("networks")["networks"])
+def test_sums_scale_with_the_image(name):
+    small, large = network(name), network(name, 2 * network(name).height)
+    assert small.parameters == large.parameters
+    assert small.macs <= large.macs <= 4.001 * small.macs
+    assert roofline(small, 8, 1e13, 1e12) <= roofline(large, 8, 1e13, 1e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "macs"),
+    [
+        ("resnet50", 25.6e6, 3.86e9),
+        ("vit_b16", 86.6e6, 17.6e9),
+        ("convnext_tiny", 28.6e6, 4.46e9),
+        ("swin_t", 28.3e6, 4.5e9),
+        ("bert_large", 336e6, None),
+        ("llama3_8b", 8.03e9, None),
+    ],
+)
+def test_networks_are_as_large_as_their_papers_say(name, parameters, macs):
+    found = network(name)
+    assert found.parameters == pytest.approx(parameters, rel=0.03)
+    assert macs is None or found.macs == pytest.approx(macs, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "gbps", "gbs"),
+    [
+        ("ethernet", 10, 1.175),
+        ("ethernet", 25, 1.72),
+        ("roce", 25, 2.56),
+        ("cloud", 25, 1.41),
+        ("infiniband", 100, 10.25),
+    ],
+)
+def test_tcp_reaches_less_of_a_faster_network_than_rdma(fabric, gbps, gbs):
+    assert network_link(fabric, gbps).bandwidth / 1e9 == pytest.approx(gbs, rel=0.01)
+    faster = network_link(fabric, 2 * gbps).bandwidth
+    assert network_link(fabric, gbps).bandwidth < faster <= 2 * network_link(fabric, gbps).bandwidth
+
+
+def test_a_site_may_say_what_its_network_reaches(pi):
+    p100 = pi.partition("p100")
+    said = replace(p100, interconnect=replace(p100.interconnect, measured_gbs=1.5))
+    assert of_partition(said).network.bandwidth == 1.5e9
+    assert "measured 1.5 GB/s" in of_partition(said).network.name
