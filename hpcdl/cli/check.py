@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from hpcdl.jobs import Module
     from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
+    from hpcdl.regress.remeasure import Doubts, Key
     from hpcdl.regress.run_directory import RunDirectory
     from hpcdl.regress.runner import CheckOutcome
+    from hpcdl.regress.verdict import Verdict
     from hpcdl.site import Site
     from hpcdl.system.text import StatusLine
 
@@ -81,7 +83,7 @@ def _request_of(args: argparse.Namespace) -> CheckRequest:
         paths=tuple(args.checks),
         distribute=getattr(args, "distribute", False),
         repeat=getattr(args, "runs", 1),
-        retries=getattr(args, "retries", None),
+        retries=getattr(args, "retries", None) or 0,
         passed=tuple(getattr(args, "rest", ())),
         config=tuple(path.absolute() for path in getattr(args, "config", ())),
     )
@@ -130,11 +132,18 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     history_option(parser)
     add("--no-history", action="store_true", help="do not add the run to the history")
     add(
+        "--runs",
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="run every check N times; the median counts (1, and again what is suspicious)",
+    )
+    add(
         "--retries",
         type=at_least(0),
         metavar="N",
-        help="run what fails again, up to N times; by default only what was too"
-        " slow on a machine that emulates all nodes, once",
+        default=0,
+        help="run what fails again, up to N times; the last run counts (default: 0)",
     )
     add(
         "--config",
@@ -157,8 +166,9 @@ def _run(args: argparse.Namespace) -> ExitCode:
     require_reframe()
     _require_options(args.set)
     site = the_site(args)
+    doubts = None if args.no_history else _doubts(site, args)
     with StatusLine(quiet=args.json) as status:
-        outcome = run_checks(site, modules(site, args), _request_of(args), _shown(status))
+        outcome = run_checks(site, modules(site, args), _request_of(args), _shown(status), doubts)
     if not args.json:
         print(outcome_text(outcome), flush=True)
     remembered = _remember(site, outcome, args)
@@ -170,6 +180,29 @@ def _run(args: argparse.Namespace) -> ExitCode:
     if not outcome.ok:
         return ExitCode.NO
     return ExitCode.PARTLY if remembered is False else ExitCode.OK
+
+
+def _doubts(site: Site, args: argparse.Namespace) -> Doubts:
+    """What the history says of values of tonight: which cases should be measured again."""
+    from hpcdl.regress.accept import rulings_of
+    from hpcdl.regress.exchange import of_verdicts
+    from hpcdl.regress.gate import doubtful
+    from hpcdl.regress.history import history_path, read_history
+    from hpcdl.regress.remeasure import key_of
+
+    rulings = rulings_of(site)
+
+    def doubts(verdicts: Sequence[Verdict]) -> set[Key]:
+        there = history_path(site, args.history).exists()
+        try:
+            with read_history(site, args.history if there else None) as history:
+                found = doubtful(history, of_verdicts(verdicts, site.name), rulings)
+        except HpcdlError:  # told where the run is added to it
+            return set()
+        cases = {(one.check, one.case, one.partition, one.environment) for one in found}
+        return {key for key in map(key_of, verdicts) if not key.planned and key[:4] in cases}
+
+    return doubts
 
 
 def _require_options(settings: Sequence[str]) -> None:
@@ -198,11 +231,13 @@ def _gate_now(site: Site, args: argparse.Namespace) -> GateAnswer | None:
 def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bool | None:
     """Add a run to the history, and whether that was done.
 
-    None where none was to be: runs with --set do not count.
+    None where none was to be: runs with --set or -S do not count.
     """
     from hpcdl.regress.exchange import of_outcome
     from hpcdl.regress.history import history_path, open_history
 
+    if outcome.settings and not args.no_history:
+        print(f"not in the history: the run set {', '.join(outcome.settings)}", file=sys.stderr)
     if outcome.settings or args.no_history:
         return None
     try:

@@ -6,14 +6,18 @@ its standard error, as Student's t turned into a normal deviate (Wallace 1959), 
 dependence are estimates. Nights are looked at as they come; nothing looks ahead. A change that is
 found begins a new level, which inherits the scatter of the one before.
 
+A night that was measured again is looked at by itself, run by run (`look`): how far its runs and
+those of the night before lie below the level, and how much of that all runs of a night share.
+
 The constants:
-TELL: a change is told from so many standard errors on. 3.3 is what 1 false alarm in 2,000
-    series-nights allows. One run a night may bring about twice as many: 0.15 less is asked of it,
-    where noise is calm.
+TELL: a change is told from so many standard errors on; 3.3 is what 1 false alarm in 2,000
+    series-nights allows.
 SURE: what a rise and the only night of a breakage need, and the most that a calm series asks for.
 WORTH: what shall be seen within three nights: series so calm that this is easy need up to SURE.
 BREAKAGE: a night so far below its level, and twice as far as any before, is told the same night.
 ODDS: (log) at which an onset is excluded, and a level counts as the old one again: 20 to 1.
+DOUBT: the shares of a level's nights, and of the means of two in a row, that are as low as a night
+    that is measured again; GO_ON is the strength from which it is measured once more.
 """
 
 from __future__ import annotations
@@ -22,13 +26,16 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from hpcdl.regress.estimate import NARROWEST, Edge, Nightly, Noise, caps, edge_of, noise_of
+from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, as_normal, caps, noise_of
 
-TELL, SURE, WORTH, BREAKAGE, ODDS = (3.3, 3.15), 4.4, 0.05, 0.15, 3.0
+TELL, SURE, WORTH, BREAKAGE, ODDS = 3.3, 4.4, 0.05, 0.15, 3.0
+DOUBT, GO_ON = (0.03, 0.02), 2.2
+_SHARED, _SHARED_WEIGHT = 0.15, 4.0
+"""The part of a deviation that all runs of a night share while no night tells; its weight."""
 MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
 """Nights of a first level and of later ones before changes can be seen; the most that make one."""
 WINDOWS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 60, 80)
@@ -48,7 +55,7 @@ class Found(NamedTuple):
 
     Its first night, the night it was seen, the level before, the first night of the level that
     holds now, the noise before it, the first night of the level before, the first night that was
-    back at it.
+    back at it, and how strongly its first night alone spoke for it, where that was measured again.
     """
 
     kind: Kind
@@ -59,6 +66,7 @@ class Found(NamedTuple):
     noise: Noise
     old_start: int = 0
     ended: int | None = None
+    looked: float = 0.0
 
 
 def closing_strength(budget: float, series: int) -> float:
@@ -163,11 +171,147 @@ def detect(nights: Nightly) -> list[Found]:
     """Changes of a series, by index, as they would have been told night by night."""
     state = _State(nights)
     for night in range(len(nights.values)):
-        _look_for_end(state, night)
-        # A night that broke would also tip slow evidence over, and hide behind an earlier onset.
-        if not _broke(state, night) and night - state.start > state.need:
-            _look_for_change(state, night)
+        _step(state, night)
     return state.found
+
+
+def _step(state: _State, night: int) -> None:
+    _look_for_end(state, night)
+    # A night that broke would also tip slow evidence over, and hide behind an earlier onset.
+    if _broke(state, night) or _looked(state, night):
+        return
+    if night - state.start > state.need:
+        _look_for_change(state, night)
+
+
+class Look(NamedTuple):
+    """What the last night says by itself: whether to measure it again, and how sure a drop is.
+
+    `strength` is a normal deviate; `first` the night that the drop would have begun with.
+    """
+
+    doubtful: bool
+    strength: float
+    first: int
+
+
+def look(nights: Nightly, enough: float) -> Look:
+    """Look at the last night of a series, as it stands while it may still be measured again.
+
+    `enough` is the strength from which on its gate closes, as `closing_strength` gives it.
+    """
+    state, night = _State(nights), len(nights.values) - 1
+    for earlier in range(night):
+        _step(state, earlier)
+    _look_for_end(state, night)
+    first, strength = _strength(state, night)
+    runs = len(nights.runs[night]) if nights.runs else 1
+    if _as_one_of_many(strength) >= enough:
+        return Look(False, strength, first)
+    doubtful = strength >= GO_ON + (runs - 2) / 2 if runs > 1 else _is_low(state, night)
+    return Look(doubtful, strength, first)
+
+
+def _unsure(state: _State, night: int) -> Found | None:
+    """The drop of the last few nights, whose level is too young to look at others beside it."""
+    last = state.active
+    recent = last and last.kind is Kind.DROP and night - last.began < FEW_NIGHTS
+    return last if recent else None
+
+
+def _is_low(state: _State, night: int) -> bool:
+    """Whether a night, or it and the one before, are among the lowest of their level."""
+    # The first run of each: what was measured again for being low is no longer as low.
+    values, start = state.nights.firsts, max(state.start, night - LEVEL_NIGHTS)
+    if last := _unsure(state, night):
+        return values[night] < last.before - last.noise.spread
+    past = values[start:night]
+    if len(past) > 2 and values[night] < median(past) * (1 - BREAKAGE / 2):
+        return True
+    if len(past) < state.need:
+        return False
+    level = median(past)
+    each = [value - level for value in past]
+    each = [*state.earlier, *each][-LEVEL_NIGHTS:]
+    pairs = [first + second for first, second in pairwise(each)]
+    now = values[night] - level
+    with_last = now + values[night - 1] - level
+    if now >= 0:
+        return False
+    alone, both = (max(1.0, share * len(each)) for share in DOUBT)
+    return sum(one <= now for one in each) < alone or sum(one <= with_last for one in pairs) < both
+
+
+def _strength(state: _State, night: int) -> tuple[int, float]:
+    """How strongly the last night, or the last two, speak for a drop, and the first of them."""
+    if last := _unsure(state, night):
+        level_nights = last.began - last.old_start
+        return last.began, _of_runs(state.nights, last.noise, last.began, night, level_nights)
+    best = (night, 0.0)
+    for first in (night, night - 1):
+        noise = state.learn(first) if first - state.start >= state.need else None
+        if noise is not None:
+            strength = _of_runs(state.nights, noise, first, night, first - state.start)
+            best = max(best, (first, strength), key=lambda one: one[1])
+    return best
+
+
+def _of_runs(nights: Nightly, noise: Noise, first: int, last: int, level_nights: int) -> float:
+    """That the runs of these nights lie below a level, as a normal deviate."""
+    shared, total, weight = _share(nights, noise, first), 0.0, 0.0
+    count, memory = last - first + 1, noise.response.memory
+    for night in range(first, last + 1):
+        runs = nights.runs[night] if nights.runs else [nights.values[night]]
+        variance = shared + (1 - shared) / max(1.0, len(runs) / nights.usual)
+        total += _evidence_of(noise, runs) / variance
+        weight += 1 / variance
+    alike = sum(2 * (count - lag) * memory**lag for lag in range(1, count)) / count**2
+    error = math.sqrt(1 / weight + alike + 1 / max(level_nights, len(noise.ranks) // 2))
+    size = total / weight / error
+    return math.copysign(as_normal(size, max(3.0, len(noise.ranks) - 1)), -size)
+
+
+def _evidence_of(noise: Noise, runs: Sequence[float]) -> float:
+    """The mean of a night's runs; each counts for its rarity, or, of three, as much as all do."""
+    each = [(run - noise.level) / noise.spread for run in runs]
+    cut = [noise.evidence([run])[0] for run in runs]
+    for index, z in enumerate(each):
+        others = [*each[:index], *each[index + 1 :]]
+        if len(others) > 1 and abs(z) > abs(cut[index]):
+            as_far = max(abs(cut[index]), min(other * math.copysign(1, z) for other in others))
+            cut[index] = math.copysign(min(abs(z), as_far), z)
+    return sum(cut) / len(cut)
+
+
+def _share(nights: Nightly, noise: Noise, before: int) -> float:
+    """The part of the variance of a run that all runs of its night share."""
+    top, bottom = _SHARED * _SHARED_WEIGHT, _SHARED_WEIGHT
+    for night, run, others, count in nights.common:
+        if night < before:
+            x = max(-4.0, min(4.0, run / noise.spread))
+            top += x * max(-4.0, min(4.0, others / noise.spread)) * count / 3
+            bottom += x * x * count / 3
+    return max(0.0, min(0.95, top / bottom))
+
+
+def _looked(state: _State, night: int) -> bool:
+    """Whether a night that was measured again is a drop by itself."""
+    runs = state.nights.runs
+    unsure = _unsure(state, night)
+    since = unsure.began if unsure else max(0, night - 1)
+    if not any(len(one) > 1 for one in runs[since : night + 1]):
+        return False
+    first, strength = _strength(state, night)
+    if unsure:
+        state.found[-1] = unsure._replace(looked=max(unsure.looked, strength))
+        return False
+    broke = state.active is not None and state.active.kind is Kind.BREAKAGE
+    noise = state.learn(first) if strength >= TELL and not broke else None
+    if noise is None:
+        return False
+    found = Found(Kind.DROP, first, night, noise.level, first, noise, state.start, None, strength)
+    _tell(state, found)
+    return True
 
 
 def evidence_now(found: Found, nights: Nightly) -> float:
@@ -180,7 +324,14 @@ def evidence_now(found: Found, nights: Nightly) -> float:
         return math.inf
     first = max(found.old_start, found.began - LEVEL_NIGHTS)
     window = _Window.of(found.noise, nights.values[first:])
-    return window.strength(found.began - first) if found.began > first else 0.0
+    since = window.strength(found.began - first) if found.began > first else 0.0
+    return max(since, _as_one_of_many(found.looked))
+
+
+def _as_one_of_many(strength: float) -> float:
+    """The strength of a look at two spans of nights, as one of all windows would have it."""
+    rare = _NORMAL.cdf(-strength) * 2 / len(WINDOWS)
+    return -_NORMAL.inv_cdf(max(rare, 1e-300)) if strength > 0 else 0.0
 
 
 def onset(found: Found, nights: Nightly) -> tuple[int, int, int]:
@@ -214,7 +365,7 @@ def _look_for_change(state: _State, night: int) -> None:
     count, least = len(window.new), max(state.need, state.search - state.start)
     told = [*window.each_t(count - size for size in WINDOWS if count - size >= least)]
     t, first = max(told, key=lambda one: abs(one[0]), default=(0.0, 0))
-    if abs(t) > 0.8 * TELL[1]:
+    if abs(t) > 0.76 * TELL:
         _confirm(state, night, count - first, least, -1 if t < 0 else 1)
 
 
@@ -229,24 +380,12 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
     t, first = max(window.each_t(firsts), key=lambda one: sign * one[0])
     inflated = math.sqrt(_turbulence(state, window, first))
     evidence = noise.normal(t / inflated, count - first)
-    tell = TELL[noise.calm and not state.nights.within]
-    need = _needed(noise, tell) if sign < 0 else SURE
-    if sign < 0 and (edge := _edge(state, night - size + 1)):
-        best, need = state.nights.best_since(state.start)[:count], SURE
-        lower, since = max((edge.evidence(best[at:]), at) for at in firsts)
-        if lower >= TELL[0]:
-            evidence, first, need = lower, since, TELL[0]
-    if evidence < need:
+    if evidence < (_needed(noise) if sign < 0 else SURE):
         return
     began = state.start + first
     kind = Kind.DROP if sign < 0 else Kind.RISE
     found = Found(kind, began, night, noise.level, began, noise, state.start)
     _tell(state, found)
-
-
-def _edge(state: _State, end: int) -> Edge | None:
-    start = max(state.start, end - LEVEL_NIGHTS)
-    return None if state.nights.step else edge_of(state.nights.best_since(start)[: end - start])
 
 
 def _tell(state: _State, new: Found) -> None:
@@ -270,16 +409,16 @@ def _tell(state: _State, new: Found) -> None:
     state.restart(new.began, earlier)
 
 
-def _needed(noise: Noise, tell: float) -> float:
+def _needed(noise: Noise) -> float:
     """The evidence that a drop needs.
 
-    `tell`, and up to SURE where WORTH shows so much in 3 nights (99 in 100 times) and twice of it
+    TELL, and up to SURE where WORTH shows so much in 3 nights (99 in 100 times) and twice of it
     in 2.
     """
     size, most = WORTH * noise.level / noise.spread, caps(len(noise.ranks))
     in_three = _expected(noise, min(size, most[0]), 3) - 2.33
     in_two = _expected(noise, min(2 * size, most[min(2, len(most) - 1)]), 2)
-    return max(tell, min(SURE, in_three, in_two))
+    return max(TELL, min(SURE, in_three, in_two))
 
 
 def _expected(noise: Noise, size: float, nights: int) -> float:
@@ -315,7 +454,7 @@ def _broke(state: _State, night: int) -> bool:
         return False
     z = (value - noise.level) / noise.spread
     unlike_any = z < 2 * noise.ranks[0]
-    if not unlike_any or noise.normal(z, 1) < (TELL[0] if few else SURE):
+    if not unlike_any or noise.normal(z, 1) < (TELL if few else SURE):
         return False
     state.found.append(Found(Kind.BREAKAGE, night, night, noise.level, night, noise, state.start))
     return True
@@ -364,6 +503,6 @@ def may_hold(values: Sequence[float]) -> bool:
         after = (sums[count] - sums[cut]) / (count - cut)
         for size in {min(most, cut) for most in (FEW_NIGHTS, 12, 24, 48, LEVEL_NIGHTS)}:
             less = (sums[cut] - sums[cut - size]) / size - after
-            if less > 0.95 * TELL[1] * spread * math.sqrt(1 / size + 1 / (count - cut)):
+            if less > 0.9 * TELL * spread * math.sqrt(1 / size + 1 / (count - cut)):
                 return True
     return False

@@ -150,6 +150,24 @@ def analyse(
     )
 
 
+def may_be_low_tonight(values: Sequence[float]) -> bool:
+    """Whether `look` may find the last of some nights' values doubtful: a quick test."""
+    recent = values[-31:-1]
+    return bool(recent) and 3 * sum(value <= values[-1] for value in recent) <= len(recent) + 2
+
+
+def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -> bool:
+    """Whether the last night of a series should be measured again.
+
+    As `analyse`; several runs on its date are those so far.
+    """
+    ordered = sorted(as_rates(series) if lower else series, key=lambda night: night.date)
+    tonight = [one.value for one in ordered if one.date == ordered[-1].date]
+    if len(tonight) == 1 and not may_be_low_tonight([one.value for one in ordered]):
+        return False
+    return law.look(runs_of(ordered).nights, law.closing_strength(BUDGET, watched)).doubtful
+
+
 def as_rates(series: Iterable[Night]) -> list[Night]:
     """Times as rates, so that higher is better; what is no time is left out."""
     return [night._replace(value=1 / night.value) for night in series if night.value > 0]
@@ -194,11 +212,10 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
     effect = weekend_effect(nights.values, weekdays)
     if not effect:
         return nights
-    values, best = (
-        [value - effect * (day >= 5) for value, day in zip(each, weekdays, strict=False)]
-        for each in (nights.values, nights.best)
-    )
-    return Nightly(values, nights.within, nights.step, best)
+    less = [effect * (day >= 5) for day in weekdays]
+    values = [value - one for value, one in zip(nights.values, less, strict=True)]
+    runs = [[run - one for run in each] for each, one in zip(nights.runs, less, strict=False)]
+    return Nightly(values, nights.within, nights.step, runs)
 
 
 def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:

@@ -3,10 +3,7 @@
 The spread is Huber's "proposal 2" (1964, Ann. Math. Stat. 35:73). One night counts for no more than
 its rarity among the nights before allows: evidence z is cut where exp(-z^2/2) is the share of
 them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753).
-It counts for more if the night beside it lies at least half as far, so that it is no spike: beyond
-all nights before, as their tail gets rarer by a power of the distance (Hill 1975); at least a fifth
-more where skewness and kurtosis are those of normal noise (Jarque and Bera 1980, Econ. Lett.
-6:255). Noise below an edge is not normal: there the best runs tell (`Edge`).
+It counts for as much as the night beside it, so that two such nights are no spike.
 Dependence is a state common to a night (AR 1) plus the scatter of runs, which is known where
 nights have several; innovations of this state (Kalman 1960) are what is summed.
 """
@@ -19,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from statistics import NormalDist, median
+from statistics import median
 from typing import NamedTuple
 
 from hpcdl.regress.identity import LARGEST
@@ -29,12 +26,6 @@ NARROWEST = 0.003
 _MAD_TO_SIGMA = 1.4826
 _CLIP, _CONSISTENT, _ROUNDS = 2.5, 0.97757, 8
 """Huber's proposal 2: where deviations are cut, the variance that normal ones keep, iterations."""
-_CALM, _CALM_NIGHTS, _CALM_EXCESS, _CALM_SKEW = 1.2, 60, 0.85, -0.7
-"""How much farther two nights count where noise is calm; the nights that it takes to say so; and
-the kurtosis beyond a normal law's and the skewness that 90 normal nights keep 19 times in 20."""
-_SHORTEST_TAIL, _EDGE = 8.0, 1.25
-"""Pareto's index of 90 normal nights' tails; and how many spreads an edge lies above the median at
-most: about 0.9 where noise is exponential, and 2 or more where it is normal (60 nights)."""
 _MOST_DEPENDENT, _MOST_WHITE = 0.9, 0.8
 """Memory of a night, and the part of a night's variance that runs explain, are at most this:
 beyond it 90 nights tell neither."""
@@ -69,8 +60,7 @@ class Noise:
     """Of the nights before one.
 
     `level` and `spread` are in the series' unit; `ranks` are sorted deviations in spreads;
-    `variance` is that of one innovation, `response` how a step shows in them; `skew` is that of
-    the evidence, less what may be chance.
+    `variance` is that of one innovation, `response` how a step shows in them.
     """
 
     level: float
@@ -78,41 +68,21 @@ class Noise:
     ranks: Sequence[float]
     response: Response
     variance: float
-    skew: float = 0.0
-
-    @cached_property
-    def calm(self) -> bool:
-        """Whether no tail is longer than a normal one, after enough nights to see one."""
-        count, squares = len(self.ranks), [z * z for z in self.ranks]
-        if count < _CALM_NIGHTS or not (variance := sum(squares) / count):
-            return False
-        excess = sum(z * z for z in squares) / count / variance**2 - 3
-        skew = sum(map(float.__mul__, squares, self.ranks)) / count / variance**1.5
-        return excess < _CALM_EXCESS and skew > _CALM_SKEW
-
-    @cached_property
-    def tails(self) -> tuple[float, float]:
-        """Of what lies far below the level, and far above: how fast it gets rarer."""
-        return _tail([-z for z in self.ranks]), _tail([*reversed(self.ranks)])
 
     def evidence(self, values: Sequence[float]) -> list[float]:
-        """Standardised values, each cut where its rarity ends."""
+        """Standardised values, each cut where its rarity ends, unless its neighbour is as far."""
         level, spread, ranks = self.level, self.spread, self.ranks
-        count, most, found = len(ranks), caps(len(ranks)), []
+        count, most = len(ranks), caps(len(ranks))
         each = [(value - level) / spread for value in values]
+        found = [*each]
         for index, z in enumerate(each):
             if -0.9 < z < 0.9:  # no more than two in three nights lie as far: nothing to cut
-                found.append(z)
                 continue
             cap = most[bisect_right(ranks, z) if z < 0 else count - bisect_left(ranks, z)]
             if abs(z) > cap:
                 beside = (each[at] for at in (index - 1, index + 1) if 0 <= at < len(each))
-                if any(2 * other / z > 1 for other in beside):
-                    far = max(cap, -ranks[0] if z < 0 else ranks[-1])
-                    rarer = 2 * self.tails[z > 0] * math.log(max(1.0, abs(z) / far))
-                    cap = max(cap * (_CALM if self.calm else 1), math.sqrt(cap * cap + rarer))
-                z = math.copysign(min(abs(z), cap), z)
-            found.append(z)
+                cap = max(cap, *(other if z > 0 else -other for other in beside), 0.0)
+                found[index] = math.copysign(min(abs(z), cap), z)
         return found
 
     def innovations(self, values: Sequence[float], state: float = 0.0) -> tuple[list[float], float]:
@@ -123,16 +93,8 @@ class Noise:
         return self.response.innovations(self.evidence(values), state)
 
     def normal(self, t: float, nights: int) -> float:
-        """Student's t of a mean of `nights` as the normal deviate that is as rare: its size.
-
-        By Wallace (1959), less what skewness explains (Cornish and Fisher 1938).
-        """
-        degrees = self.degrees(nights)
-        size = math.sqrt(degrees * math.log1p(t * t / degrees))
-        size *= (8 * degrees + 1) / (8 * degrees + 3)
-        skew = max(0.0, self.skew if t > 0 else -self.skew)
-        # The expansion holds for moderate deviations only.
-        return size - max(0.0, skew * (min(size, 2.3) ** 2 - 1) / (6 * math.sqrt(nights)))
+        """Student's t of a mean of `nights` as the normal deviate that is as rare."""
+        return as_normal(t, self.degrees(nights))
 
     def degrees(self, nights: int) -> float:
         """Of freedom of a mean of `nights`: the spread is an estimate, and the dependence is."""
@@ -143,13 +105,10 @@ class Noise:
         return max(3.0, len(self.ranks) / (1 + unsure))
 
 
-def _tail(far: Sequence[float]) -> float:
-    """Pareto's index of what lies farthest, by its tenth (Hill 1975, Ann. Stat. 3:1163)."""
-    count = len(far) // 10
-    if count < 3 or far[count] <= 0:
-        return 1.0  # nobody knows: the longest tail
-    excess = sum(math.log(z / far[count]) for z in far[:count])
-    return min(_SHORTEST_TAIL, (count - 1) / max(excess, NARROWEST))
+def as_normal(t: float, degrees: float) -> float:
+    """The size of Student's t as the normal deviate that is as rare (Wallace 1959)."""
+    size = math.sqrt(degrees * math.log1p(t * t / degrees))
+    return size * (8 * degrees + 1) / (8 * degrees + 3)
 
 
 @lru_cache(maxsize=512)
@@ -179,16 +138,7 @@ def noise_of(
     response = _response(evidence, min(_MOST_WHITE, within / spread**2))
     new, _ = response.innovations(evidence, 0.0)
     variance = sum(e * e for e in new) / max(1, len(new) - 2)
-    return Noise(level, spread, plain.ranks, response, max(variance, 0.3), _skew(evidence))
-
-
-def _skew(evidence: Sequence[float]) -> float:
-    """The third moment of standardised values, less what may be chance (James and Stein 1961)."""
-    count, power = len(evidence), sum(x * x for x in evidence)
-    if not power:
-        return 0.0
-    skew = sum(x**3 for x in evidence) / count / (power / count) ** 1.5
-    return skew * max(0.0, 1 - 6 / count / skew**2) if skew else 0.0
+    return Noise(level, spread, plain.ranks, response, max(variance, 0.3))
 
 
 def _response(evidence: Sequence[float], white: float) -> Response:
@@ -247,54 +197,43 @@ def resolution_of(values: Sequence[float]) -> float:
     return min(after - before for before, after in pairwise(distinct))
 
 
-class Edge(NamedTuple):
-    """Nights below an edge, as far as exponential noise has them: nothing is faster.
-
-    Where it is, the sum of their distances from it, their number.
-    """
-
-    at: float
-    total: float
-    nights: int
-
-    def evidence(self, since: Sequence[float]) -> float:
-        """That the last nights, two or more, have a lower edge: a normal deviate.
-
-        The law of the distance is exact for exponential noise (Epstein and Tsao 1953, Ann. Math.
-        Stat. 24:458). The factor shares the chance of a false alarm among all numbers of nights:
-        1 / n / (n - 1) sums up to 1.
-        """
-        count, distance = len(since), max(0.0, self.at - max(since))
-        rare = (1 + count * distance / self.total) ** (1 - self.nights)
-        rare *= self.nights / (self.nights + count) * count * (count - 1)
-        return -NormalDist().inv_cdf(min(0.5, max(rare, 1e-300)))
-
-
-def edge_of(best: Sequence[float]) -> Edge | None:
-    """The edge below which nights lie by their best runs, or None where they have none."""
-    if len(best) < _CALM_NIGHTS:
-        return None
-    at, (middle, spread) = max(best), level_of(best)
-    total = sum(at - value for value in best)
-    return Edge(at, total, len(best)) if 0 < at - middle < _EDGE * spread else None
-
-
 @dataclass(frozen=True)
 class Nightly:
     """The nights of a series.
 
     A value each, the variance of it that runs explain (0 where that is not known), the resolution
-    (0 where it is fine), and the best run of each, unless a night has one.
+    (0 where it is fine), and the runs of each, unless all nights have one.
     """
 
     values: list[float]
     within: float
     step: float
-    best: Sequence[float] = ()
+    runs: Sequence[Sequence[float]] = ()
 
-    def best_since(self, night: int) -> Sequence[float]:
-        """The best run of each night from this one on."""
-        return (self.best or self.values)[night:]
+    @cached_property
+    def usual(self) -> float:
+        """The number of runs that a night has; the scatter of nights is that of so many."""
+        return median(map(len, self.runs)) if self.runs else 1.0
+
+    @cached_property
+    def firsts(self) -> Sequence[float]:
+        """The first run of each night."""
+        return [runs[0] for runs in self.runs] if self.runs else self.values
+
+    @cached_property
+    def common(self) -> Sequence[tuple[int, float, float, int]]:
+        """The nights with several runs: night, first run, mean and number of the others.
+
+        Runs as differences from the nights around: a run that is repeated because it was low tells
+        by the others how much of a deviation all runs of a night share.
+        """
+        found = []
+        for night, runs in enumerate(self.runs):
+            around = [*self.values[max(0, night - 45) : night], *self.values[night + 1 : night + 9]]
+            if len(runs) > 1 and len(around) > 3:
+                level, rest = median(around), runs[1:]
+                found.append((night, runs[0] - level, sum(rest) / len(rest) - level, len(rest)))
+        return found
 
 
 def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
@@ -310,9 +249,11 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
     inside = spread_of([run - middle for night, middle in each if len(night) > 2 for run in night])
     reach = 2 * max(inside, step)
     values = [_near(night, middle, reach) if len(night) > 2 else middle for night, middle in each]
-    size = len(every) / len(runs)
-    within = max(inside, step / math.sqrt(12)) ** 2 / size
-    return Nightly(values, within, step / size, [max(night) for night in runs])
+    size = (
+        median(map(len, runs)) if runs else 0
+    )  # nights that were measured again tell nothing of the others
+    within = max(inside, step / math.sqrt(12)) ** 2 / size if size > 1 else 0.0
+    return Nightly(values, within, step / size, runs)
 
 
 def _near(night: Sequence[float], middle: float, reach: float) -> float:

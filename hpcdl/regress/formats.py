@@ -25,6 +25,8 @@ _STATUS_CODES = {
     "NO-REFERENCE": 3,
     "STALE": 4,
     "INSUFFICIENT-DATA": 5,
+    "SKIP": 6,
+    "XFAIL": 7,
 }
 
 
@@ -114,7 +116,7 @@ def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
     """
     lines = [
         "# HELP hpcdl_check_status 0 PASS, 1 FAIL, 2 ERROR, 3 NO-REFERENCE, 4 STALE, "
-        "5 INSUFFICIENT-DATA."
+        "5 INSUFFICIENT-DATA, 6 SKIP, 7 XFAIL."
     ]
     site = str(run.get("site") or "")
     verdicts = {_labels(site, verdict): verdict for verdict in run["verdicts"]}
@@ -214,6 +216,8 @@ def _junit_case(verdict: Mapping[str, Any]) -> str:
         f"  <testcase classname={xml_attribute(_place(verdict) or 'run')} "
         f'name={xml_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
     )
+    if verdict["status"] in {"SKIP", "XFAIL"}:
+        return f"{head}><skipped message={xml_attribute(verdict['reason'])}/></testcase>"
     if verdict["ok"]:
         return head + "/>"
     kind = "error" if verdict["status"] == "ERROR" else "failure"

@@ -7,18 +7,19 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 
 from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer, Rulings, of_change
-from hpcdl.regress.drift import analyse, as_rates, may_be_worse, means_alike
-from hpcdl.regress.history import History, Result, single_node
+from hpcdl.regress.drift import analyse, as_rates, is_doubtful, may_be_worse, means_alike
+from hpcdl.regress.history import History, Result, night_of, series_of, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.regress.nodes import COMPARED, slow_nodes
 from hpcdl.regress.verdict import WHOLE_RUN
-from hpcdl.results.faults import Status
+from hpcdl.results.faults import NEUTRAL, Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 
 STALE_DAYS, UNKNOWN_DAYS, ENDED_DAYS = 3, 8, 30
@@ -47,6 +48,11 @@ class _Question:
     def silent_days(self, series: Series) -> float:
         """Days since a series' newest result."""
         return (self.now - datetime.fromisoformat(self.newest[series])) / timedelta(days=1)
+
+    def is_skipped(self, series: Series) -> bool:
+        """Whether its check was last seen when it said that it does not apply."""
+        last = self.history.last(series.of_case) if series.of_case in self.newest else None
+        return bool(last and last.time > self.newest[series] and last.status in NEUTRAL)
 
     def since(self, series: Series) -> str:
         """The first night that changes of a series are looked for in."""
@@ -107,6 +113,28 @@ def ask(
     return GateAnswer(len(alive), closing, len(known), ended, warnings, tuple(accepted))
 
 
+def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> set[Series]:
+    """The series, without metric, of which tonight's results should be measured again.
+
+    They are not in the history yet. The runs of many nodes are compared with each other instead.
+    """
+    watched, found = sum(bool(one.metric) for one in history.series()), set[Series]()
+    each: dict[Series, list[Result]] = {}
+    for result in tonight:
+        if result.metric and result.value is not None:
+            each.setdefault(series_of(result), []).append(result)
+    for series, results in each.items():
+        last = results[-1]
+        better = better_of(series.unit, last.low, last.high, last.better)
+        if not better:
+            continue
+        since = first_night(series, last.time, rulings, date.fromisoformat(last.time[:10]))
+        nights = [*history.nights(series, since), *map(night_of, results)]
+        if is_doubtful(nights, max(1, watched), lower=better == LOWER):
+            found.add(series.of_case)
+    return found
+
+
 def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], list[Finding]]:
     standing, accepted = list[Finding](), question.rulings.levels(question.now.date())
     for finding in told:
@@ -148,11 +176,13 @@ def _findings(question: _Question, series: Series) -> list[Finding]:
 
 
 def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]:
+    if last.status in NEUTRAL:
+        return []
     if last.status != Status.PASS.value and not last.waived:
         where = f"{last.nodes}: " if last.nodes and last.nodes not in last.reason else ""
         return [Finding(series, last.status, where + (last.reason or "no reason given"))]
     silent = question.silent_days(series)
-    if silent <= STALE_DAYS:
+    if silent <= STALE_DAYS or question.is_skipped(series):
         return []
     # A series may be silent for twice as long as between its nights, and a day.
     means = question.history.means(series, _days_before(last.time, LOOK_BACK_DAYS))

@@ -246,6 +246,18 @@ class History:
         return [one for one in found if one.run == last]
 
 
+def series_of(result: Result) -> Series:
+    """The series that a result is of."""
+    where = (result.check_name, result.case_name, result.partition, result.metric)
+    return Series(*where, result.environment, result.unit, result.site)
+
+
+def night_of(result: Result) -> Night:
+    """A result with a value, as drift detection takes it."""
+    node = single_node(result.nodes)
+    return Night(_day(result.time[:10]), result.value or 0.0, result.release, result.driver, node)
+
+
 @contextmanager
 def read_history(site: Site, given: Path | None = None) -> Iterator[History]:
     """The history of a site, to read it: no file is made; an empty one where none was begun.

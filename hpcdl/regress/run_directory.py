@@ -46,6 +46,13 @@ class RunDirectory:
         self.report = path / "report.json"
         self.verdicts = path / "verdicts.json"
 
+    def again(self, number: int) -> RunDirectory:
+        """Where checks that are measured again keep theirs; the events of jobs are the run's."""
+        other = RunDirectory(self.path / f"again-{number}")
+        other.path.mkdir()
+        other.events = self.events
+        return other
+
 
 @dataclass(frozen=True)
 class JobEvent:

@@ -19,19 +19,23 @@ from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress, Session
 from hpcdl.regress.reframe_adapter.settings import Modules, reframe_name, render_settings
+from hpcdl.regress.remeasure import Doubts, joined, key_of, place_for, suspicious
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
-from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge_tries, waive
+from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge, judge_tries, waive
 from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm import client
-from hpcdl.slurm.execution import current
-from hpcdl.system.errors import BadInput
+from hpcdl.slurm.execution import ExecutionProfile, current
+from hpcdl.system.errors import BadInput, HpcdlError, Stopped
 from hpcdl.system.files import write_atomic
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_known_owners
+
+_GENERATED = {"repeat_no", "part", "nid"}
+"""ReFrame's own parameters: of --repeat and --distribute."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class CheckOutcome:
 
     `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster;
     `settings` are options that the run set itself, which makes it no night like the others; `ended`
-    is in seconds since 1970.
+    is in seconds since 1970; `notes` are what ReFrame told beside its results.
     """
 
     directory: RunDirectory
@@ -50,6 +54,7 @@ class CheckOutcome:
     settings: tuple[str, ...] = ()
     site: str = ""
     ended: float | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -58,34 +63,35 @@ class CheckOutcome:
 
 
 def run_checks(
-    site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
+    site: Site,
+    modules: Modules,
+    request: CheckRequest,
+    progress: Progress | None = None,
+    doubts: Doubts | None = None,
 ) -> CheckOutcome:
-    """Run checks and judge them.
+    """Run checks, measure again what is suspicious, and judge them.
 
     `modules` are of the release that the checks must use; `progress` is called about ten times a
-    second while ReFrame runs. Raises MissingPrerequisite: no ReFrame, or Slurm is away. Raises
-    BadInput: an unknown partition, a setting that cannot be passed on, bad references. Raises
-    Stopped: a signal ended it; its jobs were cancelled.
+    second while ReFrame runs; `doubts` is what the history says of tonight's values. Raises
+    MissingPrerequisite: no ReFrame, or Slurm is away. Raises BadInput: an unknown partition, a
+    setting that cannot be passed on, bad references. Raises Stopped: a signal ended it; its jobs
+    were cancelled.
     """
     process.require_reframe()
-    referenced = _check_request(site, request)
+    _check_request(site, request)
     client.version()
     sweep(site)
     start = time.monotonic()
     with new_run(site) as run:
         execution = current()
         machine = fingerprint() if execution.machine_references else None
-        write_atomic(
-            run.settings,
-            render_settings(
-                site, modules, partitions=request.partitions, prefix=run.path, execution=execution
-            ),
-        )
-        usual = execution.retries if referenced else 0
-        argv = process.to_argv(run, request, usual, serial=execution.serial)
-        session = process.execute(run, argv, progress)
+        night = _Night(site, modules, request, execution, machine, progress)
+        session = night.session(run, request)
         _refuse_mistyped(request, session)
-        found = name_slow_nodes(_verdicts(site, modules, run, request, session, machine), execution)
+        found = _verdicts(site, modules, run, request, session, machine)
+        if not request.measuring:
+            found = joined(found, execution.margin)
+        found, notes = _measured_again(night, run, found, doubts)
         outcome = CheckOutcome(
             run,
             tuple(waive(found, request.waived)),
@@ -94,9 +100,112 @@ def run_checks(
             request.changed,
             site.name,
             time.time(),
+            (*session.notes, *notes),
         )
         VERDICTS.write(run.verdicts, as_data(outcome))
     return outcome
+
+
+@dataclass(frozen=True)
+class _Night:
+    """What all sessions of ReFrame in one run have in common."""
+
+    site: Site
+    modules: Modules
+    request: CheckRequest
+    execution: ExecutionProfile
+    machine: str | None
+    progress: Progress | None
+
+    def session(
+        self,
+        run: RunDirectory,
+        request: CheckRequest,
+        until: float | None = None,
+        places: Mapping[str, Sequence[str]] | None = None,
+    ) -> Session:
+        """Run ReFrame in a directory, to its end or until a time."""
+        write_atomic(
+            run.settings,
+            render_settings(
+                self.site,
+                self.modules,
+                partitions=request.partitions,
+                prefix=run.path,
+                execution=self.execution,
+            ),
+        )
+        argv = process.to_argv(run, request, serial=self.execution.serial)
+        return process.execute(run, argv, self.progress, until=until, places=places)
+
+    def again(
+        self, run: RunDirectory, number: int, chosen: Sequence[Verdict], until: float
+    ) -> list[Verdict]:
+        """Run the cases of some verdicts once more, each partition's in a session of its own."""
+        found: list[Verdict] = []
+        placed = any("exclude" in word or "nodelist" in word for word in self.request.passed)
+        events = read_events(run.events)
+        for label in dict.fromkeys(one.partition for one in chosen):
+            here = [one for one in chosen if one.partition == label]
+            places = {
+                event.name: place_for(self.site, one, number)
+                for one in here
+                if not placed and (event := events.get(int(one.job.get("id") or 0)))
+            }
+            request = replace(
+                self.request,
+                partitions=(label,),
+                hashes=tuple(dict.fromkeys(one.hashcode for one in here)),
+                retries=0,
+            )
+            directory = run.again(len([*run.path.glob("again-*")]) + 1)
+            session = self.session(directory, request, until, places)
+            known = _known(self.site, directory, self.modules)
+            wanted = {key_of(one) for one in here}
+            for tries in session.cases:
+                case = with_evidence(tries[-1], known)
+                verdict = _counted(self.site, judge(case, self.machine))
+                found += [verdict] if key_of(verdict) in wanted else []
+        return found
+
+
+def _measured_again(
+    night: _Night, run: RunDirectory, found: list[Verdict], doubts: Doubts | None
+) -> tuple[list[Verdict], list[str]]:
+    """The verdicts after what is suspicious was measured again, and what could not be."""
+    request, budget, margin = night.request, night.site.remeasure, night.execution.margin
+    found = name_slow_nodes(found, night.execution)
+    if request.measuring or request.settings:
+        return found, []
+    until, notes = time.monotonic() + 60 * budget.minutes, list[str]()
+    for number in range(1, budget.runs + 1):
+        chosen = suspicious(found, doubts)
+        if not chosen:
+            break
+        if time.monotonic() > until:
+            notes.append(
+                f"not measured again, {budget.minutes:g} minutes are over: {_named(chosen)}"
+            )
+            break
+        try:
+            more = night.again(run, number, chosen, until)
+        except HpcdlError as fault:
+            if isinstance(fault, Stopped):
+                raise
+            notes.append(f"not measured again, {fault.message}: {_named(chosen)}")
+            break
+        there = {key_of(one) for one in more if one.status is not Status.ERROR}
+        if missing := [one for one in chosen if key_of(one) not in there]:
+            notes.append(f"run {number + 1} gave no result of {_named(missing)}")
+        found = name_slow_nodes(joined([*found, *more], margin), night.execution)
+        if not there:
+            break
+    return found, notes
+
+
+def _named(verdicts: Sequence[Verdict]) -> str:
+    names = [f"{one.name} on {one.place}" for one in verdicts]
+    return ", ".join([*names[:3], *([f"{len(names) - 3} more"] if len(names) > 3 else [])])
 
 
 def as_data(outcome: CheckOutcome) -> dict[str, Any]:
@@ -108,6 +217,7 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
             "ok": outcome.ok,
             "machine": outcome.machine,
             "settings": list(outcome.settings),
+            "notes": list(outcome.notes),
             "seconds": round(outcome.seconds, 2),
             "time": outcome.ended,
             "verdicts": [
@@ -118,10 +228,10 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
     )
 
 
-def _check_request(site: Site, request: CheckRequest) -> bool:
-    """Refuse what cannot be run; give whether there are references that a rate may fall below."""
-    sets = {partition.reference_set for partition in site.by_groups(request.partitions)}
-    known = [load_references(site, reference_set) for reference_set in sets]
+def _check_request(site: Site, request: CheckRequest) -> None:
+    """Refuse what cannot be run, and references with faults."""
+    for reference_set in {part.reference_set for part in site.by_groups(request.partitions)}:
+        load_references(site, reference_set)
     for setting in request.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(=[^,\x00-\x1f]*)?", setting):
             raise BadInput(
@@ -137,7 +247,6 @@ def _check_request(site: Site, request: CheckRequest) -> bool:
         if not path.is_file():
             raise BadInput(f"there are no settings of ReFrame at {path}", hint="name a file")
         require_known_owners(path)
-    return any(known)
 
 
 def _refuse_mistyped(request: CheckRequest, session: Session) -> None:
@@ -168,9 +277,9 @@ def _verdicts(
     session: Session,
     machine: str | None,
 ) -> list[Verdict]:
-    asked, known = request.retries is not None, _known(site, run, modules)
+    known = _known(site, run, modules)
     told = [[with_evidence(case, known) for case in tries] for tries in session.cases]
-    found = [_counted(site, judge_tries(tries, machine, any_fault=asked)) for tries in told]
+    found = [_counted(site, judge_tries(tries, machine)) for tries in told]
     broken = [_problem(reason) for reason in session.left_out]
     if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
@@ -282,17 +391,19 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
     """A case of the report; one of a plain check with the evidence of its name and its job."""
     job = known.jobs.get(str(case.get("jobid") or ""), {})
     own = case.get("evidence") or {}
+    check, parameters, added = _names(str(case.get("display_name") or case.get("name") or ""))
     if own.get("check"):
         # One that was given up never came to the point where it notes its job.
-        return case if own.get("job") or not job else {**case, "evidence": {**own, "job": job}}
-    check, parameters = _names(str(case.get("display_name") or case.get("name") or ""))
+        more: dict[str, object] = {} if own.get("job") or not job else {"job": job}
+        more |= {"case": f"{own['case']},{added}"} if added and own.get("case") else {}
+        return {**case, "evidence": {**own, **more}} if more else case
     partition = str(case.get("partition") or "")
     label = known.partitions.get(partition, partition)
     environment = str(case.get("environ") or "")
     code, judged = job.get("exit_code"), job.get("state") in JUDGED
     evidence = {
         "check": check,
-        "case": parameters,
+        "case": ",".join(part for part in (parameters, added) if part),
         "partition": label,
         # That of hpcdl's own checks is no part of a name.
         "environment": "" if environment == "hpcdl" else environment,
@@ -303,10 +414,16 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
     return {**case, "evidence": evidence}
 
 
-def _names(displayed: str) -> tuple[str, str]:
-    """A check's name, and its parameters as `size=1,mode=read`; ReFrame's own are left out."""
+def _names(displayed: str) -> tuple[str, str, str]:
+    """A check's name, its parameters as `size=1,mode=read`, and those that -P gave it.
+
+    Those by which ReFrame repeats a check or distributes it are left out.
+    """
     check, *rest = displayed.split(" %")
     named = [text.partition("~")[0].strip() for text in rest]
-    return check.partition("~")[0].strip(), ",".join(
-        text for text in named if text.partition("=")[0].isidentifier()
-    )
+    own = [text for text in named if text.partition("=")[0].isidentifier()]
+    given = [
+        text[1:] for text in named if text[:1] == "." and text[1:].partition("=")[0].isidentifier()
+    ]
+    added = [text for text in given if text.partition("=")[0] not in _GENERATED]
+    return check.partition("~")[0].strip(), ",".join(own), ",".join(added)

@@ -36,6 +36,7 @@ def outcome_text(outcome: CheckOutcome) -> str:
     for verdict in outcome.verdicts:
         if verdict.result:
             lines += [f"{verdict.name} on {verdict.place}:", *_files(verdict)]
+    lines += [f"note   {in_a_line(note)}" for note in outcome.notes]
     passed = sum(verdict.ok for verdict in outcome.verdicts)
     counts = f"{passed} of {len(outcome.verdicts)} pass, {duration(outcome.seconds)}"
     return "\n".join([*lines, f"run    {outcome.directory.path}", counts])

@@ -24,6 +24,8 @@ TOO_FAST = 1.5
 """Times a measured reference from which on a rate is taken for an error."""
 FAR_TOO_FAST = 10.0
 """The same of a reference that nobody measured here."""
+_NEUTRAL = {"skip": "SKIP", "xfail": "XFAIL"}
+"""What ReFrame counts neither as a success nor as a failure, and the verdict's word for it."""
 _PARAMETER = re.compile(r" %\w+=([^\s~]+)")
 _JOB_PREFIX = re.compile(r"^(job error|[a-z ]*error): (\[jobid=\w*\] )?")
 
@@ -86,7 +88,9 @@ class MetricVerdict:
 class Verdict:
     """What is to be said of one case on one partition; its status follows from its faults.
 
-    `planned` is the node that it was to run on, where it was for one.
+    `planned` is the node that it was to run on, where it was for one; `hashcode` is ReFrame's name
+    of the check with its parameters; `runs` are all runs of this night, where there were several:
+    values by metric, job and node.
     """
 
     check: str
@@ -106,6 +110,8 @@ class Verdict:
     seconds: float = 0.0
     environment: str = ""
     planned: str = ""
+    hashcode: str = ""
+    runs: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
@@ -119,8 +125,8 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it passes, or somebody waived it."""
-        return self.status is Status.PASS or self.waived
+        """Whether it passes, somebody waived it, or the check said that it does not apply."""
+        return self.status is Status.PASS or self.status.neutral or self.waived
 
 
 def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
@@ -131,8 +137,11 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     evidence: Mapping[str, Any] = case.get("evidence") or {}
     shown = str(case.get("display_name") or "")
     metrics = _metrics(case, evidence)
-    faults = _faults(case, evidence, metrics, machine)
-    notes = _suspects(faults, evidence, machine)
+    neutral = _NEUTRAL.get(str(case.get("result")))
+    faults = () if neutral else _faults(case, evidence, metrics, machine)
+    why = _JOB_PREFIX.sub("", str(case.get("neutral") or "")) or "no reason given"
+    notes = [why] if neutral else []
+    notes += _suspects(faults, evidence, machine)
     return Verdict(
         check=str(evidence.get("check") or case.get("name")),
         # One that never got so far as to say so itself is known by its parameters.
@@ -140,7 +149,7 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
         partition=str(evidence.get("partition") or case.get("partition") or ""),
         environment=str(evidence.get("environment") or ""),
         planned=str((evidence.get("job") or {}).get("planned") or ""),
-        status=status_of(faults),
+        status=Status(neutral) if neutral else status_of(faults),
         reason="; ".join(part for part in (describe(faults), *notes) if part),
         faults=faults,
         metrics=metrics,
@@ -150,21 +159,15 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
         script=str(evidence.get("script") or ""),
         log=str(evidence.get("log") or case.get("stagedir") or ""),
         result=str(evidence.get("result") or ""),
+        hashcode=str(case.get("hashcode") or ""),
         seconds=float(case.get("time_total") or 0.0),
     )
 
 
-def judge_tries(
-    cases: Sequence[Mapping[str, Any]], machine: str | None = None, *, any_fault: bool = True
-) -> Verdict:
-    """The verdict on a case that ran once or several times: the last one's, with the first fault.
-
-    With `any_fault` whatever failed may be tried again; else rates only, and any other fault of the
-    first try stands.
-    """
+def judge_tries(cases: Sequence[Mapping[str, Any]], machine: str | None = None) -> Verdict:
+    """The verdict on a case that ran once or again: the last one's, with the first fault."""
     first, last = judge(cases[0], machine), judge(cases[-1], machine)
-    only_slow = bool(first.metrics) and {one.kind for one in first.faults} == {FaultKind.BOUND}
-    if len(cases) == 1 or not (any_fault or only_slow):
+    if len(cases) == 1:
         return first
     before = f"try {len(cases)}; the first was {first.status.value}: {first.reason}"
     return replace(last, reason="; ".join(part for part in (last.reason, before) if part))
@@ -239,14 +242,16 @@ def _faults(
     """What is wrong with a case, the gravest that there is: what follows from it is not told."""
     faults = tuple(as_fault(said) for said in evidence.get("faults") or ())
     result, phase = case.get("result"), case.get("fail_phase")
+    if not faults and result == "xpass":
+        return (Fault(FaultKind.CHECK, "it was expected to fail, and did not"),)
     if not faults and result not in {"success", "pass"} and phase != "performance":
         return (Fault(FaultKind.RUN, _reason(case)),)
     return (
         faults
+        or tuple(_without_number(metrics, case.get("declared") or ()))
         or tuple(
-            Fault(FaultKind.NO_METRIC, f"missing metric: {one.name}", one.name)
-            for one in metrics
-            if one.value is None or not math.isfinite(one.value)
+            Fault(FaultKind.WARNING, f"ReFrame warns: {text}")
+            for text in case.get("warnings") or ()
         )
         or tuple(_of_other_units(evidence))
         or tuple(_impossible(metrics, evidence))
@@ -260,6 +265,18 @@ def _faults(
         or ((Fault(FaultKind.BOUND, _reason(case)),) if phase == "performance" else ())
         or tuple(_of_references(evidence, machine))
     )
+
+
+def _without_number(metrics: Iterable[MetricVerdict], declared: Iterable[str]) -> Iterator[Fault]:
+    """Metrics that gave no number, or that the check declares and ReFrame left out."""
+    given = {one.name: one.value for one in metrics}
+    for name in dict.fromkeys([*given, *declared]):
+        value = given.get(name)
+        if value is None:
+            yield Fault(FaultKind.NO_METRIC, f"missing metric: {name}", name)
+        elif not math.isfinite(value):
+            text = f"missing metric: {name} is {value}, which is no measurement"
+            yield Fault(FaultKind.NO_METRIC, text, name)
 
 
 def _of_other_units(evidence: Mapping[str, Any]) -> Iterator[Fault]:
@@ -357,8 +374,6 @@ def _reason(case: Mapping[str, Any]) -> str:
     result, phase = case.get("result"), case.get("fail_phase")
     said = str(case.get("fail_reason") or "").strip()
     text = _JOB_PREFIX.sub("", " ".join(said.split()))
-    if result == "skip":
-        return f"skipped: {text or 'ReFrame gives no reason'}"
     if result == "abort":
         return "aborted before it ended"
     if phase in {"setup", "run", "compile", "cleanup"}:

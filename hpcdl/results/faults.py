@@ -21,11 +21,22 @@ class Status(str, Enum):
     STALE = "STALE"
     INSUFFICIENT = "INSUFFICIENT-DATA"
     ERROR = "ERROR"
+    SKIP = "SKIP"
+    XFAIL = "XFAIL"
+
+    @property
+    def neutral(self) -> bool:
+        """Whether the check said itself that it does not apply, or that it is expected to fail."""
+        return self.value in NEUTRAL
 
     @property
     def waivable(self) -> bool:
         """Whether a person may waive it by name; FAIL and ERROR stand."""
         return self in {Status.NO_REFERENCE, Status.STALE, Status.INSUFFICIENT}
+
+
+NEUTRAL = frozenset({Status.SKIP.value, Status.XFAIL.value})
+"""The words of verdicts by which a check itself says that it does not count."""
 
 
 class FaultKind(str, Enum):
@@ -53,6 +64,7 @@ class FaultKind(str, Enum):
     UNIT = "unit"
     TOO_FAST = "too-fast"
     NO_METRIC = "no-metric"
+    WARNING = "reframe-warning"
     EXIT_CODE = "exit-code"
     ENDED_EARLY = "ended-early"
     TIMEOUT = "timeout"
@@ -82,6 +94,7 @@ _STATUSES = {
             _K.UNIT,
             _K.TOO_FAST,
             _K.NO_METRIC,
+            _K.WARNING,
             _K.EXIT_CODE,
             _K.ENDED_EARLY,
             _K.TIMEOUT,

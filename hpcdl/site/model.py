@@ -17,6 +17,7 @@ from hpcdl.site.sections import (
     External,
     Limits,
     Paths,
+    Remeasure,
     SlurmDialect,
     SpackSettings,
     StackRequest,
@@ -454,6 +455,12 @@ class Site:
         type="object",
         propertyNames={"pattern": NAME},
         additionalProperties=Limits,
+    )
+    remeasure: Remeasure = option(
+        "How often the nightly checks measure again what is suspicious, the same night",
+        Remeasure(),
+        of=Remeasure,
+        write=no_default,
     )
     trusted_network: bool = option(
         "Whether everybody who can reach the nodes' ports may run code as any user: "

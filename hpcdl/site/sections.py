@@ -335,3 +335,25 @@ class Limits:
         maximum=1000000,
         example=5,
     )
+
+
+@dataclass(frozen=True)
+class Remeasure:
+    """How often the nightly checks measure again what is suspicious, the same night."""
+
+    runs: int = option(
+        "At most so many further runs of a check; 0 for none",
+        3,
+        type="integer",
+        minimum=0,
+        maximum=20,
+        example=3,
+    )
+    minutes: float = option(
+        "No further run begins, and none goes on, after so many minutes",
+        30.0,
+        type="number",
+        minimum=0,
+        maximum=1440,
+        example=30,
+    )

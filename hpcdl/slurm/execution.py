@@ -20,7 +20,6 @@ class ExecutionProfile:
     name: str
     max_jobs: int = 8  # checks that run at a time
     judges_best: bool = False  # the best step, pass or iteration is judged, not the typical one
-    retries: int = 0  # how often a check is run again that was too slow
     margin: float = 0.0  # a smaller difference between nodes is chance; a fraction
     full_size: bool = True  # checks have published networks, all GPUs of a node, large data
     real_gpus: bool = True  # ranks must find GPUs
@@ -41,7 +40,6 @@ SINGLE_NODE = ExecutionProfile(
     "single-node",
     max_jobs=1,
     judges_best=True,
-    retries=1,
     margin=0.40,
     full_size=False,
     real_gpus=False,

@@ -1,7 +1,8 @@
 """Simulated nights of many kinds, for `bench_drift` and the unit tests: pure, seeded.
 
-Noise has a deviation of 2 % a run. Where nights depend on each other, half of the variance is
-common to the runs of a night; with one run a night, all of it is, but for `night effect`.
+Noise has a deviation of 2 % a run. Where nights depend on each other, or have an effect of their
+own, half of the variance is common to the runs of a night. A night is asked for as many runs as a
+site makes: those of a night share its effect, and each has noise and a node of its own.
 """
 
 import math
@@ -11,7 +12,7 @@ from hpcdl.regress.identity import Night
 
 START = date(2026, 1, 5)
 NIGHTS, CHANGE_AT, SD = 150, 90, 0.02
-DEPENDENT = {"AR .3": 0.3, "AR .5": 0.5, "AR .7": 0.7, "night effect": 0.0}
+MEMORY = {"AR .3": 0.3, "AR .5": 0.5, "AR .7": 0.7, "night effect": 0.0}
 INDEPENDENT = (
     "normal",
     "Student t3",
@@ -19,12 +20,15 @@ INDEPENDENT = (
     "spikes",
     "20 % missing",
     "two nodes",
-    "quantized 2 %",
+    "quantized 1 %",
+    "heteroscedastic",
+    "lognormal",
+    "bimodal",
     "one-sided",
-    "release up before",
+    "after a rise",
 )
-KINDS = (*INDEPENDENT, *DEPENDENT)
-WIDENING = "sd 2 -> 5 %"
+KINDS = (*INDEPENDENT, *MEMORY)
+RISE_AT = 60
 
 
 def healthy(_):
@@ -39,41 +43,78 @@ def ramp(slope, at=CHANGE_AT):
     return lambda night: 1 - slope * max(0, night - at + 1)
 
 
+class Process:
+    """One series: `begin` a night, then take `run`s of it, each with a node of its own."""
+
+    def __init__(self, kind, rng, level=healthy):
+        self.kind, self.rng, self.level = kind, rng, level
+        self.night, self.common, self.weight = -1, rng.gauss(0, 1), math.sqrt(0.5)
+
+    def begin(self):
+        """The next night; whether it is measured at all."""
+        self.night += 1
+        rho = MEMORY.get(self.kind, 0.0)
+        self.common = rho * self.common + math.sqrt(1 - rho * rho) * self.rng.gauss(0, 1)
+        return self.kind != "20 % missing" or self.rng.random() >= 0.2
+
+    def run(self, node=""):
+        """A run of this night: on a node, of which it takes one by chance where none is named."""
+        kind, night, rng = self.kind, self.night, self.rng
+        node = node or (rng.choice("ab") if kind == "two nodes" else "a")
+        z = self._noise()
+        if kind in MEMORY:
+            z = self.weight * (self.common + z)
+        shift = -0.06 * (node == "b") - 0.03 * (kind == "weekly" and night % 7 >= 5)
+        shift -= 0.15 * (kind == "spikes" and rng.random() < 0.02)
+        shift += 0.06 * (kind == "after a rise" and night >= RISE_AT)
+        value = max(0.0, (1 + SD * z + shift) * self.level(night))
+        if kind == "quantized 1 %":
+            value = round(value, 2)
+        release = "r2" if kind == "after a rise" and night >= RISE_AT else "r1"
+        return Night(START + timedelta(days=night), value, release, "", node)
+
+    def _noise(self):
+        """Noise of one run, of mean 0 and deviation 1."""
+        rng, kind = self.rng, self.kind
+        if kind == "Student t3":
+            chi = sum(rng.gauss(0, 1) ** 2 for _ in range(3)) / 3
+            return rng.gauss(0, 1) / math.sqrt(3 * chi)
+        if kind == "lognormal":  # as times are: a long tail of slow runs
+            return (math.exp(0.125) - math.exp(0.5 * rng.gauss(0, 1))) / 0.6039
+        if kind == "bimodal":
+            return 0.8 * rng.choice((-1, 1)) + 0.6 * rng.gauss(0, 1)
+        if kind == "heteroscedastic":
+            return rng.gauss(0, 1) * rng.choice((0.5, 1.323))
+        return 1 - rng.expovariate(1) if kind == "one-sided" else rng.gauss(0, 1)
+
+
 def series(kind, rng, runs, level=healthy, nights=NIGHTS):
-    common, found = rng.gauss(0, 1), []
-    for night in range(nights):
-        rho = DEPENDENT.get(kind, 0.0)
-        common = rho * common + math.sqrt(1 - rho * rho) * rng.gauss(0, 1)
-        share = 0.0 if kind not in DEPENDENT else 1.0 if runs == 1 and rho else 0.5
-        shift = _of_night(kind, rng, night)
-        missing = kind == "20 % missing" and rng.random() < 0.2
-        for _ in range(0 if missing else runs):
-            z = math.sqrt(share) * common + math.sqrt(1 - share) * _of_run(kind, rng)
-            wide = 2.5 if kind == WIDENING and night >= CHANGE_AT else 1.0
-            node = rng.choice("ab") if kind == "two nodes" else "a"
-            value = (1 + wide * SD * z + shift - 0.06 * (node == "b")) * level(night)
-            if kind == "quantized 2 %":
-                value = round(value / 0.02) * 0.02
-            release = "r2" if kind == "release up before" and night >= 60 else "r1"
-            found.append(Night(START + timedelta(days=night), max(0.0, value), release, "", node))
+    """Nights with so many runs each."""
+    process, found = Process(kind, rng, level), []
+    for _ in range(nights):
+        if process.begin():
+            found += [process.run() for _ in range(runs)]
     return found
 
 
-def _of_night(kind, rng, night):
-    """What all runs of a night have in common, as a fraction."""
-    if kind == "weekly":
-        return -0.03 * (night % 7 >= 5)
-    if kind == "spikes":
-        return rng.choice([-0.12, 0.12]) if rng.random() < 0.04 else 0.0
-    return 0.04 if kind == "release up before" and night >= 60 else 0.0
+def measured_again(process, nights, doubtful, most=3):
+    """Nights as a site measures them: one run, and up to `most` more while `doubtful(so far)`.
 
-
-def _of_run(kind, rng):
-    """Noise of one run, of deviation 1."""
-    if kind == "Student t3":
-        chi = sum(rng.gauss(0, 1) ** 2 for _ in range(3)) / 3
-        return rng.gauss(0, 1) / math.sqrt(3 * chi)
-    return 1 - rng.expovariate(1) if kind == "one-sided" else rng.gauss(0, 1)
+    The first of the others is on the same node, the next ones are where they come to lie. Gives the
+    runs, oldest first, and how many of them were extra.
+    """
+    found, extra = [], 0
+    for _ in range(nights):
+        if not process.begin():
+            continue
+        first = process.run()
+        found.append(first)
+        for more in range(most):
+            if not doubtful(found):
+                break
+            found.append(process.run(first.node if more == 0 else ""))
+            extra += 1
+    return found, extra
 
 
 def night_values(nights):

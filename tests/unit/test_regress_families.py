@@ -16,10 +16,7 @@ from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.command import request_words
-from hpcdl.regress.reframe_adapter.process import RETRY_ALL, CheckRequest
-from hpcdl.regress.reframe_adapter.process import to_argv as reframe_argv
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
-from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import (
     ALL,
@@ -304,25 +301,6 @@ def test_a_users_command_line_says_the_whole_request(three_generations, p100):
     assert "--gpus-per-node=2" in words
     assert "--no-module" not in words
     assert "--no-module" in request_words(three_generations, spec, Module(()))
-
-
-@pytest.mark.parametrize(
-    ("request_", "serial", "times"),
-    [
-        (CheckRequest(), True, 1),
-        (CheckRequest(), False, 0),
-        (CheckRequest(retries=0), True, 0),
-        (CheckRequest(retries=3), False, 3),
-        (CheckRequest(repeat=5), True, 0),
-        (CheckRequest(measuring=True), True, 0),
-        (CheckRequest(settings=("delay_ms=60",)), True, 0),
-    ],
-)
-def test_only_a_night_on_one_machine_tries_again_by_itself(tmp_path, request_, serial, times):
-    words = reframe_argv(RunDirectory(tmp_path), request_, int(serial), serial=serial)
-    found = words[words.index("--max-retries") + 1] if "--max-retries" in words else "0"
-    assert found == str(times)
-    assert (RETRY_ALL in words) == bool(request_.retries), "all only where somebody asked"
 
 
 def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet():

@@ -62,8 +62,10 @@ def test_a_plain_check_has_name_parameters_environment_node_and_release():
     assert (verdict.environment, verdict.place) == ("tensorflow", "p100 (tensorflow)")
     assert (verdict.release, verdict.job["nodes"]) == ("r1", "p100-01")
     # What ReFrame adds to repeat or to distribute a check is no parameter.
-    odd = "bw %size=1 %.repeat=2 %$nid=p100-01 ~s:p100+tensorflow"
+    odd = "bw %size=1 %.repeat_no=2 %.nid=p100-01 ~s:p100+tensorflow"
     assert judged(display_name=odd).case == "size=1"
+    # What -P gives is one: its values are series of their own.
+    assert judged(display_name="bw %size=1 %.x=2").case == "size=1,x=2"
 
 
 def test_the_exit_code_of_a_plain_checks_job_counts():
@@ -116,7 +118,7 @@ def latency(night, factor=1.0):
     return result(night, check_name="latency", unit="us", value=value, high=20.0)
 
 
-@pytest.mark.parametrize(("factor", "said"), [(1.5, "rise: +49.5% since"), (0.7, "")])
+@pytest.mark.parametrize(("factor", "said"), [(1.5, "rise: +49.4% since"), (0.7, "")])
 def test_a_latency_that_grows_inside_its_bound_closes_the_gate(tmp_path, factor, said):
     with open_history(tmp_path / "h", "here") as history:
         history.add(latency(night, factor if night >= 90 else 1.0) for night in range(100))

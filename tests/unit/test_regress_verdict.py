@@ -11,6 +11,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import Watchdog, fault_of
 from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes
+from hpcdl.regress.remeasure import joined, key_of, suspicious
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge, judge_tries, waive
 from hpcdl.results.faults import Fault, FaultKind, Status
 from hpcdl.slurm.execution import SINGLE_NODE
@@ -79,9 +80,10 @@ def fault(kind, **data):
         (case(evidence={"faults": [fault("of a later version")]}), Status.FAIL),
         (case(result="fail", fail_phase="run"), Status.ERROR),
         (case(result="fail", fail_phase="setup"), Status.ERROR),
-        (case(result="skip"), Status.ERROR),
+        (case(result="skip"), Status.SKIP),
         (case(result="abort"), Status.ERROR),
-        (case(result="xpass"), Status.ERROR),
+        (case(result="xpass"), Status.FAIL),
+        (case(result="xfail"), Status.XFAIL),
         ({}, Status.ERROR),
     ],
 )
@@ -134,30 +136,56 @@ def test_only_what_says_nothing_of_the_software_can_be_waived(kind):
     assert [one.ok for one in waive([verdict], ["throughput"])] == [may]
 
 
-def test_a_rate_that_was_too_slow_may_be_measured_again_and_both_are_told():
-    verdict = judge_tries([case(50.0), case(95.0)], any_fault=False)
-    assert (verdict.status, verdict.metrics[0].value) == (Status.PASS, 95.0)
-    assert "try 2; the first was FAIL: images_per_second 50 images/s is 50% below" in verdict.reason
-    again = judge_tries([case(50.0), case(55.0)], any_fault=False)
-    assert again.status is Status.FAIL
-    assert again.reason.startswith("images_per_second 55 ")
+def measured(value, node="n1", job=1, row=ROW, **changes):
+    """A verdict on a run of a case that its check's name selects again."""
+    verdict = judge(case(value, row, hashcode="abc", **changes))
+    return replace(verdict, job={"id": job, "nodes": node})
 
 
 @pytest.mark.parametrize(
-    "first",
+    ("values", "status"),
     [
-        case(evidence={"faults": [fault("loss")]}),
-        case(50.0, evidence={"faults": [fault("loss")]}),
-        case(None),
-        case(result="fail", fail_phase="run"),
-        case(result="abort"),
+        ((50.0, 95.0, 96.0), Status.PASS),
+        ((50.0, 55.0, 95.0), Status.FAIL),
+        ((95.0, 50.0, 96.0), Status.PASS),
     ],
 )
-def test_whatever_else_went_wrong_once_stands_unless_somebody_asked_for_retries(first):
-    alone = judge(first)
-    assert judge_tries([first, case()], any_fault=False) == alone
-    assert alone.status in {Status.FAIL, Status.ERROR}
-    assert judge_tries([first, case()]).status is Status.PASS
+def test_all_runs_of_a_night_are_one_verdict_by_their_median(values, status):
+    (verdict,) = joined([measured(value, job=at) for at, value in enumerate(values)], 0.0)
+    assert (verdict.status, verdict.metrics[0].value) == (status, sorted(values)[1])
+    assert "median of 3 runs: " in verdict.reason
+    assert [run["job"]["id"] for run in verdict.runs] == [0, 1, 2]
+
+
+def test_what_is_slow_is_measured_again_and_errors_stand():
+    slow, well = measured(50.0), measured(100.0)
+    wrong = measured(None), measured(50.0, evidence={"faults": [fault("loss")]})
+    assert suspicious([slow, well, *wrong], None) == [slow]
+    assert suspicious([slow, well], lambda _: {key_of(well)}) == [slow, well]
+    assert joined([wrong[0], well], 0.0) == [wrong[0]], "a retry is asked for with --retries"
+    assert judge_tries([case(None), case()]).status is Status.PASS
+
+
+def test_a_further_run_that_went_wrong_is_told_and_counts_for_nothing():
+    (verdict,) = joined([measured(50.0), measured(None), measured(95.0), measured(96.0)], 0.0)
+    assert verdict.status is Status.PASS
+    assert "a further run: missing metric" in verdict.reason
+
+
+def test_a_value_that_is_within_its_bound_again_may_still_be_stale():
+    old = {**ROW, "release": "r0"}
+    runs = [measured(value, row=old) for value in (50.0, 100.0, 100.0)]
+    assert joined(runs, 0.0)[0].status is Status.STALE
+
+
+@pytest.mark.parametrize(
+    ("others", "slow"),
+    [((("n1", 52.0), ("n2", 99.0)), True), ((("n1", 99.0), ("n2", 99.0)), False)],
+)
+def test_a_slow_node_is_told_from_a_slow_release_by_runs_elsewhere(others, slow):
+    runs = [measured(50.0), *(measured(value, node) for node, value in others)]
+    (verdict,) = joined(runs, 0.0)
+    assert any(one.got == "n1" for one in verdict.faults if one.kind is FaultKind.SLOW_NODE) == slow
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,12 @@ from hpcdl.regress.job_state import (
     waits_too_long,
 )
 from hpcdl.regress.priority import go_first
-from hpcdl.regress.reframe_adapter.process import EVENTS_VARIABLE, PARENT_VARIABLE, require_reframe
+from hpcdl.regress.reframe_adapter.process import (
+    EVENTS_VARIABLE,
+    PARENT_VARIABLE,
+    PLACES_VARIABLE,
+    require_reframe,
+)
 from hpcdl.regress.result import seconds_between
 from hpcdl.regress.run_directory import SUBMITTING
 from hpcdl.results.faults import Fault, FaultKind
@@ -129,9 +134,10 @@ class HpcdlSlurm(SlurmJobScheduler):
         """The #SBATCH lines: those of hpcdl where the check brought them, else ReFrame's."""
         if job.plan is None:
             lines: list[str] = super().emit_preamble(job)
-            return lines
+            return [*lines, *(f"#SBATCH {option}" for option in _places(job.name))]
         pinned = [f"--nodelist={nodelist_abbrev(job.pin_nodes)}"] if job.pin_nodes else []
-        return [f"#SBATCH {option}" for option in (*job.plan.directives, *pinned, *job.cli_options)]
+        options = (*job.plan.directives, *pinned, *job.cli_options)
+        return [f"#SBATCH {option}" for option in (*options, *_places(job.plan.name))]
 
     def submit(self, job: HpcdlJob) -> None:
         """Queue the job, with an environment that cannot leak into it."""
@@ -234,6 +240,11 @@ class HpcdlSrun(SrunLauncher):
         if job.plan:
             return [job.plan.launcher]
         return [*super().command(job), "--kill-on-bad-exit=1"]
+
+
+def _places(name: str) -> list[str]:
+    """Options that say where a job runs that is measured again; Slurm takes the last of each."""
+    return list(json.loads(os.environ.get(PLACES_VARIABLE) or "{}").get(name, ()))
 
 
 def declared_name(check: type) -> str:

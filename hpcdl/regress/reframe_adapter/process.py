@@ -33,10 +33,10 @@ from hpcdl.system.signals import noted, terminable
 from hpcdl.system.text import plain
 
 EVENTS_VARIABLE, PARENT_VARIABLE = "HPCDL_CHECK_EVENTS", "HPCDL_CHECK_PARENT"
-RECORD_VARIABLE = "HPCDL_CHECK_RECORD"
-"""What the process inside is told: files to write, and whose end is its own."""
-RETRY_ALL = "--hpcdl-retry-all"
-"""The recorder's own argument: whatever failed is run again, not only what was too slow."""
+RECORD_VARIABLE, PLACES_VARIABLE = "HPCDL_CHECK_RECORD", "HPCDL_CHECK_PLACES"
+"""What the process inside is told: files to write, whose end is its own, where jobs are to run."""
+PROBE = "--probe"
+"""The recorder's own argument: only look whether this ReFrame has what it wraps."""
 _RECORDER = "hpcdl.regress.reframe_adapter.recorder"
 _FOLLOW_SECONDS = 0.1
 _STOP_SECONDS = 20.0
@@ -48,9 +48,8 @@ class CheckRequest:
     """Which checks to run and how. Empty selections mean all.
 
     `settings` are options of the training program (`name=value`); `repeat` runs every check so
-    often; `retries` runs those that fail again, the last time counts (None: what was too slow, as
-    often as the execution profile says); `distribute` runs single-node checks on every node;
-    `measuring` needs no references.
+    often; `retries` runs those that fail again, the last time counts; `distribute` runs
+    single-node checks on every node; `measuring` needs no references.
     """
 
     partitions: tuple[str, ...] = ()
@@ -60,11 +59,13 @@ class CheckRequest:
     waived: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     repeat: int = 1
-    retries: int | None = None
+    retries: int = 0
     distribute: bool = False
     measuring: bool = False
     passed: tuple[str, ...] = ()
     """Further arguments of ReFrame."""
+    hashes: tuple[str, ...] = ()
+    """ReFrame's names of the only checks to run."""
     config: tuple[Path, ...] = ()
     """Settings of ReFrame beside those that hpcdl writes."""
 
@@ -79,7 +80,8 @@ class CheckRequest:
 class Session:
     """What ReFrame tells of a run: each case as often as it ran, and what it left out.
 
-    `selected` is the number of cases; None when ReFrame did not get so far.
+    `left_out` are faults of the run, `notes` what is only told. `selected` is the number of cases;
+    None when ReFrame did not get so far.
     """
 
     exit_code: int
@@ -88,18 +90,19 @@ class Session:
     selected: int | None
     loaded: Mapping[str, Sequence[str]] | None = None
     """The names (`name`) and tags (`tag`) of all checks that there are."""
+    notes: tuple[str, ...] = ()
 
 
 def supported() -> tuple[str, ...]:
-    """The releases, oldest first."""
+    """The releases that hpcdl was run with, oldest first."""
     return tuple(row["version"] for row in facts.load("reframe")["releases"])
 
 
 def require_reframe(release: str | None = None) -> None:
-    """Refuse a ReFrame that is not there, or that hpcdl was not run with.
+    """Refuse a ReFrame that is not there, that is too old, or that lacks what hpcdl needs of it.
 
     `release` is what it calls itself, by default as the installed package says. Raises
-    MissingPrerequisite: it is not there, or not in the supported range.
+    MissingPrerequisite.
     """
     if find_spec("reframe") is None:
         raise MissingPrerequisite(
@@ -112,47 +115,64 @@ def require_reframe(release: str | None = None) -> None:
 
         found = str(reframe.VERSION)
     known = supported()
-    if found not in known:
-        raise MissingPrerequisite(
-            f"ReFrame {found} is not supported: hpcdl works with {known[0]} to {known[-1]}",
-            hint=to_install("checks"),
-        )
+    if found in known or (_numbers(found) >= _numbers(known[0]) and (release or _answers())):
+        return
+    raise MissingPrerequisite(
+        f"ReFrame {found} is not supported: hpcdl works with {known[0]} and newer that have what "
+        f"{known[-1]} has",
+        hint=to_install("checks"),
+    )
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", release)[:2]))
+
+
+def _answers() -> bool:
+    """Whether a ReFrame that hpcdl was never run with has what the recorder wraps."""
+    argv = [*map(str, module_argv(sys.executable, _RECORDER)), PROBE]
+    return subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 0
 
 
 def refuse_ours(words: Sequence[str]) -> None:
-    """Refuse arguments that would take the run out of hpcdl's hands.
+    """Refuse arguments that hpcdl does not know to be harmless.
 
     Raises BadInput: the first of them, with what to use instead.
     """
-    ours: dict[str, str | None] = facts.load("reframe")["ours"]
+    known = facts.load("reframe")
     for word in words:
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if not word.startswith("-") or name in known["passed"]:
+            continue
         # argparse takes the beginning of a long option for it.
-        meant = [one for one in ours if one == name or (len(name) > 3 and one.startswith(name))]
-        if meant:
-            hint = ours[meant[0]] or "it is not for a run of `hpcdl check run`"
-            raise BadInput(f"{word[:40]} is not passed on to ReFrame", hint=hint)
+        meant = (one for one in known["instead"] if one == name or _begins(one, name))
+        hint = known["instead"].get(next(meant, ""))
+        near = [one for one in known["passed"] if _begins(one, name)]
+        hint = hint or (f"write {near[0]}" if near else "it is not for a run of `hpcdl check run`")
+        raise BadInput(f"{word[:40]} is not passed on to ReFrame", hint=hint)
 
 
-def to_argv(run: RunDirectory, request: CheckRequest, usual: int, *, serial: bool) -> list[str]:
-    """ReFrame's command line; `usual` is how often a night tries again what was too slow."""
-    # Repeated runs measure the spread itself, and a run with settings of its own is a try-out.
-    nightly = request.repeat == 1 and not request.measuring and not request.settings
-    retries = (usual if nightly else 0) if request.retries is None else request.retries
+def _begins(option: str, name: str) -> bool:
+    return len(name) > 3 and option.startswith(name)
+
+
+def to_argv(run: RunDirectory, request: CheckRequest, *, serial: bool) -> list[str]:
+    """ReFrame's command line."""
     paths = request.paths or (resource("reframe_checks"),)
     argv = [*map(str, module_argv(sys.executable, _RECORDER))]
-    argv += [RETRY_ALL] if request.retries else []
     argv += [part for one in (run.settings, *request.config) for part in ("-C", str(one))]
     argv += [part for path in paths for part in ("-c", str(path.absolute()))]
     argv += ["-r", "--nocolor", "--report-file", str(run.report)]
     argv += ["--perflogdir", str(run.path / "perflogs")]
     argv += ["--exec-policy", "serial"] if serial else []
-    argv += [part for tag in request.tags for part in ("-t", f"^{re.escape(tag)}$")]
-    argv += [part for name in request.names for part in ("-n", _name_pattern(name))]
+    names = [f"/{one}" for one in request.hashes] or [*map(_name_pattern, request.names)]
+    tags = () if request.hashes else request.tags
+    argv += [part for tag in tags for part in ("-t", f"^{re.escape(tag)}$")]
+    argv += [part for name in names for part in ("-n", name)]
     argv += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
     argv += ["-S", "measuring=yes"] if request.measuring else []
     argv += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
-    argv += ["--max-retries", str(retries)] if retries else []
+    argv += ["--max-retries", str(request.retries)] if request.retries else []
     # ReFrame would pin checks of several nodes to one as well.
     argv += ["--distribute=all", "-t", "^node$"] if request.distribute else []
     return [*argv, *request.passed]
@@ -167,8 +187,19 @@ def _name_pattern(name: str) -> str:
     return rf"^{re.escape(check)}\b" + (f".*={shaped}( |%|$)" if named else "")
 
 
-def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -> Session:
-    """Run ReFrame to its end. Raises Stopped: a signal ended it; its jobs were cancelled."""
+def execute(
+    run: RunDirectory,
+    argv: Sequence[str],
+    progress: Progress | None,
+    *,
+    until: float | None = None,
+    places: Mapping[str, Sequence[str]] | None = None,
+) -> Session:
+    """Run ReFrame to its end, or until a time (of `time.monotonic`); then its jobs are cancelled.
+
+    `places` are further options of Slurm, by a job's name. Raises Stopped: a signal ended it; its
+    jobs were cancelled.
+    """
     # Settings that a shell has for another ReFrame (RFM_*) would be added to the run's.
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("RFM_")},
@@ -176,6 +207,7 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
         EVENTS_VARIABLE: str(run.events),
         PARENT_VARIABLE: str(os.getpid()),
         RECORD_VARIABLE: str(run.record),
+        PLACES_VARIABLE: json.dumps(places or {}),
         "RFM_SAVE_LOG_FILES": "0",
     }
     # In a group's work directory nobody else is to replace a script before Slurm reads it.
@@ -197,6 +229,8 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
             while process.poll() is None:
                 if progress:
                     progress(run)
+                if until and time.monotonic() > until:
+                    _terminate(process)
                 time.sleep(_FOLLOW_SECONDS)
         except (KeyboardInterrupt, Stopped):
             raise _stopped(run, process) from None
@@ -209,13 +243,18 @@ def execute(run: RunDirectory, argv: Sequence[str], progress: Progress | None) -
     return read_session(run, process.returncode)
 
 
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def _stopped(run: RunDirectory, process: subprocess.Popen[bytes] | None) -> Stopped:
     if process is not None:
-        process.terminate()
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        _terminate(process)
     jobs = sorted(read_events(run.events))
     said = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
     try:
@@ -227,27 +266,35 @@ def _stopped(run: RunDirectory, process: subprocess.Popen[bytes] | None) -> Stop
 
 def read_session(run: RunDirectory, exit_code: int) -> Session:
     """What ReFrame and the recorder left in a run's directory."""
-    events = json_lines(run.record)
-    found = [
-        f"ReFrame left out {event['kind']} {event['name']}: {event['why']}"
-        for event in events
-        if event["event"] == "left out"
-    ]
-    if exit_code == 0 and not events:
-        found.append(f"nothing recorded what ReFrame left out; see {run.log}")
-    selected = [int(event["cases"]) for event in events if event["event"] == "selected"]
-    loaded = [event for event in events if event["event"] == "loaded"]
+    each: dict[str, list[dict[str, Any]]] = {}
+    for event in json_lines(run.record):
+        each.setdefault(str(event.get("event")), []).append(event)
+    harmless = tuple(facts.load("reframe")["harmless"])
+    left_out, notes = list[str](), [str(one["text"]) for one in each.get("note", ())]
+    for event in (one for one in each.get("warning", ()) if not one["check"]):
+        said = notes if event["text"].startswith(harmless) else left_out
+        said.append(f"ReFrame warns: {event['text']}")
+    notes += [str(one["text"]) for one in each.get("fits nothing", ())]
+    if exit_code == 0 and not each:
+        left_out.append(f"nothing recorded what ReFrame left out; see {run.log}")
+    selected = [int(event["cases"]) for event in each.get("selected", ())]
     return Session(
         exit_code=exit_code,
-        cases=tuple(_tries(run)),
-        left_out=tuple(dict.fromkeys(found)),
+        cases=tuple(_tries(run, each, harmless)),
+        left_out=tuple(dict.fromkeys(left_out)),
         selected=selected[-1] if selected else None,
-        loaded=loaded[-1] if loaded else None,
+        loaded=each["loaded"][-1] if "loaded" in each else None,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _tries(run: RunDirectory) -> list[list[Mapping[str, Any]]]:
-    """Every case of ReFrame's report, as often as it ran: a retry holds only what failed before."""
+def _tries(
+    run: RunDirectory, events: Mapping[str, Sequence[Mapping[str, Any]]], harmless: tuple[str, ...]
+) -> list[list[Mapping[str, Any]]]:
+    """Every case of ReFrame's report, as often as it ran: a retry holds only what failed before.
+
+    With what the recorder noted: metrics that it `declared`, its `warnings`, why it is `neutral`.
+    """
     try:
         runs = json.loads(run.report.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError, TypeError):  # none, half of one, or none of ReFrame's
@@ -256,5 +303,24 @@ def _tries(run: RunDirectory) -> list[list[Mapping[str, Any]]]:
     for each in runs or ():
         for case in each.get("testcases") or ():
             key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
-            cases.setdefault(key, []).append(case)
+            cases.setdefault(key, []).append({**case, **_noted(case, events, harmless)})
     return [*cases.values()]
+
+
+def _noted(
+    case: Mapping[str, Any],
+    events: Mapping[str, Sequence[Mapping[str, Any]]],
+    harmless: tuple[str, ...],
+) -> dict[str, Any]:
+    name, where = case.get("unique_name"), (case.get("partition"), case.get("environ"))
+
+    def of(kind: str) -> list[Mapping[str, Any]]:
+        there = (one for one in events.get(kind, ()) if one["check"] == name)
+        return [one for one in there if (one.get("partition"), one.get("environ")) == where]
+
+    warned = [one["text"] for one in events.get("warning", ()) if name and one["check"] == name]
+    return {
+        "declared": [metric for one in of("declared") for metric in one["metrics"]],
+        "neutral": next((one["why"] for one in of("neutral")), ""),
+        "warnings": [text for text in dict.fromkeys(warned) if not text.startswith(harmless)],
+    }

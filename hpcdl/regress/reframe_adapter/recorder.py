@@ -1,12 +1,12 @@
-"""Runs ReFrame and records what it leaves out: `python -m` this module, with ReFrame's arguments.
+"""Runs ReFrame and records what its report lacks: `python -m` this module, with its options.
 
-ReFrame runs what it can, logs the rest in English, and exits with status 0. This wraps the
-functions of its Python API where that happens, and appends a line of JSON each time: check files
-that cannot be loaded, checks that cannot be made, cases left out because of others, metrics
-without a value, and how many cases are selected. Without a first line, nothing was watched.
+ReFrame runs what it can, logs the rest in English, and exits with status 0. This wraps the few
+functions of its Python API where that happens, and appends a line of JSON each time: its warnings,
+what checks and tags there are, checks that fit no partition, how many cases are selected, which
+metrics a check declares, and why it skipped a case or expected it to fail. Without a first line,
+nothing was watched.
 
-ReFrame's `--max-retries` runs again whatever failed. Here a retry skips, before its job is queued,
-all but what was measured and too slow: a dead node stays dead, and a wrong result is no chance.
+`--probe` only tells whether this ReFrame has these functions.
 """
 
 # mypy: disable-error-code="misc,no-untyped-call,untyped-decorator"
@@ -14,34 +14,23 @@ all but what was measured and too slow: a dead node stays dead, and a wrong resu
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import reframe
-from reframe import utility
-from reframe.core import decorators
-from reframe.core.exceptions import PerformanceError, SkipTestError, what
-from reframe.core.meta import RegressionTestMeta
-from reframe.core.pipeline import CompileOnlyRegressionTest, RegressionTest, RunOnlyRegressionTest
-from reframe.core.runtime import runtime
-from reframe.frontend import cli, dependencies
-from reframe.frontend.executors import Runner
+from reframe.core.exceptions import what
+from reframe.core.logging import LoggerAdapter
+from reframe.core.pipeline import RegressionTest
+from reframe.frontend import cli
+from reframe.frontend.executors import RegressionTask, Runner
 from reframe.frontend.loader import RegressionCheckLoader
 
-from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, RETRY_ALL, require_reframe
-from hpcdl.system.errors import HpcdlError
-
-_RETRY_ALL = RETRY_ALL in sys.argv
-_SLOW: set[tuple[str, ...]] = set()
-"""The cases of this process that were measured and too slow."""
-_REQUIRED = ("valid_systems", "valid_prog_environs")
+from hpcdl.regress.reframe_adapter.process import PROBE, RECORD_VARIABLE
 
 
 def record(event: str, **values: object) -> None:
@@ -50,71 +39,39 @@ def record(event: str, **values: object) -> None:
         file.write(json.dumps({"event": event, **values}) + "\n")
 
 
-def left_out(kind: str, name: object, why: object = "") -> None:
-    """Record that ReFrame leaves something out."""
-    record("left out", kind=kind, name=str(name), why=" ".join(str(why).split()))
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
 
 
-@contextmanager
-def unless_it_raises(kind: str, name: object) -> Iterator[None]:
-    """Record what an exception leaves out; ReFrame, which catches it, would only log it."""
-    try:
-        yield
-    except SkipTestError:  # the check itself says that it does not apply
-        raise
-    except Exception:
-        left_out(kind, name, what(*sys.exc_info()))
-        raise
+def _warning(original: Any, logger: Any, message: object, *args: Any, **kwargs: Any) -> None:
+    check = getattr(logger.check, "unique_name", "")
+    record("warning", check=check, text=_one_line(message))
+    original(logger, message, *args, **kwargs)
+
+
+def _verbose(original: Any, logger: Any, message: object, *args: Any, **kwargs: Any) -> None:
+    # A check that skips itself while it is made is in no report, and only told so with -v.
+    if str(message).startswith("skipping test "):
+        record("note", text=_one_line(message))
+    original(logger, message, *args, **kwargs)
 
 
 def _load_all(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
-    for path in (one for one in loader.load_path if not Path(one).exists()):
-        left_out("check file", path, "it does not exist")
     checks = original(loader, *args, **kwargs)
     names, tags = {type(one).__name__ for one in checks}, {str(t) for c in checks for t in c.tags}
     record("loaded", name=sorted(names), tag=sorted(tags))
     return checks
 
 
-def _guarded(name: Callable[..., object]) -> Callable[..., Any]:
-    """What records that a call with these arguments raised, and so left a check file out."""
-
-    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
-        with unless_it_raises("check file", name(*args)):
-            return original(*args, **kwargs)
-
-    return around
-
-
-def _simple_test(original: Any, cls: Any) -> Any:
-    original(cls)
-    if cls not in getattr(inspect.getmodule(cls), "_rfm_test_registry", ()):
-        why = "a parameter has no values, or it is for another release of ReFrame"
-        left_out("check", cls.__qualname__, why)
-    return cls
-
-
-def _make_check(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if not issubclass(cls, RegressionTest):
-        return original(cls, *args, **kwargs)
-    with unless_it_raises("check", cls.__qualname__):
-        return original(cls, *args, **kwargs)
-
-
-def _validate_check(original: Any, loader: Any, check: Any) -> Any:
-    valid = original(loader, check)
-    if not valid:
-        lacks = [name for name in _REQUIRED if not hasattr(check, name)]
-        why = f"{lacks[0]} is not set" if lacks else "it holds what cannot be copied"
-        left_out("check", type(check).__qualname__, why)
-    return valid
-
-
-def _build_deps(original: Any, *args: Any, **kwargs: Any) -> Any:
-    graph, skipped = original(*args, **kwargs)
-    for case in skipped:
-        left_out("case", case, "what it depends on is not there")
-    return graph, skipped
+def _generate(original: Any, checks: Any, *args: Any, **kwargs: Any) -> Any:
+    cases = original(checks, *args, **kwargs)
+    placed = {case.check.unique_name for case in cases}
+    for check in checks:
+        # One of hpcdl's own that fits no partition says so with an empty list.
+        if check.unique_name not in placed and check.valid_systems:
+            where = f"{', '.join(check.valid_systems)} with {', '.join(check.valid_prog_environs)}"
+            record("fits nothing", text=f"check {check.display_name} fits no partition: {where}")
+    return cases
 
 
 def _run_all(original: Any, runner: Any, testcases: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,49 +82,51 @@ def _run_all(original: Any, runner: Any, testcases: Any, *args: Any, **kwargs: A
 def _check_performance(original: Any, check: Any) -> None:
     try:
         original(check)
-    except PerformanceError:
-        _SLOW.add(_case(check, check.current_partition, check.current_environ))
-        raise
-    measured = {key.rpartition(":")[2] for key in check.perfvalues}
-    for name in () if check.is_dry_run() else {*check.perf_variables} - measured:
-        left_out("metric", name, f"{check.unique_name} gave no value")
+    finally:
+        if not check.is_dry_run():
+            names = {*check.perf_variables} | _referenced(check)
+            case = _case(check, check.current_partition, check.current_environ)
+            record("declared", **case, metrics=sorted(names))
 
 
-def _setup(original: Any, check: Any, partition: Any, environ: Any, **options: Any) -> None:
-    again = runtime().current_run > 0
-    if again and not _RETRY_ALL and _case(check, partition, environ) not in _SLOW:
-        raise SkipTestError("it is not tried again: it was not measured")
-    original(check, partition, environ, **options)
+def _referenced(check: Any) -> set[str]:
+    """The metrics that a check's own references name for the partition that it runs on."""
+    reference: Any = getattr(check, "reference", ())
+    if not hasattr(reference, "scope_separator"):  # one of a file ($ref) names other checks' too
+        return set()
+    here, keys = check.current_partition.fullname, list[str](reference)
+    found = {key.rpartition(":") for key in keys}
+    return {name for scope, _, name in found if scope in {here, here.partition(":")[0], "*"}}
 
 
-def _case(check: Any, partition: Any, environ: Any) -> tuple[str, ...]:
-    return check.unique_name, partition.fullname, environ.name
+def _neutral(original: Any, task: Any, *args: Any, **kwargs: Any) -> None:
+    original(task, *args, **kwargs)
+    check, partition, environ = task.testcase
+    record("neutral", **_case(check, partition, environ), why=_one_line(what(*task.exc_info)))
+
+
+def _case(check: Any, partition: Any, environ: Any) -> dict[str, str]:
+    """What tells a case from others in ReFrame's report."""
+    return {"check": check.unique_name, "partition": partition.name, "environ": environ.name}
 
 
 _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
+    (LoggerAdapter, "warning", _warning),
+    (LoggerAdapter, "verbose", _verbose),
     (RegressionCheckLoader, "load_all", _load_all),
-    (utility, "import_module_from_file", _guarded(lambda file, *_: file)),
-    (RegressionCheckLoader, "load_from_module", _guarded(lambda _, module: module.__file__)),
-    (reframe, "simple_test", _simple_test),
-    (decorators, "simple_test", _simple_test),
-    (RegressionTestMeta, "__call__", _make_check),
-    (RegressionCheckLoader, "_validate_check", _validate_check),
-    (dependencies, "build_deps", _build_deps),
+    (cli, "generate_testcases", _generate),
     (Runner, "runall", _run_all),
-    *(
-        (cls, "setup", _setup)
-        for cls in (RegressionTest, RunOnlyRegressionTest, CompileOnlyRegressionTest)
-    ),
     (RegressionTest, "check_performance", _check_performance),
+    (RegressionTask, "skip", _neutral),
+    (RegressionTask, "xfail", _neutral),
 )
-"""Where ReFrame leaves something out and continues: the function, and what is called around it."""
+"""Where ReFrame tells what its report does not have: the function, and what is called around it."""
 
 
 def watch() -> None:
     """Wrap the functions of ReFrame's; one that is not there is an AttributeError."""
     for owner, name, around in _WATCHED:
         setattr(owner, name, _wrapped(getattr(owner, name), around))
-    record("watching", reframe=reframe.VERSION)
 
 
 def _wrapped(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,15 +139,13 @@ def _wrapped(original: Callable[..., Any], around: Callable[..., Any]) -> Callab
 
 def main() -> None:
     """Run ReFrame with the arguments of this process."""
-    # ReFrame's log of its own, which a killed one leaves, lies in the run's directory; a TMPDIR
+    watch()
+    if PROBE in sys.argv:
+        return
+    # ReFrame's log of its own, which a killed one leaves, is in the run's directory; a TMPDIR
     # would go on into the jobs.
     tempfile.tempdir = str(Path.cwd())
-    try:
-        require_reframe(reframe.VERSION)
-    except HpcdlError as error:
-        sys.exit(error.render())
-    watch()
-    sys.argv = [word for word in sys.argv if word != RETRY_ALL]
+    record("watching", reframe=reframe.VERSION)
     cli.main()
 
 

@@ -33,7 +33,7 @@ from hpcdl.system.resources import folder, templates
 from hpcdl.system.text import duration
 
 _SCRIPTS = ("figures.js", "page.js")
-_ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "PASS")
+_ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS")
 
 
 @dataclass(frozen=True)
