@@ -104,6 +104,7 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
         help="only this partition; may be repeated",
     )
     add("--name", action="append", default=[], metavar="NAME", help="only this check")
+    add("--all", action="store_true", help="list every finding, not only their causes")
     add("--notify", type=Path, metavar="FILE", help="tell those whom FILE names what has changed")
     add("--page", type=Path, metavar="FILE", help="with --notify: a page to attach to mails")
     history_option(parser)
@@ -120,7 +121,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
     answer = answer_of(site, args, partitions=partitions, names=tuple(args.name))
-    show(args, answer.as_data(), gate_text(answer))
+    show(args, answer.as_data(), gate_text(answer, every=args.all))
     if addressees is not None:
         for line in tell(site.name, answer, addressees, args.page):
             print(f"not told: {line}", file=sys.stderr)

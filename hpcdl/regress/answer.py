@@ -35,7 +35,8 @@ class Finding:
     """Something that speaks against a series: its kind, a sentence, and what it is about.
 
     `began` is the night on which a change began, `change` its size now as a fraction, `after` the
-    level that it led to; `node` the slow one; `accepted` who accepted it until when, '' for nobody.
+    level that it led to; `suspects` is what changed with it; `node` the slow one; `accepted` who
+    accepted it until when, '' for nobody.
     """
 
     series: Series
@@ -46,6 +47,7 @@ class Finding:
     after: float | None = None
     node: str = ""
     accepted: str = ""
+    suspects: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,7 +77,13 @@ def of_change(series: Series, change: Change) -> Finding:
     """A change for the worse as a finding; a warning while it is not sure."""
     kind = change.word if change.sure else WARNING
     return Finding(
-        series, kind, describe(change), change.began, round(change.change, 5), change.after
+        series,
+        kind,
+        describe(change),
+        change.began,
+        round(change.change, 5),
+        change.after,
+        suspects=change.suspects,
     )
 
 

@@ -195,10 +195,11 @@ class Look(NamedTuple):
     first: int
 
 
-def look(nights: Nightly, enough: float) -> Look:
+def look(nights: Nightly, enough: float, *, fresh: bool = False) -> Look:
     """Look at the last night of a series, as it stands while it may still be measured again.
 
-    `enough` is the strength from which on its gate closes, as `closing_strength` gives it.
+    `enough` is the strength from which on its gate closes, as `closing_strength` gives it. With
+    `fresh`, such as on the first night of a release, three times as many nights are doubtful.
     """
     state, night = _State(nights), len(nights.values) - 1
     for earlier in range(night):
@@ -208,7 +209,9 @@ def look(nights: Nightly, enough: float) -> Look:
     runs = len(nights.runs[night]) if nights.runs else 1
     if _as_one_of_many(strength) >= enough:
         return Look(False, strength, first)
-    doubtful = strength >= GO_ON + (runs - 2) / 2 if runs > 1 else _is_low(state, night)
+    doubtful = (
+        strength >= GO_ON + (runs - 2) / 2 if runs > 1 else _is_low(state, night, 3 if fresh else 1)
+    )
     return Look(doubtful, strength, first)
 
 
@@ -219,7 +222,7 @@ def _unsure(state: _State, night: int) -> Found | None:
     return last if recent else None
 
 
-def _is_low(state: _State, night: int) -> bool:
+def _is_low(state: _State, night: int, times: int) -> bool:
     """Whether a night, or it and the one before, are among the lowest of their level."""
     # The first run of each: what was measured again for being low is no longer as low.
     values, start = state.nights.firsts, max(state.start, night - LEVEL_NIGHTS)
@@ -238,7 +241,7 @@ def _is_low(state: _State, night: int) -> bool:
     with_last = now + values[night - 1] - level
     if now >= 0:
         return False
-    alone, both = (max(1.0, share * len(each)) for share in DOUBT)
+    alone, both = (max(1.0, times * share * len(each)) for share in DOUBT)
     return sum(one <= now for one in each) < alone or sum(one <= with_last for one in pairs) < both
 
 

@@ -165,7 +165,10 @@ def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -
     tonight = [one.value for one in ordered if one.date == ordered[-1].date]
     if len(tonight) == 1 and not may_be_low_tonight([one.value for one in ordered]):
         return False
-    return law.look(runs_of(ordered).nights, law.closing_strength(BUDGET, watched)).doubtful
+    before = next((one for one in reversed(ordered) if one.date != ordered[-1].date), ordered[-1])
+    fresh = (before.release, before.driver) != (ordered[-1].release, ordered[-1].driver)
+    enough = law.closing_strength(BUDGET, watched)
+    return law.look(runs_of(ordered).nights, enough, fresh=fresh).doubtful
 
 
 def as_rates(series: Iterable[Night]) -> list[Night]:

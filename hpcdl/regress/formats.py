@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.regress.answer import GateAnswer, beside
+from hpcdl.regress.causes import causes_of
 from hpcdl.regress.identity import place_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.records import VERDICTS
@@ -57,10 +58,11 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
     """A table for a merge request or an issue."""
     lines = [
         *([f"**{answer.headline}**", ""] if answer else []),
+        *_causes(answer),
         "| check | partition | verdict | measured | reference | reason |",
         "|---|---|---|---|---|---|",
     ]
-    for verdict in run["verdicts"]:
+    for verdict in sorted(run["verdicts"], key=_worst):
         metric = next((m for m in verdict["metrics"] if m["wanted"]), None)
         measured = f"{number(metric['value'])} {metric['unit']}" if metric else "-"
         reference = number(metric["reference"]) if metric else "-"
@@ -74,27 +76,45 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
             verdict["reason"],
         ]
         lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
-    told = [*beside(answer, run["verdicts"]), *answer.warnings, *answer.accepted] if answer else []
-    lines += ["", "| finding | series | what | id |", "|---|---|---|---|"] if told else []
-    for one in told:
-        what = "; ".join(part for part in (one.description, one.accepted) if part)
-        cells = [one.kind, one.name, what, one.id]
-        lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _causes(answer: GateAnswer | None) -> list[str]:
+    """What the gate found, by cause, worst first; then what somebody accepted."""
+    rows = (
+        [
+            [("" if one.closes else "not sure yet: ") + one.title, one.id]
+            for one in causes_of(answer)
+        ]
+        if answer
+        else []
+    )
+    rows += [[f"{one.name}: {one.accepted}", one.id] for one in answer.accepted] if answer else []
+    lines = ["| " + " | ".join(map(markdown_cell, row)) + " |" for row in rows]
+    return ["| finding | id |", "|---|---|", *lines, ""] if lines else []
+
+
+def _worst(verdict: Mapping[str, Any]) -> tuple[bool, int]:
+    """The order in which verdicts are told: what does not pass first."""
+    return bool(verdict["ok"]), -_STATUS_CODES[verdict["status"]]
 
 
 def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
     """JUnit XML: FAIL, unwaived verdicts and what closes the gate are failures, ERROR an error."""
     verdicts = [*run["verdicts"]]
-    for one in beside(answer, verdicts) if answer else ():
+    other = {one.id for one in beside(answer, verdicts)} if answer else set()
+    for cause in causes_of(answer) if answer else ():
+        if not cause.closes or not other & {one.id for one in cause.findings}:
+            continue
+        first = cause.findings[0]
         verdicts.append(
             {
-                "check": one.name,
+                "check": first.name if len(cause.findings) == 1 else cause.title,
                 "case": "",
                 "partition": "gate",
-                "status": one.kind,
+                "status": first.kind,
                 "ok": False,
-                "reason": one.description,
+                "reason": "; ".join(f"{one.name}: {one.description}" for one in cause.findings),
                 "seconds": 0.0,
             }
         )
@@ -164,11 +184,18 @@ def _of_gate(site: str, answer: GateAnswer) -> list[str]:
         for closes, told in (("true", answer.findings), ("false", answer.warnings))
         for one in told
     )
+    causes = (
+        (_joined({"site": site, "kind": one.kind, "cause": one.title}), len(one.findings))
+        for one in causes_of(answer)
+        if one.closes
+    )
     return [
         "# HELP hpcdl_check_gate_open 1 where the gate is open.",
         *_gauge("gate_open", [(here, int(answer.open))]),
         *_gauge("series", [(here, answer.series)]),
         *_gauge("finding", found),
+        "# HELP hpcdl_check_cause How many findings have one cause.",
+        *_gauge("cause", causes),
     ]
 
 

@@ -8,14 +8,15 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 
 from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer, Rulings, of_change
+from hpcdl.regress.causes import POOLED, Tonight, pooled, tonight
 from hpcdl.regress.drift import analyse, as_rates, is_doubtful, may_be_worse, means_alike
-from hpcdl.regress.history import History, Result, night_of, series_of, single_node
+from hpcdl.regress.history import History, Mean, Result, night_of, series_of, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.regress.nodes import COMPARED, slow_nodes
 from hpcdl.regress.verdict import WHOLE_RUN
@@ -34,7 +35,8 @@ class _Question:
     """What is asked about: the time of each series' newest result, and the time it is now.
 
     `latest` is the newest time of each case, and of the runs on each partition; `watched` series
-    share the budget of nights that are closed by chance.
+    share the budget of nights that are closed by chance. `tonight` gathers what each series says of
+    the last night.
     """
 
     history: History
@@ -44,6 +46,7 @@ class _Question:
     least: float
     watched: int
     rulings: Rulings
+    tonight: list[Tonight] = field(default_factory=list)
 
     def silent_days(self, series: Series) -> float:
         """Days since a series' newest result."""
@@ -95,7 +98,9 @@ def ask(
         history, newest, _latest(newest), now, execution.margin, measured, rulings or Rulings()
     )
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
-    each = (found for series in alive for found in _findings(question, series))
+    each = [found for series in alive for found in _findings(question, series)]
+    if question.tonight:
+        each += pooled(question.tonight, date.fromisoformat(max(newest.values())[:10]))
     told = [*{(one.id, one.kind, one.description): one for one in each}.values()]
     findings, accepted = _ruled(question, told)
     findings += _unknown(partitions, {series.partition for series in known}, "partition")
@@ -105,8 +110,9 @@ def ask(
         for series in chosen
         if question.silent_days(series) > ENDED_DAYS and not question.is_over(series)
     )
-    closing = tuple(found for found in findings if found.kind != WARNING)
-    warnings = tuple(found for found in findings if found.kind == WARNING)
+    unsure = {WARNING, POOLED}
+    closing = tuple(found for found in findings if found.kind not in unsure)
+    warnings = tuple(found for found in findings if found.kind in unsure)
     if later := history.later():
         text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
         warnings = (Finding(Series("", "", "", ""), "future", text), *warnings)
@@ -197,6 +203,33 @@ def _days_before(time: str, days: int) -> str:
     return (datetime.fromisoformat(time) - timedelta(days=days)).isoformat()[:10]
 
 
+def _gather_tonight(
+    question: _Question,
+    series: Series,
+    run: list[Result],
+    means: Sequence[Mean],
+    since: str,
+    *,
+    lower: bool,
+) -> None:
+    """Note what a series that was measured on the last night says of it."""
+    last, night = run[-1], max(question.newest.values())[:10]
+    nights = [one for one in means if one.day >= since]
+    if last.time[:10] != night or last.status == Status.ERROR.value or len(nights) < 2:
+        return
+    before = question.history.before(series, night)
+    changed = (
+        f"{what} {old} -> {new}"
+        for what, old, new in zip(
+            ("release", "driver"), before, (last.release, last.driver), strict=True
+        )
+        if old and new and old != new
+    )
+    values = [one.value for one in nights]
+    found = tonight(series, values, nights[-1].runs, next(changed, ""), lower=lower)
+    question.tonight.extend([found] if found else [])
+
+
 def _vanished(history: History, series: Series, run: list[Result]) -> list[Finding]:
     """Nodes that were measured with the others before, and not in the newest run of several."""
     now = {single_node(result.nodes) for result in run}
@@ -234,6 +267,7 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
             Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
             for node in slow
         ]
+    _gather_tonight(question, series, run, means, since, lower=lower)
     looked_at = [
         (night.value, night.first if night.first == night.last else "")
         for night in means

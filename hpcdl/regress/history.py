@@ -239,6 +239,13 @@ class History:
         row = self._of(series, ", ".join(COLUMNS), "ORDER BY time DESC LIMIT 1").fetchone()
         return _result(row) if row else None
 
+    def before(self, series: Series, day: str) -> tuple[str, str]:
+        """Release and driver of a series' last value before a day."""
+        found = self._of(
+            series, "release, driver", f"AND time < '{day}' ORDER BY time DESC LIMIT 1"
+        )
+        return found.fetchone() or ("", "")
+
     def newest(self, series: Series, time: str) -> list[Result]:
         """All results of the newest run, which is of this time: one per node where distributed."""
         found = [*map(_result, self._of(series, ", ".join(COLUMNS), "ORDER BY job", time))]

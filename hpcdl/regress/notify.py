@@ -32,6 +32,7 @@ from urllib.parse import urlsplit
 
 from hpcdl import facts
 from hpcdl.regress.answer import Finding, GateAnswer
+from hpcdl.regress.causes import POOLED, Cause, causes_of
 from hpcdl.system.document import InvalidDocument, read_document
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import write_atomic
@@ -69,25 +70,39 @@ class Notice:
 
 def notice_of(site: str, answer: GateAnswer, before: Told, link: str = "") -> Notice:
     """A notice of what has changed since the last one."""
-    new = tuple(one for one in answer.findings if one.id not in before)
-    still = {one.id for one in answer.findings}
-    over = tuple(name for known, name in before.items() if known not in still)
+    told = told_of(answer)
+    new = tuple(one for one in told if one.id not in before)
+    there = {one.id: one for one in told}
+    snoozed = {one.id for one in answer.accepted}
+    over = tuple(
+        f"{'snoozed' if known in snoozed else 'over'}: {name}"
+        for known, name in before.items()
+        if known not in there
+    )
     return Notice(site, answer, new, over, link)
+
+
+def told_of(answer: GateAnswer) -> tuple[Finding, ...]:
+    """What people are told once: what closes the gate, and what several series say together."""
+    return (*answer.findings, *(one for one in answer.warnings if one.kind == POOLED))
 
 
 def lines_of(notice: Notice) -> list[str]:
     """The notice as lines of plain text, each inert."""
-    still = [one for one in notice.answer.findings if one not in notice.new]
-    found = [f"new: {_line(one)}" for one in notice.new]
-    found += [f"over: {name}" for name in notice.over]
-    found += [f"still: {_line(one)}" for one in still]
-    found += [f"not sure yet: {one.name}: {one.description}" for one in notice.answer.warnings]
+    new = {one.id for one in notice.new}
+    causes = causes_of(notice.answer)
+    fresh = [one for one in causes if new & {each.id for each in one.findings}]
+    found = [f"new: {_line(one)}" for one in fresh]
+    found += notice.over
+    found += [f"still: {_line(one)}" for one in causes if one.closes and one not in fresh]
+    found += [f"not sure yet: {one.title}" for one in causes if not one.closes and one not in fresh]
     more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
     return [in_a_line(line) for line in (*found[:_MOST], *more)]
 
 
-def _line(one: Finding) -> str:
-    return f"{one.kind}, {one.name}: {one.description} (id {one.id})"
+def _line(cause: Cause) -> str:
+    ids = f" (id {cause.findings[0].id})" if len(cause.findings) == 1 else ""
+    return cause.title + ids
 
 
 def as_text(notice: Notice) -> str:
@@ -264,7 +279,7 @@ def tell(
         if fault:
             lines.append(in_a_line(f"{target.name}: {fault}"))
         else:
-            before[target.key] = {one.id: one.name for one in answer.findings}
+            before[target.key] = {one.id: one.name for one in told_of(answer)}
     try:
         write_atomic(record, json.dumps(before) + "\n")
     except HpcdlError as fault:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.jobs.watch import Snapshot, as_line, describe
 from hpcdl.regress.answer import Finding, GateAnswer
+from hpcdl.regress.causes import lines_of
 from hpcdl.regress.gate import ENDED_DAYS
 from hpcdl.regress.history import History
-from hpcdl.regress.identity import name_of
+from hpcdl.regress.identity import Series, name_of
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
@@ -161,18 +164,37 @@ def history_text(history: History, path: Path) -> str:
     return table(rows, header) if rows else f"no results yet in {path}"
 
 
-def gate_text(answer: GateAnswer) -> str:
-    """The gate's answer for a person."""
+def gate_text(answer: GateAnswer, *, every: bool = False) -> str:
+    """The gate's answer for a person: its causes, worst first, or `every` finding in a table."""
     if not answer.known:
         return f"{answer.headline}; `hpcdl check run` starts one"
     if not answer.series and not answer.ended:
         return f"{answer.headline}: none of the {answer.known} in the history fits what was asked"
+    if not every:
+        more = [f"accepted: {len(answer.accepted)}"] if answer.accepted else []
+        more += [f"ended, nothing for {ENDED_DAYS} days: {_some(answer.ended)}"] * bool(
+            answer.ended
+        )
+        return "\n".join([answer.headline, *map(_in_width, [*lines_of(answer), *more])])
     told = [_finding_row(one) for one in (*answer.findings, *answer.warnings)]
     slept = [[*_finding_row(one), in_a_line(one.accepted)] for one in answer.accepted]
     lines = [answer.headline, *([table(told)] if told else [])]
     lines += ["accepted:", table(slept)] if slept else []
     ended = f"ended, nothing for {ENDED_DAYS} days:"
     return "\n".join([*lines, *(f"{ended} {in_a_line(name_of(one))}" for one in answer.ended)])
+
+
+def _some(ended: Sequence[Series]) -> str:
+    names = [name_of(one) for one in ended]
+    return "; ".join([*names[:2], *([f"{len(names) - 2} more"] if len(names) > 2 else [])])
+
+
+def _in_width(line: str) -> str:
+    """A line that fits the terminal, where there is one; what is cut is the middle, not the id."""
+    line, width = in_a_line(line), shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or len(line) <= width or width < 40:
+        return line
+    return f"{line[: width - 16]} ... {line[-11:]}"
 
 
 def _finding_row(finding: Finding) -> list[str]:
