@@ -79,15 +79,20 @@ def require_known_owner(path: Path, status: os.stat_result) -> None:
                 "to the account or the group that hpcdl is installed for"
             )
             raise _foreign(path, f"it belongs to {user_of(owned.st_uid)}", hint)
-    if _others_write(path, status) and not (
-        status.st_gid in _authors()[1] and not status.st_mode & stat.S_IWOTH
-    ):
+    shared = status.st_gid in _authors()[1] and not status.st_mode & stat.S_IWOTH
+    if _others_write(path, status) and not shared and not _in_closed_directory(path):
         who = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group(status.st_gid)}"
         hint = (
             f"chmod g-w,o-w {shlex.quote(str(path))}; an admin group may share it where hpcdl "
             "itself is installed for that group, with g+w"
         )
         raise _foreign(path, f"{who} may write to it", hint)
+
+
+def _in_closed_directory(path: Path) -> bool:
+    """Whether others cannot even reach it: a file with umask 002 in a home of mode 0700."""
+    above = (parent.stat() for parent in path.resolve().parents)
+    return any(one.st_uid == os.getuid() and not one.st_mode & _OTHERS for one in above)
 
 
 def require_known_owners(path: Path) -> None:

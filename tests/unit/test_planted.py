@@ -143,8 +143,8 @@ def test_the_default_site_file_of_another_user_is_refused(planted, tried):
         (0o646, None, "everybody may write to it"),
     ],
 )
-def test_a_file_that_others_may_write_is_refused(tmp_path, monkeypatch, mode, group, said):
-    file = tmp_path / "site.yaml"
+def test_a_file_that_others_may_write_is_refused(shared, monkeypatch, mode, group, said):
+    file = shared / "site.yaml"
     file.write_text(find_site_file("pi").read_text())
     if group and os.getuid():
         pytest.skip("to give a file to a group that is not ours needs root")
@@ -156,6 +156,9 @@ def test_a_file_that_others_may_write_is_refused(tmp_path, monkeypatch, mode, gr
         return
     with pytest.raises(MissingPrerequisite, match=said) as caught:
         load_site(file)
+    shared.chmod(0o700)  # now nobody else can reach it
+    assert load_site(file).name == "pi"
+    shared.chmod(0o1777)
     assert "chmod g-w,o-w" in caught.value.hint
     # An admin group for which hpcdl itself is installed may share its site file.
     monkeypatch.setattr(trust, "_authors", lambda: (frozenset(), frozenset({group})))
