@@ -74,10 +74,10 @@ class allreduce(HpcdlCheck):
             f"--repeats={repeats}",
         )
         name = f"{self.check_name}-{strategy}"
-        if strategy == "multiworker":
-            program = ("env", "HPCDL_TRUSTED_NETWORK=1", *program)
         asked = job_on(partition, name, program, nodes=nodes, ranks=ranks)
-        return replace(asked, trusted_network=True) if strategy == "multiworker" else asked
+        if strategy != "multiworker":
+            return asked
+        return replace(asked, launcher="multiworker", trusted_network=True)
 
     def metrics(self):
         """All sizes are judged; by the best iteration, only the largest."""

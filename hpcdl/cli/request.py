@@ -112,7 +112,7 @@ def checked(
     loaded = module or Module(())
     checks: list[Callable[[], object]] = [
         lambda: check_request(site, spec),
-        lambda: check_words(spec.program, spec.launcher, queued=queued),
+        lambda: check_words(spec.program, queued=queued),
         lambda: _check_datasets(site, spec),
         lambda: check_program(Path.cwd(), spec, loaded, queued=queued),
         lambda: check_data(spec) if queued else None,

@@ -61,14 +61,15 @@ def _elsewhere(option: str) -> str:
     name = option.lstrip("-")
     known = {"dry-run", "watch", "chain", "module", "no-module", "no-preflight", "file", "over"}
     known |= {key.replace("_", "-") for key in job_schema()["properties"]}
+    if name in {"strategy", "servers", "model-parallel"}:
+        return "a program of its own does that: docs/training.md#other-ways-to-go-parallel"
     return "`hpcdl job` takes it: write it before --" if name in known else ""
 
 
 def _train(args: argparse.Namespace) -> ExitCode:
     from hpcdl.train.options import from_namespace, to_argv
 
-    program = "hpcdl.measure.find_batch" if args.find_batch else "hpcdl.train"
-    return launch(program, to_argv(from_namespace(args)), args)
+    return launch("hpcdl.train", to_argv(from_namespace(args)), args)
 
 
 @cache
@@ -87,7 +88,7 @@ def train_options(program: Sequence[str]) -> set[str]:
     return {one.flag.removeprefix("--") for one in ARGUMENTS} if is_train(program) else set()
 
 
-def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
+def check_words(program: Sequence[str], *, queued: bool) -> None:
     """Refuse arguments of `hpcdl train` that it would refuse when the job runs.
 
     A data set is looked for where the job is queued: a script that is only printed may be for
@@ -103,16 +104,6 @@ def check_words(program: Sequence[str], launcher: str, *, queued: bool) -> None:
     models = cached("facts", [facts.path("models")], lambda: facts.load("models"))["models"]
     if options.model not in models and ":" not in options.model:
         raise BadInput(f"unknown model '{options.model}'", hint=did_you_mean(options.model, models))
-    if options.strategy == "parameter-server" and launcher != "multiworker":
-        raise BadInput(
-            f"--strategy parameter-server cannot be had with the launcher '{launcher}'",
-            hint="--launcher multiworker, with --trusted-network: its servers ask for no password",
-        )
-    if options.model_parallel > 1 and launcher != "single":
-        raise BadInput(
-            f"--model-parallel cannot be had with the launcher '{launcher}'",
-            hint=f"--launcher single --gpus {options.model_parallel}: one process with all GPUs",
-        )
     data = options.data if queued else ""
     if data and data != SYNTHETIC and "$" not in data and not Path(data, "dataset.json").is_file():
         there = Path(data).is_dir()

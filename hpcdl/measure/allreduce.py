@@ -1,7 +1,7 @@
 """`python -m hpcdl.measure.allreduce`: how fast the ranks sum a tensor, by its size.
 
-The very operation that training uses, through the same communicator: Horovod (with NCCL where
-it was built for GPUs), or TensorFlow's collectives (NCCL on GPUs). An iteration takes as long
+The very operation that training uses, Horovod's (with NCCL where it was built for GPUs), or
+TensorFlow's collectives (NCCL on GPUs) among the workers of TF_CONFIG. An iteration takes as long
 as its slowest rank; the first ones are left out. Bus bandwidth is as nccl-tests define it:
 bytes / seconds x 2 (n - 1) / n for n ranks, which the hardware bounds whatever n is.
 """
@@ -9,21 +9,22 @@ bytes / seconds x 2 (n - 1) / n for n ranks, which the hardware bounds whatever 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
-from hpcdl.system.errors import HpcdlError
+from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.train.startup import RankPlace, StartupClock, import_tensorflow
 
 if TYPE_CHECKING:
-    from hpcdl.train.communicate import Communicator
+    from hpcdl.train.ranks import Ranks
 
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 WARMUP = 3
@@ -44,12 +45,12 @@ def summarize(seconds: dict[int, list[float]], ranks: int) -> dict[str, dict[str
     return found
 
 
-def measure(ranks: Communicator, size: int, repeats: int) -> list[float]:
+def measure(ranks: Ranks, size: int, repeats: int) -> list[float]:
     """Seconds of every iteration on the slowest rank, after the warm-up."""
     import tensorflow as tf
 
     tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))
-    averaged = ranks.function(lambda values: ranks.total([values])[0][:1] / ranks.size)
+    averaged = _compiled(ranks, lambda values: ranks.total([values])[0][:1] / ranks.size)
     times = []
     for _ in range(WARMUP + repeats):
         start = time.perf_counter()
@@ -57,8 +58,57 @@ def measure(ranks: Communicator, size: int, repeats: int) -> list[float]:
         times.append(time.perf_counter() - start)
         if abs(value - (ranks.size + 1) / 2) > 1e-3:
             raise HpcdlError(f"the mean of 1..{ranks.size} came out as {value}")
-    slowest = ranks.gather_rows(np.array([times[WARMUP:]])).max(axis=0)
-    return [float(seconds) for seconds in slowest]
+    rows = np.zeros((ranks.size, repeats))
+    rows[ranks.rank] = times[WARMUP:]
+    return [float(seconds) for seconds in ranks.sum_on_host(rows).max(axis=0)]
+
+
+def _compiled(ranks: Ranks, body: Callable[..., Any]) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    strategy = getattr(ranks, "strategy", None)
+    if strategy is None:
+        compiled: Callable[..., Any] = tf.function(body, autograph=False)
+        return compiled
+    within: Callable[..., Any] = tf.function(
+        lambda *values: strategy.run(body, args=values), autograph=False
+    )
+    return within
+
+
+def _collectives(place: RankPlace) -> Ranks:
+    """Return the ranks joined by tf.distribute, which TF_CONFIG describes."""
+    import tensorflow as tf
+
+    from hpcdl.train.ranks import Ranks
+
+    if "TF_CONFIG" not in os.environ:
+        raise MissingPrerequisite(
+            "--strategy multiworker needs TF_CONFIG",
+            hint="`hpcdl job submit --launcher multiworker` sets it for every rank",
+        )
+
+    class Collectives(Ranks):
+        name = "multiworker"
+        rank, size = place.rank, place.size
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+        def total(self, tensors: Sequence[Any], *, compress: bool = False) -> list[Any]:
+            # The sum must know on which device the tensors are.
+            with tf.device(self.strategy.extended.worker_devices[0]):
+                placed = [tf.identity(tensor) for tensor in tensors]
+            context = tf.distribute.get_replica_context()
+            sums: list[Any] = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
+            return sums
+
+        def sum_on_host(self, values: Any) -> Any:
+            summed = _compiled(self, lambda tensor: self.total([tensor])[0])
+            return np.asarray(summed(tf.constant(values, tf.float64)))
+
+        def close(self) -> None:
+            self.sum_on_host(np.zeros(1))  # the coordinator must not exit first
+
+    return Collectives()
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -77,9 +127,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
     import_tensorflow(place)
-    from hpcdl.train.strategies import join_ranks
+    from hpcdl.train.ranks import join_ranks
 
-    ranks = join_ranks(args.strategy, place, StartupClock(), keras=False)
+    several = args.strategy == "multiworker" or (args.strategy == "auto" and _is_worker())
+    ranks = _collectives(place) if several else join_ranks(place, StartupClock())
     if ranks.size < 2:
         raise HpcdlError("an all-reduce needs at least two ranks")
     hosts = ranks.gather_text(place.host)
@@ -89,8 +140,12 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     ranks.close()
 
 
+def _is_worker() -> bool:
+    return "TF_CONFIG" in os.environ
+
+
 def _tell(
-    ranks: Communicator,
+    ranks: Ranks,
     args: argparse.Namespace,
     hosts: Sequence[str],
     seconds: dict[int, list[float]],

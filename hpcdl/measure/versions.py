@@ -24,7 +24,7 @@ def _run(place: startup.RankPlace) -> None:
     clock = startup.StartupClock()
     tf = startup.import_tensorflow(place)
     clock.mark("tensorflow")
-    horovod = startup.import_horovod(keras=False)
+    horovod = startup.import_horovod()
     clock.mark("horovod")
     device = _compute()
     clock.mark("compute")

@@ -1,7 +1,7 @@
 """Turns what goes wrong inside a step into one clear error with what to do.
 
-A loss that is no number or explodes ends the run, and the loop sets aside the checkpoints that
-hold what led to it. Out of memory names the way to measure what fits.
+A loss that is no number or explodes ends the run, and the checkpoints that hold what led to it are
+set aside.
 
 Ranks that wait for each other for ever are ended by a thread that watches the clock from their
 first meeting until the result is written. When its rank has got no further for the time allowed, it
@@ -41,7 +41,7 @@ class LossGuard:
         self._bad = 0
         self._first: float | None = None
 
-    def check(self, loss: float, step: int, lr: float) -> None:
+    def check(self, loss: float, step: int) -> None:
         """Look at a step's loss, the same on all ranks; CheckFailed: no number, or exploded."""
         finite = math.isfinite(loss)
         if finite and self._first is None:
@@ -53,8 +53,8 @@ class LossGuard:
         if self._bad > self.patience:
             what = "is not a number" if not finite else f"has exploded to {loss:.3g}"
             raise CheckFailed(
-                f"the loss {what} at step {step} (learning rate {lr:g})",
-                hint="a smaller --lr or a longer --lr-warmup-steps",
+                f"the loss {what} at step {step}",
+                hint="a smaller --lr, or --set optimizer.global_clipnorm=1.0",
             )
 
 
@@ -73,10 +73,9 @@ def out_of_memory(why: str, batch: int) -> HpcdlError:
     lines = why.splitlines() or [""]
     said = next((line.strip() for line in lines if "OOM" in line), lines[0])
     return MissingPrerequisite(
-        f"out of memory with {batch} images per rank",
+        f"out of memory with {batch} examples per rank",
         details=[said[:200]],
-        hint="the same command with --find-batch measures how many fit; --accumulate N computes "
-        "the batch in N parts",
+        hint="a smaller --batch-per-rank; --accumulate N computes the batch in N parts",
     )
 
 
@@ -95,7 +94,7 @@ def explain(fault: BaseException, saved: str) -> HpcdlError | None:
     return MissingPrerequisite(said, details=details, hint=f"{hint}; {saved}")
 
 
-class Watchdog:
+class StepWatchdog:
     """Watches the steps of one rank; `limit` is seconds without one until the run is ended."""
 
     def __init__(self, folder: Path, rank: int, size: int, limit: float) -> None:

@@ -1,15 +1,14 @@
 """Models in and out: what plain Keras and TensorFlow load, without this package.
 
 An export is a directory: `model.keras`, `model.weights.h5`, `saved_model/`, and `model.json`, which
-says how pixels become the model's input; or an ONNX file. The model is built anew for it, in
-float32, from Keras' layers alone: what this program does to be quick stays out of it. Weights that
-come in may be such a directory, a file of Keras, or a checkpoint.
+says how pixels become the model's input; or an ONNX file, by tf2onnx. The model is built anew for
+it, in float32. Weights that come in may be such a directory, a file of Keras, or a checkpoint.
 """
 
 from __future__ import annotations
 
-import logging
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,88 +17,89 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, write_atomic, write_json
+from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.train import checkpoint
-from hpcdl.train.models import Network
+from hpcdl.train.models import ModelRecipe, origin
 from hpcdl.train.options import TrainOptions
 
 _KERAS = "model.keras"
 _SHOWN = 6
-
-
 _NEEDED = {".onnx": ("tf2onnx", "onnx"), ".parquet": ("pyarrow",)}
 
 
-def check_outputs(options: TrainOptions) -> None:
-    """Refuse, at the start of a run, files that could not be written later."""
+def check_outputs(options: TrainOptions, recipe: ModelRecipe) -> None:
+    """Refuse, before training, files that could not be written later."""
     if options.export and Path(options.export).exists():
         raise BadInput(
             f"the directory of --export exists: {options.export}",
             hint="remove it, or name another one",
         )
-    needed = [
-        (f"{option} {path}", _NEEDED.get(Path(path or "").suffix, ()))
-        for option, path in (("--export", options.export), ("--predict", options.predict))
-    ]
-    if options.tensorboard:
-        needed.append(("--tensorboard", ("tensorboard",)))
-    for option, packages in needed:
-        for package in packages:
+    for option, path in (("--export", options.export), ("--predict", options.predict)):
+        for package in _NEEDED.get(Path(path or "").suffix, ()):
             if find_spec(package) is None:
-                why = f"{option} needs {package}, which is not installed"
+                why = f"{option} {path} needs {package}, which is not installed"
                 raise MissingPrerequisite(why, hint=f"`pip install {package}`")
+    if options.export:
+        _rehearse(Path(options.export), recipe)
 
 
-def export(network: Network, folder: Path, said: Mapping[str, Any]) -> None:
-    """Write a network as a whole: aside, then renamed. `said` is what model.json says."""
-    model = _plain(network)
-    aside = folder.with_name(f".{folder.name}.part")
-    with explain_os_errors(folder):
+def _rehearse(path: Path, recipe: ModelRecipe) -> None:
+    """Write the untrained model, to learn now whether the trained one can be written."""
+    with tempfile.TemporaryDirectory(prefix="hpcdl-export-") as folder:
+        try:
+            _write(recipe.plain(), Path(folder) / f"rehearsal{path.suffix}", recipe, {})
+        except MissingPrerequisite:
+            raise
+        except Exception as fault:  # of the model's own layers
+            raise BadInput(
+                f"--export: Keras cannot write the model '{recipe.name}'",
+                details=origin(fault),
+                hint="leave out --export, or give the model's layers a get_config",
+            ) from fault
+
+
+def export(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str, Any]) -> None:
+    """Write a model with its weights as a whole: aside, then renamed."""
+    plain = recipe.plain()
+    for variable, value in zip(plain.weights, model.weights, strict=True):
+        variable.assign(value.numpy())
+    aside = path.with_name(f".{path.stem}.part{path.suffix}")
+    with explain_os_errors(path):
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        model.save(aside / _KERAS)
-        model.save_weights(aside / "model.weights.h5")
-        model.export(str(aside / "saved_model"), verbose=False)
-        write_json(aside / "model.json", {"schema": 1, "model": network.name, **said})
-        aside.rename(folder)
+        _write(plain, aside, recipe, description)
+        aside.rename(path)
 
 
-def export_onnx(network: Network, path: Path) -> None:
-    """Write a network as an ONNX file; MissingPrerequisite: ONNX lacks one of its operations."""
-    import onnx
+def _write(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str, Any]) -> None:
+    if path.suffix == ".onnx":
+        _write_onnx(model, path, recipe)
+        return
+    path.mkdir(parents=True)
+    model.save(path / _KERAS)
+    model.save_weights(path / "model.weights.h5")
+    if hasattr(model, "export"):
+        quiet = {"verbose": False} if getattr(tf.keras, "__version__", "2") >= "3" else {}
+        model.export(str(path / "saved_model"), **quiet)
+    else:
+        tf.saved_model.save(model, str(path / "saved_model"))
+    write_json(path / "model.json", {"schema": 1, "model": recipe.name, **description})
+
+
+def _write_onnx(model: Any, path: Path, recipe: ModelRecipe) -> None:
     import tf2onnx
 
-    model = _plain(network)
-    given = (tf.TensorSpec(model.inputs[0].shape, model.inputs[0].dtype, "inputs"),)
+    given = (tf.TensorSpec((None, *recipe.shape), recipe.spec.dtype, "inputs"),)
     forward = tf.function(lambda inputs: model(inputs, training=False), input_signature=given)
-    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # what is lacking is said here
-    made, _ = tf2onnx.convert.from_function(forward, input_signature=given)
-    lacking = {
-        node.op_type for node in made.graph.node if not onnx.defs.has(node.op_type, node.domain)
-    }
-    if lacking:
-        raise MissingPrerequisite(
-            f"{network.name} cannot be written for ONNX, which lacks {', '.join(sorted(lacking))}",
-            hint="an exact GELU is such an operation: its approximation can be written",
-        )
-    write_atomic(path, made.SerializeToString())
+    tf2onnx.convert.from_function(forward, input_signature=given, output_path=str(path))
 
 
-def _plain(network: Network) -> Any:
-    """The model built anew, with the weights that the network has now."""
-    model = network.plain()
-    for variable, value in zip(model.weights, network.weights, strict=True):
-        variable.assign(value)
-    return model
-
-
-def load_weights(network: Network, path: Path) -> str:
-    """Assign the weights of a file; what to say of it. BadInput: they are of another network.
+def load_weights(model: Any, recipe: ModelRecipe, path: Path) -> str:
+    """Assign the weights of a file; returns what to say. BadInput: they are of another network.
 
     A last layer of another width keeps its first weights: so a model is tuned for other classes.
     """
     try:
-        found = _read(network, path)
+        arrays = _read(recipe, path)
     except BadInput:
         raise
     except Exception as fault:  # Keras' readers raise of everything
@@ -107,13 +107,13 @@ def load_weights(network: Network, path: Path) -> str:
             f"the weights in {path} cannot be read: {(str(fault) or repr(fault)).splitlines()[0]}",
             hint="a directory of --export, a .keras or .weights.h5 file, or a checkpoint",
         ) from fault
-    wanted = network.weights
-    if len(found) != len(wanted):
-        raise _mismatch(path, [f"{len(found)} arrays there, {len(wanted)} in {network.name}"])
-    names = network.names
+    wanted = model.weights
+    if len(arrays) != len(wanted):
+        raise _mismatch(path, [f"{len(arrays)} arrays there, {len(wanted)} in {recipe.name}"])
+    names = [getattr(weight, "path", weight.name) for weight in wanted]
     other = [
         index
-        for index, (array, variable) in enumerate(zip(found, wanted, strict=True))
+        for index, (array, variable) in enumerate(zip(arrays, wanted, strict=True))
         if tuple(array.shape) != tuple(variable.shape)
     ]
     last = names[-1].rpartition("/")[0]
@@ -122,11 +122,11 @@ def load_weights(network: Network, path: Path) -> str:
         raise _mismatch(
             path,
             [
-                f"{names[i]}: {tuple(found[i].shape)} there, {tuple(wanted[i].shape)} here"
+                f"{names[i]}: {tuple(arrays[i].shape)} there, {tuple(wanted[i].shape)} here"
                 for i in other
             ],
         )
-    for index, (array, variable) in enumerate(zip(found, wanted, strict=True)):
+    for index, (array, variable) in enumerate(zip(arrays, wanted, strict=True)):
         if not (other and index in head):
             variable.assign(array)
     kept = f"; {last} is of another width and starts anew" if other else ""
@@ -142,19 +142,18 @@ def _mismatch(path: Path, details: Sequence[str]) -> BadInput:
     )
 
 
-def _read(network: Network, path: Path) -> Sequence[Any]:
+def _read(recipe: ModelRecipe, path: Path) -> Sequence[Any]:
     """The arrays of a file, in the order of Keras' `model.weights`."""
     if path.is_dir():
         path = path / _KERAS
     if not path.is_file():
         raise BadInput(f"there are no weights at {path}")
     if path.suffix == ".ckpt":
-        found = checkpoint.load(path)
-        # Which are trained, and stand first, may have been others: --freeze.
-        arrays = dict(zip(found.meta["order"], found.arrays, strict=False))
-        return [arrays[index] for index in sorted(arrays) if index >= 0]
+        saved = checkpoint.load(path)
+        return saved.arrays[: saved.meta["weights"]]
     if path.suffix == ".keras":
-        return list(tf.keras.models.load_model(path, compile=False).weights)
-    model = network.plain()
+        loaded = tf.keras.models.load_model(path, compile=False)
+        return [weight.numpy() for weight in loaded.weights]
+    model = recipe.plain()
     model.load_weights(path)
-    return list(model.weights)
+    return [weight.numpy() for weight in model.weights]

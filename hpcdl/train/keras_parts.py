@@ -1,56 +1,33 @@
-"""Keras' own optimizers, schedules, losses, metrics, callbacks and augmentation, with `--set`.
+"""Keras' optimizers, schedules, losses, metrics and callbacks by name, with `--set`.
 
-A name is that of Keras in any case of letters (`adamw`), or `package.module:function` where that
-makes sense. `--set optimizer.weight_decay=0.05` is an argument of the part: values are JSON, and
-what is no JSON is text. A typo in either gets the nearest name there is. Callbacks are told on rank
-0 of training, epochs and steps; one that sets `stop_training` ends the run with the epoch.
-
-`--augment mixup,randaugment` changes images at random, in the step. What a layer draws follows from
-seed, step and rank: a resumed run draws the same. Images of our own data sets have values from 0 to
-255 meanwhile, as Keras' layers expect them. MixUp and CutMix mix the examples of a rank's part of
-the batch, and make of each label a share for every class.
+A name is that of Keras in any case of letters (`adamw`), or `package.module:function`.
+`--set optimizer.weight_decay=0.05` is an argument of the part. A typo in either gets the nearest
+name. What a model's outputs mean is read from its last activation, never from numbers: where that
+says nothing, `--set loss.from_logits=true` or `false` must.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from types import MappingProxyType, MethodType
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
-from hpcdl.train.data.source import Source
-from hpcdl.train.models import Draws, Network, origin, user_function
-from hpcdl.train.options import TrainOptions
+from hpcdl.train.data.source import DataSource
+from hpcdl.train.models import origin, user_function
+from hpcdl.train.options import SCHEDULES, RunNumbers, TrainOptions, settings_of
 
-Change = Callable[[Any, Any], tuple[Any, Any]]
-_MIXERS = {"mixup", "cutmix"}
-PARTS = ("optimizer", "schedule", "loss", "callback", "augment")
-
-
-def settings_of(settings: Sequence[str], part: str) -> dict[str, Any]:
-    """The arguments that `--set` gives to a part; BadInput: one is not `part.argument=value`."""
-    found: dict[str, Any] = {}
-    for setting in settings:
-        place, equals, text = setting.partition("=")
-        owner, _, name = place.partition(".")
-        if not (equals and name) or owner not in PARTS:
-            raise BadInput(
-                f"--set {setting}: not like optimizer.weight_decay=0.05",
-                hint=f"it begins with one of {', '.join(PARTS)}",
-            )
-        value: Any = text
-        with suppress(ValueError):
-            value = json.loads(text)
-        if owner == part:
-            found[name] = value
-    return found
+_WRITERS = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "BackupAndRestore", "RemoteMonitor"}
+_EPOCHWISE = {"EarlyStopping", "ReduceLROnPlateau", "CSVLogger", "LearningRateScheduler"}
+_PASSING = {"Flatten", "Reshape", "Permute", "Dropout", "Cropping1D", "Identity", "InputLayer"}
+_SURE = (
+    "say it: --set loss.from_logits=true (the model gives logits), "
+    "or --set loss.from_logits=false (it gives probabilities)"
+)
 
 
 def make(
@@ -60,11 +37,10 @@ def make(
     name: str,
     arguments: dict[str, Any],
     usual: Mapping[str, Any] = MappingProxyType({}),
-    **ours: Any,
 ) -> Any:
-    """An object of the class of that name in any case of letters, which derives from `base`.
+    """Return an object of the class of that name in any case of letters, which derives from `base`.
 
-    `option` is for messages; `usual` are arguments where it takes them, `ours` are not checked.
+    `option` is for messages; `usual` are arguments where the class takes them.
     Raises BadInput: no such class, or it refuses the arguments.
     """
     kinds = {
@@ -76,14 +52,14 @@ def make(
     if kind is None:
         raise BadInput(f"{option}: Keras has no '{name}'", hint=did_you_mean(name.lower(), kinds))
     known = [each for each in inspect.signature(kind).parameters if each != "kwargs"]
+    known += ["clipnorm", "clipvalue", "global_clipnorm"] if option == "--optimizer" else []
     for argument in arguments:
         if argument not in known:
             raise BadInput(
                 f"{option} {name} has no argument '{argument}'", hint=did_you_mean(argument, known)
             )
     try:
-        given = {name: value for name, value in usual.items() if name in known} | arguments
-        return kind(**given, **ours)
+        return kind(**{name: value for name, value in usual.items() if name in known} | arguments)
     except (TypeError, ValueError) as fault:
         raise BadInput(
             f"{option} {name}: {str(fault).splitlines()[0]}",
@@ -91,194 +67,331 @@ def make(
         ) from fault
 
 
-class KerasOptimizer:
-    """One of Keras' optimizers in the step; `velocities` is all that it remembers."""
-
-    def __init__(self, network: Network, name: str, arguments: dict[str, Any]) -> None:
-        module = tf.keras.optimizers
-        usual = {"learning_rate": 0.0}
-        self._made = make(module, module.Optimizer, "--optimizer", name, arguments, usual)
-        self._variables = tuple(network.model.trainable_variables)
-        if network.stages > 1:
-            _stay_with_variables(self._made)
-        self._made.build(self._variables)
-        _leave_distribution_to_us(self._made)
-        owned = self._made.variables
-        self.velocities = tuple(getattr(variable, "_value", variable) for variable in owned)
-
-    def apply(self, variables: tuple[Any, ...], gradients: list[Any], lr: Any) -> list[Any]:
-        """Update every variable; returns an operation that comes after."""
-        self._made.learning_rate = lr
-        self._made.apply_gradients(zip(gradients, self._variables, strict=True))
-        return [variables[-1].read_value()]
-
-    def finalize(self) -> None:
-        """Let averages take the weights' place, where the optimizer keeps some (use_ema)."""
-        if getattr(self._made, "use_ema", False):
-            self._made.finalize_variable_values(self._variables)
+def check_settings(options: TrainOptions, *, compiled: bool) -> None:
+    """Refuse `--set` of a part that the run does not have."""
+    used = {
+        "optimizer": not compiled,
+        "schedule": options.lr_schedule != "constant",
+        "loss": not compiled,
+        "callback": bool(options.callback),
+        "fit": True,
+    }
+    for part, there in used.items():
+        if settings_of(options.settings, part) and not there:
+            hint = f"--{part} names one" if part == "callback" else "--lr-schedule names one"
+            if compiled and part in {"optimizer", "loss"}:
+                hint = f"the model was compiled with its own {part}: give it there"
+            raise BadInput(f"--set {part}.…: this run has no {part} to set", hint=hint)
+    for name in settings_of(options.settings, "fit"):
+        if name not in {"class_weight", "fused"}:
+            raise BadInput(f"--set fit.{name}: there are fit.class_weight and fit.fused")
 
 
-def _leave_distribution_to_us(made: Any) -> None:
-    """Let an optimizer update plain variables under a strategy, too: each rank has its own.
-
-    Keras 3's TensorFlow backend wraps these two methods into a merge call of the strategy.
-    """
-    bases = [kind for kind in type(made).__mro__ if kind.__name__ == "BaseOptimizer"]
-    for name in ("_apply_weight_decay", "_backend_update_step"):
-        if bases and name not in vars(type(made)):
-            setattr(made, name, MethodType(getattr(bases[0], name), made))
+def fuses(options: TrainOptions) -> bool:
+    """Whether normalisation of images may be one operation (fused.py)."""
+    return bool(settings_of(options.settings, "fit").get("fused", True))
 
 
-def _stay_with_variables(made: Any) -> None:
-    """Let an optimizer keep what it remembers, and compute, where each variable is."""
-    remember, update = made.add_variable_from_reference, made.update_step
-
-    def kept(variable: Any, *arguments: Any, **named: Any) -> Any:
-        with tf.device(variable._value.device):
-            return remember(variable, *arguments, **named)
-
-    def updated(gradient: Any, variable: Any, rate: Any) -> Any:
-        with tf.device(variable._value.device):
-            return update(gradient, variable, rate)
-
-    made.add_variable_from_reference, made.update_step = kept, updated
-
-
-def make_schedule(name: str, lr: float, arguments: dict[str, Any]) -> Any:
-    """The learning rate of a step, by one of Keras' schedules."""
-    module = tf.keras.optimizers.schedules
-    base, usual = module.LearningRateSchedule, {"initial_learning_rate": lr}
-    schedule = make(module, base, "--lr-schedule", name, arguments, usual)
-    return lambda step: float(schedule(step))
-
-
-def make_loss(name: str, classes: int, arguments: dict[str, Any]) -> Any:
-    """loss(logits, labels): the mean of a loss of Keras, or of a function (labels, logits)."""
-    if ":" in name:
-        chosen = user_function("--loss", name)
-    else:
-        module = tf.keras.losses
-        chosen = make(module, module.Loss, "--loss", name, arguments, {"from_logits": True})
-    sparse = ":" in name or name.lower().startswith("sparse")
-
-    def loss(outputs: Any, labels: Any) -> Any:
-        outputs = tf.cast(outputs, tf.float32)
-        if not sparse and labels.shape.rank < outputs.shape.rank:
-            labels = tf.one_hot(labels, classes)
-        return tf.reduce_mean(tf.cast(chosen(labels, outputs), tf.float32))
-
-    return loss
-
-
-def make_metrics(names: str) -> dict[str, Callable[[Any, Any], Any]]:
-    """Functions (labels, logits) of a value per example, or of their mean, by name."""
-    found: dict[str, Callable[[Any, Any], Any]] = {}
-    for name in filter(None, names.split(",")):
-        if ":" in name:
-            found[name.partition(":")[2]] = user_function("--metrics", name)
-            continue
-        known = {
-            each: value
-            for each, value in vars(tf.keras.metrics).items()
-            if inspect.isfunction(value) and each.islower()
-        }
-        if name.lower() not in known:
+def check_compiled(options: TrainOptions) -> None:
+    """Refuse options that a model compiled by its own function decides already."""
+    default = TrainOptions()
+    for name in ("optimizer", "loss", "metrics", "lr_schedule", "lr"):
+        if getattr(options, name) != getattr(default, name):
             raise BadInput(
-                f"--metrics: Keras has no function '{name}'", hint=did_you_mean(name.lower(), known)
+                f"--{name.replace('_', '-')}: the model's function has compiled the model",
+                hint="give it to `compile` there, or return the model uncompiled",
             )
-        found[name.lower()] = known[name.lower()]
-    return found
 
 
-def make_callbacks(names: str, settings: Sequence[str], network: Network) -> Any:
-    """A list of Keras that tells all of them: of Keras by name, or `package.module:Class`."""
-    given, module, made = settings_of(settings, "callback"), tf.keras.callbacks, []
-    for name in filter(None, names.split(",")):
+def class_weight(options: TrainOptions) -> dict[int, float] | None:
+    """The weights of classes by `--set fit.class_weight={"0": 2.0}`; None without."""
+    weights = settings_of(options.settings, "fit").get("class_weight")
+    if weights is None:
+        return None
+    try:
+        return {int(label): float(weight) for label, weight in dict(weights).items()}
+    except (TypeError, ValueError) as fault:
+        raise BadInput(
+            "--set fit.class_weight is not a weight by class",
+            hint='such as fit.class_weight={"0": 1.0, "1": 2.5}',
+        ) from fault
+
+
+# ---- the optimizer ----
+
+
+def make_optimizer(options: TrainOptions, numbers: RunNumbers) -> Any:
+    """Return the Keras optimizer with its learning rate, or schedule, and what `--set` gives."""
+    module = tf.keras.optimizers
+    arguments = settings_of(options.settings, "optimizer")
+    usual = {"learning_rate": _rate(options, numbers), "momentum": 0.9}
+    if options.optimizer.lower() != "sgd":
+        del usual["momentum"]
+    if options.accumulate > 1:
+        usual["gradient_accumulation_steps"] = options.accumulate
+    made = make(module, module.Optimizer, "--optimizer", options.optimizer, arguments, usual)
+    require_accumulation(options, made)
+    if options.precision == "fp16":
+        made = tf.keras.mixed_precision.LossScaleOptimizer(made)
+    return made
+
+
+def require_accumulation(options: TrainOptions, optimizer: Any) -> None:
+    """Refuse `--accumulate` where Keras' optimizer does not do it."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    parts = getattr(inner, "gradient_accumulation_steps", None) or 1
+    if parts != options.accumulate:
+        why = f"the optimizer accumulates {parts} parts, and --accumulate is {options.accumulate}"
+        raise BadInput(why, hint="Keras 2 cannot accumulate; in Keras 3 both must be the same")
+
+
+def _rate(options: TrainOptions, numbers: RunNumbers) -> Any:
+    given = settings_of(options.settings, "schedule")
+    schedules = tf.keras.optimizers.schedules
+    steps = max(1, numbers.steps)
+    warmup = given.pop("warmup_steps", 0) if options.lr_schedule in SCHEDULES else 0
+    if options.lr_schedule == "constant":
+        return numbers.lr
+    rest = max(1, steps - int(warmup))
+    if options.lr_schedule == "cosine":
+        usual = {"warmup_target": numbers.lr, "warmup_steps": warmup} if warmup else {}
+        first = 0.0 if warmup else numbers.lr
+        return schedules.CosineDecay(first, rest, **{**usual, **given})
+    if options.lr_schedule == "linear":
+        return schedules.PolynomialDecay(numbers.lr, rest, 0.0, **given)
+    base, usual = schedules.LearningRateSchedule, {"initial_learning_rate": numbers.lr}
+    return make(schedules, base, "--lr-schedule", options.lr_schedule, given, usual)
+
+
+# ---- losses and metrics ----
+
+
+def last_activation(model: Any, output: int = 0) -> str | None:
+    """Return the name of the activation that an output ends in; None where nothing says it."""
+    outputs = getattr(model, "outputs", None)
+    if not outputs:
+        layers = getattr(model, "layers", None) if _is_sequential(model) else None
+        return _activation_of(layers[-1], None) if layers else None
+    return _activation_of(_producer(outputs[output]), outputs[output])
+
+
+def _is_sequential(model: Any) -> bool:
+    return isinstance(model, tf.keras.Sequential)
+
+
+def _producer(tensor: Any) -> Any:
+    history = tensor._keras_history
+    return getattr(history, "operation", None) or history.layer
+
+
+def _activation_of(layer: Any, tensor: Any) -> str | None:
+    """Return the activation of a layer, looking into nested models and through reshaping layers."""
+    if isinstance(layer, tf.keras.Model):
+        inner = getattr(layer, "outputs", None)
+        place = getattr(getattr(tensor, "_keras_history", None), "tensor_index", 0)
+        return last_activation(layer, place if inner and place < len(inner) else 0)
+    kind = type(layer).__name__
+    if kind in {"Softmax", "ReLU", "LeakyReLU", "ELU"}:
+        return kind.lower()
+    if hasattr(layer, "activation"):
+        return str(getattr(layer.activation, "__name__", None) or type(layer.activation).__name__)
+    if kind in _PASSING:
+        nodes = layer._inbound_nodes
+        before = nodes[-1].input_tensors if nodes else []
+        before = before if isinstance(before, list | tuple) else [before]
+        if len(before) == 1:
+            return _activation_of(_producer(before[0]), before[0])
+    return None
+
+
+_FITS = {
+    "Binary": "sigmoid",
+    "Categorical": "softmax",
+    "Sparse": "softmax",
+}
+
+
+def make_losses(
+    options: TrainOptions, model: Any, outputs: Sequence[Any], source: DataSource, task: str
+) -> Any:
+    """Return the loss of every output, a list where there are several.
+
+    Raises BadInput: the loss does not fit the last activation or the labels, or nothing says
+    which loss is meant.
+    """
+    names = [name for name in (options.loss or "").split(",") if name]
+    labels = tf.nest.flatten(source.label_spec)
+    if not names:
+        names = [_usual_loss(labels[0], outputs, task)]
+    if len(names) != len(outputs):
+        raise BadInput(
+            f"the model has {len(outputs)} outputs, and --loss names {len(names)} losses",
+            hint="name one per output, such as --loss=mse,sparsecategoricalcrossentropy, or "
+            "compile the model in its function",
+        )
+    arguments = settings_of(options.settings, "loss")
+    losses = []
+    for place, (name, output) in enumerate(zip(names, outputs, strict=True)):
+        loss = _one_loss(name, dict(arguments), last_activation(model, place))
+        if place < len(labels):
+            check_labels(loss, labels[place])
+            _check_shapes(loss, labels[place], output, source)
+        losses.append(loss)
+    return losses if len(losses) > 1 else losses[0]
+
+
+def _usual_loss(spec: Any, outputs: Sequence[Any], task: str) -> str:
+    if task == "findings":
+        return "binarycrossentropy"
+    places = spec.shape.rank == outputs[0].shape.rank - 2  # a class for each place, or one
+    if len(outputs) == 1 and spec.dtype.is_integer and places:
+        return "sparsecategoricalcrossentropy"
+    labels = f"labels are {spec.dtype.name} of shape {tuple(spec.shape)}"
+    raise BadInput(
+        f"{labels}: nothing says which loss is meant"
+        if len(outputs) == 1
+        else f"the model has {len(outputs)} outputs: nothing says which losses are meant",
+        hint="--loss: meansquarederror for regression, categoricalcrossentropy for one-hot or "
+        "soft labels, binarycrossentropy for several yes or no; or compile the model",
+    )
+
+
+def _check_shapes(loss: Any, spec: Any, output: Any, source: DataSource) -> None:
+    """Refuse labels that a loss of Keras would broadcast, or classes that no output is for."""
+    kind = type(loss).__name__
+    if not isinstance(loss, tf.keras.losses.Loss) or None in tuple(output.shape[1:]):
+        return
+    if kind.startswith("Sparse"):
+        width = int(output.shape[-1])
+        if source.classes > width:
+            raise BadInput(
+                f"the model gives {(None, *output.shape[1:])}, but {source.classes} classes are "
+                "in the labels",
+                hint="its last layer is Dense(classes), without an activation",
+            )
+        return
+    squeezed = [tuple(n for n in shape if n != 1) for shape in (spec.shape, output.shape[1:])]
+    one_hot = spec.dtype.is_integer and not spec.shape.rank and source.own
+    if squeezed[0] != squeezed[1] and not one_hot:
+        raise BadInput(
+            f"labels are of shape {tuple(spec.shape)}, and the model gives "
+            f"{tuple(output.shape[1:])}: {kind} compares them one by one",
+            hint="give labels of the outputs' shape (one-hot ones, say), or --loss="
+            "sparsecategoricalcrossentropy for numbers of classes",
+        )
+
+
+def takes_one_hot(losses: Any) -> bool:
+    """Whether the loss compares a share for every class, so that numbers of classes do not fit."""
+    return type(losses).__name__.startswith("Categorical")
+
+
+def probabilities_of(losses: Any) -> Any:
+    """Return the function that makes chances of a model's outputs, by what its loss takes."""
+    if not getattr(losses, "get_config", None) or isinstance(losses, list):
+        return tf.identity
+    if not losses.get_config().get("from_logits"):
+        return tf.identity
+    return tf.nn.sigmoid if type(losses).__name__.startswith("Binary") else tf.nn.softmax
+
+
+def _one_loss(name: str, arguments: dict[str, Any], activation: str | None) -> Any:
+    if ":" in name:
+        return user_function("--loss", name)
+    module = tf.keras.losses
+    name = {"mse": "meansquarederror", "mae": "meanabsoluteerror"}.get(name.lower(), name)
+    probe = make(module, module.Loss, "--loss", name, arguments)
+    kind = type(probe)
+    if "from_logits" not in inspect.signature(kind).parameters or "from_logits" in arguments:
+        return probe
+    fits = next((shape for part, shape in _FITS.items() if kind.__name__.startswith(part)), "")
+    if activation == "linear":
+        return make(module, module.Loss, "--loss", name, {**arguments, "from_logits": True})
+    if activation == fits:
+        return probe
+    ends = f"the model ends in '{activation}'" if activation else "the last layer does not say"
+    raise BadInput(
+        f"{ends} whether outputs are logits: {kind.__name__} takes '{fits}' or no activation",
+        hint=_SURE,
+    )
+
+
+def check_labels(loss: Any, spec: Any) -> None:
+    """Refuse labels of a type that a loss would cut to integers."""
+    name = getattr(loss, "__name__", None) or type(loss).__name__
+    if isinstance(loss, str):
+        name = loss
+    sparse = name.lower().replace("_", "").startswith("sparse")
+    if sparse and not spec.dtype.is_integer:
+        raise BadInput(
+            f"labels are {spec.dtype.name}, and {name} takes the numbers of classes, integers",
+            hint="give integers, or another loss, such as --loss=meansquarederror",
+        )
+
+
+def make_metrics(options: TrainOptions, losses: Any) -> list[Any]:
+    """Return the metrics: accuracy where the loss is one of classes, and those that are asked."""
+    name = type(losses).__name__ if not isinstance(losses, list) else ""
+    metrics: list[Any] = (
+        ["accuracy"]
+        if "CategoricalCross" in name or name.startswith(("CategoricalFocal", "CategoricalHinge"))
+        else []
+    )
+    known: dict[str, Any] = {
+        name.lower().replace("_", ""): value
+        for name, value in vars(tf.keras.metrics).items()
+        if (inspect.isfunction(value) and name.islower())
+        or (inspect.isclass(value) and issubclass(value, tf.keras.metrics.Metric))
+    }
+    for asked in filter(None, options.metrics.split(",")):
+        short = asked.lower().replace("_", "")
+        if short == "accuracy":  # Keras chooses which one by the loss and the shapes
+            metrics += [] if "accuracy" in metrics else ["accuracy"]
+        elif ":" in asked:
+            metrics.append(user_function("--metrics", asked))
+        elif short in known:
+            kind: Any = known[short]
+            metrics.append(kind(name=asked.lower()) if isinstance(kind, type) else kind)
+        else:
+            hint = did_you_mean(short, known)
+            raise BadInput(f"--metrics: Keras has no '{asked}'", hint=hint)
+    return metrics
+
+
+# ---- callbacks ----
+
+
+def make_callbacks(names: str, settings: Sequence[str], *, first: bool) -> list[Any]:
+    """Return callbacks by name; those that write files only where this is the `first` rank."""
+    given, module = settings_of(settings, "callback"), tf.keras.callbacks
+    callbacks = []
+    chosen = [name for name in names.split(",") if name]
+    for name in chosen:
         if ":" not in name:
-            made.append(make(module, module.Callback, "--callback", name, given))
+            made = make(module, module.Callback, "--callback", name, _of(name, given))
+            if first or type(made).__name__ not in _WRITERS:
+                callbacks.append(made)
             continue
         kind = user_function("--callback", name)
         try:
-            made.append(kind(**given))
+            callbacks.append(kind(**_of(name, given)))
         except Exception as fault:  # it is the user's: anything may go wrong in it
             raise BadInput(f"--callback {name} cannot be made", details=origin(fault)) from fault
-    network.model.compile("sgd")  # some look at an optimizer; rates are the run's own
-    network.model.stop_training = False
-    return module.CallbackList(made, model=network.model)
+    return callbacks
 
 
-def make_augment(options: TrainOptions, source: Source, random: Draws | None, rank: int) -> Change:
-    """What changes (images, labels) of a step; `random` is the network's."""
-    names = [name for name in options.augment.lower().split(",") if name]
-    if not names or random is None:
-        return lambda images, labels: (images, labels)
-    if len(source.shape) != 3:
-        raise BadInput(
-            f"--augment is for images; an example here has the shape {source.shape}",
-            hint="leave out --augment",
-        )
-    keras = tf.keras
-    if not hasattr(keras.layers, "CutMix"):
-        raise MissingPrerequisite(
-            f"Keras {keras.__version__} lacks layers that --augment needs",
-            hint="Keras 3.9 and newer have them",
-        )
-    base, given = keras.layers.MixUp.__base__, _arguments(options, names)
-    # Not what the network computes in, nor in its layout.
-    ours = {"dtype": "float32", "data_format": "channels_last"}
-    chosen = partial(make, keras.layers, base, "--augment")
-    layers = [chosen(name, given[name], {}, **ours) for name in names]
-    if (options.loss or "").lower().startswith("sparse") and _MIXERS.intersection(names):
-        raise BadInput(
-            f"--loss {options.loss} takes no labels that are mixed",
-            hint="categoricalcrossentropy does, or leave out --loss",
-        )
-    states = [v for layer in layers for v in layer.variables if v.name == "seed_generator_state"]
-    # A place that no part of a batch has: the network draws other numbers.
-    draws = Draws(random.seeds, -1 - rank, tuple(state._value for state in states))
-    low, high = source.limits
-
-    def change(images: Any, labels: Any) -> tuple[Any, Any]:
-        draws.renew()
-        images = (images - low) * (255.0 / (high - low))
-        for name, layer in zip(names, layers, strict=True):
-            if name not in _MIXERS:
-                images = layer(images, training=True)
-                continue
-            shares = tf.one_hot(labels, source.classes) if labels.shape.rank == 1 else labels
-            both = {"images": images, "labels": tf.cast(shares, tf.float32)}
-            images, labels = layer(both, training=True).values()
-        return images * ((high - low) / 255.0) + low, labels
-
-    _try(options.augment, change, source)
-    return change
+def _of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments for all callbacks, and those for this one: `callback.csvlogger.filename`."""
+    own = name.rpartition(":")[2].lower()
+    dotted = {key.partition(".")[::2]: value for key, value in arguments.items() if "." in key}
+    shared = {key: value for key, value in arguments.items() if "." not in key}
+    return shared | {key: value for (owner, key), value in dotted.items() if owner.lower() == own}
 
 
-def _arguments(options: TrainOptions, names: list[str]) -> dict[str, dict[str, Any]]:
-    """What `--set augment.LAYER.ARGUMENT=VALUE` gives to each of the layers."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in names}
-    for place, value in settings_of(options.settings, "augment").items():
-        name, _, argument = place.partition(".")
-        if name.lower() not in found:
-            raise BadInput(
-                f"--set augment.{place}: --augment has no '{name}'",
-                hint="like augment.mixup.alpha=0.4",
-            )
-        found[name.lower()][argument] = value
-    return found
-
-
-def _try(names: str, change: Change, source: Source) -> None:
-    """Two black images: a layer may want other channels, or give other sizes."""
-    images = tf.zeros((2, *source.shape))
-    try:
-        changed, _ = tf.function(change, autograph=False)(images, tf.zeros(2, tf.int64))
-        if changed.shape != images.shape:
-            raise ValueError(f"it gives images of {tuple(changed.shape[1:])}")
-    except Exception as fault:  # Keras' layers raise whatever comes to them
-        size = " x ".join(map(str, source.shape))
-        raise BadInput(
-            f"--augment {names} does not take images of {size}",
-            details=origin(fault),
-            hint="`keras.layers` says what each layer takes",
-        ) from fault
+def need_every_batch(callbacks: Sequence[Any]) -> bool:
+    """Whether a callback must be called after every step."""
+    return any(
+        type(callback).__name__ not in _EPOCHWISE
+        and getattr(callback, "save_freq", None) != "epoch"
+        for callback in callbacks
+    )

@@ -1,8 +1,6 @@
 """Networks of the published comparisons that Keras does not ship: AlexNet and GoogLeNet.
 
-Both as in torchvision, whose parameter counts facts/models.yaml names. Dropout draws
-from (seed, step, rank and part of the batch) by a stateless generator: every image has a mask of
-its own, and a resumed run draws the same numbers.
+Both as in torchvision, whose parameter counts facts/models.yaml names.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def mlp(shape: tuple[int, ...], classes: int, random: Any) -> Any:
+def mlp(shape: tuple[int, ...], classes: int) -> Any:
     """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
     layers = tf.keras.layers
     hidden = [
@@ -23,7 +21,7 @@ def mlp(shape: tuple[int, ...], classes: int, random: Any) -> Any:
     return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), *hidden, outputs])
 
 
-def alexnet(shape: tuple[int, ...], classes: int, random: Any) -> Any:
+def alexnet(shape: tuple[int, ...], classes: int) -> Any:
     """The one-tower AlexNet of "One weird trick" (Krizhevsky, arXiv 1404.5997)."""
     layers = tf.keras.layers
     inputs = tf.keras.Input(shape)
@@ -35,8 +33,8 @@ def alexnet(shape: tuple[int, ...], classes: int, random: Any) -> Any:
     for filters in (384, 256, 256):
         x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
     x = layers.Flatten()(layers.MaxPooling2D(3, 2)(x))
-    for number in range(2):
-        x = layers.Dense(4096, activation="relu")(_dropout(random, number)(x))
+    for _ in range(2):
+        x = layers.Dense(4096, activation="relu")(layers.Dropout(0.5)(x))
     return tf.keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="alexnet")
 
 
@@ -54,7 +52,7 @@ _BLOCKS = (
 )
 
 
-def googlenet(shape: tuple[int, ...], classes: int, random: Any) -> Any:
+def googlenet(shape: tuple[int, ...], classes: int) -> Any:
     """GoogLeNet (Szegedy, arXiv 1409.4842) with batch normalisation, without auxiliary heads."""
     layers = tf.keras.layers
     inputs = tf.keras.Input(shape)
@@ -64,7 +62,7 @@ def googlenet(shape: tuple[int, ...], classes: int, random: Any) -> Any:
         x = layers.MaxPooling2D(3, 2, "same")(x)
         for filters in blocks:
             x = _inception(x, filters)
-    x = _dropout(random, 0, 0.2)(layers.GlobalAveragePooling2D()(x))
+    x = layers.Dropout(0.2)(layers.GlobalAveragePooling2D()(x))
     return tf.keras.Model(inputs, layers.Dense(classes, dtype="float32")(x), name="googlenet")
 
 
@@ -87,22 +85,3 @@ def _inception(x: Any, filters: tuple[int, ...]) -> Any:
             _conv(pooled, project, 1),
         ]
     )
-
-
-def _dropout(random: Any, number: int, rate: float = 0.5) -> Any:
-    """Keras' where `random` is None, else one that draws from (seed, step), part and number."""
-    if random is None:
-        return tf.keras.layers.Dropout(rate)
-
-    class Dropout(tf.keras.layers.Layer):  # type: ignore[misc]
-        def call(self, x: Any, training: bool = False) -> Any:
-            if not training:
-                return x
-            own = (number * 7919 + random.place * 104_729) % 2**31
-            seed = random.seeds.read_value() + tf.constant([own, 0])
-            return tf.nn.experimental.stateless_dropout(x, rate, seed=seed)
-
-        def compute_output_shape(self, shape: Any) -> Any:
-            return shape
-
-    return Dropout()

@@ -9,25 +9,43 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
-from hpcdl.train import parameter_server, startup
-from hpcdl.train.options import TrainOptions, check_parallel, facts_of, global_batch, parse
+from hpcdl.results.records import RESULT, outcome
+from hpcdl.system.errors import ExitCode, HpcdlError
+from hpcdl.train import startup
+from hpcdl.train.options import TrainOptions, facts_of, global_batch, parse, settings_of
+from hpcdl.train.result import Samples, base_of, summarize
 from hpcdl.train.startup import RankPlace, StartupClock
+from hpcdl.train.stop_signals import Interrupted, StopSignals
 
 if TYPE_CHECKING:
-    from hpcdl.train.run import Run
+    from hpcdl.train.run import RankRun
+
+INTERRUPTED = {"requeue": ExitCode.REQUEUE, "stopped": ExitCode.STOPPED}
 
 
-def main(argv: list[str] | None = None) -> int:
+def train(argv: list[str] | None, signals: StopSignals) -> int:
     """Train as `argv` says and return the exit code. Every rank prints its own errors."""
     clock = StartupClock()
     place = startup.this_place()
+    options = TrainOptions()
     try:
-        return _run(parse(sys.argv[1:] if argv is None else argv), place, clock)
+        signals.preparation_begins()
+        options = parse(sys.argv[1:] if argv is None else argv)
+        run = prepare(options, place, clock, signals)
+        code = run.go()
+        signals.ended()
+        run.ranks.close()
+        return _leave(code, place)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr, flush=True)
+        code = int(INTERRUPTED[stopped.status])
+        if place.rank == 0:
+            _record_early(options, place, clock, stopped, code)
+        return _leave(code, place)
     except HpcdlError as error:
+        signals.ended()
         prefix = f"rank {place.rank} on {place.host}: " if place.rank else ""
         if place.rank:
             time.sleep(3.0)  # an error that all ranks have is printed once
@@ -39,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _leave(code: int, place: RankPlace) -> int:
-    """The exit code; if not 0, one of several ranks exits at once, not as one of the killed.
+    """Return the exit code; if not 0, one of several ranks exits at once, not as one of the killed.
 
     The launcher ends the others when one is gone, also while they take TensorFlow apart.
     """
@@ -50,41 +68,53 @@ def _leave(code: int, place: RankPlace) -> int:
     return code
 
 
-def _run(options: TrainOptions, place: RankPlace, clock: StartupClock) -> int:
-    if options.find_batch:
-        raise BadInput("--find-batch is another program", hint="python -m hpcdl.measure.find_batch")
-    if options.strategy == parameter_server.NAME:
-        task = parameter_server.task_here()
-        if task is None:
-            return _leave(parameter_server.lead(options, place), place)
-        if task["type"] != "chief":
-            startup.import_tensorflow(place, onednn=True)
-            from hpcdl.train.strategies import serve
+def _record_early(
+    options: TrainOptions, place: RankPlace, clock: StartupClock, stopped: Interrupted, code: int
+) -> None:
+    """Write the result.json of a run that was stopped before it trained.
 
-            serve()
-        place = replace(place, rank=0, size=1)  # the chief is the only rank of its run
-    run = prepare(options, place, clock)
-    code = run.go()
-    run.ranks.close()
-    return _leave(code, place)
+    One of a run that did train stays: the stopped one would have resumed it.
+    """
+    path = options.folder / RESULT.name
+    if path.exists():
+        return
+    values: dict[str, Any] = base_of(options, clock, time.time())
+    layout = {
+        "ranks": place.size,
+        "nodes": [place.host],
+        "hosts": [place.host],
+        "ranks_per_node": [place.local_size],
+        "cpus_per_rank": place.cpus,
+        "gpu_per_rank": 0,
+        "gpu": None,
+    }
+    values |= {
+        "outcome": outcome(stopped.status, str(stopped), code),
+        "layout": layout,
+        "versions": {},
+        "strategy": "horovod" if place.size > 1 else "single",
+        "samples": Samples().as_json(),
+        "summary": {**summarize(Samples(), 0), "loss": None, "metrics": {}},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write(path, values)
 
 
-def prepare(options: TrainOptions, place: RankPlace, clock: StartupClock) -> Run:
-    """The run, with TensorFlow imported and the ranks joined; HpcdlError: it cannot be."""
+def prepare(
+    options: TrainOptions, place: RankPlace, clock: StartupClock, signals: StopSignals
+) -> RankRun:
+    """Return the run, with TensorFlow imported and the ranks joined; HpcdlError: it cannot be."""
     model = facts_of(options.model)
-    keras = model["builder"] != "mlp" or options.needs_keras
     # Refused before the seconds that TensorFlow and MPI take.
     global_batch(options, model, place.size)
-    check_parallel(options, place.size)
+    settings_of(options.settings, "")
     clock.mark("options")
-    tf = startup.import_tensorflow(
-        place, keras=keras, onednn=model.get("onednn", True), devices=options.model_parallel
-    )
+    clustered = options.xla and place.size > 1
+    tf = startup.import_tensorflow(place, onednn=model.get("onednn", True), xla=clustered)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")
-    from hpcdl.train.run import Run
-    from hpcdl.train.strategies import join_ranks
+    from hpcdl.train.ranks import join_ranks
+    from hpcdl.train.run import RankRun
 
-    ranks = join_ranks(options.strategy, place, clock, keras=keras)
-    return Run(options, place, clock, ranks, model, keras=keras)
+    return RankRun(options, place, clock, join_ranks(place, clock), model, signals)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import statistics
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.files import explain_os_errors, write_atomic
+from hpcdl.train.options import TrainOptions
+from hpcdl.train.startup import StartupClock
 
 COLUMNS = ("seconds", "input", "compute", "communication", "update", "checkpoint", "other")
 _HISTORY = "history.jsonl"
@@ -98,6 +101,21 @@ def summarize(samples: Samples, warmup: int) -> dict[str, Any]:
     }
 
 
+def base_of(options: TrainOptions, clock: StartupClock, started: float) -> dict[str, Any]:
+    """Return what result.json says of a training however it ended."""
+    return {
+        "started": started,
+        "ended": time.time(),
+        "job": job_of(os.environ),
+        "release": os.environ.get("HPCDL_RELEASE"),
+        "model": options.model,
+        "precision": options.precision,
+        "data": options.dataset or options.data,
+        "options": {k: v for k, v in vars(options).items() if v is not None},
+        "startup": {name: round(value, 3) for name, value in clock.parts.items()},
+    }
+
+
 def job_of(environ: Mapping[str, str]) -> dict[str, Any]:
     """The Slurm job this runs in; empty values outside of one."""
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
@@ -140,7 +158,7 @@ def finite(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-class History:
+class LossHistory:
     """The pieces of all starts of a run, the present one's last. For rank 0.
 
     `start` is of the present start: when it began, and how many ranks it has.

@@ -1,46 +1,51 @@
 """One run of one rank: prepares it, trains, scores, and writes a result.json however it ends.
 
-Imported when TensorFlow is there. The result is pure data made in one place, `_record`.
+Imported when TensorFlow is there. The result is pure data made in one place, `_write`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 import traceback
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from hpcdl.results.records import RESULT, at, outcome
-from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.train import checkpoint, diagnostics
-from hpcdl.train.communicate import Communicator
+from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, evaluate
 from hpcdl.train.data.opening import open_source
-from hpcdl.train.data.source import Share, count_records
+from hpcdl.train.data.source import BatchShare, count_records
 from hpcdl.train.data.tfrecord import Repairs
-from hpcdl.train.diagnostics import LossGuard, Watchdog
-from hpcdl.train.exporting import check_outputs, export, export_onnx, load_weights
-from hpcdl.train.keras_parts import make_callbacks, make_schedule, settings_of
-from hpcdl.train.loop import Training, assign, resume, train
-from hpcdl.train.options import SCHEDULES, TrainOptions, check_target, global_batch, make_plan
-from hpcdl.train.result import History, job_of, summary_line
-from hpcdl.train.run_record import layout_of, measured, require_one_decoder, versions_of
-from hpcdl.train.scalars import Scalars
+from hpcdl.train.diagnostics import LossGuard, StepWatchdog
+from hpcdl.train.exporting import check_outputs, export, load_weights
+from hpcdl.train.fitting import broadcast, channels_first, clear_errors, make_fitting
+from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
+from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
+from hpcdl.train.ranks import Ranks
+from hpcdl.train.result import LossHistory, base_of, job_of, summary_line
+from hpcdl.train.resuming import resume
+from hpcdl.train.run_record import layout_of, measured, versions_of
+from hpcdl.train.scores import areas_of, check_predictable, predictions, write_predictions
 from hpcdl.train.startup import RankPlace, StartupClock
-from hpcdl.train.step import StopRequest, channels_first, make_parts, make_step
-from hpcdl.train.strategies import Chief
-from hpcdl.train.tasks import Evaluator, Validation, chosen_metric, scores_line, write_predictions
+from hpcdl.train.stop_signals import Interrupted, StopSignals
 from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter
+from hpcdl.train.training import TrainingProgress, condemn
 
 _DRAWN_STEPS = 2000
+_MOST_DAMAGED = 16
+_FP16_PATIENCE = 15
+"""fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1."""
 _EXITS = {
     "completed": ExitCode.OK,
     "missed-target": ExitCode.NO,
@@ -50,7 +55,7 @@ _EXITS = {
 _ENDED = ("completed", "missed-target")
 
 
-class Run:
+class RankRun:
     """One run of one rank: what is needed to write its result, however it ends."""
 
     def __init__(
@@ -58,27 +63,24 @@ class Run:
         options: TrainOptions,
         place: RankPlace,
         clock: StartupClock,
-        ranks: Communicator,
+        ranks: Ranks,
         model: dict[str, Any],
-        *,
-        keras: bool,
+        signals: StopSignals,
     ) -> None:
         self.options = options
         self.place = place
         self.clock = clock
         self.ranks = ranks
-        self.chief = ranks if isinstance(ranks, Chief) else None
         self.model = model
-        self.keras = keras
-        self.training: Training | None = None
+        self.signals = signals
+        self.training: TrainingProgress | None = None
         self.hosts: list[str] = [place.host]
         self.tracer = Tracer(self._trace_folder(ranks.rank))
         self.started = time.time()
         self.open = ExitStack()
-        self.evaluator: Evaluator | None = None
         self.damaged: set[str] = set()  # of all ranks, once they have told each other
         self.repairs = Repairs(
-            options.max_damaged,
+            _MOST_DAMAGED,
             lambda path: count_records(path) is not None,
             self._complain,
             lambda: self.training.watchdog.work() if self.training else None,
@@ -87,24 +89,12 @@ class Run:
     def go(self) -> int:
         """Train, score, write the result; returns the exit code."""
         try:
-            self.training = training = self._prepare()
-            training.watchdog.start()
-            self.hosts = self.chief.hosts if self.chief else self.ranks.gather_text(self.place.host)
-            require_one_decoder(self.ranks.gather_text(training.source.decoder), self.hosts)
-            if not (self.options.evaluate and self.options.weights):
-                resume(training)
-            self.clock.mark("resume")
-            if (code := self._finished(training)) is not None:
-                return code
-            if self.ranks.rank == 0:
-                check_outputs(self.options)
-            self._load_weights(training)
-            self._time_first_step(training)
-            status = "completed" if self.options.evaluate else train(training)
-            metrics = self._score(training) if status == "completed" else {}
-            if status == "completed":
-                self._export(training)
-            return self._end(training, status, metrics)
+            return self._go()
+        except Interrupted as stopped:
+            code = int(_EXITS[stopped.status])
+            self._write(stopped.status, str(stopped), code, {})
+            print(stopped, file=sys.stderr, flush=True)
+            return code
         except BaseException as fault:
             clear = self._clear(fault)
             message = clear.message if clear else repr(fault)
@@ -121,19 +111,61 @@ class Run:
                 self.training.watchdog.close()
                 self.training.reporter.close()
 
+    def _go(self) -> int:
+        self.training = training = self._prepare()
+        training.watchdog.start()
+        self.hosts = self.ranks.gather_text(self.place.host)
+        if not (self.options.epochs == 0 and self.options.weights):
+            resume(training)
+        self.clock.mark("resume")
+        if (code := self._finished(training)) is not None:
+            return code
+        if self.ranks.rank == 0:
+            check_outputs(self.options, training.fitting.recipe)
+        if self.options.predict:
+            check_predictable(training)
+        self._load_weights(training)
+        self.signals.training_begins()
+        status = self._fit(training)
+        metrics: dict[str, float] = {}
+        if status == "completed":
+            metrics = self._score(training)
+            self._require_finite(training, metrics)
+            self._export(training)
+        return self._end(training, status, metrics)
+
+    def _fit(self, training: TrainingProgress) -> str:
+        """Train to the end, with the last checkpoint on disk; `completed`, or how it was left."""
+        fitting = training.fitting
+        callbacks = [
+            Scores(training, validates=bool(fitting.callbacks)),
+            *fitting.callbacks,
+            FirstStep(self.clock, training.reporter),
+            Steps(training),
+        ]
+        status = "completed"
+        try:
+            with clear_errors(fitting.source):
+                fitting.fit(training.step_number, callbacks)
+        except Leave as left:
+            status = left.outcome
+        training.writer.wait()
+        return status
+
     def _is_anothers(self, fault: BaseException) -> bool:
         """Whether result.json is of a run that works, or of one that ended and was not resumed."""
         ended = at(RESULT.find(self.options.folder), "outcome", "status") in _ENDED
         begun = self.training and len(self.training.samples)
         return isinstance(fault, LockBusy) or (ended and not begun)
 
-    def _finished(self, training: Training) -> int | None:
+    def _finished(self, training: TrainingProgress) -> int | None:
         """The exit code of the same run that has ended already; None where there is work."""
         code = -1.0
         path = self.options.folder / RESULT.name
         if training.step_number and self.ranks.rank == 0:
             before = RESULT.find(self.options.folder)
-            same = at(before, "options") == json.loads(json.dumps(self._asked()))
+            asked = {k: v for k, v in vars(self.options).items() if v is not None}
+            same = at(before, "options") == json.loads(json.dumps(asked))
             same = same and at(before, "steps", "done") == training.step_number
             if same and at(before, "outcome", "status") in _ENDED:
                 code = float(at(before, "outcome", "exit_code"))
@@ -142,9 +174,6 @@ class Run:
                 )
         code = float(self.ranks.sum_on_host(np.array([code if self.ranks.rank == 0 else 0.0]))[0])
         return None if code < 0 else int(code)
-
-    def _asked(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self.options).items() if v is not None}
 
     def _take_job_directory(self) -> None:
         """Keep other runs out of the job's directory while this one works there."""
@@ -166,10 +195,6 @@ class Run:
     def _clear(self, fault: BaseException) -> HpcdlError | None:
         if isinstance(fault, HpcdlError):
             return fault
-        if self.chief:
-            begun = self.training.samples.first_step if self.training else 0
-            if lost := self.chief.recover(fault, begun):
-                return lost
         if not diagnostics.is_out_of_memory(fault):
             saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
             return diagnostics.explain(fault, saved)
@@ -181,153 +206,117 @@ class Run:
     def _complain(self, what: str) -> None:
         print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
 
-    def _prepare(self) -> Training:
-        options = self.options
-        if self.ranks.rank == 0:
+    def _prepare(self) -> TrainingProgress:
+        options, ranks = self.options, self.ranks
+        if ranks.rank == 0:
             self._take_job_directory()
-        stop = StopRequest()
-        stop.listen()
-        batch = global_batch(options, self.model, self.ranks.size)
-        ranks = self.ranks
-        share = Share(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
-        source = open_source(options, self.model, share, self.place.cpus, self.repairs)
+        set_up_keras(options.seed)  # before any code of the user's draws a number
+        batch = global_batch(options, self.model, ranks.size)
+        share = BatchShare(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
+        counts = takes_classes(options.model)
+        source = open_source(
+            options, self.model, share, self.place.cpus, self.repairs, counts=counts
+        )
         self.clock.mark("data")
-        with self.chief.scope() if self.chief else nullcontext():
-            parts = make_parts(options, self.model, source, ranks, keras=self.keras)
-        check_target(options, parts.task.name, int(source.tested))
-        metric = chosen_metric(options, parts.task, tested=source.tested)
-        numbers = make_plan(options, self.model, batch, source.steps_per_epoch)
-        if options.lr_schedule not in SCHEDULES:
-            given = settings_of(options.settings, "schedule")
-            schedule = make_schedule(options.lr_schedule, numbers.lr, given)
-            numbers = replace(numbers, schedule=schedule)
-        silent = self.ranks.rank != 0
-        reporter = Reporter(options.folder, numbers.steps, options.report_every, silent=silent)
+        task = source.task if source.own else "classes"
+        check_target(options, task, tested=source.tested)
+        numbers = make_numbers(options, self.model, batch, source.steps_per_epoch)
+        first = channels_first(options) and isinstance(source.spec, tf.TensorSpec)
+        recipe = ModelRecipe(
+            options.model,
+            source.spec,
+            source.classes,
+            options.precision,
+            first and source.spec.shape.rank == 3,
+        )
+        fitting = make_fitting(options, numbers, recipe, source, ranks, task=task)
+        self.clock.mark("network")
+        silent = ranks.rank != 0
+        reporter = Reporter(options.folder, numbers.steps, silent=silent)
         if options.fresh and not silent:
             checkpoint.start_over(options.folder / "checkpoints", os.environ, reporter.say)
-        step = self.chief.make_step(parts, numbers) if self.chief else make_step(parts)
-        self.clock.mark("network")
-        watchdog = Watchdog(options.folder, self.ranks.rank, self.ranks.size, options.hang_limit)
-        # fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1.
-        guard = LossGuard(patience=15 if parts.scale else 0)
-        wanted = options.tensorboard and not silent
-        scalars = Scalars(options.folder / "tensorboard" if wanted else None)
-        training = Training(
-            options,
-            numbers,
-            self.ranks,
-            parts,
-            source,
-            step,
+        training = TrainingProgress(
+            fitting,
+            options.folder,
+            self.signals,
             reporter,
-            stop,
-            watchdog,
-            guard,
-            scalars,
+            StepWatchdog(options.folder, ranks.rank, ranks.size, options.hang_limit),
+            LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0),
+            self.tracer if options.profile else None,
         )
-        self.evaluator = Evaluator(
-            parts.task,
-            parts.network,
-            source,
-            self.ranks,
-            lambda: watchdog.step(training.step_number),
-        )
-        if numbers.validate_every:
-            needed = bool(options.best or options.patience)
-            training.validation = Validation(
-                numbers.validate_every, metric, options.patience, self.evaluator.evaluate, needed
-            )
-        if options.callback and not silent:
-            training.callbacks = make_callbacks(options.callback, options.settings, parts.network)
         if not silent:
-            start = {"started": self.started, "ranks": self.ranks.size}
-            training.history = History(training.checkpoint_directory, start)
+            start = {"started": self.started, "ranks": ranks.size}
+            training.history = LossHistory(training.checkpoint_directory, start)
         return training
 
-    def _time_first_step(self, training: Training) -> None:
-        """Time the first step apart, for it compiles; then print where the start-up went."""
-        step = training.step
-
-        def first(*arguments: Any) -> Any:
-            result = step(*arguments)
-            self.clock.mark("first step")
-            training.step = self.tracer.wrap(step) if self.options.profile else step
-            training.reporter.say(self.clock.line())
-            return result
-
-        training.step = first
-
-    def _load_weights(self, training: Training) -> None:
-        wanted, network = self.options.weights, training.parts.network
-        if wanted and not training.step_number:
+    def _load_weights(self, training: TrainingProgress) -> None:
+        wanted, fitting = self.options.weights, training.fitting
+        if training.step_number:
+            return
+        if wanted:
             if self.ranks.rank == 0:
-                training.reporter.say(load_weights(network, Path(wanted)))
-            self.ranks.broadcast((*network.trainable, *network.state))
-        elif self.options.evaluate and not training.step_number:
+                said = load_weights(fitting.model, fitting.recipe, Path(wanted))
+                training.reporter.say(said)
+            broadcast(fitting)
+        elif self.options.epochs == 0:
             raise BadInput(
                 "there is no checkpoint to evaluate",
                 hint="give --weights, or the --job-dir of a run",
             )
 
-    def _score(self, training: Training) -> dict[str, float]:
-        """The metrics of the best weights, or else the last ones, on the test set."""
-        kept = self._best_weights(training) if self.ranks.rank == 0 else None
-        best = int(self.ranks.sum_on_host(np.array([kept.step if kept else 0.0]))[0])
-        if best:
-            if kept:
-                assign(training, kept)
-            self.ranks.broadcast(training.variables)
-        else:
-            training.parts.optimizer.finalize()
+    def _score(self, training: TrainingProgress) -> dict[str, float]:
+        """The metrics on the test set."""
         training.watchdog.be_patient()
-        assert self.evaluator
-        if not self.options.predict:
-            metrics = self.evaluator.evaluate()
-        else:
-            metrics, logits, labels = self.evaluator.predictions()
-            if self.ranks.rank == 0:
-                path = Path(str(self.options.predict))
-                write_predictions(path, training.parts.task, logits, labels)
-        if training.validation and training.validation.every and metrics:
-            last = best or training.step_number
-            training.reporter.say(f"test set, weights of step {last}: {scores_line(metrics)}")
+        source = training.fitting.source
+        with clear_errors(source):
+            scores = evaluate(training)
+        if not scores:
+            return {}
+        metrics = {"test_loss" if name == "loss" else name: v for name, v in scores.items()}
+        metrics["test_images"] = float(training.tested)
+        findings = source.own and source.task == "findings"
+        if findings or self.options.predict:
+            outputs, labels = predictions(training)
+            metrics = {**(areas_of(outputs, labels) if findings else {}), **metrics}
+            if self.options.predict and self.ranks.rank == 0:
+                write_predictions(Path(self.options.predict), outputs, labels)
         return metrics
 
-    def _best_weights(self, training: Training) -> checkpoint.Checkpoint | None:
-        """The best weights of --best; None where there are none, or they were lost."""
-        best = training.validation.best_step() if training.validation and self.options.best else 0
-        if not best:
-            return None
-        try:
-            return checkpoint.load(checkpoint.path_of(training.checkpoint_directory / "best", best))
-        except (checkpoint.DamagedCheckpoint, OSError) as fault:
-            training.reporter.say(
-                f"the weights of step {best}, the best ones, cannot be read "
-                f"({fault}); the last ones count"
+    def _require_finite(self, training: TrainingProgress, metrics: dict[str, float]) -> None:
+        """Refuse weights or scores that are not numbers: the last update was not judged yet."""
+        finite = all(
+            bool(tf.reduce_all(tf.math.is_finite(tf.cast(variable, tf.float32))))
+            for variable in training.fitting.model.weights
+        )
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if not finite or "test_loss" in bad:
+            condemn(training, training.step_number)
+            what = "weights are" if not finite else "the loss on the test set is"
+            raise CheckFailed(
+                f"after the last step {what} not finite numbers",
+                hint="a smaller --lr, or --set optimizer.global_clipnorm=1.0; "
+                + checkpoint.describe_saved(training.checkpoint_directory),
             )
-            return None
 
-    def _export(self, training: Training) -> None:
+    def _export(self, training: TrainingProgress) -> None:
         if not self.options.export or self.ranks.rank:
             return
-        folder, source = Path(self.options.export), training.source
-        said = {
+        path, source = Path(self.options.export), training.fitting.source
+        recipe = training.fitting.recipe
+        description = {
             "input": list(source.shape),
             "classes": source.classes,
             "pixels": source.pixels,
-            "task": training.parts.task.name,
+            "task": source.task,
             "step": training.step_number,
-            "channels_first": channels_first(self.options),
+            "channels_first": recipe.channels_first,
         }
-        if folder.suffix == ".onnx":
-            export_onnx(training.parts.network, folder)
-        else:
-            export(training.parts.network, folder, said)
-        training.reporter.say(f"model exported: {folder}")
+        export(training.fitting.model, path, recipe, description)
+        training.reporter.say(f"model exported: {path}")
 
-    def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:
+    def _end(self, training: TrainingProgress, status: str, metrics: dict[str, float]) -> int:
         """Compare with the target, write the result, print the last line; returns the exit code."""
-        epoch, _ = training.plan.position(max(0, training.step_number - 1))
+        epoch, _ = training.fitting.numbers.position(max(0, training.step_number - 1))
         # A set: all ranks read the same test records.
         places = self.ranks.gather_text("\n".join(self.repairs.places))
         self.damaged = {place for text in places for place in text.splitlines()}
@@ -352,7 +341,7 @@ class Run:
             print(line or summary_line(result, path), flush=True)
         return code
 
-    def _write_timeline(self, training: Training) -> None:
+    def _write_timeline(self, training: TrainingProgress) -> None:
         self.tracer.stop()
         columns = {name: kept[:_DRAWN_STEPS] for name, kept in training.samples.columns.items()}
         first = self.tracer.first
@@ -377,23 +366,11 @@ class Run:
         damaged = len(self.damaged or self.repairs.places)
         result = {
             "outcome": outcome(status, message, code),
-            "started": self.started,
-            "ended": time.time(),
-            "job": job_of(os.environ),
-            "layout": layout_of(
-                self.place, self.hosts, len(self.hosts) if self.chief else self.ranks.size
-            ),
-            "release": os.environ.get("HPCDL_RELEASE"),
+            **base_of(self.options, self.clock, self.started),
+            "layout": layout_of(self.place, self.hosts, self.ranks.size),
             "versions": versions_of(),
-            "decoder": (self.training.source.decoder if self.training else "") or None,
-            "model": self.options.model,
-            "precision": self.options.precision,
-            "data": self.options.data,
             "strategy": self.ranks.name,
-            "options": self._asked(),
-            "startup": {name: round(value, 3) for name, value in self.clock.parts.items()},
             **measured(self.training, self.options, metrics, damaged),
-            **({"asynchronous": self.chief.summary()} if self.chief else {}),
         }
         if self.ranks.rank == 0:
             RESULT.write(self.options.folder / RESULT.name, result)

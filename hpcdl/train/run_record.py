@@ -14,47 +14,49 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl import __version__
-from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.packages import nvidia_driver
-from hpcdl.train.loop import Training
+from hpcdl.train.models import parameters_of
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.result import Samples, finite, summarize
 from hpcdl.train.startup import RankPlace
+from hpcdl.train.training import TrainingProgress
 
 
 def measured(
-    training: Training | None, options: TrainOptions, metrics: dict[str, float], damaged: int
+    training: TrainingProgress | None,
+    options: TrainOptions,
+    metrics: dict[str, float],
+    damaged: int,
 ) -> dict[str, Any]:
-    """The numbers, as far as a training came; None where it never began."""
+    """Return the numbers, as far as a training came; None where it never began."""
     if training is None:
         summary = {**summarize(Samples(), 0), "loss": None, "metrics": {}}
         return {"samples": Samples().as_json(), "summary": summary}
-    samples, history = training.samples, training.history
+    samples, history, fitting = training.samples, training.history, training.fitting
     if not len(samples) and history:
         samples = history.latest()
-    summary = summarize(samples, options.warmup_steps)
-    if training.ranks.name == "parameter-server":  # a step is handed out at once, done later
-        summary["images_per_second"] = summary.get("images_per_second_mean", 0.0)
-    if options.deterministic and "phases" in summary:
+    warmup = max(options.warmup_steps, fitting.group)  # the first call compiles
+    summary = summarize(samples, warmup)
+    if not fitting.board.clocked and "phases" in summary:
         del summary["phases"]["communication"], summary["phases"]["update"]  # no clocks
-    shape = training.source.shape
-    if len(shape) == 1:  # an example is a sequence
-        summary["tokens_per_second"] = round(summary["images_per_second"] * shape[0], 1)
-    batch = training.plan.global_batch
+    spec = tf.nest.flatten(fitting.source.spec)[0]
+    if spec.shape.rank == 1 and spec.dtype.is_integer:  # an example is a sequence of tokens
+        tokens = summary["images_per_second"] * int(spec.shape[0])
+        summary["tokens_per_second"] = round(tokens, 1)
+    batch = fitting.numbers.global_batch
     numbers = {
         "samples": samples.as_json(),
         "summary": {**summary, "loss": finite(training.loss), "metrics": metrics},
-        "parameters": training.parts.network.parameters,
-        "parameters_by_device": training.parts.network.by_device,
-        "batch_per_rank": batch // training.ranks.size,
+        "parameters": parameters_of(fitting.model),
+        "fused_layers": fitting.fused,
+        "batch_per_rank": batch // fitting.ranks.size,
         "global_batch": batch,
         "damaged_records": damaged,
-        "steps": {"done": training.step_number, "planned": training.plan.steps},
+        "steps": {"done": training.step_number, "planned": fitting.numbers.steps},
+        "validations": training.validations,
     }
-    if training.validation:
-        numbers["validations"] = training.validation.found
     if history:
-        segments = history.segments(options.warmup_steps)
+        segments = history.segments(warmup)
         numbers |= {"segments": segments, "curve": history.curve()}
     return numbers
 
@@ -75,17 +77,6 @@ def layout_of(place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, A
     }
 
 
-def require_one_decoder(decoders: Sequence[str], hosts: Sequence[str]) -> None:
-    """Refuse ranks that decode images differently: pixels and speed would differ, too."""
-    if len(set(decoders)) > 1:
-        raise MissingPrerequisite(
-            "ranks decode images with different libraries",
-            details=sorted({f"{h}: {name}" for h, name in zip(hosts, decoders, strict=True)}),
-            hint="install a C compiler and libjpeg-turbo's headers on all nodes, or set "
-            "HPCDL_JPEG=tensorflow for all",
-        )
-
-
 def versions_of() -> dict[str, str | None]:
     """The software that took part."""
     horovod = sys.modules.get("horovod")
@@ -93,6 +84,7 @@ def versions_of() -> dict[str, str | None]:
         "hpcdl": __version__,
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
+        "keras": getattr(tf.keras, "__version__", None),
         "horovod": getattr(horovod, "__version__", None),
         "numpy": np.__version__,
         "kernel": platform.release(),

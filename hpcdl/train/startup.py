@@ -2,14 +2,10 @@
 
 Its place and its share of the node are read from the launcher's environment only (Open MPI, srun,
 PMI), before any MPI call: thread counts and visible GPUs must be set before TensorFlow is imported.
-A batch script's own variables (SLURM_NTASKS without a step) do not count as ranks. TensorFlow's own
-servers meet where TF_CONFIG says, made here too: SlurmClusterResolver fails where a task sees one
-GPU or none.
+A batch script's own variables (SLURM_NTASKS without a step) do not count as ranks.
 
-Three measures, found by measuring: the garbage collector rests while some 2,000 modules are
-imported; Keras, which TensorFlow imports only to register optimizers, stays out where no Keras
-model is asked for (0.8 s of 2.9 s); Horovod's Keras layer stays out with it (1.1 s). Threads,
-visible GPUs and logging are set before, because TensorFlow reads them once.
+The garbage collector rests while some 2,000 modules are imported. Threads, visible GPUs and
+logging are set before, because TensorFlow reads them once.
 """
 
 from __future__ import annotations
@@ -19,16 +15,13 @@ import os
 import socket
 import sys
 import time
-import types
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.run import run
 
 # (rank, size, local rank, local size) as each launcher names them; the first complete row wins.
 _LAUNCHERS = (
@@ -101,52 +94,6 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     return 0, 1, 0, 1
 
 
-TRUSTED = "HPCDL_TRUSTED_NETWORK"
-_FIRST_PORT = 20000
-_PORTS = 12000
-
-
-def require_trust(strategy: str) -> None:
-    """Raise MissingPrerequisite for TensorFlow's server where nobody trusts the network."""
-    if os.environ.get(TRUSTED) != "1":
-        raise MissingPrerequisite(
-            f"the strategy '{strategy}' opens TensorFlow's server, which asks nobody for a "
-            "password",
-            hint="use --strategy horovod; `hpcdl job submit --launcher multiworker` fences it "
-            f"as far as it goes; {TRUSTED}=1 says that this network is trusted",
-        )
-
-
-def cluster_config(
-    environ: Mapping[str, str], place: RankPlace, names: Callable[[str], list[str]]
-) -> dict[str, Any]:
-    """TF_CONFIG: every rank a worker, on a port that depends on run and local rank."""
-    # What all ranks of this run have in common, and no other run on these nodes has.
-    step = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    run_name = environ.get("PMIX_NAMESPACE") or ".".join(environ.get(name, "") for name in step)
-    run_name = str(os.getpid()) if place.size == 1 else run_name
-    base = _FIRST_PORT + zlib.crc32(run_name.encode()) % _PORTS
-    if place.local_size == place.size:
-        workers = [f"localhost:{base + rank}" for rank in range(place.size)]
-    elif "SLURM_STEP_NODELIST" in environ:
-        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
-        workers = [
-            f"{name}:{base + local}"
-            for node, name in enumerate(names(environ["SLURM_STEP_NODELIST"]))
-            for local in range(slurm_tasks_on_node(tasks, node))
-        ]
-    else:
-        raise MissingPrerequisite(
-            "the nodes of the other ranks are unknown", hint="launch with srun, or set TF_CONFIG"
-        )
-    return {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
-
-
-def node_names(hostlist: str) -> list[str]:
-    """The names in one of Slurm's host lists, by Slurm itself."""
-    return run(["scontrol", "show", "hostnames", hostlist]).stdout.split()
-
-
 # ---- TensorFlow ----
 
 
@@ -205,12 +152,14 @@ def _prepare_environment(place: RankPlace, *, onednn: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-def import_tensorflow(
-    place: RankPlace, *, keras: bool = False, onednn: bool = False, devices: int = 1
-) -> Any:
-    """TensorFlow with `devices` visible GPUs for this local rank, or so many parts of a CPU."""
+def import_tensorflow(place: RankPlace, *, onednn: bool = False, xla: bool = False) -> Any:
+    """Return TensorFlow with this local rank's GPU; `xla` lets it compile what it can by itself."""
     _prepare_environment(place, onednn=onednn)
-    with _quick_imports(), _calm_stderr(), _without({} if keras else _KERAS_OPTIMIZERS):
+    if xla:
+        # Not Keras' jit_compile, which would put Horovod's operations into what XLA compiles.
+        given = os.environ.get("TF_XLA_FLAGS", "")
+        os.environ["TF_XLA_FLAGS"] = f"{given} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit".strip()
+    with _quick_imports(), _calm_stderr():
         try:
             import tensorflow as tf
         except ImportError as fault:
@@ -222,63 +171,27 @@ def import_tensorflow(
     # TensorFlow complains where there is no driver; where there is one, its messages are of use.
     with nullcontext() if Path("/dev/nvidiactl").exists() else _calm_stderr():
         gpus = tf.config.list_physical_devices("GPU")
-    if gpus and len(gpus) < devices:
-        raise MissingPrerequisite(
-            f"--model-parallel {devices}, but this process has {len(gpus)} GPUs",
-            hint=f"`hpcdl job submit --launcher single --gpus {devices}`",
-        )
-    wanted = range(place.local_rank, place.local_rank + devices)
-    mine = [gpus[number % len(gpus)] for number in wanted if gpus]
-    if mine:
+    if gpus:
+        mine = gpus[place.local_rank % len(gpus)]
         tf.config.set_visible_devices(mine, "GPU")
-    for gpu in mine:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    if devices > 1 and not gpus:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        parts = [tf.config.LogicalDeviceConfiguration()] * devices
-        tf.config.set_logical_device_configuration(cpu, parts)
+        tf.config.experimental.set_memory_growth(mine, True)
     return tf
 
 
-def import_horovod(*, keras: bool) -> Any:
-    """Horovod's TensorFlow module, uninitialised; MissingPrerequisite: it is not for this one."""
-    hidden = {} if keras else {"horovod.tensorflow.sync_batch_norm": _EmptyModule("sync")}
-    with _quick_imports(), _without(hidden):
+def import_horovod() -> Any:
+    """Return Horovod's TensorFlow module, uninitialised.
+
+    Raises MissingPrerequisite: it was built for another TensorFlow, or not at all.
+    """
+    with _quick_imports():
         try:
             import horovod.tensorflow as hvd
         except Exception as fault:
             raise MissingPrerequisite(
                 f"Horovod cannot be imported: {str(fault).splitlines()[0]}",
-                hint="it must be built for this TensorFlow: `hpcdl stack build`; one process "
-                "alone runs with --strategy single",
+                hint="it must be built for this TensorFlow: `hpcdl stack build`",
             ) from fault
     return hvd
-
-
-class _EmptyModule(types.ModuleType):
-    """Stands for a module whose names are imported but never used."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-# None in sys.modules makes the import fail; TensorFlow expects that this one may.
-_KERAS_OPTIMIZERS: dict[str, Any] = {"keras.src.optimizers": None}
-
-
-@contextmanager
-def _without(hidden: dict[str, Any]) -> Iterator[None]:
-    """Replace modules in sys.modules for the time of an import, then forget the stand-ins."""
-    modules: dict[str, Any] = sys.modules
-    absent = {name: stand_in for name, stand_in in hidden.items() if name not in modules}
-    modules.update(absent)
-    try:
-        yield
-    finally:
-        for name in absent:
-            modules.pop(name, None)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from hpcdl.system.files import write_atomic
 from hpcdl.train.result import COLUMNS
-from hpcdl.train.step import Step
 
 PARTS = COLUMNS[1:]
 Event = dict[str, Any]
@@ -106,23 +105,18 @@ class Tracer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._calls = 0
         self._running = False
         self.first: int | None = None
 
-    def wrap(self, step: Step) -> Step:
-        """The step, which traces itself when its time has come."""
+    def before(self, call: int, step: int) -> None:
+        """Start the trace before the call of `fit`'s step with this number, at its time."""
+        if call == FIRST_CALL:
+            self._start(step)
 
-        def traced(*arguments: Any) -> Any:
-            self._calls += 1
-            if self._calls == FIRST_CALL:
-                self._start(arguments[-1])
-            result = step(*arguments)
-            if self._calls == FIRST_CALL + CALLS - 1:
-                self.stop()
-            return result
-
-        return traced
+    def after(self, call: int) -> None:
+        """End the trace after the last call that is traced."""
+        if call == FIRST_CALL + CALLS - 1:
+            self.stop()
 
     def _start(self, number: int) -> None:
         profiler = tf.profiler.experimental

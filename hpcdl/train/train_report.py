@@ -20,6 +20,9 @@ from hpcdl.system.files import explain_os_errors
 from hpcdl.system.inert import InertStream, inert
 from hpcdl.system.text import duration
 
+LINE_SECONDS = 5.0
+"""Between progress lines where there is no terminal."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -121,15 +124,14 @@ def choose_face() -> Log:
 
 
 class Reporter:
-    """Shows progress, on rank 0; `every` is seconds between lines where there is no terminal."""
+    """Shows progress, on rank 0."""
 
-    def __init__(self, folder: Path, steps: int, every: float, *, silent: bool) -> None:
+    def __init__(self, folder: Path, steps: int, *, silent: bool) -> None:
         self._path = folder / PROGRESS.name
         if not silent:
             with explain_os_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
         self._steps = steps
-        self._every = every
         self._silent = silent
         self._face = Log() if silent else choose_face()
         self._line_at = self._file_at = 0.0
@@ -148,7 +150,7 @@ class Reporter:
         if now - self._rate_at >= 0.5 or step == self._steps:
             self._rate = self._rate_images / max(now - self._rate_at, 1e-9)
             self._rate_at, self._rate_images = now, 0
-        if now - self._line_at >= (self._face.every or self._every):
+        if now - self._line_at >= (self._face.every or LINE_SECONDS):
             self._line_at = now
             self._show(step, epoch, loss)
         if now - self._file_at >= 1.0:

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcdl import facts
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec, is_train
 from hpcdl.jobs.submission import asked, index
@@ -29,9 +28,11 @@ from hpcdl.regress.bandwidth import measured_links
 from hpcdl.results.records import EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster
-from hpcdl.system.errors import HpcdlError
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import duration
+from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch, parse
+from hpcdl.train.options import steps_of as planned_steps
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
 
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
-SYNTHETIC = "synthetic"
-# Defaults of `hpcdl train`.
-DEFAULT_MODEL, DEFAULT_STEPS = "mlp", 100
 _LARGEST_DESCRIPTION = 20_000_000
 _RECENT_JOBS = 30
 _MOST_REPEATS = 5
@@ -100,28 +98,23 @@ class Comparison(NamedTuple):
 class TrainingRun(NamedTuple):
     """A run of `hpcdl train`. `batch` is images per rank and step; `data` a directory or SYNTHETIC.
 
-    `slowed` is whether the run is slowed down on purpose; `strategy` how several ranks work
-    together; `pipeline` makes images ahead, or not (`old`); `size` is the edge of its images, the
-    network's own if None.
+    `options` are those of its program.
     """
 
+    options: TrainOptions
     model: str
     batch: int
-    precision: str
     data: str
-    epochs: int
-    steps: int | None
-    compress: bool
-    xla: bool
-    slowed: bool
-    strategy: str
-    pipeline: str
-    size: int | None = None
+
+    @property
+    def slowed(self) -> bool:
+        """Whether the run is slowed down on purpose."""
+        return self.options.delay_ms > 0
 
     def like(self, other: TrainingRun) -> bool:
         """Whether a step of the other one says how long a step of this one takes."""
-        keys = ("model", "precision", "xla", "size")
-        same = all(getattr(self, key) == getattr(other, key) for key in keys)
+        keys = ("model", "precision", "xla", "image_size", "accumulate")
+        same = all(getattr(self.options, key) == getattr(other.options, key) for key in keys)
         return same and not other.slowed and other.batch <= 2 * self.batch <= 4 * other.batch
 
 
@@ -163,7 +156,7 @@ def _expectation(
     links: tuple[Exchange, ...] = ()
     with suppress(*_UNUSABLE):
         if layout.world_size > 1:
-            links = measured_links(site, partition, training.strategy, layout.tasks_per_node)
+            links = measured_links(site, partition, "horovod", layout.tasks_per_node)
     data = data_of(training)
     images = data.images
     found = _predicted(partition, layout, training, data, own, links)
@@ -176,7 +169,7 @@ def _expectation(
         source = f"{several}job {own[0].parent.name}, {source}"
     return Expectation(
         model=training.model,
-        precision=training.precision,
+        precision=training.options.precision,
         batch_per_rank=training.batch,
         ranks=layout.world_size,
         images_per_second=point.images_per_second,
@@ -211,10 +204,12 @@ def _predicted(
             model=training.model,
             gpus=str(layout.world_size),
             batch=training.batch,
-            size=training.size,
-            precision=trained_precision(training.precision, compute, compress=training.compress),
+            size=training.options.image_size,
+            precision=trained_precision(
+                training.options.precision, compute, compress=training.options.compress
+            ),
             data="imagenet" if data.jpeg else SYNTHETIC,
-            pipeline=training.pipeline if data.jpeg else "new",
+            pipeline=training.options.pipeline if data.jpeg else "new",
             images=data.images,
             result=next(iter(own), None),
             repeats=tuple(own[1:]),
@@ -291,9 +286,12 @@ def last_results(site: Site, request: ScalingRequest) -> tuple[Path, ...]:
                 continue
             ranks = int(record["layout"]["nodes"]) * int(record["layout"]["tasks_per_node"])
             run = training_of(tuple(record["program"]), ranks)
-            if run is None or run.slowed or run.model != request.model or run.size != request.size:
+            if run is None or run.slowed or run.model != request.model:
                 continue
-            precision = trained_precision(run.precision, compute, compress=run.compress)
+            options = run.options
+            if options.image_size != request.size:
+                continue
+            precision = trained_precision(options.precision, compute, compress=options.compress)
             wanted = "amp" if request.precision == "bf16" else request.precision
             far = request.batch and not run.batch <= 2 * request.batch <= 4 * run.batch
             if far or not alike(wanted or trained_precision("fp32", compute), precision):
@@ -391,25 +389,20 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
     """
     if program and not is_train(program):
         return None
-    options = _options(program[2:])
-    model = options.get("model", DEFAULT_MODEL)
-    row = facts.load("models")["models"].get(model)
-    if row is None:
+    try:
+        options = parse(program[2:], exits=False)
+        row = facts_of(options.model)
+        whole = global_batch(options, row, ranks)
+    except BadInput:
         return None
-    whole = int(options.get("global_batch") or row["global_batch"])
+    # A model of the user's has no facts, other data no known size, and no epochs train nothing.
+    if ":" in options.model or options.dataset or options.epochs == 0:
+        return None
     return TrainingRun(
-        model=model,
-        batch=int(options.get("batch_per_rank") or -(-whole // ranks)),
-        precision=options.get("precision", "fp32"),
-        data=options.get("data") or data or SYNTHETIC,
-        epochs=int(options.get("epochs") or row["epochs"]),
-        steps=int(options["steps"]) if "steps" in options else None,
-        compress="compress" in options,
-        xla="xla" in options,
-        slowed=float(options.get("delay_ms", 0)) > 0,
-        pipeline=options.get("pipeline", "new"),
-        strategy=options.get("strategy", "auto").replace("auto", "horovod"),
-        size=int(options["image_size"]) if "image_size" in options else None,
+        options=options,
+        model=options.model,
+        batch=whole // ranks,
+        data=options.data if options.data != SYNTHETIC or not data else data,
     )
 
 
@@ -424,18 +417,5 @@ def data_of(training: TrainingRun) -> Data:
 
 def steps_of(training: TrainingRun, ranks: int, images: int | None) -> int:
     """Steps of the whole run."""
-    if training.steps is not None:
-        return training.steps
     per_epoch = images // (training.batch * ranks) if images else 0
-    return per_epoch * training.epochs or DEFAULT_STEPS
-
-
-def _options(argv: Sequence[str]) -> dict[str, str]:
-    """Options as `--name value`, `--name=value` or `--name`; the last of a kind counts."""
-    found = {}
-    for place, argument in enumerate(argv):
-        name, sign, value = argument.removeprefix("--").partition("=")
-        if argument.startswith("--"):
-            following = "".join(argv[place + 1 : place + 2])
-            found[name.replace("-", "_")] = value if sign else following
-    return found
+    return planned_steps(training.options, facts_of(training.model), per_epoch)

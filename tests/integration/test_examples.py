@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from hpcdl.results.records import RESULT
 from tests.integration.train_runs import ROOT, environment
 
 EXAMPLES = ROOT / "examples"
@@ -127,6 +128,40 @@ def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(runs
     assert begun[0] == 0 < begun[-1], "from its last checkpoint on"
     assert float(re.findall(r"^accuracy ([0-9.]+)", text, re.M)[-1]) > 0.88
     assert re.search(r"staleness [0-9.]+ steps, at most [0-9.]+", text)
+
+
+STRATEGY = ("--model=mlp", "--global-batch=64", "--epochs=4")
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("model_parallel", 1), ("multiworker", 2), ("parameter_server", 1)]
+)
+def test_another_way_to_go_parallel_learns_and_leaves_a_result(runs, name, ranks):
+    program = EXAMPLES / "strategies" / f"{name}.py"
+    command = [str(runs.python), str(program), "--data", str(runs.digits), *STRATEGY]
+    env = environment() | {"PYTHONPATH": str(ROOT), "HPCDL_JOB_DIR": str(runs.folder / "job")}
+    if ranks > 1:
+        together(runs, command, env, ranks)
+    else:
+        done = subprocess.run(
+            command, cwd=runs.folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    record = RESULT.read(runs.folder / "job" / "result.json")
+    assert record.faults == {}
+    assert record.values["strategy"] == name.replace("_", "-")
+    assert record.values["layout"]["ranks"] == ranks
+    assert record.values["summary"]["metrics"]["accuracy"] > 0.85
+    if name == "model_parallel":
+        assert sum(record.values["parameters_by_device"].values()) == 12778
+    if name == "parameter_server":
+        assert record.values["asynchronous"]["workers"] == 1
+
+
+@pytest.mark.parametrize("path", (EXAMPLES / "strategies").glob("*.py"), ids=lambda path: path.stem)
+def test_a_strategy_is_a_program_of_at_most_120_lines(path):
+    assert path.read_text().count("\n") <= 120
 
 
 @pytest.mark.parametrize(("pattern", "most"), [("*_digits.py", 90), ("frameworks/*.py", 200)])

@@ -36,19 +36,21 @@ import json, sys
 import numpy as np
 from sklearn.metrics import roc_auc_score
 from hpcdl.train.program import prepare
-from hpcdl.train.loop import resume
+from hpcdl.train.resuming import resume
+from hpcdl.train.stop_signals import StopSignals
 from hpcdl.train.options import parse
 from hpcdl.train.startup import this_place
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.data.dataset import FINDINGS
-run = prepare(parse(sys.argv[1:]), this_place(), StartupClock())
+options = parse(sys.argv[1:])
+run = prepare(options, this_place(), StartupClock(), StopSignals())
 training = run._prepare()
 resume(training)
-assert training.step_number == training.plan.steps
+assert training.step_number == training.fitting.numbers.steps
+model, source = training.fitting.model, training.fitting.source
 logits, labels = [], []
-for images, wanted in training.source.test_batches():
-    pixels = training.parts.prepare(images)
-    logits.append(np.asarray(training.parts.network.forward(pixels, False), np.float64))
+for images, wanted in source.test():
+    logits.append(np.asarray(model(source.prepare(images), training=False), np.float64))
     labels.append(np.asarray(wanted))
 scores, truth = 1 / (1 + np.exp(-np.concatenate(logits))), np.concatenate(labels)
 areas = {name: roc_auc_score(truth[:, k], scores[:, k]) for k, name in enumerate(FINDINGS)}
@@ -67,7 +69,7 @@ def network(shape, classes):
 @pytest.mark.parametrize(
     ("model", "words", "area"),
     [
-        ("small:network", ("--task=findings", "--lr=0.3", "--steps=120"), 0.8),
+        ("small:network", ("--lr=0.3", "--steps=120"), 0.8),
         pytest.param(
             "chexnet",
             ("--lr=0.05", "--steps=300"),

@@ -77,6 +77,35 @@ def test_what_cannot_be_trained_is_refused_and_recorded(runs):
     runs.learn("--image-size=32", code=2, says="the data set's images are 8 x 8, and raw")
 
 
+def test_a_signal_before_tensorflow_is_there_leaves_a_result(runs):
+    process = runs.start("--data", str(runs.digits), "--steps=20000")
+    while b"hpcdl" not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+        time.sleep(0.005)
+    # Python has begun, and listens after some 50 ms; TensorFlow needs seconds.
+    caught = "SigCgt:"
+    while not int(
+        next(
+            line.split()[1]
+            for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            if line.startswith(caught)
+        ),
+        16,
+    ) & (1 << (signal.SIGTERM - 1)):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    done = runs.end(process, timeout=60).must(5)
+    assert done.result["outcome"]["status"] == "stopped"
+    assert "before training began" in done.result["outcome"]["reason"]
+
+
+def test_a_run_that_ends_in_no_numbers_fails_and_exports_nothing(runs):
+    words = ("--steps=1", "--lr=1e38", "--export=out", "--checkpoint-every=0")
+    done = runs.learn(*words, code=1, says="not finite numbers")
+    assert done.result["outcome"]["status"] == "failed"
+    assert not (runs.folder / "out").exists()
+    assert not list((done.folder / "checkpoints").glob("*.ckpt"))
+
+
 def test_making_digits_again_keeps_them(runs, digits):
     before = {path.name: path.stat().st_mtime_ns for path in digits.iterdir()}
     runs.data("make", "digits", digits, says="there already")
@@ -87,15 +116,18 @@ def test_making_digits_again_keeps_them(runs, digits):
     "words",
     [
         ("--precision=fp16", "--compress"),
-        ("--precision=bf16",),
-        ("--optimizer=lars", "--lr=2", "--weight-decay=0.0001"),
-        ("--label-smoothing=0.1", "--lr-warmup-steps=5", "--lr-schedule=cosine", "--scale-lr"),
+        (
+            "--loss=categoricalcrossentropy",
+            "--set=loss.label_smoothing=0.1",
+            "--lr-schedule=cosine",
+            "--set=schedule.warmup_steps=5",
+        ),
     ],
-    ids=lambda words: words[0].strip("-"),
+    ids=["fp16", "smoothed"],
 )
 def test_every_option_of_the_step_trains(runs, words):
     found = runs.learn(*STEPS, *words, ranks=2 if "--compress" in words else 1).losses
-    assert found[0] == pytest.approx(2.31, abs=0.05)
+    assert found[0] == pytest.approx(2.4, abs=0.2)
     assert sum(found[-5:]) / 5 < 1.1
 
 

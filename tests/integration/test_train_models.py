@@ -29,16 +29,6 @@ def spare(shape, classes):
     layers.Dense(7)(values)  # leads nowhere
     return tf.keras.Model(entry, layers.Dense(classes)(values))
 
-class Own(tf.keras.Model):
-    def __init__(self, classes):
-        super().__init__()
-        self.flat, self.dense = layers.Flatten(), layers.Dense(classes)
-
-    def call(self, images, training=None):
-        return self.dense(self.flat(images))
-
-def subclass(shape, classes):
-    return Own(classes)
 """
 
 
@@ -57,27 +47,25 @@ def test_the_sums_of_the_facts_are_those_of_the_real_keras_models(train_python):
     assert all(known[name] == row for name, row in yaml.safe_load(said).items())
 
 
-@pytest.mark.parametrize("function", ["spare", pytest.param("subclass", marks=pytest.mark.long)])
-def test_a_users_network_of_any_kind_trains(runs, function):
+def test_a_users_network_trains(runs):
     runs.write("own.py", MODULE)
-    done = runs.learn("--epochs=3", "--lr=0.05", f"--model=own:{function}")
+    done = runs.learn("--epochs=3", "--lr=0.05", "--model=own:spare")
     assert done.metrics["accuracy"] > 0.6
 
 
-@pytest.mark.parametrize("strategy", ["horovod", "multiworker"])
-def test_a_users_network_that_draws_numbers_trains_on_two_ranks(runs, strategy):
+def test_a_users_network_that_draws_numbers_trains_on_two_ranks(runs):
     runs.write("own.py", MODULE)
-    runs.learn("--steps=3", "--model=own:spare", f"--strategy={strategy}", ranks=2)
+    runs.learn("--steps=3", "--model=own:spare", ranks=2)
 
 
 def test_a_network_that_cannot_be_is_said(runs):
     runs.write("own.py", MODULE)
     runs.refused(
-        (("--model=own:three",), "gives (None, 3), but (None, 10) is wanted"),
+        (("--model=own:three",), "gives (None, 3), but 10 classes are in the labels"),
         (("--model=own:nothing",), "it gives NoneType, no Keras model"),
         (("--model=own:breaks",), "RuntimeError: a mistake of mine"),
         (
             ("--model=resnet50", "--data=synthetic", "--image-size=16", "--global-batch=2"),
-            "the model 'resnet50' cannot be made for images of 16 x 16 x 3",
+            "the model 'resnet50' cannot be made for inputs of 16 x 16 x 3",
         ),
     )

@@ -255,7 +255,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ("job lint --site embedded https://x.org/t.sh", "fetch it first"),
         ("R --name '$(id)'", "--name is '$(id)'"),
         ("R --job-dir 'a\nb'", "Slurm cannot write a log below"),
-        ("R -- --model-parallel=2", "cannot be had with the launcher 'horovod'"),
+        ("R -- --model-parallel=2", "docs/training.md#other-ways-to-go-parallel"),
         ("job watch --site embedded ²", "there is no job ² submitted by hpcdl"),
         ("check history import --dry-run no.jsonl --site embedded", "cannot read no.jsonl"),
     ],

@@ -74,8 +74,16 @@ def test_where_nothing_is_known_nothing_is_said(three_generations, program):
     assert expect(three_generations, JobSpec("p100", gpus=4, program=program)) is None
 
 
+def test_a_program_is_read_as_the_training_program_reads_it():
+    training = training_of(("hpcdl", "train", "--accumulate=4"), ranks=3)
+    assert training is not None
+    assert training.batch == 24, "72 images, the next that 3 ranks share in 4 parts"
+    for words in ("--epochs=0", "--dataset=mine:data", "--global-batch=100", "--lr=fast"):
+        assert training_of(("hpcdl", "train", words), ranks=8) is None, words
+
+
 def test_the_last_of_an_option_counts_however_it_is_written():
-    training = training_of((*TRAIN, "vgg16", "--model=resnet50", "--global-batch=100"), ranks=8)
+    training = training_of((*TRAIN, "vgg16", "--model=resnet50", "--global-batch=104"), ranks=8)
     assert (training.model, training.batch) == ("resnet50", 13)
 
 

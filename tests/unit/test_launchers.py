@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.train.communicate import join
-from hpcdl.train.startup import RankPlace
+from hpcdl.system.errors import BadInput
 from tests.unit.conftest import shipped
 
 
@@ -77,13 +75,6 @@ def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
     assert "--trusted-network" in caught.value.hint
     text = render_script(wary, replace(WORKERS, trusted_network=True), Module(())).text
     assert "\n#SBATCH --exclusive\n" in text
-
-
-def test_a_rank_refuses_too_where_no_launcher_asked(monkeypatch):
-    for name in ("TF_CONFIG", "HPCDL_TRUSTED_NETWORK"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(MissingPrerequisite, match="asks nobody for a password"):
-        join(RankPlace(0, 2, 0, 2, 1, "here"))
 
 
 @pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.system.signals import terminable, undivided
+from hpcdl.train.stop_signals import StopSignals
 from tests.waiting import wait_for
 
 
@@ -25,7 +26,7 @@ def test_they_end_the_work_as_ctrl_c_does(number):
 @pytest.mark.parametrize(
     ("module", "step"),
     [
-        ("hpcdl.train.program", "_run"),
+        ("hpcdl.train.program", "prepare"),
         ("hpcdl.train.data.__main__", "_make"),
     ],
 )
@@ -35,7 +36,10 @@ def test_ctrl_c_ends_the_programs_of_a_release_quietly(module, step, monkeypatch
 
     program = import_module(module)
     monkeypatch.setattr(program, step, stopped)
-    assert program.main(["make", "digits", "x"] if step == "_make" else ["--model=mlp"]) == 5
+    if step == "_make":
+        assert program.main(["make", "digits", "x"]) == 5
+    else:
+        assert program.train(["--model=mlp"], StopSignals()) == 5
     assert capsys.readouterr().err == "stopped\n"
 
 

@@ -37,7 +37,6 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.trust import require_private
-from hpcdl.train.data.images import load_cropper
 from hpcdl.workflows.study.run import compile_library
 from hpcdl.workflows.study.study_plan import library
 from tests.make import takes_every_job
@@ -139,16 +138,6 @@ def test_no_bytecode_that_others_may_write_to_is_taken(shared):
     (shared / "kept").chmod(0o777)
     with pytest.raises(MissingPrerequisite, match="others may write"):
         compile_bytecode(Path("/bin/true"), shared / "packages", shared / "kept", shared / "log")
-
-
-def test_no_library_that_others_may_write_to_is_loaded(open_cache):
-    if load_cropper() is None:
-        pytest.skip("no C compiler, or no libjpeg-turbo")
-    (library,) = (open_cache / "jpeg").glob("*.so")
-    library.parent.chmod(0o755)
-    assert load_cropper()
-    library.chmod(0o666)
-    assert load_cropper() is None
 
 
 @as_root

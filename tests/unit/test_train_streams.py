@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
-from hpcdl.train.data.pipeline import Records, interleave_shards, piece_of, stream_count
-from hpcdl.train.data.source import Share
+from hpcdl.train.data.pipeline import RecordSource, interleave_shards, stream_count
+from hpcdl.train.data.source import BatchShare
 
 
 def streams_of(counts, batch, ranks=1, epoch=0):
@@ -65,29 +65,12 @@ def test_streams_are_the_same_for_all_numbers_of_ranks_that_divide_them():
     assert streams_of([10] * 8, 8, epoch=0) != streams_of([10] * 8, 8, epoch=1)
 
 
-@pytest.mark.parametrize(
-    ("batch", "piece"),
-    [
-        (64, 16),
-        (256, 16),
-        (8, 8),
-        (1, 1),
-        (24, 12),
-        (31, 31),
-        (34, 34),
-        (127, 1),
-    ],
-)
-def test_a_batch_is_decoded_in_pieces_that_divide_it(batch, piece):
-    assert piece_of(batch) == piece
-
-
 def test_images_are_scored_in_the_parts_that_they_are_trained_in(monkeypatch):
     def decoded(_, records, describe, piece):
         return SimpleNamespace(with_options=lambda _: SimpleNamespace(prefetch=lambda _: piece))
 
-    source = Records.__new__(Records)
-    source._share = Share(64, 2, 0, 1, parts=4)
-    monkeypatch.setattr(Records, "_options", lambda _: None)
-    monkeypatch.setattr(Records, "_decoded", decoded)
+    source = RecordSource.__new__(RecordSource)
+    source._share = BatchShare(64, 2, 0, 1, parts=4)
+    monkeypatch.setattr(RecordSource, "_options", lambda _: None)
+    monkeypatch.setattr(RecordSource, "_decoded", decoded)
     assert source._test_dataset(None) == 8

@@ -18,8 +18,8 @@ import tensorflow as tf
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.data.dataset import Dataset
-from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.source import Share, count_records
+from hpcdl.train.data.pipeline import RecordSource
+from hpcdl.train.data.source import BatchShare, count_records
 from hpcdl.train.data.tfrecord import Repairs
 from hpcdl.train.result import job_of
 
@@ -41,7 +41,9 @@ def bench(
     note = partial(print, file=sys.stderr, flush=True)
     repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, note)
     batch = min(batch, dataset.examples("train"))
-    source = Records(dataset, Share(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline)
+    source = RecordSource(
+        dataset, BatchShare(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline
+    )
     # One epoch without end: streams begin again, and building a pipeline is not measured.
     source.steps_per_epoch = 1 << 30
     try:
@@ -54,7 +56,6 @@ def bench(
     images, elapsed = batch * (len(marks) - 1), marks[-1]
     return {
         "pipeline": pipeline,
-        "decoder": source.images.decoder,
         "directory": str(dataset.folder),
         "crop": crop,
         "batch": batch,

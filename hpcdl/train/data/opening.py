@@ -1,16 +1,17 @@
 """Opens what `--data` or `--dataset` names, as the source of batches that fits it.
 
 A user's own data are `--dataset package.module:function`. The function is called with `train` and
-with `test` and returns arrays (inputs, labels), or a tf.data.Dataset of such pairs, one example
-each, of known length; None where there is no test set. Arrays are shuffled as a whole, a pipeline
-in a buffer, by seed and epoch. Every `ranks`-th example is a rank's: a global batch is the same set
+with `test` and returns arrays (inputs, labels) or (inputs, labels, weights), or a tf.data.Dataset
+of such tuples, one example each, of known length; None where there is no test set. Inputs and
+labels may be structures of arrays. Arrays are shuffled as a whole, a pipeline in a buffer, by seed
+and epoch. Every `ranks`-th example is a rank's: a global batch is the same set
 of examples on any number of ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,54 +21,44 @@ import tensorflow as tf
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import read_dataset
 from hpcdl.train.data.images import first_line
-from hpcdl.train.data.pipeline import Records
-from hpcdl.train.data.source import (
-    Group,
-    InMemory,
-    Share,
-    Source,
-    Synthetic,
-    one,
-    read_raw,
-    steps_in,
-)
+from hpcdl.train.data.pipeline import RecordSource
+from hpcdl.train.data.source import BatchShare, DataSource, InMemory, Synthetic, read_raw, steps_in
 from hpcdl.train.data.tfrecord import Repairs
 from hpcdl.train.models import origin, user_function
 from hpcdl.train.options import SYNTHETIC, TrainOptions
 
 _BUFFER = 8192
-_LIMITS = (0.0, 255.0)  # not looked at: what is given goes to Keras' layers as it is
+_LOOKED_AT = 64
 _CONTRACT = (
     "the function is called with 'train' or 'test' and returns arrays (inputs, labels), or a "
     "tf.data.Dataset of such pairs"
-)
-_SEVERAL = (
-    "a label is of shape {}, and one number is wanted: the class's, argmax(-1) of one-hot labels; "
-    "several yes or no per input are --task findings"
 )
 
 
 def open_source(
     options: TrainOptions,
     model: dict[str, Any],
-    share: Share,
+    share: BatchShare,
     cpus: int,
     repairs: Repairs,
-) -> Source:
+    *,
+    counts: bool = True,
+) -> DataSource:
     """The source of a run's batches, read and decoded by `cpus` threads.
 
-    `model` is its row of facts/models.yaml. Raises BadInput: no such data, or it does not fit.
+    `model` is its row of facts/models.yaml; `counts`: the model wants the number of classes.
+    Raises BadInput: no such data, or it does not fit.
     """
-    task = str(options.task or model["task"])
+    task = model["task"]
     shape = tuple(model["input"])
     if options.image_size and len(shape) == 3:
         shape = (options.image_size, options.image_size, shape[2])
     if options.dataset:
-        return _open_users(options.dataset, share, task)
+        return _open_users(options.dataset, share, counts=counts)
     if options.data == SYNTHETIC:
         return Synthetic(shape, model["classes"], share, task)
     dataset = read_dataset(Path(options.data))
-    if dataset.task != task:
+    if dataset.task != task and ":" not in options.model:
         raise BadInput(
             f"the model {options.model} is for {task}, the data set's labels are {dataset.task}",
             hint="`hpcdl data make photos --task` makes either",
@@ -80,12 +71,14 @@ def open_source(
             )
         arrays = {split: read_raw(dataset, split, repairs) for split in dataset.splits}
         return InMemory(arrays, share, dataset.classes, dataset.digest)
-    return Records(dataset, share, shape[:2], cpus, repairs, options.pipeline)
+    return RecordSource(dataset, share, shape[:2], cpus, repairs, options.pipeline)
 
 
-def _open_users(named: str, share: Share, task: str) -> Source:
-    """What the function gives, as a source of batches; BadInput: it raises, or gives no data."""
-    single = task == "classes"  # a column of labels is one label each: as Keras' own data sets
+def _open_users(named: str, share: BatchShare, *, counts: bool) -> DataSource:
+    """Return what the function gives as a source; BadInput: it raises, or gives no data.
+
+    `counts`: the number of classes is wanted, which may need a pass over the labels.
+    """
     function = user_function("--dataset", named)
     parts: dict[str, Any] = {}
     for split in ("train", "test"):
@@ -96,76 +89,127 @@ def _open_users(named: str, share: Share, task: str) -> Source:
                 f"--dataset {named} raised for '{split}'", details=origin(fault), hint=_CONTRACT
             ) from fault
     given = {split: part for split, part in parts.items() if part is not None}
-    if "train" in given and isinstance(given["train"], tf.data.Dataset):
-        return Pipeline(named, given, share, single=single)
-    arrays = {split: _arrays(named, split, part, single) for split, part in given.items()}
-    if "train" not in arrays:
+    if "train" not in given:
         raise BadInput(f"--dataset {named} gives nothing to train on", hint=_CONTRACT)
-    if len({images.shape[1:] for images, _ in arrays.values()}) > 1:
+    if isinstance(given["train"], tf.data.Dataset):
+        return UserPipeline(named, given, share, counts=counts)
+    arrays = {split: _arrays(named, split, part) for split, part in given.items()}
+    shapes = {
+        str(tf.nest.map_structure(lambda values: values.shape[1:], part[0]))
+        for part in arrays.values()
+    }
+    if len(shapes) > 1:
         raise BadInput(f"--dataset {named}: inputs to train and to test with differ in shape")
-    digest = hashlib.sha256(arrays["train"][0].tobytes()).hexdigest()[:16]
-    classes = max(_classes(labels) for _, labels in arrays.values())
-    source = InMemory(arrays, share, classes, digest)
-    source.limits = _LIMITS
+    digest = hashlib.sha256(tf.nest.flatten(arrays["train"])[0].tobytes()).hexdigest()[:16]
+    labels = [part[1] for part in arrays.values()]
+    source = InMemory(arrays, share, _classes(labels) if counts else 0, digest)
+    source.own = False
     return source
 
 
-def _arrays(named: str, split: str, part: Any, single: bool) -> tuple[Any, Any]:
+def _arrays(named: str, split: str, part: Any) -> tuple[Any, ...]:
     try:
-        images, labels = (np.asarray(values) for values in part)
-        if len(images) != len(labels):
-            raise ValueError(f"{len(images)} inputs, but {len(labels)} labels")
-        if labels.dtype.kind not in "iu":
-            raise ValueError(f"labels are {labels.dtype}, not integers")
-        labels = labels[:, 0] if single and labels.shape[1:] == (1,) else labels
-        if single and labels.ndim > 1 and images.ndim in {1, 4}:  # one class for each
-            raise ValueError(_SEVERAL.format(labels.shape[1:]))
-        inputs = images.astype(np.int64 if images.dtype.kind == "i" else np.float32, copy=False)
+        if not (isinstance(part, tuple | list) and len(part) in {2, 3}):
+            raise ValueError("it is not (inputs, labels) or (inputs, labels, weights)")
+        arrays = tuple(tf.nest.map_structure(_array, _nested(values)) for values in part)
+        lengths = [len(values) for values in tf.nest.flatten(arrays)]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"{lengths[0]} inputs, but {lengths[-1]} labels")
     except (TypeError, ValueError) as fault:
         raise BadInput(f"--dataset {named}, '{split}': {fault}", hint=_CONTRACT) from fault
-    return inputs, labels.astype(np.int64, copy=False)
+    # A column of labels is one label each: as Keras' own data sets have them.
+    column = isinstance(arrays[1], np.ndarray) and arrays[1].shape[1:] == (1,)
+    if column and arrays[1].dtype.kind == "i":
+        arrays = (arrays[0], arrays[1][:, 0], *arrays[2:])
+    return arrays
+
+
+def _nested(values: Any) -> Any:
+    """A list of numbers is an array, a tuple or dict of arrays a structure."""
+    return np.asarray(values) if isinstance(values, list) else values
+
+
+def _array(values: Any) -> Any:
+    """Floats as float32; integers as int64, but bytes of pixels as float32."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise ValueError(f"{array.dtype} is not numbers")
+    pixels = array.dtype == np.uint8 and array.ndim > 2
+    integer = array.dtype.kind in "iu" and not pixels
+    return array.astype(np.int64 if integer else np.float32, copy=False)
 
 
 def _classes(labels: Any) -> int:
-    """Yes-or-no labels have a column each; other labels count from 0."""
-    if labels.min(initial=0) < 0:
-        raise BadInput(f"--dataset: a label is {labels.min()}; they count from 0", hint=_CONTRACT)
-    several = labels.ndim == 2 and labels.max(initial=0) <= 1
-    return int(labels.shape[1] if several else labels.max(initial=0) + 1)
+    """Return the classes: the width of labels that have one, or the greatest number + 1."""
+    first = tf.nest.flatten(labels[0])[0]
+    if first.dtype.kind == "f":
+        return int(first.shape[1]) if first.ndim > 1 else 1
+    lowest = min(int(part.min(initial=0)) for part in tf.nest.flatten(labels))
+    if lowest < 0:
+        raise BadInput(f"--dataset: a label is {lowest}; they count from 0", hint=_CONTRACT)
+    highest = max(int(part.max(initial=0)) for part in tf.nest.flatten(labels))
+    return max(int(first.shape[1]) if first.ndim > 1 and highest <= 1 else 0, highest + 1)
 
 
-class Pipeline(Source):
+class UserPipeline(DataSource):
     """A user's tf.data pipelines, as a source of batches."""
 
     pixels = "as the data set's function gives them"
-    limits = _LIMITS
+    own = False
 
-    def __init__(self, named: str, parts: dict[str, Any], share: Share, *, single: bool) -> None:
+    def __init__(
+        self, named: str, parts: dict[str, Any], share: BatchShare, *, counts: bool
+    ) -> None:
         self._named = named
         self._share = share
         self.digest = named
         self.tested = "test" in parts
+        self._parts = {split: part.map(_elements) for split, part in parts.items()}
         try:
-            image, label = parts["train"].element_spec
-            self.shape: tuple[int, ...] = tuple(map(int, image.shape))
-            if single and label.shape == (1,):
-                parts = {split: part.map(lambda x, y: (x, y[0])) for split, part in parts.items()}
-                label = parts["train"].element_spec[1]
+            self.spec, self.label_spec, *_ = self._parts["train"].element_spec
+            for spec in tf.nest.flatten((self.spec, self.label_spec)):
+                tuple(map(int, spec.shape))
             examples = int(parts["train"].cardinality())
         except (TypeError, ValueError, AttributeError) as fault:
             raise self._error("examples are not (input, label) of known shapes") from fault
-        self._parts = parts
-        if single and label.shape.rank and len(self.shape) in {0, 3}:
-            raise self._error(_SEVERAL.format(tuple(label.shape)))
         if examples < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(examples, share)
-        # As many as there are labels, or as the largest one says: it is looked for once.
-        labels = (np.asarray(y) for part in parts.values() for _, y in self._read(part.batch(1024)))
-        self.classes = int(label.shape[0]) if label.shape.rank else max(map(_classes, labels))
+        self._refuse_reshuffling()
+        self.classes = self._count() if counts else 0
 
-    def _error(self, why: str) -> BadInput:
-        return BadInput(f"--dataset {self._named}: {why}", hint=_CONTRACT)
+    def _error(self, why: str, hint: str = _CONTRACT) -> BadInput:
+        return BadInput(f"--dataset {self._named}: {why}", hint=hint)
+
+    def _refuse_reshuffling(self) -> None:
+        """Refuse a data set whose order differs from pass to pass: ranks would share examples."""
+        for part in self._parts.values():
+            passes = [
+                [
+                    np.asarray(y).tobytes()
+                    for element in self._read(part.take(_LOOKED_AT))
+                    for y in tf.nest.flatten(element[1])
+                ]
+                for _ in range(2)
+            ]
+            if passes[0] != passes[1]:
+                raise self._error(
+                    "it gives its elements in another order each time, so ranks would train on "
+                    "the same examples and a resumed run on others",
+                    "leave out .shuffle(): hpcdl train shuffles by seed and epoch; or "
+                    ".shuffle(n, seed=1, reshuffle_each_iteration=False)",
+                )
+
+    def _count(self) -> int:
+        spec = tf.nest.flatten(self.label_spec)[0]
+        if spec.shape.rank == 1 or not spec.dtype.is_integer:
+            return int(spec.shape[0]) if spec.shape.rank else 1
+        batches = (
+            np.asarray(tf.nest.flatten(element[1])[0])
+            for part in self._parts.values()
+            for element in self._read(part.batch(1024))
+        )
+        return max(_classes([labels]) for labels in batches)
 
     def _read(self, dataset: Any) -> Iterator[Any]:
         try:
@@ -173,27 +217,40 @@ class Pipeline(Source):
         except tf.errors.OpError as fault:
             raise self._error(first_line(fault)) from fault
 
-    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """Batches of the epoch's order, one by one."""
-        share, done = self._share, first
-        seed = (share.seed * 1_000_003 + epoch) % 2**31
-        mixed = self._parts["train"].shuffle(_BUFFER, seed=seed, reshuffle_each_iteration=False)
-        mine = mixed.shard(share.ranks, share.rank).batch(share.per_rank, drop_remainder=True)
-        for images, labels in self._read(mine.skip(first).take(self.steps_per_epoch - first)):
-            yield Group(_inputs(images)[None], tf.cast(labels, tf.int64)[None], 1)
-            done += 1
-        if done < self.steps_per_epoch:
-            raise self._error(f"it ended after batch {done} of {self.steps_per_epoch}")
+    def steps(self, first: int, last: int) -> Any:
+        """Return batches of the epochs' orders."""
+        share, length = self._share, self.steps_per_epoch
+        train = self._parts["train"]
 
-    def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every `ranks`-th test example."""
+        def epoch(number: Any) -> Any:
+            seed = (share.seed * 1_000_003 + number) % 2**31
+            mixed = train.shuffle(_BUFFER, seed=seed, reshuffle_each_iteration=False)
+            mine = mixed.shard(share.ranks, share.rank).batch(share.per_rank, drop_remainder=True)
+            return mine.take(length).apply(tf.data.experimental.assert_cardinality(length))
+
+        epochs = tf.data.Dataset.range(first // length, -(-last // length)).flat_map(epoch)
+        return epochs.skip(first % length).take(last - first).prefetch(2)
+
+    def test(self) -> Any:
+        """Return every `ranks`-th test example."""
         share = self._share
-        if "test" in self._parts:
-            mine = self._parts["test"].shard(share.ranks, share.rank).batch(share.at_once)
-            for images, labels in self._read(mine):
-                yield _inputs(images), tf.cast(labels, tf.int64)
+        if not self.tested:
+            return None
+        return self._parts["test"].shard(share.ranks, share.rank).batch(share.at_once)
 
 
-def _inputs(images: Any) -> Any:
-    """As those of arrays: pixels, unsigned integers, become float32; others stay as they are."""
-    return tf.cast(images, tf.float32) if images.dtype.is_unsigned else images
+def _elements(*parts: Any) -> Any:
+    """As those of arrays: pixels, bytes, become float32; a column of labels is one label each."""
+
+    def number(values: Any) -> Any:
+        pixels = values.dtype == tf.uint8 and values.shape.rank != 0
+        return tf.cast(values, tf.float32) if pixels else values
+
+    inputs, labels, *weights = parts
+    labels = tf.nest.map_structure(
+        lambda y: y[0] if y.shape == (1,) and y.dtype.is_integer else y, labels
+    )
+    labels = tf.nest.map_structure(
+        lambda y: tf.cast(y, tf.int64) if y.dtype.is_integer else y, labels
+    )
+    return (tf.nest.map_structure(number, inputs), labels, *weights)

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train.data.dataset import IMAGES, Dataset
-from hpcdl.train.data.images import Images, first_line, load_cropper
-from hpcdl.train.data.source import Group, Share, Source, epoch_order, one, steps_in
+from hpcdl.train.data.images import Images, first_line
+from hpcdl.train.data.source import BATCHES, Ahead, BatchShare, DataSource, epoch_order, steps_in
 from hpcdl.train.data.tfrecord import Repairs, find
 
 MEAN = (123.675, 116.28, 103.53)
@@ -31,8 +32,6 @@ DEVIATION = (58.395, 57.12, 57.375)
 _MOST_STREAMS = 64
 _MIXED = 4096
 _LABELS = {"findings": "image/labels", "classes": "image/class/label", IMAGES: ""}
-_PIECE = 16
-"""Images that are decoded in one go by one thread, at most."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,6 @@ def stream_count(global_batch: int, ranks: int, shards: int) -> int:
     """Streams of an epoch: divides the batch, a multiple of the ranks, at most the shards."""
     wanted = max(ranks, min(shards, _MOST_STREAMS))
     return max(n for n in range(ranks, wanted + 1, ranks) if global_batch % n == 0)
-
-
-def piece_of(batch: int) -> int:
-    """Images of a batch that one thread decodes in one go: few, but not one by one."""
-    piece = max(n for n in range(1, _PIECE + 1) if batch % n == 0)
-    return piece if piece > _PIECE // 4 or batch > 4 * _PIECE else batch
 
 
 def interleave_shards(
@@ -77,7 +70,7 @@ def interleave_shards(
     return queues
 
 
-class Records(Source):
+class RecordSource(DataSource):
     """A data set of JPEG records as a source of batches.
 
     `size` is (height, width) of the images given out; `threads` is the number of those that read
@@ -87,7 +80,7 @@ class Records(Source):
     def __init__(
         self,
         dataset: Dataset,
-        share: Share,
+        share: BatchShare,
         size: tuple[int, int],
         threads: int,
         repairs: Repairs,
@@ -96,18 +89,19 @@ class Records(Source):
         self._dataset = dataset
         self._share = share
         self._size = size
-        self.images = Images(size, load_cropper() if pipeline == "new" else None)
-        self.decoder = self.images.decoder
+        self.images = Images(size)
         self._threads = threads
         self._repairs = repairs
         self._pipeline = pipeline
         self._unreadable: list[bytes] = []
-        self.shape: tuple[int, ...] = (*size, 3)
+        self.spec = tf.TensorSpec((*size, 3), tf.float32)
+        several = (dataset.classes,) if dataset.task == "findings" else ()
+        self.label_spec = tf.TensorSpec(several, tf.int64)
         self.classes = dataset.classes
         self.digest = dataset.digest
+        self.task = dataset.task
         self.tested = dataset.examples("test") > 0
         self.pixels = f"(red, green, blue from 0 to 255 - {MEAN}) / {DEVIATION}"
-        self.limits = -np.array(MEAN) / DEVIATION, (255.0 - np.array(MEAN)) / DEVIATION
         self.steps_per_epoch = steps_in(dataset.examples("train"), share)
         shards = len(dataset.splits["train"])
         self.streams = stream_count(share.global_batch, share.ranks, shards)
@@ -127,16 +121,51 @@ class Records(Source):
         values = (tf.cast(pixels, tf.float32) + (0.5 - np.array(MEAN))) / DEVIATION
         return tf.where(mirrored[:, None, None, None], values[:, :, ::-1], values)
 
-    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """This rank's part of the epoch's batches from number `first` on, one by one."""
+    def steps(self, first: int, last: int) -> Any:
+        """Return the batches of the steps; the next epoch is opened before one ends."""
+        return self._from(lambda: self._walk(first, last))
+
+    def test(self) -> Any:
+        """Return every `ranks`-th test image in batches, the middle of it."""
+        return self._from(self.test_batches) if self.tested else None
+
+    def _from(self, batches: Callable[[], Iterator[Any]]) -> Any:
+        """Return what a Python iterator gives as a tf.data.Dataset; its clear error is kept."""
+        size = (None, *self._size, 3)
+        label = tf.TensorSpec((None, *self.label_spec.shape), tf.int64)
+        given = ((tf.TensorSpec(size, tf.uint8), tf.TensorSpec((None,), tf.bool)), label)
+
+        def generate() -> Iterator[Any]:
+            try:
+                yield from batches()
+            except HpcdlError as fault:
+                self.fault = fault
+                raise
+
+        return tf.data.Dataset.from_generator(generate, output_signature=given).prefetch(1)
+
+    def _walk(self, first: int, last: int) -> Iterator[Any]:
+        length, ahead = self.steps_per_epoch, None
+        epoch, batch = divmod(first, length)
+        for step in range(first, last):
+            if step == first or step % length == 0:
+                batches = ahead.take() if ahead else self.batches(epoch, batch)
+                epoch, batch, ahead = epoch + 1, 0, None
+            yield next(batches)
+            left = length - 1 - step % length
+            if left == min(BATCHES, length - 1) and step + left + 1 < last and length > 1:
+                opens = partial(self.batches, epoch, 0)
+                ahead = Ahead(opens, lambda: self.damaged)
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        """Return this rank's part of the epoch's batches from number `first` on, one by one."""
         errors = tf.errors  # an interpreter that ends takes modules apart
         batch = first
         while batch < self.steps_per_epoch:
             begun = batch
             try:
                 for images, labels in self.dataset(epoch, batch):
-                    pixels, mirrored = (self._as_group(part) for part in images)
-                    yield Group((pixels, mirrored), self._as_group(labels), 1)
+                    yield tf.nest.map_structure(lambda part: part.numpy(), (images, labels))
                     batch += 1
             except errors.NotFoundError as fault:
                 raise BadInput(
@@ -156,11 +185,6 @@ class Records(Source):
                         hint="`hpcdl data inspect` names those that cannot be read",
                     )
 
-    def _as_group(self, part: Any) -> Any:
-        """What a batch holds, whatever pieces it was made in, as a group of one step."""
-        pieces = 2 if self.images.in_batches else 1
-        return tf.reshape(part, (1, self._share.per_rank, *part.shape[pieces:]))
-
     def dataset(self, epoch: int, first: int) -> Any:
         """The tf.data pipeline of the rest of an epoch."""
         share = self._share
@@ -168,37 +192,25 @@ class Records(Source):
         if self._pipeline == "old":
             return self._old(records).take(self.steps_per_epoch - first)
         records = records.enumerate(first * share.per_rank)
-        piece = piece_of(share.per_rank) if self.images.in_batches else share.per_rank
-        batches = self._decoded(records, self._training_part(epoch), piece)
-        if self.images.in_batches:
-            batches = batches.batch(share.per_rank // piece)
+        batches = self._decoded(records, self._training_part(epoch), share.per_rank)
         batches = batches.take(self.steps_per_epoch - first).with_options(self._options())
         gpus = tf.config.get_visible_devices("GPU")
         if gpus:
             return batches.apply(tf.data.experimental.prefetch_to_device("/GPU:0", 2))
         return batches.prefetch(2)
 
-    def _decoded(self, records: Any, describe: Callable[..., Any], piece: int) -> Any:
-        """Batches of `piece` images: decoded in one go by the library, one by one by TensorFlow.
+    def _decoded(self, records: Any, describe: Callable[..., Any], count: int) -> Any:
+        """Return batches of `count` images.
 
         `describe` gives of a record: ((encoded, area, mirrored), label).
         """
-        if self.images.in_batches:
-            described = records.map(describe, num_parallel_calls=self._threads, deterministic=True)
-            return described.batch(piece).map(
-                self._crop_all, num_parallel_calls=self._threads, deterministic=True
-            )
 
         def image(*record: Any) -> Any:
             (encoded, area, mirrored), label = describe(*record)
             return (self.images.crop(encoded, area), mirrored), label
 
         images = records.map(image, num_parallel_calls=self._threads, deterministic=True)
-        return images.batch(piece)
-
-    def _crop_all(self, parts: tuple[Any, Any, Any], labels: Any) -> Any:
-        encoded, areas, mirrored = parts
-        return (self.images.crop_batch(encoded, areas), mirrored), labels
+        return images.batch(count)
 
     def test_batches(self) -> Iterator[tuple[Any, Any]]:
         """Every `ranks`-th test image, the middle of it."""

@@ -3,8 +3,7 @@
 Global batch k of an epoch is the same set of examples whatever the number of ranks: the epoch's
 order is one permutation drawn from (seed, epoch), batch k is its k-th piece, and a rank takes
 its slice of that piece. Nothing is remembered between batches, so a run resumes at any step,
-on any number of ranks, by asking for batch k. Batches come in groups: short steps are run several
-at a time, and the one who runs them says each time how many.
+on any number of ranks, by asking for batch k.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.tfrecord import Repairs, find
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """A rank's part of the global batch, which is a multiple of `ranks` x `parts`.
 
     The parts go through the network one after the other, to save memory.
@@ -50,58 +49,49 @@ class Share:
         return self.per_rank // self.parts
 
 
-class Group(NamedTuple):
-    """The batches of `steps` steps in a row.
-
-    The first axis of images and labels counts batches: one per step, or a single one for all.
-    """
-
-    images: Any
-    labels: Any
-    steps: int
-
-
-def one() -> int:
-    """One batch at a time."""
-    return 1
-
-
-class Source:
+class DataSource:
     """Where batches come from. An epoch has `steps_per_epoch` global batches, 0 for no end.
 
-    `streams` is what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run
-    sets it to what it was. `digest` says which data it is, `pixels` how the network is given them,
-    `decoder` what decodes images: empty where nothing does. `limits` are the lowest and the highest
-    value of a pixel, as the network is given it. `tested` is whether there is a test set.
+    `spec` and `label_spec` are the TensorSpecs of an example, or structures of them. `streams` is
+    what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run sets it to
+    what it was. `digest` identifies the data, `pixels` says how the network is given them.
+    `tested`: there is a test set.
+    `task` is `findings` where labels are several yes or no per example.
+    `own`: the data are synthetic or of `hpcdl data make`, whose labels are numbers of classes.
+    `fault` is the clear error behind an error of tf.data.
     """
 
-    shape: tuple[int, ...]
+    spec: Any
+    label_spec: Any
     classes: int
     steps_per_epoch: int
     streams: int = 0
     digest: str
     pixels: str
-    decoder: str = ""
-    limits: tuple[Any, Any] = (0.0, 1.0)
     tested: bool = False
+    own: bool = True
+    task: str = "classes"
+    fault: HpcdlError | None = None
 
-    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """This rank's batches of the epoch from `first` on.
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an example's first input."""
+        return tuple(tf.nest.flatten(self.spec)[0].shape)
 
-        `wanted` is asked before each group how many batches it may hold; it can hold fewer.
-        """
+    def steps(self, first: int, last: int) -> Any:
+        """Return the tf.data.Dataset of this rank's batches of the steps first to last - 1."""
         raise NotImplementedError
 
-    def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """This rank's part of the test set: every example once over all ranks; none here."""
-        return iter(())
+    def test(self) -> Any:
+        """Return this rank's part of the test set in batches; None without a test set."""
+        return None
 
-    def prepare(self, images: Any) -> Any:
-        """What a batch gives as images, as the network takes it; part of the compiled step."""
-        return images
+    def prepare(self, inputs: Any) -> Any:
+        """Return what the network takes for what a batch gives; part of the compiled step."""
+        return inputs
 
 
-def steps_in(examples: int, share: Share) -> int:
+def steps_in(examples: int, share: BatchShare) -> int:
     """Steps of an epoch; what does not fill a global batch is left out. BadInput: there is none."""
     if examples < share.global_batch:
         raise BadInput(
@@ -117,17 +107,18 @@ def epoch_order(seed: int, epoch: int, examples: int) -> NDArray[Any]:
     return np.random.RandomState((seed * 1_000_003 + epoch) % 2**32).permutation(examples)
 
 
-class Synthetic(Source):
+class Synthetic(DataSource):
     """One random batch on the device, again and again: no input cost at all, and no test set."""
 
     digest = "synthetic"
     pixels = "random numbers, 0 to 1"
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, share: Share, task: str = "classes"
+        self, shape: tuple[int, ...], classes: int, share: BatchShare, task: str = "classes"
     ) -> None:
-        self.shape = shape
+        self.spec = tf.TensorSpec(shape, tf.float32)
         self.classes = classes
+        self.task = task
         self.steps_per_epoch = 0
         seed = tf.constant((share.seed, share.rank))
 
@@ -135,57 +126,80 @@ class Synthetic(Source):
         # TensorFlow would compute a result of constants once more, to see whether it is small.
         @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
         def random_images(seed: Any) -> Any:
-            return tf.random.stateless_uniform((1, share.per_rank, *shape), seed=seed)
+            return tf.random.stateless_uniform((share.per_rank, *shape), seed=seed)
 
         self._images = random_images(seed)
         single = task == "classes"
         self._labels = tf.random.stateless_uniform(
-            (1, share.per_rank) if single else (1, share.per_rank, classes),
+            (share.per_rank,) if single else (share.per_rank, classes),
             seed=seed,
             maxval=classes if single else 2,
             dtype=tf.int64,
         )
+        self.label_spec = tf.TensorSpec(self._labels.shape[1:], tf.int64)
 
-    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """The same batch for ever."""
-        while True:
-            yield Group(self._images, self._labels, wanted())
+    def steps(self, first: int, last: int) -> Any:
+        """Return the same batch for every step."""
+        return tf.data.Dataset.from_tensors((self._images, self._labels)).repeat(last - first)
 
 
-class InMemory(Source):
-    """A small data set in memory: images and labels by split. No `test` is no test set."""
+class InMemory(DataSource):
+    """A small data set in memory: (inputs, labels), or with weights, by split.
+
+    Inputs and labels are arrays or structures of arrays. No `test` is no test set.
+    """
 
     pixels = "the data set's values / its scale: 0 to 1"
 
     def __init__(
-        self, arrays: Mapping[str, tuple[Any, Any]], share: Share, classes: int, digest: str
+        self, arrays: Mapping[str, tuple[Any, ...]], share: BatchShare, classes: int, digest: str
     ) -> None:
         self._train = arrays["train"]
-        self._test = arrays.get("test", (np.zeros(0), np.zeros(0)))
-        self.tested = len(self._test[1]) > 0
-        self.shape: tuple[int, ...] = tuple(self._train[0].shape[1:])
+        self._test = arrays.get("test")
+        self.tested = self._test is not None and _length(self._test) > 0
+        inputs, labels, *_ = tf.nest.map_structure(
+            lambda a: tf.TensorSpec(a.shape[1:], tf.as_dtype(a.dtype)), self._train
+        )
+        self.spec, self.label_spec = inputs, labels
         self.classes = classes
         self.digest = digest
         self._share = share
-        self.steps_per_epoch = steps_in(len(self._train[1]), share)
+        self.steps_per_epoch = steps_in(_length(self._train), share)
 
-    def batches(self, epoch: int, first: int, wanted: Callable[[], int] = one) -> Iterator[Group]:
-        """Slices of the epoch's permutation."""
-        images, labels = self._train
-        share, steps = self._share, self.steps_per_epoch
-        order = epoch_order(share.seed, epoch, len(labels))[: steps * share.global_batch]
-        mine = order.reshape(steps, share.ranks, share.per_rank)[:, share.rank]
-        while first < steps:
-            rows = mine[first : first + wanted()]
-            yield Group(images[rows], labels[rows], len(rows))
-            first += len(rows)
+    def steps(self, first: int, last: int) -> Any:
+        """Return slices of the epochs' permutations."""
+        share, steps, count = self._share, self.steps_per_epoch, _length(self._train)
+        with tf.device("CPU:0"):
+            whole = tf.nest.map_structure(tf.constant, self._train)
 
-    def test_batches(self) -> Iterator[tuple[Any, Any]]:
-        """Every `ranks`-th test example."""
+        def rows_of(epoch: Any) -> NDArray[Any]:
+            order = epoch_order(share.seed, int(epoch), count)[: steps * share.global_batch]
+            return order.reshape(steps, share.ranks, share.per_rank)[:, share.rank]
+
+        def rows(epoch: Any) -> Any:
+            mine = tf.numpy_function(rows_of, [epoch], tf.int64)
+            mine.set_shape((steps, share.per_rank))
+            return tf.data.Dataset.from_tensor_slices(mine)
+
+        epochs = tf.data.Dataset.range(first // steps, -(-last // steps)).flat_map(rows)
+        wanted = epochs.skip(first % steps).take(last - first)
+
+        def batch(mine: Any) -> Any:
+            return tf.nest.map_structure(lambda values: tf.gather(values, mine), whole)
+
+        return wanted.map(batch, num_parallel_calls=2, deterministic=True).prefetch(4)
+
+    def test(self) -> Any:
+        """Return every `ranks`-th test example."""
+        if not self.tested:
+            return None
         share = self._share
-        images, labels = (part[share.rank :: share.ranks] for part in self._test)
-        for at in range(0, len(labels), share.at_once):
-            yield images[at : at + share.at_once], labels[at : at + share.at_once]
+        mine = tf.nest.map_structure(lambda part: part[share.rank :: share.ranks], self._test)
+        return tf.data.Dataset.from_tensor_slices(mine).batch(share.at_once)
+
+
+def _length(arrays: Any) -> int:
+    return len(tf.nest.flatten(arrays)[0])
 
 
 def read_raw(dataset: Dataset, split: str, repairs: Repairs) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -241,24 +255,20 @@ BATCHES = 4
 class Ahead:
     """An epoch that `opens` gives; dropped if `state` gives something else when it is taken."""
 
-    def __init__(self, opens: Callable[[], Iterator[Group]], state: Callable[[], object]) -> None:
+    def __init__(self, opens: Callable[[], Iterator[Any]], state: Callable[[], object]) -> None:
         self._opens = opens
         self._state = state
         self._before = state()
-        self._found: Iterator[Group] | None = None
+        self._opened: Iterator[Any] | None = None
         self._thread = threading.Thread(target=self._open, daemon=True)
         self._thread.start()
 
     def _open(self) -> None:
-        with suppress(Exception):  # who takes it opens it again, and is told
+        with suppress(Exception):  # who takes it opens it again, and gets the error
             batches = self._opens()
-            self._found = chain([next(batches)], batches)
+            self._opened = chain([next(batches)], batches)
 
-    def take(self) -> Iterator[Group]:
-        """The batches, from the first one on."""
-        self.wait()
-        return self._found if self._found and self._state() == self._before else self._opens()
-
-    def wait(self) -> None:
-        """Return when the thread has ended."""
+    def take(self) -> Iterator[Any]:
+        """Return the batches, from the first one on."""
         self._thread.join()
+        return self._opened if self._opened and self._state() == self._before else self._opens()

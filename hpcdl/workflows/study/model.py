@@ -130,8 +130,8 @@ class Panel:
 class Framework:
     """How a run of the matrix's `framework` is started; empty is `hpcdl train` as usual.
 
-    In `program`, `{python}` is the framework's interpreter and `{programs}` the directory of
-    hpcdl's own programs.
+    In `program`, `{python}` is the framework's interpreter, `{programs}` the directory of hpcdl's
+    programs in other frameworks, and `{strategies}` of those for other ways to go parallel.
     """
 
     launcher: str

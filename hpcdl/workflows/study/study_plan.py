@@ -295,8 +295,10 @@ def _points(
 
 def _base(site: Site, study: Study, scale: Scale, run: Run, name: str) -> JobSpec:
     framework = study.frameworks.get(name, _USUAL)
-    programs = str(resource("examples") / "frameworks")
-    argv = [one.replace("{programs}", programs) for one in framework.program]
+    examples = {"{programs}": "frameworks", "{strategies}": "strategies"}
+    argv = list(framework.program)
+    for mark, folder in examples.items():
+        argv = [word.replace(mark, str(resource("examples") / folder)) for word in argv]
     for key, value in run.options.items():
         argv.append(f"--{key}" if value == "true" else f"--{key}={value}")
     if "data" not in run.over and "dataset" not in run.options:

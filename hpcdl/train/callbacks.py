@@ -1,0 +1,262 @@
+"""Callbacks of Keras that make a `fit` a run: scores of all ranks, times, checkpoints, signals.
+
+`Scores` is the first callback and `Steps` the last: so users' callbacks get logs that are the same
+on all ranks, with Keras' names (`loss`, `val_loss`), and a checkpoint holds what they have changed.
+Ranks decide nothing alone: stop requests are summed with the gradients (averaging.py).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hpcdl.system.errors import CheckFailed, HpcdlError
+from hpcdl.train import checkpoint as checkpoints
+from hpcdl.train.fitting import Fitting, counted, raw
+from hpcdl.train.models import random_states
+from hpcdl.train.startup import StartupClock
+from hpcdl.train.stop_signals import REQUEUE, STOP
+from hpcdl.train.train_report import Reporter
+from hpcdl.train.training import TrainingProgress, condemn, save
+
+CALLBACK = 2.0**-10
+"""What a rank whose callback wants to end adds to the stop requests: less than any signal."""
+
+
+class Leave(BaseException):
+    """Ends `fit` on all ranks at the same step: `requeue` or `stopped`, with a checkpoint."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class Scores(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Makes the logs of an epoch those of all ranks, and adds the scores on the test set."""
+
+    def __init__(self, training: TrainingProgress, *, validates: bool) -> None:
+        super().__init__()
+        self._training = training
+        self._validates = validates and training.fitting.source.tested
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replace this rank's means by those of all ranks, and score on the test set."""
+        fitting = self._training.fitting
+        if logs is None:
+            return
+        if fitting.ranks.size > 1 and fitting.callbacks:
+            logs.update(_merged(fitting))
+        if not self._validates:
+            return
+        scores = evaluate(self._training)
+        logs.update({f"val_{name}": value for name, value in scores.items()})
+        self._training.validations.append({"step": self._training.step_number, **scores})
+        shown = ", ".join(f"val_{name} {value:.4f}" for name, value in scores.items())
+        self._training.reporter.say(f"epoch {epoch + 1}: {shown}")
+
+
+class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes every step, writes checkpoints, and ends all ranks at the same step when asked."""
+
+    def __init__(self, training: TrainingProgress) -> None:
+        super().__init__()
+        self._training = training
+        self._fitting = training.fitting
+        self._begun = self._called = time.perf_counter()
+        self._waited = 0.0
+        self._calls = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Give callbacks what they had noted when the checkpoint was written."""
+        for callback in self._fitting.callbacks:
+            vars(callback).update(self._training.callback_states.get(type(callback).__name__, {}))
+        self._begun = time.perf_counter()
+        self._waited = float(self._fitting.waited)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Leave out of a step what lies between epochs."""
+        self._begun = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Send this rank's stop request with the next gradients."""
+        wanted = self._training.signals.value
+        if wanted:
+            self._fitting.board.stop.assign(wanted)
+        self._calls += 1
+        if self._training.tracer:
+            self._training.tracer.before(self._calls, self._training.step_number)
+        if self._fitting.options.delay_ms:
+            time.sleep(self._fitting.options.delay_ms / 1000)
+        self._called = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the steps of the call, judge their losses, save, and stop where ranks agree."""
+        training, fitting = self._training, self._fitting
+        rows = fitting.board.take()
+        if training.tracer:
+            training.tracer.after(self._calls)
+        called = time.perf_counter() - self._called
+        steps = rows.reshape(fitting.group, -1, rows.shape[1])
+        number = training.step_number
+        losses = [_loss(step, logs) for step in steps]
+        for done, loss in enumerate(losses):
+            training.loss = loss
+            _judge(training, loss, number + done)
+        training.step_number += fitting.group
+        training.watchdog.step(training.step_number)
+        agreed = float(rows[-1, 1])
+        outcome = "stopped" if agreed >= STOP / 2 else "requeue" if agreed >= REQUEUE / 2 else ""
+        saved = save(training) if outcome or self._due() else 0.0
+        self._note(steps, losses, called, saved)
+        if training.history and training.saved_at == training.step_number:
+            training.history.append(training.samples)
+        epoch, _ = fitting.numbers.position(training.step_number - 1)
+        images = fitting.numbers.global_batch * fitting.group
+        training.reporter.step(training.step_number, epoch, training.loss, images)
+        if outcome:
+            raise Leave(outcome)
+        self._agree_on_stop(agreed)
+
+    def _agree_on_stop(self, agreed: float) -> None:
+        """Let what a callback decided on one rank hold on all, one step later."""
+        if self._fitting.ranks.size == 1:
+            return
+        if self.model.stop_training:
+            self._fitting.board.stop.assign(CALLBACK)
+        self.model.stop_training = agreed >= CALLBACK / 2
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Agree on the end that a callback wants; save after callbacks have changed things."""
+        training, ranks = self._training, self._fitting.ranks
+        if self._fitting.callbacks and ranks.size > 1:
+            wants = np.array([float(self.model.stop_training)])
+            self.model.stop_training = bool(ranks.sum_on_host(wants)[0])
+        every = self._fitting.numbers.checkpoint_every
+        last = training.step_number >= self._fitting.numbers.steps or self.model.stop_training
+        if last or (every and training.step_number % every == 0):
+            save(training)
+            if training.history:
+                training.history.append(training.samples)
+
+    def _due(self) -> bool:
+        """Whether a checkpoint is due inside an epoch; at its end callbacks come first."""
+        every, per_epoch = self._fitting.numbers.checkpoint_every, self._fitting.numbers
+        at_end = per_epoch.steps_per_epoch and (
+            self._training.step_number % per_epoch.steps_per_epoch == 0
+        )
+        wanted = every and self._training.step_number % every == 0
+        return bool(wanted and not (at_end and self._fitting.callbacks))
+
+    def _note(self, steps: Any, losses: list[float], called: float, saved: float) -> None:
+        """Keep the samples: what lies between the steps of a call is shared out among them."""
+        fitting, samples = self._fitting, self._training.samples
+        count, now = len(steps), time.perf_counter()
+        waited = float(fitting.waited)
+        own = min(called, max(0.0, waited - self._waited)) / count
+        self._waited = waited
+        exchanged = steps[:, :, 2:].sum(axis=1)  # communication and update of each step
+        inside = max(0.0, called - float(exchanged.sum()) - own * count) / count
+        between = max(0.0, now - self._begun - saved - called) / count
+        self._begun = now
+        for place, ((reduced, updated), loss) in enumerate(zip(exchanged, losses, strict=True)):
+            last = saved if place == count - 1 else 0.0
+            samples.add(
+                fitting.numbers.global_batch,
+                loss,
+                seconds=own + inside + float(reduced) + float(updated) + between + last,
+                input=own,
+                compute=inside,
+                communication=float(reduced),
+                update=float(updated),
+                checkpoint=last,
+            )
+
+
+def _loss(rows: Any, logs: Any) -> float:
+    """The mean loss of a step's parts; Keras' own where a model's train_step shows none."""
+    loss = float(rows[:, 0].mean())
+    if np.isnan(loss) and logs and np.isfinite(logs.get("loss", np.nan)):
+        return float(logs["loss"])
+    return loss
+
+
+def _judge(training: TrainingProgress, loss: float, number: int) -> None:
+    """Check a loss; a bad one invalidates the checkpoints of the steps before it.
+
+    A step's loss is that of the weights before its update: a checkpoint is good when the next
+    step's loss is.
+    """
+    try:
+        training.guard.check(loss, number + 1)
+    except HpcdlError as fault:
+        condemn(training, number - training.guard.patience)
+        saved = checkpoints.describe_saved(training.checkpoint_directory)
+        raise CheckFailed(fault.message, hint=f"{fault.hint}; {saved}") from None
+
+
+class FirstStep(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Times the first step apart, for it compiles; then prints where the start-up went."""
+
+    def __init__(self, clock: StartupClock, reporter: Reporter) -> None:
+        super().__init__()
+        self._clock: StartupClock | None = clock
+        self._reporter = reporter
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Mark the first call."""
+        if self._clock:
+            self._clock.mark("first step")
+            self._reporter.say(self._clock.line())
+            self._clock = None
+
+
+# ---- scores ----
+
+
+def evaluate(training: TrainingProgress) -> dict[str, float]:
+    """Return Keras' metrics on the test set over all ranks, each example once; {} without one."""
+    fitting = training.fitting
+    model, data = fitting.model, fitting.source.test()
+    if data is None:
+        return {}
+    states = {id(raw(state)) for state in random_states(model)}
+    moving = [raw(v) for v in model.non_trainable_variables]
+    fitting.ranks.broadcast([v for v in moving if id(v) not in states])
+    alive = tf.keras.callbacks.LambdaCallback()
+    alive.on_test_batch_end = lambda batch, logs=None: training.watchdog.step(training.step_number)
+    tested = tf.Variable(0, dtype=tf.int64, trainable=False)
+    data = counted(data, tested)
+    if fitting.ranks.size > 1 and not any(True for _ in data.take(1)):
+        model.reset_metrics()  # there are fewer examples than ranks, and none for this one
+        scores = {}
+    else:
+        tested.assign(0)
+        scores = model.evaluate(data, verbose=0, callbacks=[alive], return_dict=True)
+    training.tested = int(fitting.ranks.sum_on_host(np.array([float(tested)]))[0])
+    if fitting.ranks.size > 1:
+        merged = _merged(fitting)
+        scores = {name: merged.get(name, value) for name, value in (scores or merged).items()}
+    return {name: float(value) for name, value in scores.items()}
+
+
+def _merged(fitting: Fitting) -> dict[str, float]:
+    """Return the metrics over all ranks: what they count is summed, and Keras computes them."""
+    model, ranks = fitting.model, fitting.ranks
+    if ranks.size > 1:
+        variables = list(
+            {id(raw(v)): raw(v) for metric in model.metrics for v in metric.variables}.values()
+        )
+        values = [np.asarray(variable.numpy(), np.float64) for variable in variables]
+        flat = np.concatenate([value.ravel() for value in values] or [np.zeros(1)])
+        sums = ranks.sum_on_host(flat)
+        ends = np.cumsum([value.size for value in values])
+        for variable, part in zip(variables, np.split(sums, ends[:-1]), strict=True):
+            variable.assign(tf.cast(part.reshape(tuple(variable.shape)), variable.dtype))
+    if hasattr(model, "get_metrics_result"):
+        found = model.get_metrics_result()
+    else:
+        found = {metric.name: metric.result() for metric in model.metrics}
+    return {name: float(np.asarray(value)) for name, value in found.items()}

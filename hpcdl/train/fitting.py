@@ -1,0 +1,380 @@
+"""A run as `keras.Model.fit` has it: the compiled model, its data, and how many steps per call.
+
+Nothing of a step is done here: Keras computes losses, gradients and updates. What is added is the
+average over the ranks (averaging.py), what a batch goes through on the device before the model
+takes it (`DataSource.prepare`), and the time that a step waits for its batch.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hpcdl.system.errors import BadInput
+from hpcdl.train import keras_parts
+from hpcdl.train.averaging import Board, distribute
+from hpcdl.train.data.source import DataSource
+from hpcdl.train.fused import fuse
+from hpcdl.train.models import ModelRecipe, origin, random_states
+from hpcdl.train.options import RunNumbers, TrainOptions
+from hpcdl.train.ranks import Ranks
+
+_MOST_STEPS = 64
+_FEW_VARIABLES = 50
+_SHORT = 0.02
+"""Seconds of a forward pass: a call from Python costs less than 1 % of longer steps."""
+
+
+@dataclass
+class Fitting:
+    """The compiled model of a run, and what it is trained on.
+
+    `group` steps are run by one call from Python, 1 unless steps are `short`. `waited` is a
+    variable: the seconds that steps have waited for their batches. `probabilities` makes chances of
+    outputs. `fused` layers of normalisation are one operation.
+    """
+
+    options: TrainOptions
+    numbers: RunNumbers
+    ranks: Ranks
+    recipe: ModelRecipe
+    source: DataSource
+    model: Any
+    board: Board
+    callbacks: list[Any]
+    waited: Any
+    probabilities: Callable[[Any], Any]
+    short: bool = False
+    group: int = 1
+    fused: int = 0
+
+    @property
+    def variables(self) -> list[Any]:
+        """All that training changes: weights first, then random states, then the optimizer's."""
+        own = [*self.model.weights, *random_states(self.model), *optimizer_variables(self.model)]
+        unique = {id(variable): variable for variable in own}
+        return [raw(variable) for variable in unique.values()]
+
+    def fit(self, first: int, callbacks: list[Any]) -> None:
+        """Train from step `first` to the end: one `fit`, and one more for a part of an epoch."""
+        model, steps = self.model, self.numbers.steps
+        if first >= steps:
+            return
+        pieces = list(pieces_of(first, steps, self.numbers.steps_per_epoch))
+        self.group = group_of(pieces, self.numbers.checkpoint_every) if self.short else 1
+        _set_steps_per_execution(model, self.group * self.options.accumulate)
+        told = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
+        finalize = _once_only(told, model)
+        parts = self.options.accumulate
+        for piece in pieces:
+            data = self._batches(piece.first, piece.last)
+            told.set_params({"verbose": 0, "epochs": pieces[-1].epochs, "steps": piece.steps})
+            model.fit(
+                data,
+                initial_epoch=piece.epoch,
+                epochs=piece.epochs,
+                steps_per_epoch=piece.steps * parts,
+                class_weight=keras_parts.class_weight(self.options),
+                callbacks=told,
+                shuffle=False,
+                verbose=0,
+            )
+            if model.stop_training:
+                break
+        finalize()
+
+    def _batches(self, first: int, last: int) -> Any:
+        """Return the steps' batches; a step that is computed in parts has as many of them."""
+        data = self.source.steps(first, last)
+        if not self.options.deterministic:  # which allows no clock in a graph
+            data = timed(data, self.waited)
+        parts = self.options.accumulate
+        if parts == 1:
+            return data
+
+        def split(*batch: Any) -> Any:
+            cut = tf.nest.map_structure(
+                lambda whole: tf.reshape(
+                    whole, tf.concat([[parts, tf.shape(whole)[0] // parts], tf.shape(whole)[1:]], 0)
+                ),
+                batch,
+            )
+            return tf.data.Dataset.from_tensor_slices(cut)
+
+        return data.flat_map(split)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The steps first to last - 1, in epochs of `steps` steps each."""
+
+    first: int
+    last: int
+    epoch: int
+    epochs: int
+    steps: int
+
+
+def pieces_of(first: int, last: int, per_epoch: int) -> Iterator[Piece]:
+    """Yield the rest of an epoch that a run resumes in, whole epochs, and a part of the last."""
+    if not per_epoch:
+        yield Piece(first, last, 0, 1, last - first)
+        return
+    while first < last:
+        epoch, batch = divmod(first, per_epoch)
+        whole = last // per_epoch
+        if batch == 0 and epoch < whole:
+            end, epochs = whole * per_epoch, whole
+        else:
+            end, epochs = min(last, (epoch + 1) * per_epoch), epoch + 1
+        yield Piece(first, end, epoch, epochs, min(per_epoch, end - first))
+        first = end
+
+
+def _once_only(told: Any, model: Any) -> Callable[[], None]:
+    """Let callbacks see one beginning and one end of training, and Keras finalize once.
+
+    Returns what does the end. Keras would restart EarlyStopping, and put averaged weights in
+    place, at each piece.
+    """
+    begin, end = told.on_train_begin, told.on_train_end
+    finalize = getattr(model.optimizer, "finalize_variable_values", None)
+    last: list[Any] = [None]
+
+    def once(logs: Any = None) -> None:
+        told.on_train_begin = lambda logs=None: None
+        begin(logs)
+
+    def keep(logs: Any = None) -> None:
+        last[0] = logs
+
+    def finish() -> None:
+        if finalize:
+            finalize(model.trainable_variables)
+        end(last[0])
+
+    told.on_train_begin, told.on_train_end = once, keep
+    if finalize:
+        model.optimizer.finalize_variable_values = lambda variables: None
+    return finish
+
+
+def timed(data: Any, waited: Any) -> Any:
+    """Return the data set that adds to `waited` the seconds until each element is there."""
+    begins = tf.data.Dataset.range(2**62).map(lambda _: tf.timestamp())
+
+    def note(begun: Any, batch: Any) -> Any:
+        with tf.control_dependencies(tf.nest.flatten(batch)):
+            took = tf.timestamp() - begun
+        with tf.control_dependencies([waited.assign_add(took, read_value=False)]):
+            return tf.nest.map_structure(tf.identity, batch)
+
+    return tf.data.Dataset.zip((begins, data)).map(note)
+
+
+def counted(data: Any, count: Any) -> Any:
+    """Return the data set that adds to `count` the examples of each batch it gives."""
+
+    def note(*batch: Any) -> Any:
+        length = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
+        with tf.control_dependencies([count.assign_add(length, read_value=False)]):
+            return tf.nest.map_structure(tf.identity, batch)
+
+    return data.map(note)
+
+
+def make_fitting(
+    options: TrainOptions,
+    numbers: RunNumbers,
+    recipe: ModelRecipe,
+    source: DataSource,
+    ranks: Ranks,
+    *,
+    task: str,
+) -> Fitting:
+    """Return the model, compiled, with the gradients of all ranks averaged."""
+    model = recipe.build()
+    fused = fuse(model) if keras_parts.fuses(options) else 0
+    own = is_compiled(model)
+    keras_parts.check_settings(options, compiled=own)
+    alone_xla = options.xla and ranks.size == 1
+    board = Board(clocked=not (options.deterministic or alone_xla))
+    callbacks = keras_parts.make_callbacks(
+        options.callback, options.settings, first=ranks.rank == 0
+    )
+    if own:
+        keras_parts.check_compiled(options)
+        optimizer, losses = model.optimizer, model.loss
+        keras_parts.require_accumulation(options, optimizer)
+        for loss, spec in zip(tf.nest.flatten(losses), _flat(source.label_spec), strict=False):
+            keras_parts.check_labels(loss, spec)
+        probabilities = tf.identity
+    else:
+        outputs = tf.nest.flatten(model(recipe.example()))
+        losses = keras_parts.make_losses(options, model, outputs, source, task)
+        optimizer = keras_parts.make_optimizer(options, numbers)
+        probabilities = keras_parts.probabilities_of(losses)
+    distribute(optimizer, ranks, board, compress=options.compress)
+    short = _are_short(options, model, recipe, ranks, callbacks)
+    if own:
+        model.jit_compile = alone_xla
+    else:
+        metrics = keras_parts.make_metrics(options, losses)
+        model.compile(optimizer, losses, metrics=metrics, jit_compile=alone_xla)
+    optimizer.build(model.trainable_variables)
+    one_hot = source.own and task == "classes" and not own and keras_parts.takes_one_hot(losses)
+    _prepare_inputs(
+        model, source, channels_first=recipe.channels_first, width=source.classes * one_hot
+    )
+    waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+    return Fitting(
+        options,
+        numbers,
+        ranks,
+        recipe,
+        source,
+        model,
+        board,
+        callbacks,
+        waited,
+        probabilities,
+        short,
+        fused=fused,
+    )
+
+
+def _flat(specs: Any) -> list[Any]:
+    return list(tf.nest.flatten(specs))
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether the model's own function has compiled it."""
+    return bool(getattr(model, "compiled", getattr(model, "_is_compiled", False)))
+
+
+def optimizer_variables(model: Any) -> list[Any]:
+    """Return all that the optimizer remembers; Keras 2 has a method in some releases."""
+    variables = model.optimizer.variables
+    return list(variables() if callable(variables) else variables)
+
+
+def raw(variable: Any) -> Any:
+    """Return the tf.Variable behind a variable of Keras 3, or one of Keras 2 that casts itself."""
+    inner = getattr(variable, "_value", None)
+    if inner is not None and hasattr(inner, "handle"):
+        return inner
+    return getattr(variable, "_variable", variable)
+
+
+def _set_steps_per_execution(model: Any, steps: int) -> None:
+    if hasattr(model, "_steps_per_execution") and hasattr(model._steps_per_execution, "assign"):
+        model._steps_per_execution.assign(steps)
+    else:
+        model.steps_per_execution = steps
+
+
+def _prepare_inputs(model: Any, source: DataSource, *, channels_first: bool, width: int) -> None:
+    """Let the steps of the model do on the device what turns a batch into its inputs.
+
+    `width`: labels become shares of so many classes; 0: they stay.
+    """
+    if type(source).prepare is DataSource.prepare and not channels_first and not width:
+        return
+
+    def prepared(data: Any) -> Any:
+        inputs, labels, *rest = data
+        inputs = source.prepare(inputs)
+        inputs = tf.transpose(inputs, (0, 3, 1, 2)) if channels_first else inputs
+        return (inputs, tf.one_hot(labels, width) if width else labels, *rest)
+
+    for name in ("train_step", "test_step"):
+        step = getattr(model, name)
+        setattr(model, name, lambda data, step=step: step(prepared(data)))
+
+
+def group_of(pieces: Sequence[Piece], checkpoint_every: int) -> int:
+    """Return how many short steps one call from Python may run.
+
+    A call costs as much as half a step of a small network. The number divides everything after
+    which something happens: epochs, checkpoints, the end.
+    """
+    ends = [count for piece in pieces for count in (piece.steps, piece.last - piece.first)]
+    beside = pieces[0].first % checkpoint_every if checkpoint_every else 0
+    unit = math.gcd(*ends, checkpoint_every, beside)
+    return max(n for n in range(1, _MOST_STEPS + 1) if unit % n == 0)
+
+
+def _are_short(
+    options: TrainOptions,
+    model: Any,
+    recipe: ModelRecipe,
+    ranks: Ranks,
+    callbacks: list[Any],
+) -> bool:
+    """Whether several steps may be run at a time. Rank 0 measures, for all must agree."""
+    short = 0.0
+    if ranks.rank == 0 and not options.delay_ms and not keras_parts.need_every_batch(callbacks):
+        short = float(len(model.trainable_variables) <= _FEW_VARIABLES and _is_short(recipe, model))
+    return bool(ranks.sum_on_host(np.array([short]))[0])
+
+
+def _is_short(recipe: ModelRecipe, model: Any) -> bool:
+    """Whether a forward pass of the model is short, measured once it is warm."""
+    example = recipe.example()
+    model(example)
+    begun = time.perf_counter()
+    model(example)
+    return time.perf_counter() - begun < _SHORT
+
+
+@contextmanager
+def clear_errors(source: DataSource) -> Iterator[None]:
+    """Raise the clear error behind an error of TensorFlow or Keras that a user's parts caused."""
+    try:
+        yield
+    except tf.errors.OpError as fault:
+        if source.fault is not None:
+            raise source.fault from fault
+        raise
+    except (ValueError, TypeError, KeyError) as fault:
+        where = [*origin(fault), *str(fault).strip().splitlines()[-1:]]
+        raise BadInput(
+            "Keras cannot train this model on these data",
+            details=where,
+            hint="the model's outputs, the loss, the metrics and the labels must fit; "
+            "`model.fit` in plain Keras says the same",
+        ) from fault
+
+
+def channels_first(options: TrainOptions) -> bool:
+    """Whether images lie channel by channel: pays for fp32 on GPUs without tensor cores."""
+    gpus = tf.config.get_visible_devices("GPU")
+    if options.layout == "nchw" and not gpus:
+        print("no GPU here: --layout nchw is for GPUs, nhwc is used", file=sys.stderr, flush=True)
+        return False
+    if options.layout != "auto" or not gpus:
+        return options.layout == "nchw"
+    details = tf.config.experimental.get_device_details(gpus[0])
+    capability = details.get("compute_capability", (7, 0))
+    return bool(capability < (7, 0)) and options.precision == "fp32"
+
+
+def broadcast(fitting: Fitting) -> None:
+    """Give all ranks rank 0's variables; random states differ by rank, so that dropout does."""
+    fitting.ranks.broadcast(fitting.variables)
+    if fitting.ranks.rank:
+        for state in map(raw, random_states(fitting.model)):
+            with suppress(tf.errors.OpError, ValueError):
+                state.assign(
+                    state
+                    + tf.one_hot(0, int(state.shape[0]), dtype=state.dtype)
+                    * tf.cast(fitting.ranks.rank, state.dtype)
+                )

@@ -1,0 +1,164 @@
+"""The ranks of a run: sums, texts and broadcasts among them, by Horovod or in one process alone.
+
+`Ranks` is all that the rest of the program knows of Horovod; by itself it is that of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.train.startup import RankPlace, StartupClock, import_horovod
+
+Tensor = Any
+Floats = NDArray[np.float64]
+BUCKET_BYTES = 32 << 20
+"""Gradients are summed in groups of about this size, the first while others are computed."""
+
+
+class Ranks:
+    """What the ranks do together; here that of one process."""
+
+    name = "single"
+    rank: int = 0
+    size: int = 1
+
+    def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+        """Return the sum of each tensor over the ranks, in a graph; `compress` sends fp16."""
+        return list(tensors)
+
+    def sum_on_host(self, values: Floats) -> Floats:
+        """Return the sum of an array over the ranks."""
+        return values
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Give all ranks the values that rank 0 has."""
+
+    def gather_rows(self, rows: Floats) -> Floats:
+        """Return the ranks' matrices, one below the other."""
+        return rows
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return every rank's text, by rank: each fills its row of zeros, and rows are added."""
+        data = np.frombuffer(text.encode(), np.uint8)
+        lengths = np.zeros(self.size)
+        lengths[self.rank] = len(data)
+        rows = np.zeros((self.size, max(1, int(self.sum_on_host(lengths).max()))))
+        rows[self.rank, : len(data)] = data
+        filled = self.sum_on_host(rows)
+        return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in filled]
+
+    def close(self) -> None:
+        """Shut down; returns when all ranks have come."""
+
+
+class Horovod(Ranks):
+    """All ranks of an MPI job through Horovod's plain TensorFlow operations."""
+
+    name = "horovod"
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self._traced = 0
+        self.rank = hvd.rank()
+        self.size = hvd.size()
+
+    def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
+        """Return the sums by grouped all-reduces, the last gradients first: those come first."""
+        if self.size == 1:
+            return list(tensors)
+        sums: dict[int, Tensor] = {}
+        # Ranks trace the same steps in the same order, so that the names agree.
+        self._traced += 1
+        sizes = [int(t.shape.num_elements() or 0) * int(t.dtype.size) for t in tensors]
+        for number, members in enumerate(buckets(sizes)):
+            sent = [tensors[member] for member in members]
+            if compress:
+                sent = [tf.cast(tensor, tf.float16) for tensor in sent]
+            reduced = self._hvd.grouped_allreduce(
+                sent, op=self._hvd.Sum, name=f"reduced_{self._traced}_{number}"
+            )
+            sums.update(zip(members, reduced, strict=True))
+        return [tf.cast(sums[i], tensor.dtype) for i, tensor in enumerate(tensors)]
+
+    def sum_on_host(self, values: Floats) -> Floats:
+        """Return the sum by a small all-reduce outside the step."""
+        tensor = tf.constant(values, tf.float64)
+        return np.asarray(self._hvd.allreduce(tensor, op=self._hvd.Sum, name="host_sum"))
+
+    def broadcast(self, variables: Sequence[Any]) -> None:
+        """Send rank 0's values, packed: one operation for each variable takes seconds."""
+        if self.size == 1:
+            return
+        values = [np.asarray(variable.numpy()) for variable in variables]
+        for number, members in enumerate(packs(values)):
+            packed = np.concatenate([values[member].ravel() for member in members])
+            received = np.asarray(
+                self._hvd.broadcast(tf.constant(packed), 0, name=f"broadcast_{number}")
+            )
+            ends = np.cumsum([values[member].size for member in members])
+            for member, part in zip(members, np.split(received, ends[:-1]), strict=True):
+                variables[member].assign(part.reshape(values[member].shape))
+
+    def gather_rows(self, rows: Floats) -> Floats:
+        """Return the rows by Horovod's all-gather, which takes different numbers of rows."""
+        tensor = tf.constant(rows, tf.float64)
+        return np.asarray(self._hvd.allgather(tensor, name="gather_rows"))
+
+    def close(self) -> None:
+        """Shut down in order, so that MPI does not take the end of one rank for a crash.
+
+        No rank exits before all have come: rank 0 may still be writing the last checkpoint, and
+        the launcher ends the other ranks once one has exited with the code of a requeue.
+        """
+        self.sum_on_host(np.zeros(1))
+        self._hvd.shutdown()
+
+
+def join_ranks(place: RankPlace, clock: StartupClock) -> Ranks:
+    """Return the ranks of this run.
+
+    Raises MissingPrerequisite: Horovod is missing, or MPI has other ranks than were started, which
+    happens where PMIx differs: every task believes to be alone.
+    """
+    if place.size == 1:
+        return Ranks()
+    hvd = import_horovod()
+    hvd.init()
+    if hvd.size() != place.size:
+        raise MissingPrerequisite(
+            f"{place.size} tasks were started, but MPI sees {hvd.size()}",
+            hint="Slurm and Open MPI must share PMIx: launch with `srun --mpi=pmix` or mpirun",
+        )
+    clock.mark("horovod")
+    return Horovod(hvd)
+
+
+def buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
+    """Return indices in groups of about `limit` bytes, from the last to the first."""
+    groups: list[list[int]] = []
+    filled = 0
+    for index in reversed(range(len(sizes))):
+        if filled + sizes[index] > limit or not groups:
+            groups.append([])
+            filled = 0
+        groups[-1].append(index)
+        filled += sizes[index]
+    return groups
+
+
+def packs(values: Sequence[NDArray[Any]]) -> list[list[int]]:
+    """Return indices of arrays that can be sent as one: of one type, of about a bucket's size."""
+    kinds: dict[Any, list[int]] = {}
+    for index, value in enumerate(values):
+        kinds.setdefault(value.dtype, []).append(index)
+    return [
+        [members[place] for place in group]
+        for members in kinds.values()
+        for group in buckets([values[member].nbytes for member in members])
+    ]
