@@ -15,6 +15,7 @@ import pytest
 
 from hpcdl.jobs.lint import lint
 from hpcdl.slurm.fits import Cluster
+from tests.integration.conftest import Shell
 from tests.unit.lint.test_values import TRIED, TRIED_BY_SLURMCTLD
 
 pytestmark = pytest.mark.cluster
@@ -95,6 +96,26 @@ def test_mutated_directives_have_an_error_where_sbatch_refuses_them(slurm, tmp_p
     found, asked = disagreements(slurm, tmp_path, enumerate(mutated(count)))
     assert asked > count / 2
     assert len(found) <= count / 1000, found
+
+
+def test_live_says_what_the_cluster_and_sbatch_refuse(slurm, tmp_path):
+    script, sbatch = tmp_path / "job.sh", tmp_path / "bin" / "sbatch"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH -p p100 --gres=gpu:p100:9 --array=0-5000 -L nope:1\ntrue\n"
+    )
+    answer = slurm.hpcdl("job", "lint", "--live", script, check=False)
+    assert answer.returncode == 1
+    for said in ("'p100' has 4 p100 GPUs per node", "MaxArraySize", "sbatch --test-only refuses"):
+        assert said in answer.stdout
+    # One that hangs is waited for ten seconds, and that is said.
+    sbatch.parent.mkdir()
+    sbatch.write_text('#!/bin/sh\n[ "$1" = --test-only ] && sleep 60\nexec /usr/bin/sbatch "$@"\n')
+    sbatch.chmod(0o755)
+    path = {"PATH": f"{sbatch.parent}:{slurm.env['PATH']}"}
+    hung = Shell({**slurm.env, **path}, tmp_path).hpcdl(
+        "job", "lint", "--live", script, check=False
+    )
+    assert "sbatch gave no answer within 10 s" in hung.stderr
 
 
 def test_public_scripts_have_an_error_where_sbatch_refuses_them(slurm, tmp_path):

@@ -72,12 +72,12 @@ def lint(
         BadInput: `version` is not a release, or older than the rules know.
     """
     from hpcdl.jobs.lint.job import Job, apply
-    from hpcdl.jobs.lint.parse import Script
+    from hpcdl.jobs.lint.parse import BatchScript
 
     release, oldest = as_release(version), known_releases()[0]
     if release < as_release(f"{oldest}.0"):
         raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
-    script = Script(text, name, reads=sourced).first
+    script = BatchScript(text, name, reads=sourced).first
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
     found = apply(script, _hits(Job(script, release, partition, cluster), active), active)
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}

@@ -11,7 +11,7 @@ from typing import Any
 from hpcdl.facts import load
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option, read_options
-from hpcdl.jobs.lint.parse import CONTINUED, Line, Script, directive_words
+from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, ScriptLine, directive_words
 from hpcdl.jobs.lint.shell import names
 from hpcdl.slurm.fits import Names, misfits
 from hpcdl.slurm.options import known_options, letters, prefixes
@@ -73,11 +73,11 @@ def stray_directives(job: Job) -> Iterator[Hit]:
                 yield Hit("directive-misspelt", line.start, len(line.text))
 
 
-def _said(line: Line) -> str:
+def _said(line: ScriptLine) -> str:
     return line.text[len("#SBATCH") :].split("#")[0].strip()
 
 
-def _notes_begin(script: Script, batch: bool) -> int:
+def _notes_begin(script: BatchScript, batch: bool) -> int:
     """From where on a late directive is a note, not meant for sbatch.
 
     What stands behind `exit` or behind all commands; in a script without others, behind its work.

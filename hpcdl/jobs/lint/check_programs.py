@@ -10,8 +10,8 @@ from itertools import pairwise
 from hpcdl.facts import load
 from hpcdl.jobs.lint.check_steps import AMD
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
-from hpcdl.jobs.lint.parse import LAUNCHERS, Step
-from hpcdl.jobs.lint.shell import Command, Word
+from hpcdl.jobs.lint.parse import LAUNCHERS, JobStep
+from hpcdl.jobs.lint.shell import ShellCommand, Word
 from hpcdl.slurm.rules import all_rules
 from hpcdl.slurm.unwrap import MPIRUN, is_agent
 from hpcdl.system.text import count_of, nearest
@@ -37,7 +37,7 @@ _NV = re.compile(
 )
 
 
-def launched(job: Job, step: Step) -> Iterator[Words]:
+def launched(job: Job, step: JobStep) -> Iterator[Words]:
     """The words of each program that a step runs, also behind `bash -c` and in here-documents."""
     yield from step.programs
     for command in job.inner(step.command):
@@ -96,7 +96,9 @@ def agents_and_their_ranks(job: Job) -> Iterator[Hit]:
             yield from _wrong_nodes(job, command, words, step)
 
 
-def _wrong_nodes(job: Job, command: Command, words: Words, step: Step | None) -> Iterator[Hit]:
+def _wrong_nodes(
+    job: Job, command: ShellCommand, words: Words, step: JobStep | None
+) -> Iterator[Hit]:
     nodes, value = job.number(_value(words, _NNODES)), _value(words, _NNODES)
     if nodes is None or nodes < 2 or not job.script.is_batch or words[0].program == "deepspeed":
         return
@@ -173,7 +175,7 @@ def addresses_of_each_node(job: Job) -> Iterator[Hit]:
                 break
 
 
-def _nodes(job: Job, step: Step) -> int | None:
+def _nodes(job: Job, step: JobStep) -> int | None:
     return step.options.nodes if step.options.has("nodes") else job.nodes
 
 
@@ -252,7 +254,7 @@ def steps_one_after_the_other(job: Job) -> Iterator[Hit]:
         yield at("steps-whole", wide[0])
 
 
-def _takes_all(job: Job, step: Step) -> bool:
+def _takes_all(job: Job, step: JobStep) -> bool:
     """Whether a step asks for a part of the node's tasks, and gets all of it."""
     options = step.options
     shares = options.has("exact", "exclusive", "overlap", "oversubscribe", "jobid", "het-group")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option
-from hpcdl.jobs.lint.shell import Command, Word, parser
+from hpcdl.jobs.lint.shell import ShellCommand, Word, parser
 
 _SIGNAL = re.compile(r"(?:([BR]{1,2}):)?([A-Za-z0-9]{1,12})(?:@(\d{1,9}))?\Z", re.A)
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT"}
@@ -53,7 +53,7 @@ def _plain(name: str) -> str:
 class _Trap(NamedTuple):
     """A trap: its handler as written, and its signals without SIG."""
 
-    command: Command
+    command: ShellCommand
     handler: str
     signals: frozenset[str]
 
@@ -94,7 +94,7 @@ def warning_signal(job: Job) -> Iterator[Hit]:
         yield at("signal-steps-only", asked.option)
 
 
-def _outer(job: Job) -> list[Command]:
+def _outer(job: Job) -> list[ShellCommand]:
     """The commands that the script itself runs, one after the other."""
     apart = ("function", "substitution", "inner")
     return [one for one in job.script.commands if not one.within(*apart)]
@@ -108,7 +108,7 @@ def _trapped_unseen(job: Job, signal: str) -> bool:
     return by_name or by_function or any(map(_TRAPS.search, job.script.words_of("source", ".")))
 
 
-def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[Command, int]]:
+def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[ShellCommand, int]]:
     """The commands that run long, with the offset of their launcher; steps that sleep if asked."""
     steps = {step.command.start: step for step in job.script.steps}
     for command in (one for one in _outer(job) if not one.within("condition")):
@@ -200,7 +200,7 @@ def lost_statuses(job: Job) -> Iterator[Hit]:
             yield at("status-lost", command.words[0])
 
 
-def _serves(command: Command) -> bool:
+def _serves(command: ShellCommand) -> bool:
     return any(_SERVES.match(word.value) for word in command.words)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Options
-from hpcdl.jobs.lint.parse import Assignment, Step
+from hpcdl.jobs.lint.parse import Assignment, JobStep
 from hpcdl.jobs.lint.shell import Word, names, parser
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
@@ -44,31 +44,31 @@ def cpus_not_repeated(job: Job) -> Iterator[Hit]:
         yield at(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
 
 
-def _launches(job: Job) -> Iterator[Step]:
+def _launches(job: Job) -> Iterator[JobStep]:
     """The sruns that run the work, with all their options in sight; `$(srun ...)` only asks."""
     works = (step for step in job.sruns if not step.command.within("substitution"))
     return (step for step in works if not (step.options.opaque or step.trivial))
 
 
-def _has_cpus(step: Step) -> bool:
+def _has_cpus(step: JobStep) -> bool:
     """Whether a step says its CPUs per task itself, or as a prefix."""
     prefix = {word.raw.partition("=")[0] for word in step.command.assignments}
     named = prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
     return step.options.has("cpus-per-task") or bool(named)
 
 
-def counts_cpus(job: Job, step: Step) -> bool:
+def counts_cpus(job: Job, step: JobStep) -> bool:
     """Whether a step gets just the CPUs that it counts for its tasks; only task/affinity binds."""
     bound = _cpu_bind(step) in {"cores", "threads"}
     binds = bound and job.cluster.sets("TaskPlugin", "affinity")
     return binds or step.options.has("exact", "exclusive")
 
 
-def _unbound(step: Step) -> bool:
+def _unbound(step: JobStep) -> bool:
     return _cpu_bind(step) in {"none", "no"}
 
 
-def _cpu_bind(step: Step) -> str:
+def _cpu_bind(step: JobStep) -> str:
     return step.options.text("cpu-bind").rpartition(",")[2]
 
 
@@ -358,7 +358,7 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
                 yield at("rank-of-batch-shell", word)
 
 
-def _meets(step: Step) -> bool:
+def _meets(step: JobStep) -> bool:
     """Whether it starts agents that meet by a rendezvous: they take no heed of a node's rank."""
     return any("rdzv_backend" in one.value.replace("-", "_") for one in step.options.rest)
 

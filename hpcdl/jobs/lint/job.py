@@ -21,9 +21,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from hpcdl.jobs.lint.options import GpuRequest, Option, Options
-from hpcdl.jobs.lint.parse import Assignment, Script, Step, programs_of
-from hpcdl.jobs.lint.shell import Command, Word
+from hpcdl.jobs.lint.options import GpusAsked, Option, Options
+from hpcdl.jobs.lint.parse import Assignment, BatchScript, JobStep, programs_of
+from hpcdl.jobs.lint.shell import ShellCommand, Word
 from hpcdl.slurm.fits import Cluster, PartitionLimits
 from hpcdl.slurm.rules import Release, all_rules
 
@@ -44,11 +44,11 @@ class Hit(NamedTuple):
     detail: str = ""
 
 
-def at(rule: str, place: Option | Step | Assignment | Word, detail: str = "") -> Hit:
+def at(rule: str, place: Option | JobStep | Assignment | Word, detail: str = "") -> Hit:
     """A hit on an option, the launcher of a step, the first line of an assignment, or a word."""
     if isinstance(place, Option):
         length = place.length
-    elif isinstance(place, Step):
+    elif isinstance(place, JobStep):
         length = len(place.launcher)
     elif isinstance(place, Assignment):
         length = len(place.raw.partition("\n")[0])
@@ -62,7 +62,7 @@ class Job:
 
     def __init__(
         self,
-        script: Script,
+        script: BatchScript,
         release: Release,
         partition: PartitionLimits | None,
         cluster: Cluster | None,
@@ -103,7 +103,7 @@ class Job:
         """What each command runs: the words of its programs, wrappers first."""
         return [programs_of(command.words) for command in self.script.commands]
 
-    def programs_in(self, command: Command) -> tuple[tuple[Word, ...], ...]:
+    def programs_in(self, command: ShellCommand) -> tuple[tuple[Word, ...], ...]:
         """The words of each program that a command runs."""
         return self.programs[self._places[id(command)]]
 
@@ -111,7 +111,7 @@ class Job:
     def _places(self) -> dict[int, int]:
         return {id(command): place for place, command in enumerate(self.script.commands)}
 
-    def inner(self, command: Command) -> Iterator[Command]:
+    def inner(self, command: ShellCommand) -> Iterator[ShellCommand]:
         """The commands of a script that a command runs: `bash -c '...'`, a here-document."""
         depth = len(command.scopes)
         for one in self.script.commands[self._places[id(command)] + 1 :]:
@@ -120,7 +120,7 @@ class Job:
             if one.scopes[depth].kind == "inner":
                 yield one
 
-    def parent(self, command: Command) -> Command:
+    def parent(self, command: ShellCommand) -> ShellCommand:
         """The command that runs the inner script which has this one; itself where none does."""
         place = self._places[id(command)]
         while place and self.script.commands[place].within("inner"):
@@ -168,7 +168,7 @@ class Job:
             "SLURM_GPUS_PER_NODE": self.gpus_per_node,
         }.get(match[1])
 
-    def mpirun_ranks(self, step: Step) -> int | None:
+    def mpirun_ranks(self, step: JobStep) -> int | None:
         """How many ranks mpirun is to start; None where it does not say."""
         program = step.programs[0][0].start if step.programs else step.end
         own = [word for word in step.options.rest if word.start < program]
@@ -178,11 +178,11 @@ class Job:
         return None
 
     @cached_property
-    def sruns(self) -> tuple[Step, ...]:
+    def sruns(self) -> tuple[JobStep, ...]:
         """The steps that srun launches."""
         return tuple(step for step in self.script.steps if step.launcher == "srun")
 
-    def step_tasks(self, step: Step) -> int | None:
+    def step_tasks(self, step: JobStep) -> int | None:
         """Tasks of a step: its own options, else the job's."""
         if step.options.has("ntasks"):
             return self._number(step, "ntasks")
@@ -191,7 +191,7 @@ class Job:
             return Options(tuple(one for one in given if one.name != "ntasks")).tasks
         return self.tasks
 
-    def step_tasks_per_node(self, step: Step) -> int | None:
+    def step_tasks_per_node(self, step: JobStep) -> int | None:
         """Tasks of a step on each node: its own options, else the job's."""
         if step.options.has("ntasks-per-node"):
             return self._number(step, "ntasks-per-node")
@@ -199,7 +199,7 @@ class Job:
             return 1
         return None if step.options.has("ntasks", "nodes") else self.tasks_per_node
 
-    def _number(self, step: Step, name: str) -> int | None:
+    def _number(self, step: JobStep, name: str) -> int | None:
         """What a step says, in digits or by a variable in which Slurm repeats the job's option."""
         repeated = None if self.heterogeneous else _REPEATED.fullmatch(step.options.text(name))
         if repeated is None:
@@ -223,7 +223,7 @@ class Job:
                 yield command, options, option
 
 
-def _counted(request: GpuRequest) -> bool:
+def _counted(request: GpusAsked) -> bool:
     """Whether a request says its number in digits."""
     return "$" not in request.option.text
 
@@ -256,7 +256,7 @@ class _Waiver(NamedTuple):
     end: int
 
 
-def apply(script: Script, hits: Iterable[Hit], active: frozenset[str]) -> list[Hit]:
+def apply(script: BatchScript, hits: Iterable[Hit], active: frozenset[str]) -> list[Hit]:
     """The hits that no waiver covers, and those of the waivers themselves.
 
     `active` are the ids of the rules that hold in the release: a waiver of a rule that does not
@@ -288,7 +288,7 @@ def apply(script: Script, hits: Iterable[Hit], active: frozenset[str]) -> list[H
     return left
 
 
-def _waivers(script: Script, ends: list[int]) -> Iterator[_Waiver]:
+def _waivers(script: BatchScript, ends: list[int]) -> Iterator[_Waiver]:
     following = len(script.lines) + 1  # the next line that is no waiver
     for line in reversed(script.lines):
         text = line.text

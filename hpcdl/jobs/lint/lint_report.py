@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.jobs.lint import Finding, lint
-from hpcdl.jobs.lint.parse import Script, Sourced
+from hpcdl.jobs.lint.parse import BatchScript, Sourced
 from hpcdl.jobs.lint.shell import parser
-from hpcdl.slurm.rules import SEVERITIES, Rule, as_release, known_releases, rule
+from hpcdl.slurm.rules import SEVERITIES, Release, Rule, as_release, known_releases, rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from hpcdl.system.resources import to_install
@@ -69,13 +69,7 @@ def run_lint(
     Raises:
         BadInput: the rules do not know `version`, or no script could be read.
     """
-    if parser() is None:
-        print(_NO_PARSER.format(to_install("lint")), file=sys.stderr)
-    newest = known_releases()[-1]
-    release = as_release(version or newest)
-    if release > as_release(newest):
-        hint = f"--slurm-version {newest} is the nearest"
-        raise BadInput(f"the rules end with Slurm {newest}; {release} is newer", hint=hint)
+    release = _judged_release(version)
     results: list[tuple[str, tuple[Finding, ...]]] = []
     refused: list[BadInput] = []
     for path, text in scripts(paths):
@@ -83,7 +77,7 @@ def run_lint(
             refused.append(text)
             continue
         name = str(path)
-        _note_of_shell(Script(text, name))
+        _note_of_shell(BatchScript(text, name))
         found = lint(
             text,
             name=name,
@@ -108,7 +102,19 @@ def run_lint(
     return ExitCode.NO if errors else ExitCode.USAGE if refused else ExitCode.OK
 
 
-def _note_of_shell(script: Script) -> None:
+def _judged_release(version: str | None) -> Release:
+    """The release to judge by, the newest known one by default."""
+    if parser() is None:
+        print(_NO_PARSER.format(to_install("lint")), file=sys.stderr)
+    newest = known_releases()[-1]
+    release = as_release(version or newest)
+    if release > as_release(newest):
+        hint = f"--slurm-version {newest} is the nearest"
+        raise BadInput(f"the rules end with Slurm {newest}; {release} is newer", hint=hint)
+    return release
+
+
+def _note_of_shell(script: BatchScript) -> None:
     if not script.is_shell:
         program = script.interpreter or "nothing"
         note = f"note: {script.name}: {program} runs it, so only directives are checked"

@@ -60,7 +60,7 @@ class Option(NamedTuple):
         return self.value or ""
 
 
-class GpuRequest(NamedTuple):
+class GpusAsked(NamedTuple):
     """GPUs that an option asks for, at least one; `kind` is the type, empty where none is named."""
 
     option: Option
@@ -99,14 +99,14 @@ class Options:
         return option.number if option else None
 
     @property
-    def gpus(self) -> list[GpuRequest]:
+    def gpus(self) -> list[GpusAsked]:
         """Every request for GPUs; what a variable counts is taken for one."""
         found = []
         for option in self.given:
             pattern = _GPU_OPTIONS.get(option.name)
             for kind, count in pattern.findall(option.text[:2000]) if pattern else ():
                 if number := int(count.rstrip("kKmM")[:9] if count[:1].isdigit() else 1):
-                    found.append(GpuRequest(option, kind, number))
+                    found.append(GpusAsked(option, kind, number))
         return found
 
     @property

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpcdl.jobs.lint.options import Option, Options, read_options
-from hpcdl.jobs.lint.shell import SHELLS, Command, Reading, Word, names, unquote
+from hpcdl.jobs.lint.shell import SHELLS, Reading, ShellCommand, Word, names, unquote
 from hpcdl.slurm.unwrap import MPIRUN, unwrap
 
 LAUNCHERS = (*MPIRUN, "srun", "horovodrun")
@@ -43,7 +43,7 @@ _MAX_WORDS = 200
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
 
 
-class Line(NamedTuple):
+class ScriptLine(NamedTuple):
     """A physical line: its number from 1, the offset of its start, and its text without the end."""
 
     number: int
@@ -57,7 +57,7 @@ class Directive(NamedTuple):
     `broken` says what sbatch would refuse it for, or is empty.
     """
 
-    line: Line
+    line: ScriptLine
     component: int
     options: Options
     broken: str = ""
@@ -70,12 +70,12 @@ class Assignment(NamedTuple):
     value: str
     raw: str
     start: int
-    command: Command
+    command: ShellCommand
     exported: bool
     adds: bool
 
 
-class Step(NamedTuple):
+class JobStep(NamedTuple):
     """A command that launches ranks. `options` are srun's; for others all words are in `rest`.
 
     `programs` are the words of what it launches, the outermost first: a container, an agent such
@@ -83,7 +83,7 @@ class Step(NamedTuple):
     """
 
     launcher: str
-    command: Command
+    command: ShellCommand
     options: Options
     start: int
     programs: tuple[tuple[Word, ...], ...] = ()
@@ -125,7 +125,7 @@ Sourced = Callable[[str, str], str]
 """Returns the text of a file that a script sources, from its name and the script; '' for none."""
 
 
-class Script:
+class BatchScript:
     """A batch script. Everything is worked out once, when first asked for."""
 
     def __init__(
@@ -136,11 +136,11 @@ class Script:
         """The text of a file that its commands source, once they are read."""
 
     @cached_property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[ScriptLine, ...]:
         """Its physical lines."""
         found, start = [], 0
         for number, text in enumerate(self.text.split("\n"), 1):
-            found.append(Line(number, start, text))
+            found.append(ScriptLine(number, start, text))
             start += len(text) + 1
         return tuple(found)
 
@@ -156,12 +156,12 @@ class Script:
         return first[2:].strip() if first.startswith("#!") else ""
 
     @cached_property
-    def first(self) -> Script:
+    def first(self) -> BatchScript:
         """The first script of a file of several: up to the next line with an interpreter."""
         for line in self.lines[len(self.header) + 1 :]:
             if re.match(r"#!\s*/", line.text) and self.is_comment(line.start):
                 part = self.text[: line.start]
-                return Script(part, self.name, is_part=True, reads=self._reads)
+                return BatchScript(part, self.name, is_part=True, reads=self._reads)
         return self
 
     @cached_property
@@ -189,7 +189,7 @@ class Script:
         return reading
 
     @cached_property
-    def commands(self) -> tuple[Command, ...]:
+    def commands(self) -> tuple[ShellCommand, ...]:
         """Its commands; none where no shell runs it."""
         return tuple(self._reading.commands)
 
@@ -204,7 +204,7 @@ class Script:
         return offset in self._reading.comments
 
     @cached_property
-    def header(self) -> tuple[Line, ...]:
+    def header(self) -> tuple[ScriptLine, ...]:
         """The lines in which sbatch looks for directives: those before the first command."""
         for line in self.lines:
             if line.text.strip() and not line.text.lstrip().startswith("#"):
@@ -254,9 +254,9 @@ class Script:
         return tuple(one for one in self.assignments if one.name in names)
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[JobStep, ...]:
         """Everything that launches ranks."""
-        found: list[Step] = []
+        found: list[JobStep] = []
         known: dict[str, tuple[str, ...]] = {}
         for command in self.commands:
             found += _steps(command, known)
@@ -264,7 +264,7 @@ class Script:
         return tuple(found)
 
 
-def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
+def directive_words(line: ScriptLine, position: int) -> tuple[list[Word], str]:
     """The words of a directive as sbatch splits them, and what it refuses the line for.
 
     Quotes group, a backslash escapes all but blanks, `#` begins a comment anywhere outside quotes.
@@ -283,7 +283,7 @@ def directive_words(line: Line, position: int) -> tuple[list[Word], str]:
     return words, ""
 
 
-def _note(command: Command, known: dict[str, tuple[str, ...]]) -> None:
+def _note(command: ShellCommand, known: dict[str, tuple[str, ...]]) -> None:
     """Take in the literal text that a command's assignments give to variables.
 
     One that is set under a condition or in a loop may hold something else, and is not known.
@@ -313,7 +313,7 @@ def _filled(word: Word, known: dict[str, tuple[str, ...]]) -> list[Word]:
     return [word] if words is None else [Word(raw, word.start) for raw in words]
 
 
-def _assigned(command: Command) -> Iterator[Assignment]:
+def _assigned(command: ShellCommand) -> Iterator[Assignment]:
     """What a command assigns: before its words, and as arguments of export and the like."""
     words = [(word, False) for word in command.assignments]
     if command.name in _DECLARERS:
@@ -325,7 +325,7 @@ def _assigned(command: Command) -> Iterator[Assignment]:
             yield Assignment(name, plain, word.raw, word.start, command, exported, adds)
 
 
-def _steps(command: Command, known: dict[str, tuple[str, ...]]) -> Iterator[Step]:
+def _steps(command: ShellCommand, known: dict[str, tuple[str, ...]]) -> Iterator[JobStep]:
     """The steps that a command launches: one, or one per component between colons."""
     words = [one for word in command.words[:_MAX_WORDS] for one in _filled(word, known)]
     words += command.words[_MAX_WORDS:]
@@ -338,10 +338,10 @@ def _steps(command: Command, known: dict[str, tuple[str, ...]]) -> Iterator[Step
         colons = [place for place, word in enumerate(rest) if word.raw == ":"]
         for before, after in pairwise([-1, *colons, len(rest)]):
             options = read_options(rest[before + 1 : after], "srun")
-            yield Step(launcher, command, options, start, programs_of(options.rest))
+            yield JobStep(launcher, command, options, start, programs_of(options.rest))
     else:
         options = Options((), tuple(rest))
-        yield Step(launcher, command, options, start, programs_of(words[at:])[1:])
+        yield JobStep(launcher, command, options, start, programs_of(words[at:])[1:])
 
 
 def programs_of(words: Sequence[Word]) -> tuple[tuple[Word, ...], ...]:

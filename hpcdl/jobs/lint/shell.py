@@ -97,7 +97,7 @@ class Scope(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A simple command: assignments before it, its words, and how it runs.
 
     `background`: it, or what it is part of, ends with `&`. `piped`: its output goes into another
@@ -126,7 +126,7 @@ class Command:
         """Its name without the path."""
         return self.name.rpartition("/")[2]
 
-    def moved(self, start: int) -> Command:
+    def moved(self, start: int) -> ShellCommand:
         """The same command at another place: where the file that has it is sourced."""
         words, before = (
             tuple(Word(one.raw, start) for one in part) for part in (self.words, self.assignments)
@@ -160,7 +160,7 @@ class Reading:
         self, text: str, base: int = 0, scopes: _Scopes = (), inner: int = MAX_INNER
     ) -> None:
         self._text, self._base, self._inner = text, base, inner
-        self.commands: list[Command] = []
+        self.commands: list[ShellCommand] = []
         self.heredocs: list[tuple[int, int]] = []
         self.comments: set[int] = set()
         if (bash := parser()) is not None:
@@ -261,7 +261,7 @@ class Reading:
                 before += 1
         if not words:
             return
-        self.commands.append(Command(tuple(words[:before]), tuple(words[before:]), scopes))
+        self.commands.append(ShellCommand(tuple(words[:before]), tuple(words[before:]), scopes))
         for part in parts:
             self._substitutions(part, scopes, depth)
         self._inner_scripts(words[before:], (*scopes, Scope("inner")))
@@ -297,7 +297,7 @@ class Reading:
     def _head(self, nodes: Sequence[Node], scopes: _Scopes, depth: int) -> None:
         """`for x in a b` and `case x in`, which look like commands."""
         if words := self._words(nodes):
-            self.commands.append(Command((), tuple(words), scopes))
+            self.commands.append(ShellCommand((), tuple(words), scopes))
         for node in nodes:
             self._substitutions(node, scopes, depth)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.options import read_options
-from hpcdl.jobs.lint.parse import Script
+from hpcdl.jobs.lint.parse import BatchScript
 from hpcdl.jobs.lint.shell import Reading, Word, unquote
 
 HEAD = "#!/bin/bash\n"
@@ -44,7 +44,7 @@ def test_options_are_read_in_all_their_spellings(line, command, options):
 
 def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line():
     text = '#SBATCH --job-name="a # b" -n 4 # --nodes=9\n#SBATCH --comment=a\\"b\n#SBATCH\t-c2\n'
-    (options,) = Script(HEAD + text, "x").components
+    (options,) = BatchScript(HEAD + text, "x").components
     assert [(one.name, one.value) for one in options.given] == [
         ("job-name", "a # b"),
         ("ntasks", "4"),
@@ -55,14 +55,14 @@ def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line()
 
 def test_directives_end_at_the_first_command_not_at_comments_or_blank_lines():
     text = "\n# why\n#SBATCH -n1\n\n  # more\n#SBATCH -c2\ntrue\n#SBATCH -N3\n"
-    script = Script(HEAD + text, "x")
+    script = BatchScript(HEAD + text, "x")
     assert [line.options.given[0].name for line in script.directives] == ["ntasks", "cpus-per-task"]
 
 
 @pytest.mark.parametrize("separator", ["hetjob", "packjob"])
 def test_components_of_a_heterogeneous_job_have_options_of_their_own(separator):
     text = HEAD + f"#SBATCH -n1\n#SBATCH {separator}\n#SBATCH -n8 --mem=1G\n"
-    assert [one.number("ntasks") for one in Script(text, "x").components] == [1, 8]
+    assert [one.number("ntasks") for one in BatchScript(text, "x").components] == [1, 8]
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
@@ -126,7 +126,7 @@ def test_constructs_around_a_command_are_known():
 def test_a_step_is_found_behind_wrappers_and_in_variables():
     text = "time srun -n1 a\nenv A=b timeout 5m /usr/bin/srun -n2 b\n"
     text += "L='srun -n3'\n$L c\nexec srun -n4 d\n"
-    steps = Script(text, "x").steps
+    steps = BatchScript(text, "x").steps
     assert [(step.options.number("ntasks"), step.program) for step in steps] == [
         (1, "a"),
         (2, "b"),
