@@ -60,6 +60,9 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
     if not job.script.is_batch:
         return
     yield from _detached(job)
+    if hit := _left_behind(job):
+        yield hit
+        return
     work = list(main_work(job, sleeps=True))
     if not work or not work[-1][0].background:
         return
@@ -69,6 +72,17 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
     waits = any(one.name == "wait" and one.within("function") for one in job.script.commands)
     if not waits and names <= _AT_ONCE and not last.within("subshell"):
         yield Hit("background-unawaited", place, len("srun"))
+
+
+def _left_behind(job: Job) -> Hit | None:
+    """`./app &` as the last line: whatever it is, Slurm ends it at once."""
+    last = job.script.commands[-1:]
+    for command in last:
+        waits = any(one.name == "wait" for one in job.script.commands)
+        own = command.background and not (command.scopes or waits)
+        if own and job.programs_in(command) and command.program not in _AT_ONCE:
+            return at("background-unawaited", command.words[0])
+    return None
 
 
 def _detached(job: Job) -> Iterator[Hit]:
@@ -156,7 +170,7 @@ def word_processor(job: Job) -> Iterator[Hit]:
 def assignments_with_blanks(job: Job) -> Iterator[Hit]:
     """`CORES = 64`: a command of that name, and $CORES is empty."""
     for command in job.script.commands if job.script.is_batch else ():
-        if command.name == "exec" and len(command.words) > 1 and not command.scopes:
+        if command.name in {"exec", "exit"} and not command.scopes:
             return  # what follows is another program's text
         none = Word("", 0)
         first, sign, value, *_ = [*command.words, none, none, none]

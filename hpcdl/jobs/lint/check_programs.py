@@ -21,11 +21,15 @@ _COUNTS = re.compile(
     r"--?(?:nproc[-_]per[-_]node|num[-_]gpus|num[-_]processes|nproc-per-node)(?:=(.*))?\Z"
 )
 _NNODES = re.compile(r"--?(?:nnodes|num[-_]machines)(?:=(.*))?\Z")
+_NODE_RANK = re.compile(r"--?(?:node|machine)[-_]rank(?:=(.*))?\Z")
 _WORKERS = re.compile(r"--(?:num|n)[-_]?workers(?:=(.*))?\Z")
 _ONE_PER_GPU = re.compile(r"horovod|ddp|distributed|torch|deepspeed|lightning|train", re.I)
 _NODELIST = re.compile(r"\"?\$\{?SLURM_(?:JOB_)?NODELIST(?:%%?,\*)?\}?(?::\d+)?\"?\Z", re.A)
+_INTO_FILE = re.compile(
+    r"echo +\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"? *>+ *\S*(?:host|machine|node)\S*", re.A
+)
 _HOSTS = re.compile(r"(?:-H|--?hosts?|--?master[-_]addr)(?:=(.*))?\Z", re.S)
-_ADDRESS = r"(?:MASTER_ADDR=|--?master[-_]addr[= ]|--?rdzv[-_]endpoint[= ])[\"']?"
+_ADDRESS = r"(?:MASTER_ADDR=|--?master[-_]addr[= ]|--?rdzv[-_]endpoint[= ]|tcp://)[\"']?"
 _LOCAL = re.compile(_ADDRESS + r"(?:localhost|127\.0\.0\.1)\b", re.A)
 _OWN_NAME = re.compile(
     _ADDRESS + r"(?:\$\(hostname|`hostname|\$\{?(?:HOSTNAME|SLURMD_NODENAME)\b)", re.A
@@ -102,7 +106,9 @@ def _wrong_nodes(
     nodes, value = job.number(_value(words, _NNODES)), _value(words, _NNODES)
     if nodes is None or nodes < 2 or not job.script.is_batch or words[0].program == "deepspeed":
         return
-    if step is None and not command.within("function", "inner") and not command.background:
+    numbered = _value(words, _NODE_RANK).isdigit()  # each node has a script of its own
+    elsewhere = numbered or command.within("function", "inner") or command.background
+    if step is None and not elsewhere:
         yield at("agent-nodes", words[0], f"--nnodes={value[:20]}, and nothing starts it elsewhere")
     elif step is not None and step.launcher == "srun":
         there = step.options.nodes if step.options.has("nodes") else job.nodes
@@ -136,8 +142,33 @@ def more_ranks_than_tasks(job: Job) -> Iterator[Hit]:
             continue
         ranks = job.mpirun_ranks(step)
         if ranks is not None and ranks > job.tasks and not step.command.within("inner"):
-            detail = f"{ranks} ranks for {job.tasks} task{'s' * (job.tasks != 1)}"
+            detail = f"{count_of(ranks, 'rank')} for {count_of(job.tasks, 'task')}"
             yield at("mpirun-beyond", step, detail)
+
+
+@checks("step-beyond")
+def steps_beyond_the_job(job: Job) -> Iterator[Hit]:
+    """Srun that asks for more tasks, nodes or GPUs than the job has."""
+    counted = job.options.has("ntasks", "ntasks-per-node") and not job.options.has("exclusive")
+    for step in job.sruns if job.script.is_batch and not job.heterogeneous else ():
+        options = step.options
+        if options.has("overcommit", "oversubscribe", "jobid") or job.nodes is None:
+            continue
+        each = options.number("cpus-per-task") or 1
+        cpus = (job.tasks or 0) * (job.options.number("cpus-per-task") or 1)
+        tasks, nodes, gpus = options.number("ntasks"), options.number("nodes"), job.gpus_per_node
+        wanted = [
+            one.number for one in options.gpus if one.option.name in {"gres", "gpus-per-node"}
+        ]
+        if nodes and nodes > job.nodes:
+            yield at("step-beyond", step, f"{nodes} nodes of {job.nodes}")
+        elif counted and tasks and cpus and tasks * each > cpus:
+            yield at("step-beyond", step, f"{tasks * each} CPUs of {cpus}")
+        elif gpus and wanted and wanted[-1] > gpus:
+            yield at("step-beyond", step, f"{wanted[-1]} GPUs of {gpus} on a node")
+
+
+_RUNTIMES = {"apptainer", "singularity", "docker", "podman"}
 
 
 @checks("container-without-gpus")
@@ -148,7 +179,7 @@ def containers_without_gpus(job: Job) -> Iterator[Hit]:
         return
     for command in job.script.commands:
         for words in job.programs_in(command):
-            runs = words[0].program in {"apptainer", "singularity"} and len(words) > 2
+            runs = words[0].program in _RUNTIMES and len(words) > 2
             hidden = any("$" in one.raw for one in words[2:4])  # it may hold --nv
             runs = runs and job.programs_in(command)[-1][0].program not in {"tar", "cp", "ls"}
             if runs and words[1].value in {"exec", "run"} and not hidden:
@@ -196,6 +227,9 @@ def node_lists_as_lists(job: Job) -> Iterator[Hit]:
             remote = command.program == "ssh" and _NODELIST.match(word.raw)
             if named or joined or looped or remote:
                 yield at("nodelist-compressed", word)
+    for match in _INTO_FILE.finditer(job.script.text):
+        if not job.script.text[: match.start()].rpartition("\n")[2].lstrip().startswith("#"):
+            yield Hit("nodelist-compressed", match.start(), len(match[0]))
     for one in job.script.assigned("MASTER_ADDR", "MASTER", "HEAD_NODE", "head_node"):
         if _NODELIST.match(one.raw.partition("=")[2]):
             yield at("nodelist-compressed", one)
@@ -224,12 +258,19 @@ def threads_of_every_task(job: Job) -> Iterator[Hit]:
                 break
 
 
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JULIA_NUM_THREADS")
+
+
 @checks("workers-beyond")
 def workers_beyond_cpus(job: Job) -> Iterator[Hit]:
     """`--num-workers 16` or `xargs -P 64` in a job of four CPUs."""
     each = job.options.number("cpus-per-task")
     if each is None or job.options.has("exclusive"):
         return
+    for one in job.script.assigned(*_THREADS) if job.tasks_per_node == 1 else ():
+        threads = job.number(one.value)
+        if threads and threads > each and not one.command.scopes:
+            yield at("workers-beyond", one, f"{threads} threads for {count_of(each, 'CPU')}")
     for command in job.script.commands:
         for words in job.programs_in(command):
             if words[0].program in {"xargs", "parallel", "make"}:
@@ -309,7 +350,7 @@ def variables_of_nobody(job: Job) -> Iterator[Hit]:
     known, meant = set(facts["variables"]), facts["meant"]
     own = {one.name for one in job.script.assignments}
     for name, word, start in _used(job):
-        unknown = name.startswith("SLURM_") and name not in known | own
+        unknown = re.match(r"S[A-Z]{2,5}_", name) and name not in known | own
         close = (meant.get(name) or nearest(name, known, 0.9)) if unknown else None
         if close and not _ends_otherwise(name, close):
             place = Word(f"${name}", word.start + start)
