@@ -138,7 +138,11 @@ def is_agent(words: Sequence[str]) -> bool:
         return "launch" in words[1:2]
     if name in AGENTS:
         return True
-    python = name.startswith("python")
-    return python and any(
-        before == "-m" and bool(_AGENT_MODULE.match(word)) for before, word in pairwise(words[:7])
-    )
+    if not name.startswith("python"):
+        return False
+    for before, word in pairwise(words):
+        if before == "-m":
+            return bool(_AGENT_MODULE.match(word))
+        if not word.startswith("-") and before not in {"-W", "-X"}:
+            return False  # the script: what follows is its own
+    return False
