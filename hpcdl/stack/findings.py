@@ -46,7 +46,7 @@ _MOST = 200_000
 
 
 @dataclass(frozen=True)
-class Component:
+class BomComponent:
     """One package: `licence` is an SPDX expression or None, `words` what its metadata says.
 
     `purl` is its package URL, `url` where its archive was fetched, empty where nobody knows.
@@ -61,7 +61,7 @@ class Component:
     url: str = ""
 
 
-def components(release: Release) -> tuple[Component, ...]:
+def components(release: Release) -> tuple[BomComponent, ...]:
     """Every package of a release's lock, by name; one that is there twice is named once.
 
     hpcdl, Python and the MPI are among them, also where the lock has only wheels.
@@ -69,7 +69,7 @@ def components(release: Release) -> tuple[Component, ...]:
     spdx_licensing()  # where it is missing, so are the others
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
     installed = {normal_name(found.name): found for found in distributions(path=folders)}
-    found: dict[str, Component] = {}
+    found: dict[str, BomComponent] = {}
     for entry in sorted(
         [*release.lock, *_beneath(release)], key=lambda entry: (entry["name"], entry["version"])
     ):
@@ -80,7 +80,7 @@ def components(release: Release) -> tuple[Component, ...]:
         licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
         # Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit.
         url, commit, purl = entry.get("url", ""), entry.get("commit"), purl_of(entry)
-        found[purl] = Component(
+        found[purl] = BomComponent(
             name,
             entry["version"],
             entry.get("sha256"),
@@ -195,7 +195,7 @@ def _on_github(path: str, entry: Mapping[str, str]) -> tuple[str, str, str] | No
 
 
 @dataclass(frozen=True)
-class Finding:
+class Advisory:
     """A vulnerability in packages of a release: `state` is `waived`, `expired` or `open`.
 
     `aliases` are its other names, `purls` the packages, `fixed` the first version without it.
@@ -237,7 +237,7 @@ class Finding:
         return f"{expired}{waiver.kind}: {waiver.because} {answers}"
 
 
-def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[Finding]:
+def findings(site: Site, release: Release, inside: Sequence[BomComponent]) -> list[Advisory]:
     """Everything known, hpcdl's own facts first; one that both know is named once.
 
     Raises:
@@ -249,7 +249,7 @@ def findings(site: Site, release: Release, inside: Sequence[Component]) -> list[
         if concerns(release, row):
             hit = [one for one in inside if any(fnmatchcase(one.name, p) for p in row["packages"])]
             own.append(
-                Finding(
+                Advisory(
                     name,
                     (),
                     row["what"],
@@ -278,7 +278,7 @@ def known_names(site: Site) -> set[str]:
     path = osv_file(site)
     if path is None:
         return set()
-    inside: dict[str, Component] = {}
+    inside: dict[str, BomComponent] = {}
     for release_id in release_ids(site):
         with suppress(BrokenRelease):
             inside |= {one.purl: one for one in components(read_release(site, release_id))}
@@ -296,9 +296,9 @@ def dated(path: Path) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
 
 
-def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Finding]:
+def vulnerabilities(path: Path, inside: Sequence[BomComponent]) -> list[Advisory]:
     """What is known of packages of PyPI; CheckFailed: a damaged file, or not in OSV's format."""
-    known: dict[str, list[Component]] = {}
+    known: dict[str, list[BomComponent]] = {}
     for one in inside:
         if one.purl.startswith("pkg:pypi/"):
             known.setdefault(normal_name(one.name), []).append(one)
@@ -323,9 +323,9 @@ def vulnerabilities(path: Path, inside: Sequence[Component]) -> list[Finding]:
     return _without_doubles(sorted(found, key=lambda one: (one.packages, one.id)))
 
 
-def _without_doubles(found: Sequence[Finding]) -> list[Finding]:
+def _without_doubles(found: Sequence[Advisory]) -> list[Advisory]:
     """What several databases (GHSA, PYSEC) say of one vulnerability of a package, as one."""
-    kept: list[Finding] = []
+    kept: list[Advisory] = []
     for one in found:
         same = next(
             (
@@ -363,7 +363,9 @@ def _entries(path: Path, known: Iterable[str]) -> Iterator[Mapping[str, Any]]:
                 yield json.loads(text)
 
 
-def _hits(entry: Mapping[str, Any], known: Mapping[str, Sequence[Component]]) -> Iterator[Finding]:
+def _hits(
+    entry: Mapping[str, Any], known: Mapping[str, Sequence[BomComponent]]
+) -> Iterator[Advisory]:
     text = str(entry.get("summary") or entry.get("details") or "").strip().split("\n")[0]
     said = "".join(character for character in text if character.isprintable())[:200]
     for affected in () if entry.get("withdrawn") else entry.get("affected", ()):
@@ -377,7 +379,7 @@ def _hits(entry: Mapping[str, Any], known: Mapping[str, Sequence[Component]]) ->
             listed = version in affected.get("versions", ())
             if listed or any(_in_range(one["events"], version) for one in ranges):
                 aliases = tuple(map(str, entry.get("aliases", ())))
-                yield Finding(
+                yield Advisory(
                     str(entry["id"]),
                     aliases,
                     said or "no summary",

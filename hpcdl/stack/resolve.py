@@ -1,11 +1,11 @@
 """`hpcdl stack resolve`: the newest working set of versions per partition, and why not newer.
 
 A stack, a backend and the partitions of one build become a setting; resolve_solution makes a
-`Problem` of the facts (resolve_facts) of it, resolve_solver answers that. One build serves every
-GPU generation that one TensorFlow can serve; partitions whose newest TensorFlow differs, or whose
-CPUs do, get builds of their own, and so do those without GPUs. `Resolver` groups the partitions of
-a site; what a build gets is what each of its partitions resolves to. Pure, but for the Pythons on
-PATH.
+`VersionProblem` of the facts (resolve_facts) of it, resolve_solver answers that. One build serves
+every GPU generation that one TensorFlow can serve; partitions whose newest TensorFlow differs, or
+whose CPUs do, get builds of their own, and so do those without GPUs. `Resolver` groups the
+partitions of a site; what a build gets is what each of its partitions resolves to. Pure, but for
+the Pythons on PATH.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From a setting (a backend, a GPU, what the machine has, pins) to the newest set that fits. Pure.
 
-The facts for a setting make a `Problem`; its solution has versions, how sure each is, and what
-limits it: the explanation why the next newer version does not fit, by itself or beside what matters
-more.
+The facts for a setting make a `VersionProblem`; its solution has versions, how sure each is, and
+what limits it: the explanation why the next newer version does not fit, by itself or beside what
+matters more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from hpcdl import facts
 from hpcdl.stack.resolve_facts import COMPONENTS, OF_GPUS, Tried, known
-from hpcdl.stack.resolve_solver import Condition, Problem, Range, Rule, Solver, newest_first
+from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, VersionProblem, newest_first
 
 _SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4, "python": 4}
 OTHER_GPU = "gpu@"
@@ -43,7 +43,7 @@ class Setting:
     horovod: bool = True
 
 
-def make_problem(setting: Setting, dropped: Collection[str] = ()) -> Problem:
+def make_problem(setting: Setting, dropped: Collection[str] = ()) -> VersionProblem:
     """The facts for one setting: domains in order of importance, rules, the site's own rules.
 
     `dropped` are components of which the site's own rules do not count.
@@ -79,7 +79,7 @@ def make_problem(setting: Setting, dropped: Collection[str] = ()) -> Problem:
         for rule in _site_rules(setting)
         if rule.origin == "pin" or rule.need.variable not in dropped
     )
-    return Problem(domains, (*book.rules, *others, *own))
+    return VersionProblem(domains, (*book.rules, *others, *own))
 
 
 def _other_driver(compute: str, driver: str | None) -> str:

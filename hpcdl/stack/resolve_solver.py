@@ -97,7 +97,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Problem:
+class VersionProblem:
     """Variables in order of importance, their values best first, and the rules.
 
     A rule that names a variable the problem lacks does not apply.
@@ -118,7 +118,7 @@ class _Clause:
 class Solver:
     """A problem made ready for many questions."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: VersionProblem) -> None:
         self.problem = problem
         self.names = tuple(problem.domains)
         self._index = {name: index for index, name in enumerate(self.names)}

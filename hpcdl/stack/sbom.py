@@ -16,7 +16,14 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.findings import Component, Finding, components, findings, osv_file, spdx_licensing
+from hpcdl.stack.findings import (
+    Advisory,
+    BomComponent,
+    components,
+    findings,
+    osv_file,
+    spdx_licensing,
+)
 from hpcdl.stack.release import Release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
@@ -29,7 +36,7 @@ _NAMESPACE = "https://spdx.org/spdxdocs/"
 _ADVISORIES = "https://osv.dev/vulnerability/"
 
 
-def write_sboms(release: Release, found: Sequence[Finding]) -> tuple[Path, Path]:
+def write_sboms(release: Release, found: Sequence[Advisory]) -> tuple[Path, Path]:
     """Write both bills of materials into the release, with what is known of its vulnerabilities."""
     inside = components(release)
     try:
@@ -78,7 +85,7 @@ def _created(release: Release) -> datetime.datetime:
     )
 
 
-def _cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
+def _cyclonedx(release: Release, inside: Sequence[BomComponent], found: Sequence[Advisory]) -> str:
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.output.json import JsonV1Dot6
@@ -101,7 +108,7 @@ def _cyclonedx(release: Release, inside: Sequence[Component], found: Sequence[Fi
     return text + "\n"
 
 
-def _cyclone_component(component: Component) -> Any:
+def _cyclone_component(component: BomComponent) -> Any:
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
@@ -122,7 +129,7 @@ def _cyclone_component(component: Component) -> Any:
     )
 
 
-def _cyclone_finding(finding: Finding) -> Any:
+def _cyclone_finding(finding: Advisory) -> Any:
     """A vulnerability as its valid waiver says; without one it is still to be looked at."""
     from cyclonedx.model import impact_analysis as impact
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
@@ -144,7 +151,7 @@ def _cyclone_finding(finding: Finding) -> Any:
     )
 
 
-def _spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding]) -> str:
+def _spdx(release: Release, inside: Sequence[BomComponent], found: Sequence[Advisory]) -> str:
     from spdx_tools.spdx import model
     from spdx_tools.spdx.writer.json.json_writer import write_document_to_file
 
@@ -185,7 +192,7 @@ def _spdx(release: Release, inside: Sequence[Component], found: Sequence[Finding
         return json.dumps(json.loads(path.read_text("utf-8")), indent=2) + "\n"
 
 
-def _spdx_package(component: Component, found: Sequence[Finding]) -> Any:
+def _spdx_package(component: BomComponent, found: Sequence[Advisory]) -> Any:
     from spdx_tools.spdx import model
 
     unknown, kinds = model.SpdxNoAssertion(), model.ExternalPackageRefCategory

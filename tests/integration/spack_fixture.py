@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdl.stack.spack_backend.environment import Environment
+from hpcdl.stack.spack_backend.environment import SpackEnvironment
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import cache, folder
 
 PACKAGES = Path(os.environ.get("HPCDL_SPACK_PACKAGES", "")) / "repos" / "spack_repo" / "builtin"
 BOOTSTRAP = "bootstrap:\n  enable: true\n  sources:: []\n  trusted:: {}\n"
-SMALL = Environment("small", "Small", ("nobody",), (), {}, "")
+SMALL = SpackEnvironment("small", "Small", ("nobody",), (), {}, "")
 
 
 def why_not():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.stack.resolve_facts import COMPONENTS, conditions, known
-from hpcdl.stack.resolve_solver import Condition, Problem, Range, Rule, Solver, newest_first
+from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, VersionProblem, newest_first
 
 VALUES = ("4", "3", "2", "1")
 NAMES = ("a", "b", "c", "d")
@@ -38,7 +38,7 @@ ranges = st.sampled_from(["1", "2", "3", "4", ":2", "2:", "3:", "2:3", "1,4", "1
 names = st.sampled_from(NAMES)
 rules = st.builds(rule, st.dictionaries(names, ranges, max_size=2), names, ranges)
 problems = st.lists(rules, max_size=12).map(
-    lambda found: Problem(dict.fromkeys(NAMES, VALUES), tuple(found))
+    lambda found: VersionProblem(dict.fromkeys(NAMES, VALUES), tuple(found))
 )
 
 
@@ -65,10 +65,10 @@ def test_an_explanation_is_given_exactly_when_nothing_fits_and_is_minimal(proble
     if brute_force(problem) is not None:
         assert core is None
         return
-    assert brute_force(Problem(problem.domains, core)) is None
+    assert brute_force(VersionProblem(problem.domains, core)) is None
     for left_out in range(len(core)):
         rest = (*core[:left_out], *core[left_out + 1 :])
-        assert brute_force(Problem(problem.domains, rest)) is not None
+        assert brute_force(VersionProblem(problem.domains, rest)) is not None
 
 
 @settings(max_examples=60, deadline=None)
@@ -85,13 +85,17 @@ def test_every_set_satisfies_every_fact(compute, backend, pins):
         if {backend, "host"} & set(book.components[name].versions)
     }
     fixed = [rule({}, name, domains[name][at % len(domains[name])]) for name, at in pins.items()]
-    problem = Problem({**domains, "gpu": (compute,), "backend": (backend,)}, (*book.rules, *fixed))
+    problem = VersionProblem(
+        {**domains, "gpu": (compute,), "backend": (backend,)}, (*book.rules, *fixed)
+    )
     values = Solver(problem).solve()
     assert Solver(problem).explain() if values is None else satisfies(values, problem.rules)
 
 
 def test_a_rule_about_a_variable_the_problem_lacks_does_not_apply():
-    problem = Problem({"a": VALUES}, (rule({"gpu": "9"}, "a", "1"), rule({"a": "4"}, "gpu", "9")))
+    problem = VersionProblem(
+        {"a": VALUES}, (rule({"gpu": "9"}, "a", "1"), rule({"a": "4"}, "gpu", "9"))
+    )
     assert Solver(problem).solve() == {"a": "4"}
 
 

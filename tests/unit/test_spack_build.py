@@ -17,7 +17,7 @@ from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.environment import render
 from hpcdl.stack.spack_backend.make import BuildCache, PackageFailed, Tally, Watch
-from hpcdl.stack.spack_backend.mirror import Source
+from hpcdl.stack.spack_backend.mirror import MirrorSource
 from hpcdl.stack.spack_backend.tool import Lock, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
     Built,
@@ -397,7 +397,9 @@ def test_an_unsigned_build_cache_says_so_to_spack(tmp_path):
 
 
 def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path):
-    one = Source("zlib", "1.3", "https://example.org/zlib.tar.gz", "ab" + "0" * 62, None, "Zlib")
+    one = MirrorSource(
+        "zlib", "1.3", "https://example.org/zlib.tar.gz", "ab" + "0" * 62, None, "Zlib"
+    )
     assert one.find(tmp_path) is None
     where = tmp_path / "_source-cache" / "archive" / "ab"
     where.mkdir(parents=True)

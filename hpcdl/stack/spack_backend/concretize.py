@@ -21,7 +21,7 @@ from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend import environment as spack_yaml
-from hpcdl.stack.spack_backend.environment import Environment
+from hpcdl.stack.spack_backend.environment import SpackEnvironment
 from hpcdl.stack.spack_backend.tool import Lock, open_spack, read_lock, require_unlocked
 from hpcdl.system.errors import CheckFailed, Stopped
 from hpcdl.system.files import explain_os_errors, write_atomic
@@ -37,7 +37,7 @@ _SHOWN = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "openmpi", "python",
 class Solved:
     """What Spack made of an environment: its lock file, and how it differs from the facts."""
 
-    environment: Environment
+    environment: SpackEnvironment
     lock: Path
     versions: Mapping[str, str]
     packages: int
@@ -46,11 +46,11 @@ class Solved:
 
 
 @dataclass(frozen=True)
-class Work:
+class SpackWork:
     """What a run of `concretize` is about: files to write below `root`, environments to solve."""
 
     root: Path
-    environments: tuple[Environment, ...]
+    environments: tuple[SpackEnvironment, ...]
     files: Mapping[Path, str]
     site: str | None
 
@@ -82,7 +82,7 @@ class Work:
 
 def plan(
     names: Sequence[str], partition: str | None, root: str | None, the_site: Callable[[], Site]
-) -> Work:
+) -> SpackWork:
     """What to render and solve: the shipped environments, or a partition of a site.
 
     All environments where none is named; or a site's `partition`, with its pins, compilers and
@@ -98,17 +98,19 @@ def plan(
         return site_work(site, spack_yaml.environment_for(site, partition), own, partition)
     where = Path(root) if root else folder("spack")
     wanted = tuple(map(spack_yaml.environment, names)) or spack_yaml.environments()
-    return Work(where, wanted, {_yaml(where, one): spack_yaml.render(one) for one in wanted}, None)
+    return SpackWork(
+        where, wanted, {_yaml(where, one): spack_yaml.render(one) for one in wanted}, None
+    )
 
 
-def site_work(site: Site, wanted: Environment, where: Path, partition: str) -> Work:
+def site_work(site: Site, wanted: SpackEnvironment, where: Path, partition: str) -> SpackWork:
     """What to write for an environment of a site; its partitions are like `partition`."""
     scope = spack_yaml.render_site(site, site.partition(partition))
     files = {_yaml(where, wanted): spack_yaml.render(wanted), where / "site.yaml": scope}
-    return Work(where, (wanted,), files, site.name)
+    return SpackWork(where, (wanted,), files, site.name)
 
 
-def render_work(work: Work) -> None:
+def render_work(work: SpackWork) -> None:
     """Write what changed; a site's directory also gets the recipes, so that it stands alone."""
     if work.site is not None:
         with explain_os_errors(work.root):
@@ -132,7 +134,7 @@ def shipped_recipes() -> dict[str, str]:
 
 
 def concretize(
-    root: Path, wanted: Environment, say: Say, *, time_limit: float | None = None
+    root: Path, wanted: SpackEnvironment, say: Say, *, time_limit: float | None = None
 ) -> Solved:
     """Let Spack solve an environment below `root`; its lock file lies beside its spack.yaml.
 
@@ -164,7 +166,7 @@ def concretize(
     return Solved(wanted, where / "spack.lock", lock.components, len(lock.specs), took, differ)
 
 
-def differences(wanted: Environment, lock: Lock) -> tuple[str, ...]:
+def differences(wanted: SpackEnvironment, lock: Lock) -> tuple[str, ...]:
     """Where a lock file's versions are not the resolution's: `nccl: 2.29.3, not 2.29.7`."""
     found = lock.components
     if wanted.wheels:
@@ -186,7 +188,7 @@ def probable_cause(text: str) -> str:
     return str(next(row["cause"] for row in rows if re.search(row["said"], text, re.IGNORECASE)))
 
 
-def _no_solution(wanted: Environment, log: Path, what: str) -> CheckFailed:
+def _no_solution(wanted: SpackEnvironment, log: Path, what: str) -> CheckFailed:
     text = log.read_text(errors="replace") if log.exists() else ""
     return CheckFailed(
         f"environment '{wanted.name}': {what}",
@@ -195,7 +197,7 @@ def _no_solution(wanted: Environment, log: Path, what: str) -> CheckFailed:
     )
 
 
-def _yaml(root: Path, wanted: Environment) -> Path:
+def _yaml(root: Path, wanted: SpackEnvironment) -> Path:
     return root / "environments" / wanted.name / "spack.yaml"
 
 

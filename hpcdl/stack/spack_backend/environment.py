@@ -1,6 +1,6 @@
 """Spack environments, rendered from the resolution: one per GPU generation, none of a site's own.
 
-`Environment` is what an environment needs to know, computed from facts alone; `render` makes
+`SpackEnvironment` is what an environment needs to know, computed from facts alone; `render` makes
 its spack.yaml, `render_site` the scope with a site's compilers, externals, target and mirrors,
 which the environments include where HPCDL_SPACK_SITE names it. Pure; `concretize` acts.
 """
@@ -27,7 +27,7 @@ from hpcdl.system.text import did_you_mean
 
 
 @dataclass(frozen=True)
-class Environment:
+class SpackEnvironment:
     """One GPU generation's environment: its versions, and the compilers that fit them all.
 
     `archs` are Spack's cuda_arch values, none for CPUs; `gcc` a range such as `9:11`, empty where
@@ -74,12 +74,12 @@ class Environment:
         return (f"hpcdl-tensorflow cuda_arch={archs}" if archs else "hpcdl-tensorflow ~cuda",)
 
 
-def environments() -> tuple[Environment, ...]:
+def environments() -> tuple[SpackEnvironment, ...]:
     """All environments, in the facts' order."""
     return tuple(environment(name) for name in facts.load("spack")["environments"])
 
 
-def environment(name: str) -> Environment:
+def environment(name: str) -> SpackEnvironment:
     """The environment of a GPU generation, such as `p100`; BadInput: there is none of that name."""
     rows = facts.load("spack")["environments"]
     if name not in rows:
@@ -90,12 +90,12 @@ def environment(name: str) -> Environment:
         (tensorflow, listed), *_ = wheel_sets("py-tensorflow-cuda-wheels").items()
         horovod, *_ = wheel_sets("py-horovod-wheels", cuda=True)
         versions = {"tensorflow": tensorflow, "horovod": horovod, "python": listed["python"]}
-        return Environment(*named, {**versions, **listed["versions"]}, gcc="", wheels=True)
+        return SpackEnvironment(*named, {**versions, **listed["versions"]}, gcc="", wheels=True)
     compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
-    return Environment(*named, newest(compute, "spack"), _majors(compute))
+    return SpackEnvironment(*named, newest(compute, "spack"), _majors(compute))
 
 
-def environment_for(site: Site, partition: str) -> Environment:
+def environment_for(site: Site, partition: str) -> SpackEnvironment:
     """The environment that compiles for one partition of a site: its pins, compilers and PMIx.
 
     Raises:
@@ -109,7 +109,7 @@ def environment_for(site: Site, partition: str) -> Environment:
 
 def environment_of(
     site: Site, request: StackRequest, names: tuple[str, ...], name: str
-) -> Environment:
+) -> SpackEnvironment:
     """The environment of one build of a stack: of partitions that share it.
 
     Raises:
@@ -124,7 +124,7 @@ def environment_of(
     one_gcc = site.spack.compilers or "gcc" in found.pins
     gcc = found.versions["gcc"] if one_gcc and not wheels else ""
     models = (one for part in names for one in site.partition(part).gpu_models)
-    return Environment(
+    return SpackEnvironment(
         name=name,
         title=f"{site.name}, stack {request.name}",
         serves=tuple(dict.fromkeys(models)) if computes else ("CPUs",),
@@ -174,7 +174,7 @@ def _check_pmix(site: Site) -> None:
         )
 
 
-def render(wanted: Environment) -> str:
+def render(wanted: SpackEnvironment) -> str:
     """The environment's spack.yaml."""
     template = templates("spack").get_template("spack.yaml.j2")
     return template.render(
@@ -208,7 +208,7 @@ def _majors(compute: str | None) -> str:
     return f"{majors[0]}:{majors[-1]}"
 
 
-def _requirements(wanted: Environment) -> Iterator[tuple[str, str, str]]:
+def _requirements(wanted: SpackEnvironment) -> Iterator[tuple[str, str, str]]:
     book = facts.load("spack")
     if wanted.wheels:
         for component, package in book["cuda_wheels" if wanted.archs else "wheels"].items():

@@ -29,7 +29,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Source:
+class MirrorSource:
     """One file that a build fetches: an archive known by its digest, or a commit's tree."""
 
     package: str
@@ -55,12 +55,12 @@ class Mirror:
 
     folder: Path
     environments: tuple[Path, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[MirrorSource, ...]
     bazel: Path | None
     needs_bazel: bool
 
     @cached_property
-    def missing(self) -> tuple[Source, ...]:
+    def missing(self) -> tuple[MirrorSource, ...]:
         """What is not there yet."""
         return tuple(one for one in self.sources if one.find(self.folder) is None)
 
@@ -119,7 +119,7 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
         spack = open_spack(root, scope)
         built = [one for path in paths for one in inventory(spack, path).packages]
     sources = dict.fromkeys(
-        Source(
+        MirrorSource(
             one.name, one.version, file["url"] or "", file["sha256"], file["commit"], one.licence
         )
         for one in built

@@ -23,8 +23,8 @@ from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend import tool
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
-from hpcdl.stack.spack_backend.concretize import Work
-from hpcdl.stack.spack_backend.environment import Environment, environment_of
+from hpcdl.stack.spack_backend.concretize import SpackWork
+from hpcdl.stack.spack_backend.environment import SpackEnvironment, environment_of
 from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, make_all
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.stack.spack_backend.view import inventory
@@ -42,8 +42,8 @@ class SpackPlan:
     site: Site
     request: StackRequest
     partitions: tuple[str, ...]
-    environment: Environment
-    work: Work
+    environment: SpackEnvironment
+    work: SpackWork
     own: str
 
     @property
