@@ -109,6 +109,8 @@ def _run(args: argparse.Namespace) -> ExitCode:
     for module in dict.fromkeys(modules.values()) if args.module else ():
         check_available(plan.site, module)
     run.start(plan, modules, lambda what: print(what, file=sys.stderr))
+    for line in run.nodes_down(plan):
+        print(f"note: {line}", file=sys.stderr)
     if args.no_wait:
         found = run.run_statuses(plan)
         data = {"directory": plan.folder, "summary": run.summary(found)}

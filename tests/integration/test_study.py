@@ -63,16 +63,19 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(slurm, site, tm
     )
     wait_for(lambda: first.stdout and "3 queued" in first.stdout.readline(), 180)
     queued = jobs_in(manifest)
-    assert all(queued)
+    assert all(job for job, _ in queued)
+    assert len(set(queued)) == 3, "no two cells have one job"
     first.send_signal(signal.SIGINT)
     said = first.communicate(timeout=60)[1]
     assert first.returncode == 5, said
     assert "resumes" in said
 
+    # While the blocker holds all nodes no cell can have failed, and so none may be queued again.
+    slurm(*words, "--no-wait", timeout=280, check=False)
+    assert jobs_in(manifest) == queued, "what is queued is not queued again"
     slurm("scancel", blocker)
     again = slurm(*words, "--json", timeout=280, check=False)
     assert again.returncode == 6, again.stderr
-    assert jobs_in(manifest) == queued, "what is queued is not queued again"
     report = json.loads(again.stdout)
     assert {one["ranks"] for one in report["measured"]} == {1, 2}
     (missing,) = report["missing"]
@@ -115,4 +118,5 @@ def test_a_shipped_study_runs_whole_on_the_embedded_cluster(slurm, site, name):
 
 
 def jobs_in(manifest):
-    return [one["job_id"] for one in json.loads(manifest.read_text())["points"]]
+    """The job of each cell, and its task: cells of one shape share an array."""
+    return [(one["job_id"], one["task"]) for one in json.loads(manifest.read_text())["points"]]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from hpcdl.jobs.spec import Module
-from hpcdl.jobs.sweep import point_folder
+from hpcdl.jobs.sweep import point_folder, read_manifest, write_manifest
 from hpcdl.jobs.sweep_run import RunStatus
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.step import IMAGENET, SYNTHETIC
@@ -29,6 +29,7 @@ from hpcdl.workflows.study.judge import judge
 from hpcdl.workflows.study.load import load_study, read_study, shipped, study_schema
 from hpcdl.workflows.study.model import Panel, matches
 from hpcdl.workflows.study.panels import caption, draw
+from hpcdl.workflows.study.run import last_run_statuses
 from hpcdl.workflows.study.show import show_text
 from hpcdl.workflows.study.study_plan import data_folder, make_plan
 from hpcdl.workflows.study.study_report import as_data, as_text, make_report, write_report
@@ -733,8 +734,44 @@ def test_a_report_shows_its_figure_its_missing_results_and_needs_nothing_else(st
     assert "it has not been submitted" in paths["md"].read_text()
     assert paths["png"].read_bytes().startswith(b"\x89PNG")
     assert json.loads(paths["json"].read_text())["missing"][0]["values"]["gpus"] == "4"
-    assert as_data(report)["accepted"] is False
+    assert (as_data(report)["accepted"], as_data(report)["answer"]) == (None, "unfinished")
     assert "cells without a measurement" in as_text(report)
+    assert "Accepted: **unfinished**" in paths["md"].read_text()
+
+
+def test_a_busy_machine_decides_no_rule_that_compares_times(study):
+    rule = {"rule": "efficiency", "says": "x", "gpus": [2], "at_least": 0.99}
+    found = findings_of(finish(study(acceptance=[rule]), {1: 8.0, 2: 9.0, 4: 9.0}))
+    quiet, busy = (make_report(replace(found, cores=4, load=load)) for load in (0.0, 4.0))
+    assert (quiet.answer, busy.answer) == ("no", "not decided")
+    assert "the machine was busy" in busy.verdicts[0].evidence
+
+
+def test_jobs_of_a_slurm_that_is_not_asked_are_queued_and_not_failed(study, monkeypatch):
+    plan = study()
+    (part,) = plan.rounds
+    rows = tuple(
+        {
+            "id": point.id,
+            "values": dict(point.values),
+            "state": "queued",
+            "job_id": 7,
+            "task": task,
+            "token": "t",
+            "cluster": "0123abcd",
+            "directory": str(point_folder(part.folder, point)),
+        }
+        for task, point in enumerate(part.points)
+    )
+    part.folder.mkdir(parents=True)
+    write_manifest(part.folder, replace(read_manifest(part.folder), rows=rows))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    states = {one.state for one in last_run_statuses(plan)}
+    assert states == {"queued"}
+    report = make_report(collect(plan, last_run_statuses(plan)))
+    assert report.answer == "unfinished"
+    assert "job 7 has not ended" in report.findings.missing[0].reason
 
 
 @pytest.mark.parametrize(

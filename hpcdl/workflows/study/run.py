@@ -11,21 +11,24 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs import sweep_run
+from hpcdl.jobs.intent import embedded_cluster
 from hpcdl.jobs.script import Script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep_run import ACTIVE, MISSING, Modules, RunStatus
+from hpcdl.jobs.sweep_run import ACTIVE, MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
 from hpcdl.site import Site
+from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.safe_read import last_text
+from hpcdl.system.text import count_of
 from hpcdl.workflows.study.collect import note_machine
 from hpcdl.workflows.study.model import DataSet, Run
 from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
@@ -33,6 +36,7 @@ from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
 Say = Callable[[str], None]
 _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0
+_AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "*")
 
 
 def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
@@ -47,9 +51,32 @@ def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
 def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
     """The status of every cell, also when Slurm does not answer: results outlive the cluster."""
     try:
-        return run_statuses(plan)
+        found, here = run_statuses(plan), embedded_cluster()
     except MissingPrerequisite:
-        return run_statuses(plan, ask=False)
+        found, here = run_statuses(plan, ask=False), None
+    # A job that the Slurm of this shell was not asked about, or does not have, may still be queued.
+    return tuple(
+        replace(one, state=QUEUED)
+        if one.job_id is not None and one.state == MISSING and one.cluster != here
+        else one
+        for one in found
+    )
+
+
+def nodes_down(plan: Plan) -> tuple[str, ...]:
+    """The partitions of a study none of whose nodes can run jobs, each with Slurm's reason."""
+    names = dict.fromkeys(cell.point.spec.partition for cell in plan.possible)
+    lines, nodes = [], client.nodes()
+    for name in names:
+        own = [node for node in nodes if name in node.partitions]
+        away = [node for node in own if any(word in node.state.upper() for word in _AWAY)]
+        if own and len(away) == len(own):
+            reasons = " / ".join(dict.fromkeys(node.reason or node.state for node in away))
+            lines.append(
+                f"no node of '{name}' can run jobs now ({count_of(len(own), 'node')}: {reasons}); "
+                "its jobs wait until one returns"
+            )
+    return tuple(lines)
 
 
 def start(plan: Plan, modules: Modules, say: Say) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from hpcdl.workflows.study.model import Table as StudyTable
 from hpcdl.workflows.study.model import Values, matches
 from hpcdl.workflows.study.panels import caption, draw
 
-_YES = {True: "yes", False: "no", None: "not known"}
+_YES = {True: "yes", False: "no", None: "not decided"}
+_UNFINISHED = "unfinished"
+_PENDING = frozenset({"queued", "running", "missing"})
+# Rules that do not depend on how fast jobs ran.
+_UNTIMED = frozenset({"complete", "one-rank-per-gpu"})
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,42 @@ class Report:
 
     @property
     def accepted(self) -> bool | None:
-        """Whether every rule holds; None where none fails but some cannot be evaluated."""
+        """Whether every rule holds; None where jobs have not ended, or a rule is not decided."""
         if any(one.ok is False for one in self.verdicts):
             return False
         return None if any(one.ok is None for one in self.verdicts) else True
 
+    @property
+    def answer(self) -> str:
+        """`yes`, `no`, `unfinished` while jobs have not ended, or `not decided`."""
+        return _UNFINISHED if unfinished(self.findings) else _YES[self.accepted]
+
+
+def unfinished(findings: Findings) -> bool:
+    """Whether cells have not run yet; those that failed have."""
+    return any(one.state in _PENDING for one in findings.missing)
+
 
 def make_report(findings: Findings) -> Report:
-    """Predict, and check the rules."""
+    """Predict, and check the rules.
+
+    No rule fails before all jobs have ended; none that compares times fails on a busy machine.
+    """
     predicted, gaps = predict(findings)
-    return Report(findings, predicted, gaps, judge(findings, predicted))
+    verdicts, busy = judge(findings, predicted), bool(_busy(findings))
+    why = "; jobs have not ended" if unfinished(findings) else "; the machine was busy"
+    return Report(
+        findings,
+        predicted,
+        gaps,
+        tuple(
+            replace(one, ok=None, evidence=one.evidence + why)
+            if one.ok is False
+            and (unfinished(findings) or (busy and one.rule.rule not in _UNTIMED))
+            else one
+            for one in verdicts
+        ),
+    )
 
 
 def write_report(report: Report, target: Path) -> dict[str, Path]:
@@ -83,6 +113,7 @@ def as_data(report: Report) -> dict[str, Any]:
         "scale": plan.scale.name,
         "site": plan.site.name,
         "accepted": report.accepted,
+        "answer": report.answer,
         "machine": {"cores": report.findings.cores, "load": report.findings.load},
         "acceptance": [
             {"rule": one.rule.rule, "says": one.rule.says, "ok": one.ok, "evidence": one.evidence}
@@ -128,9 +159,12 @@ def as_data(report: Report) -> dict[str, Any]:
 
 def as_text(report: Report) -> str:
     """What the command line prints: the rules with their evidence, then the missing results."""
-    lines = [f"[{_YES[v.ok]:>9}] {v.rule.says}\n            {v.evidence}" for v in report.verdicts]
+    lines = [
+        f"[{_YES[v.ok]:>11}] {v.rule.says}\n              {v.evidence}" for v in report.verdicts
+    ]
     missing = [f"  {one.cell.label}: {one.reason}" for one in report.findings.missing]
     head = ["cells without a measurement:"] if missing else []
+    lines.append(f"accepted: {report.answer}")
     return "\n".join([*lines, *filter(None, [_busy(report.findings)]), *head, *missing])
 
 
@@ -164,7 +198,7 @@ def _values(report: Report) -> dict[str, Any]:
         "study": plan.study,
         "scale": plan.scale,
         "site": plan.site.name,
-        "accepted": _YES[report.accepted],
+        "accepted": report.answer,
         "verdicts": [(_YES[one.ok], one.rule.says, one.evidence) for one in report.verdicts],
         "measured": _measured_table(report),
         "tables": [(one.title, *_side_by_side(report.findings, one)) for one in plan.study.tables],
