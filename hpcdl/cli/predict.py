@@ -117,6 +117,9 @@ def _from_last_run(site: Site, request: ScalingRequest) -> tuple[ScalingRequest,
     """The request with the site's last run like it and its all-reduce checks."""
     from dataclasses import replace
 
+    kept = (site.paths.work, site.paths.prefix / "references")
+    if not any(path.is_dir() for path in kept):
+        return request, ()  # nothing ran here: nothing need be imported to look for it
     from hpcdl.workflows.expectation import last_results, links_of
 
     runs = () if request.plan else last_results(site, request)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.jobs import JobSpec
+from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import measured_links, metric_name
 from hpcdl.regress.references import Reference, site_file, update_references
 from hpcdl.slurm.execution import SINGLE_NODE
@@ -17,6 +18,7 @@ from hpcdl.workflows.expectation import (
     expect,
     keep,
     kept,
+    last_results,
     training_of,
 )
 
@@ -160,6 +162,19 @@ def test_earlier_runs_of_the_site_are_what_the_next_starts_from_and_narrow_it(bu
     assert widths == sorted(widths, reverse=True)
     assert last.images_per_second == pytest.approx(5013)
     assert last.source.startswith("3 runs, the last one job 14, ")
+
+
+def test_a_prediction_starts_from_the_site_s_last_run_like_it(busy):
+    for number, rate in ((12, 5000.0), (15, 4000.0)):
+        earlier_job(busy, number, rate)
+    earlier_job(busy, 16, program=[*TRAIN, "alexnet"])
+    asked = ScalingRequest(busy.partition("cpu"), "mlp", gpus="1", batch=256)
+    runs = last_results(busy, asked)
+    assert [path.parent.name for path in runs] == ["15", "12"]
+    (point,) = answer(replace(asked, result=runs[0], repeats=runs[1:])).points
+    assert point.step.compute == pytest.approx(256 / 4000)
+    for other in ({"model": "resnet50"}, {"batch": 16}, {"precision": "amp"}, {"size": 64}):
+        assert last_results(busy, replace(asked, **other)) == ()
 
 
 def test_published_gpus_say_nothing_of_emulated_nodes(three_generations, monkeypatch):
