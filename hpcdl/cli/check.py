@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli import check_history
 from hpcdl.cli.check_history import answer_of, history_option
@@ -259,7 +259,9 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     add("--at", default="02:00", metavar="HH:MM", help="start of the nightly checks (02:00)")
     add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
     add("--runner", default="", metavar="TAG", help="runner tag (default: the site's name)")
-    add("--user", default="", metavar="NAME", help="systemd: user who runs the checks")
+    add("--user", default="", metavar="NAME", help="systemd: user who runs the checks (you)")
+    add("--runs", type=at_least(1), default=1, metavar="N", help="run every check N times (1)")
+    add("--explain", action="store_true", help="say what the pipeline will do, and write nothing")
     add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
     add("--notify", default="", metavar="FILE", help="whom the gate tells what has changed")
     add("--on-failure", default="", metavar="UNIT", help="systemd: unit to start after a failure")
@@ -270,10 +272,21 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
 def _ci(args: argparse.Namespace) -> ExitCode:
     from dataclasses import fields
 
-    from hpcdl.regress.ci import Request, dashboard, render, site_file, this_command, write
+    from hpcdl.regress.ci import (
+        Request,
+        dashboard,
+        explained,
+        render,
+        site_file,
+        this_command,
+        unit_user,
+        write,
+    )
 
     site = the_site(args)
-    given = {one.name: getattr(args, one.name, "") for one in fields(Request)}
+    given: dict[str, Any] = {one.name: getattr(args, one.name, "") for one in fields(Request)}
+    if args.kind == "systemd":
+        given["user"] = unit_user(args.user, site)
     request = Request(
         **given
         | {
@@ -281,6 +294,9 @@ def _ci(args: argparse.Namespace) -> ExitCode:
             "command": args.command or this_command(),
         }
     )
+    if args.explain:
+        text = explained(site, request)
+        return show(args, {"explained": text.splitlines()}, text)
     files = dashboard() if args.kind == "grafana" else render(args.kind, site, request)
     if args.output is None or args.dry_run:
         several = len(files) > 1

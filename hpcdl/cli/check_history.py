@@ -17,7 +17,7 @@ from hpcdl.system.text import did_you_mean, table
 
 if TYPE_CHECKING:
     from hpcdl.regress.accept import Edits
-    from hpcdl.regress.answer import GateAnswer
+    from hpcdl.regress.answer import Acceptance, GateAnswer
     from hpcdl.site import Site
 
 
@@ -235,32 +235,56 @@ def _accept(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     if args.what is None:
         return _list(site, args)
-    edit = undo(site, args.what) if args.undo else _accepted(site, args)
-    if not args.dry_run:
-        edit.write()
-    done = "would be written" if args.dry_run else "written"
-    text = f"{edit.diff}# {done} below {site.paths.prefix}: {edit.said}"
-    return show(args, {"said": edit.said, "diff": edit.diff}, text)
+    return _write(site, args, undo(site, args.what) if args.undo else _accepted(site, args))
 
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:
     from hpcdl.regress.accept import accept
-    from hpcdl.regress.answer import Acceptance
     from hpcdl.regress.history import read_history
+
+    given = _given(args, args.until or "")
+    answer = answer_of(site, args)
+    with read_history(site, args.history) as history:
+        return accept(site, history, answer, args.what, given)
+
+
+def _given(args: argparse.Namespace, until: str = "") -> Acceptance:
+    """Who accepts something, why, and until when."""
+    from hpcdl.regress.answer import Acceptance
     from hpcdl.regress.identity import Series
 
     for name, value in (("--because", args.because), ("--by", args.by)):
         if not value.strip() or not value.isprintable():
             raise BadInput(f"{name} is missing", hint="say on one line who accepts it and why")
     today = date.today().isoformat()
-    if args.until and args.until < today:
-        raise BadInput(f"--until {args.until} has passed", hint="name a day to come")
-    given = Acceptance(
-        "", Series("", "", "", ""), args.by, args.because, today, until=args.until or ""
-    )
-    answer = answer_of(site, args)
+    if until and until < today:
+        raise BadInput(f"--until {until} has passed", hint="name a day to come")
+    return Acceptance("", Series("", "", "", ""), args.by, args.because, today, until=until)
+
+
+def _retire_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("what", metavar="SERIES", help="a series, or CHECK/CASE for all its metrics")
+    add("--because", default="", metavar="TEXT", help="the reason; recorded and shown")
+    add("--by", default="", metavar="NAME", help="who retires it; recorded and shown")
+    history_option(parser)
+
+
+def _retire(args: argparse.Namespace) -> ExitCode:
+    from hpcdl.regress.accept import retire
+    from hpcdl.regress.history import read_history
+
+    site, given = the_site(args), _given(args)
     with read_history(site, args.history) as history:
-        return accept(site, history, answer, args.what, given)
+        return _write(site, args, retire(site, history, args.what, given))
+
+
+def _write(site: Site, args: argparse.Namespace, edit: Edits) -> ExitCode:
+    if not args.dry_run:
+        edit.write()
+    done = "would be written" if args.dry_run else "written"
+    text = f"{edit.diff}# {done} below {site.paths.prefix}: {edit.said}"
+    return show(args, {"said": edit.said, "diff": edit.diff}, text)
 
 
 def _list(site: Site, args: argparse.Namespace) -> ExitCode:
@@ -324,6 +348,14 @@ COMMANDS = (
         "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'",
         _accept,
         _accept_options,
+        changes=True,
+    ),
+    Command(
+        "retire",
+        "Retire series that give no more results, such as of a renamed check: none is missed.",
+        "hpcdl check retire throughput/resnet50 --because renamed --by Ada",
+        _retire,
+        _retire_options,
         changes=True,
     ),
 )

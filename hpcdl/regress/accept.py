@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.regress import references
-from hpcdl.regress.answer import Acceptance, Finding, GateAnswer, Rulings
+from hpcdl.regress.answer import RETIRED, Acceptance, Finding, GateAnswer, Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import History, read_history
 from hpcdl.regress.identity import Series, name_of
@@ -144,6 +144,23 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
         )
         files.append(_set(site, level))
     return Edits(files, f"{finding.id} {finding.name}: {new.describe()}")
+
+
+def retire(site: Site, history: History, what: str, given: Acceptance) -> Edits:
+    """Retire the series of a name, which give no more results: no gate misses them.
+
+    One that gives a result again is watched again. Raises BadInput: the history has none.
+    """
+    series = history.series()
+    meant = [one for one in series if what in {name_of(one), one.name}]
+    if not meant:
+        hint = did_you_mean(what, [one.name for one in series])
+        raise BadInput(f"the history has no series '{what}'", hint=hint or _LIST)
+    known = read_accepted(accepted_file(site))
+    kept = [one for one in known if one.id != RETIRED or one.series not in meant]
+    new = [replace(given, id=RETIRED, series=one) for one in meant]
+    said = f"{what}: {len(meant)} series retired"
+    return Edits([_accepted(site, [*kept, *new])], said)
 
 
 def undo(site: Site, what: str) -> Edits:

@@ -27,6 +27,8 @@ from hpcdl.system.text import count_of
 SLOW_NODE, WARNING = "slow node", "not sure yet"
 """Kinds of findings, beside the verdicts' words, those of changes (drop, rise, breakage), and
 `lost node`, `old`, `unknown` and `future`, as `gate` finds them."""
+RETIRED = "retired"
+"""In place of a finding's id: the series gives no more results, and is not missed."""
 _STATUSES = frozenset(status.value for status in Status)
 
 
@@ -191,6 +193,13 @@ class Rulings:
         """The first night that counts of a series, '' where all do."""
         held = (one for one in self.accepted if one.series == series and one.holds(today))
         return max((one.since for one in held), default="")
+
+    def is_retired(self, series: Series, newest: str) -> bool:
+        """Whether somebody retired a series that gave nothing since; `newest` is its last time."""
+        return any(
+            one.id == RETIRED and one.series == series and newest[:10] <= one.date
+            for one in self.accepted
+        )
 
     def levels(self, today: datetime.date) -> list[Finding]:
         """The levels that are accepted, to be shown."""

@@ -34,6 +34,8 @@ from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, as_normal, caps, n
 
 TELL, SURE, WORTH, BREAKAGE, ODDS = 3.3, 4.4, 0.05, 0.15, 3.0
 DOUBT, GO_ON = (0.03, 0.02), 2.2
+CLEAR = 1.3
+"""(log) odds by which a night must speak for one of two levels, before something is blamed."""
 _SHARED, _SHARED_WEIGHT = 0.15, 4.0
 """The part of a deviation that all runs of a night share while no night tells; its weight."""
 MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
@@ -337,27 +339,47 @@ def _as_one_of_many(strength: float) -> float:
     return -_NORMAL.inv_cdf(max(rare, 1e-300)) if strength > 0 else 0.0
 
 
-def onset(found: Found, nights: Nightly) -> tuple[int, int, int]:
-    """The most likely first night of a change, and the first and last that it may have been.
+class Onset(NamedTuple):
+    """The most likely first night of a change; the first and last likely ones; the clear ones.
 
-    By the likelihood of the nights around under the level before it and the level after it.
+    A night is clear where it speaks for the new level by itself, and the one before it for the old
+    one: only what changed on such a night can be blamed.
     """
+
+    night: int
+    earliest: int
+    latest: int
+    clear: tuple[int, ...]
+
+
+def onset(found: Found, nights: Nightly) -> Onset:
+    """When a change began, by the likelihood of the nights around under the levels beside it."""
     if found.kind is Kind.BREAKAGE:
-        return found.began, found.began, found.began
+        return Onset(found.began, found.began, found.began, (found.began,))
     values, noise = nights.values, found.noise
     since = values[found.began : min(found.ended or len(values), found.began + MIN_NIGHTS)]
     spread = noise.spread * math.sqrt(noise.variance)
     after = median(since) if len(since) > 2 else sum(since) / len(since)
     first = max(1, found.began - MIN_NIGHTS // 2)
     last = min(len(values), max(found.seen, found.began + 1))
+    most = caps(len(noise.ranks))[0]
+
+    def gain(night: int) -> float:
+        old, new = ((values[night] - level) / spread for level in (found.before, after))
+        return (min(most, abs(old)) ** 2 - min(most, abs(new)) ** 2) / 2
+
     costs = {first: 0.0}
     for night in range(first, last - 1):
-        old, new = ((values[night] - level) / spread for level in (found.before, after))
-        most = caps(len(noise.ranks))[0]
-        costs[night + 1] = costs[night] + (min(most, abs(old)) ** 2 - min(most, abs(new)) ** 2) / 2
+        costs[night + 1] = costs[night] + gain(night)
     least = min(costs.values())
     likely = [night for night, cost in costs.items() if cost - least <= ODDS]
-    return min(costs, key=lambda night: costs[night]), likely[0], likely[-1]
+    clear = (
+        night
+        for night, cost in costs.items()
+        if cost - least <= CLEAR and gain(night) >= CLEAR and gain(night - 1) <= -CLEAR
+    )
+    best = min(costs, key=lambda night: costs[night])
+    return Onset(best, likely[0], likely[-1], tuple(clear))
 
 
 def _look_for_change(state: _State, night: int) -> None:

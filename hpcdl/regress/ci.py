@@ -9,6 +9,8 @@ name of the site passes through the quoting of the place where it stands.
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
 import shlex
 import shutil
@@ -49,8 +51,8 @@ class Request:
 
     `site_file` and `command` are written into it as they are; `at` is the nightly checks' time
     of day, `day` the weekly ones'; `runner` the tag of the runner, `user` who systemd runs as.
-    `notify` is the file of whom the gate tells; `on_failure` a unit that systemd starts after a
-    failure; `mail_type` and `mail_user` are Slurm's, for scrontab.
+    `runs` is how often each check runs, `notify` the file of whom the gate tells; `on_failure` a
+    unit that systemd starts after a failure; `mail_type` and `mail_user` are Slurm's, for scrontab.
     """
 
     site_file: str
@@ -61,6 +63,7 @@ class Request:
     user: str = ""
     notify: str = ""
     on_failure: str = ""
+    runs: int = 1
     mail_type: str = ""
     mail_user: str = ""
 
@@ -106,7 +109,7 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
 
     `kind` is one of `KINDS`. Raises BadInput: a time or a day that is none.
     """
-    for text in filter(None, vars(request).values()):
+    for text in filter(None, map(str, vars(request).values())):
         if not text.isprintable():
             raise BadInput(f"{text!r} cannot stand in a pipeline: it holds control characters")
     for text in (request.on_failure, request.mail_type, request.mail_user):
@@ -119,6 +122,45 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
         return {kind: _scrontab(site, values)}
     name = {"gitlab": ".gitlab-ci.yml", "github": "hpcdl.yml"}[kind]
     return {name: _fill(f"{kind}.yml.j2", **values)}
+
+
+def unit_user(given: str, site: Site) -> str:
+    """The user who runs systemd's units: the one given, else whoever renders them, but not root.
+
+    Raises BadInput: there is no such user; root was not named; the site file has paths that would
+    be another user's, who must render the units.
+    """
+    me = pwd.getpwuid(os.getuid()).pw_name
+    if not given and os.getuid() == 0:
+        hint = "name who runs the checks: --user NAME (--user root only if you mean it)"
+        raise BadInput("the units would run as root", hint=hint)
+    user = given or me
+    try:
+        uid = pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise BadInput(f"there is no user '{user}' on this machine", hint="--user NAME") from None
+    text = site.source.read_text(encoding="utf-8", errors="replace")
+    if uid != os.getuid() and re.search(r"^[^#\n]*(~/|\$\{?(HOME|USER|HPCDL_HOME))", text, re.M):
+        raise BadInput(
+            f"{site.source} names paths of whoever reads it (~, $HOME, $USER)",
+            hint=f"render the units as {user}: sudo -u {user} hpcdl check ci systemd",
+        )
+    return user
+
+
+def explained(site: Site, request: Request) -> str:
+    """What a pipeline will do, in a line per run."""
+    clock, again = _clock(request), site.remeasure
+    weekly = (clock.hour + _WEEKLY_AFTER) % 24
+    budget = f"at most {again.runs} more, for {again.minutes:g} minutes" if again.runs else "none"
+    who = f" as {request.user}" if request.user else ""
+    lines = [
+        f"every night at {request.at}{who}: checks with the tags nightly and node, runs: "
+        f"{request.runs}, again where suspicious: {budget}; then report and gate",
+        f"on {request.day} at {weekly:02d}:{clock.minute:02d}{who}: checks with the tag weekly",
+    ]
+    lines += [f"the gate tells whom {request.notify} names"] if request.notify else []
+    return "\n".join(lines)
 
 
 def dashboard() -> dict[str, str]:
@@ -206,9 +248,9 @@ def _values(site: Site, request: Request) -> dict[str, object]:
         "cache": Clock((hours - _CACHE_BEFORE) % 24, minutes),
         "builds": builds,
         "refresh": " && ".join(builds),
-        "night": _night(command, where, ("nightly", "nodes"), reports, request.notify),
-        "week": _night(command, where, ("weekly",), reports, request.notify),
-        "run": {name: _run(command, where, name) for name in RUNS},
+        "night": _night(command, where, ("nightly", "nodes"), reports, request),
+        "week": _night(command, where, ("weekly",), reports, request),
+        "run": {name: _run(command, where, name, runs=request.runs) for name in RUNS},
         "page": shlex.join([*report, "--html", "report.html", *where]),
         "junit": shlex.join([*report, "--format", "junit", "--output", "junit.xml", *where]),
         "markdown": shlex.join([*report, *where]),
@@ -218,8 +260,11 @@ def _values(site: Site, request: Request) -> dict[str, object]:
     }
 
 
-def _run(command: list[str], where: list[str], name: str, file: str = "verdicts.json") -> str:
-    argv = [*command, "check", "run", *RUNS[name], "--json", *where]
+def _run(
+    command: list[str], where: list[str], name: str, file: str = "verdicts.json", runs: int = 1
+) -> str:
+    often = ["--runs", str(runs)] if runs > 1 else []
+    argv = [*command, "check", "run", *RUNS[name], *often, "--json", *where]
     return f"{shlex.join(argv)} > {shlex.quote(file)}"
 
 
@@ -228,15 +273,16 @@ def _told(notify: str, page: str) -> list[str]:
 
 
 def _night(
-    command: list[str], where: list[str], names: Sequence[str], reports: Path, notify: str
+    command: list[str], where: list[str], names: Sequence[str], reports: Path, request: Request
 ) -> str:
     """A whole night as one line of POSIX shell: checks, pages, gate; its status is all answers."""
     steps = [f"mkdir -p {shlex.quote(str(reports))} || exit 3", "bad=0"]
     for name in names:
         verdicts, page = (str(reports / f"{name}.{kind}") for kind in ("json", "html"))
         report = [*command, "check", "report", verdicts, "--html", page, *where]
-        steps += [f"{_run(command, where, name, verdicts)} || bad=1", shlex.join(report)]
-    told = _told(notify, str(reports / f"{names[0]}.html"))
+        run = _run(command, where, name, verdicts, request.runs)
+        steps += [f"{run} || bad=1", shlex.join(report)]
+    told = _told(request.notify, str(reports / f"{names[0]}.html"))
     steps += [f"{shlex.join([*command, 'check', 'gate', *where, *told])} || bad=1", "exit $bad"]
     return "; ".join(steps)
 

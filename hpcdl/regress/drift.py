@@ -21,7 +21,7 @@ from hpcdl.regress.nodes import slow_nodes
 
 BUDGET = 0.01
 """The site's one knob: the part of nights on which its gate may be closed by chance alone."""
-_NOW_NIGHTS = 7
+_NOW_NIGHTS, _LEVEL_RUNS = 7, 3
 _STEADY, _NODE_NIGHTS = 3, 5
 """Nights on one node before another one counts as a change; that tell how a node differs."""
 
@@ -171,6 +171,18 @@ def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -
     return law.look(runs_of(ordered).nights, enough, fresh=fresh).doubtful
 
 
+def at_level(nights: Sequence[Night], since: str) -> list[Night]:
+    """The nights, those before an accepted level moved to it: what they tell of noise is kept."""
+    before = [one for one in nights if one.date.isoformat() < since]
+    after = [one.value for one in nights if one.date.isoformat() >= since]
+    if not since or not before or len(after) < _LEVEL_RUNS:
+        return [one for one in nights if one.date.isoformat() >= since]
+    old = median(one.value for one in before[-LEVEL_NIGHTS:])
+    times = median(after[:LEVEL_NIGHTS]) / old if old else 1.0
+    moved = [one._replace(value=one.value * times) for one in before]
+    return [*moved, *nights[len(before) :]]
+
+
 def as_rates(series: Iterable[Night]) -> list[Night]:
     """Times as rates, so that higher is better; what is no time is left out."""
     return [night._replace(value=1 / night.value) for night in series if night.value > 0]
@@ -243,11 +255,11 @@ def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
 def _change(found: Found, runs: Runs, enough: float) -> Change:
     evidence, end = law.evidence_now(found, runs.nights), found.ended
     now = runs.plain[found.level_start : end][-_NOW_NIGHTS:]
-    began, earliest, latest = law.onset(found, runs.nights)
-    # Noise may move an onset: where something changed on the first night that it may have been,
-    # it began then. What came later than a night that may have been the first is not blamed.
-    suspects = _changed(runs.each, earliest) if earliest > 0 else ()
-    began = earliest if suspects else began
+    began, earliest, latest, clear = law.onset(found, runs.nights)
+    # Noise may move an onset: where something changed on a night that is clear, it began then.
+    # What came a night before or after is not blamed.
+    changed = {night: _changed(runs.each, night) for night in clear if night > 0}
+    began, suspects = next(((n, what) for n, what in changed.items() if what), (began, ()))
     return Change(
         kind=found.kind,
         began=runs.dates[began],

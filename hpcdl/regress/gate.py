@@ -15,7 +15,7 @@ from statistics import median
 
 from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer, Rulings, of_change
 from hpcdl.regress.causes import POOLED, Tonight, pooled, tonight
-from hpcdl.regress.drift import analyse, as_rates, is_doubtful, may_be_worse, means_alike
+from hpcdl.regress.drift import analyse, as_rates, at_level, is_doubtful, may_be_worse, means_alike
 from hpcdl.regress.history import History, Mean, Result, night_of, series_of, single_node
 from hpcdl.regress.identity import LOWER, Series, better_of
 from hpcdl.regress.nodes import COMPARED, slow_nodes
@@ -94,9 +94,9 @@ def ask(
     ]
     newest = {series: history.newest_time(series) for series in chosen}
     measured = sum(bool(series.metric) for series in known)
-    question = _Question(
-        history, newest, _latest(newest), now, execution.margin, measured, rulings or Rulings()
-    )
+    rulings = rulings or Rulings()
+    chosen = [one for one in chosen if not rulings.is_retired(one, newest[one])]
+    question = _Question(history, newest, _latest(newest), now, execution.margin, measured, rulings)
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
     each = [found for series in alive for found in _findings(question, series)]
     if question.tonight:
@@ -134,8 +134,9 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
         better = better_of(series.unit, last.low, last.high, last.better)
         if not better:
             continue
-        since = first_night(series, last.time, rulings, date.fromisoformat(last.time[:10]))
-        nights = [*history.nights(series, since), *map(night_of, results)]
+        accepted = rulings.since(series, date.fromisoformat(last.time[:10]))
+        nights = history.nights(series, _days_before(last.time, LOOK_BACK_DAYS))
+        nights = at_level([*nights, *map(night_of, results)], accepted)
         if is_doubtful(nights, max(1, watched), lower=better == LOWER):
             found.add(series.of_case)
     return found
@@ -257,7 +258,9 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     history, last = question.history, run[-1]
     lower = better_of(series.unit, last.low, last.high, last.better) == LOWER
     recent, since = _days_before(last.time, NODES_DAYS), question.since(series)
-    means = history.means(series, min(recent, since))
+    accepted = question.rulings.since(series, question.now.date())
+    start = _days_before(last.time, LOOK_BACK_DAYS)
+    means = history.means(series, min(recent, start if accepted else since))
     found = _vanished(history, series, run)
     if any(single_node(result.nodes) for result in run):
         several = [one.day for one in means if one.day >= recent and one.first != one.last]
@@ -278,7 +281,9 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     # may not be over.
     places = {night[2:] for night in means[:-1] if night.day >= since}
     mixed = len(places) > 1 and any(first != last for _, first, last in places)
-    nights = history.nights(series, since) if look or mixed else []
+    look = look or bool(accepted)
+    nights = history.nights(series, start if accepted else since) if look or mixed else []
+    nights = at_level(nights, accepted) if accepted else nights
     if look or (mixed and may_be_worse(means_alike(nights), lower=lower)):
         worse = analyse(nights, watched=question.watched, lower=lower).worse
         found += [of_change(series, worse)] if worse else []

@@ -4,6 +4,8 @@ What is in them is run here in real shells, with an hpcdl that writes down how i
 tests/integration/test_ci.py holds the files against their schemas.
 """
 
+import os
+import pwd
 import re
 import subprocess
 from dataclasses import replace
@@ -14,7 +16,15 @@ import pytest
 import yaml
 
 from hpcdl.cli import main
-from hpcdl.regress.ci import IN_REPOSITORY, KINDS, Request, render, site_file
+from hpcdl.regress.ci import (
+    IN_REPOSITORY,
+    KINDS,
+    Request,
+    explained,
+    render,
+    site_file,
+    unit_user,
+)
 from hpcdl.system.errors import BadInput
 
 HOSTILE = "/a b'\"$(touch ran)`touch ran`;touch ran;${{ github.token }}%h %% \\n#{{x}}\N{SNOWMAN}"
@@ -181,9 +191,10 @@ def test_the_command_writes_files_and_a_dry_run_none(tmp_path, capsys):
         assert main(words) == 0
         return place
 
-    assert not ci("systemd", "units", "--dry-run").exists()
+    me = ("--user", pwd.getpwuid(os.getuid()).pw_name)
+    assert not ci("systemd", "units", *me, "--dry-run").exists()
     assert "[Timer]" in capsys.readouterr().out
-    assert {path.suffix for path in ci("systemd", "units").iterdir()} == {".service", ".timer"}
+    assert {path.suffix for path in ci("systemd", "units", *me).iterdir()} == {".service", ".timer"}
     assert ci("gitlab", "ci.yml").read_text().startswith("# The pipeline of embedded")
     assert '"uid": "hpcdl-nightly"' in ci("grafana", "ci.yml").read_text()
 
@@ -204,3 +215,19 @@ def test_a_failure_is_told_by_systemd_slurm_and_the_gate(three_generations):
     for kind in KINDS:
         plain = "".join(render(kind, three_generations, Request("/s")).values())
         assert not re.search("OnFailure|mail-|--notify", plain)
+
+
+def test_units_run_as_somebody_who_exists_and_as_root_only_if_said(three_generations, monkeypatch):
+    """They ran as root where nobody was named, and with $USER of whoever rendered them."""
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    for given, said in (("", "would run as root"), ("no-such-user", "there is no user")):
+        with pytest.raises(BadInput, match=said):
+            unit_user(given, three_generations)
+    assert unit_user("root", three_generations) == "root"
+
+
+def test_a_pipeline_says_what_it_will_do(three_generations):
+    said = explained(three_generations, Request("site.yaml", user="hpc", at="02:30", runs=3))
+    assert "every night at 02:30 as hpc: checks with the tags nightly and node, runs: 3" in said
+    assert "again where suspicious: at most 3 more, for 30 minutes" in said
+    assert "on sunday at 08:30 as hpc" in said

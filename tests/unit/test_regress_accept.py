@@ -11,9 +11,10 @@ import yaml
 
 from hpcdl.cli import main
 from hpcdl.regress.accept import accept, accepted_file, rulings_of
-from hpcdl.regress.answer import Acceptance
+from hpcdl.regress.answer import Acceptance, Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.identity import Series
 from hpcdl.regress.references import Reference, load_references, update_references
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
@@ -114,6 +115,54 @@ def test_an_accepted_level_is_normal_and_the_next_loss_is_seen(filled, tmp_path,
     fill(filled, tmp_path, last=0.7)
     (finding,) = gate(filled, tmp_path).findings
     assert finding.change == pytest.approx(-0.26, abs=0.03)
+
+
+@pytest.mark.parametrize(("size", "told"), [(0.9, True), (1.0, False)])
+def test_a_loss_soon_after_an_accepted_level_is_seen_by_the_noise_of_before(
+    filled, tmp_path, hpcdl, size, told
+):
+    """Without the nights before it, a level needed 20 nights before anything could be seen."""
+    accepted = [Acceptance("x", SERIES, "Ada", "why", str(date.today()), since=day_of(8))]
+    with open_history(tmp_path / "again", "site") as history:
+        history.add(levels(size))
+        answer = ask(history, now=datetime.now(timezone.utc), rulings=Rulings(accepted))
+    assert bool([*answer.findings, *answer.warnings]) == told
+
+
+SERIES = Series("throughput", "resnet50", "p100", "rate", "", "images/s", "site")
+
+
+def day_of(back):
+    return str((datetime.now(timezone.utc) - timedelta(days=back)).date())
+
+
+def levels(size):
+    """80 nights at 1,000, six at 950, which is accepted, and three at a part of that."""
+    rng = random.Random(4)
+    for back in range(89, -1, -1):
+        level = 1000 if back > 8 else 950 if back > 2 else 950 * size
+        at = (datetime.now(timezone.utc) - timedelta(days=back, seconds=90)).isoformat(
+            timespec="seconds"
+        )
+        value = level * (1 + 0.01 * rng.gauss(0, 1))
+        yield Result(f"r{back}", at, *SERIES[:4], value, "images/s", "PASS", site="site", low=500.0)
+
+
+def test_a_renamed_series_is_retired_and_missed_by_no_gate(site, tmp_path, hpcdl):
+    with open_history(tmp_path / "h", site.name) as history:
+        old = [replace(one, site="", value=1000.0 + n % 7) for n, one in enumerate(levels(1.0))][
+            :-10
+        ]
+        now = [replace(one, check_name="new", time=ago(days=89 - n)) for n, one in enumerate(old)]
+        history.add([*old, *now, replace(now[-1], time=ago(hours=1), run="last")])
+    assert [one.kind for one in gate(site, tmp_path).findings] == ["old"]
+    hpcdl("check", "retire", "throughput/resnet50", *WHO)
+    assert gate(site, tmp_path).open
+    hpcdl("check", "accept", "throughput/resnet50", "--undo")
+    assert not gate(site, tmp_path).open
+    said = hpcdl("check", "retire", "throughput/resnet", *WHO, code=2).err
+    assert "the history has no series 'throughput/resnet'" in said
+    assert "throughput/resnet50" in said
 
 
 def test_undone_by_one_command_all_is_as_before(filled, tmp_path):
