@@ -21,7 +21,7 @@ _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 """An array of one task."""
 _AT_ONCE = {
     "",
-    *names(": [ [[ cd cat date echo exit export hostname mkdir printf set test true unset"),
+    *names(": [ [[ cd cat date disown echo exit export hostname mkdir printf set test true unset"),
 }
 """Commands that are over at once; any other may be the work that the background serves."""
 

@@ -25,6 +25,10 @@ _NODE_RANK = re.compile(r"--?(?:node|machine)[-_]rank(?:=(.*))?\Z")
 _WORKERS = re.compile(r"--(?:num|n)[-_]?workers(?:=(.*))?\Z")
 _ONE_PER_GPU = re.compile(r"horovod|ddp|distributed|torch|deepspeed|lightning|train", re.I)
 _NODELIST = re.compile(r"\"?\$\{?SLURM_(?:JOB_)?NODELIST(?:%%?,\*)?\}?(?::\d+)?\"?\Z", re.A)
+_ECHOED = re.compile(
+    r"\"?\$\(echo +\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"?(?: *\| *(?:cut|tr) [^|\[\]]*)?\)\"?\Z",
+    re.A,
+)
 _INTO_FILE = re.compile(
     r"echo +\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"? *>+ *\S*(?:host|machine|node)\S*", re.A
 )
@@ -221,9 +225,8 @@ def node_lists_as_lists(job: Job) -> Iterator[Hit]:
             own = _HOSTS.match(word.value)
             named = option is not None and option[1] is None and _NODELIST.match(word.raw)
             joined = own is not None and own[1] and _NODELIST.match(own[1])
-            looped = (
-                command.words[0].raw == "for" and before.raw == "in" and _NODELIST.match(word.raw)
-            )
+            listed = _NODELIST.match(word.raw) or _ECHOED.match(word.raw)
+            looped = command.words[0].raw == "for" and before.raw == "in" and listed
             remote = command.program == "ssh" and _NODELIST.match(word.raw)
             if named or joined or looped or remote:
                 yield at("nodelist-compressed", word)
@@ -231,7 +234,8 @@ def node_lists_as_lists(job: Job) -> Iterator[Hit]:
         if not job.script.text[: match.start()].rpartition("\n")[2].lstrip().startswith("#"):
             yield Hit("nodelist-compressed", match.start(), len(match[0]))
     for one in job.script.assigned("MASTER_ADDR", "MASTER", "HEAD_NODE", "head_node"):
-        if _NODELIST.match(one.raw.partition("=")[2]):
+        value = one.raw.partition("=")[2]
+        if _NODELIST.match(value) or _ECHOED.match(value):
             yield at("nodelist-compressed", one)
 
 
