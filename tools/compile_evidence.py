@@ -77,7 +77,7 @@ class Setting:
             ),
             *_FLAGS,
             *(f"-isystem{folder}" for folder in (include, self.scratch)),
-            *("-c", str(source), "-o", f"{place}.o"),
+            *("-x", "cuda", "-c", str(source), "-o", f"{place}.o"),
         ]
         link = [
             *(self.gxx, "-shared", f"{place}.o", "-o", f"{place}.so"),

@@ -49,6 +49,7 @@ def test_what_a_compiler_refuses_is_the_row_s_first_error(tmp_path, monkeypatch,
     program(clang, "")
     clang.write_text(
         "#!/bin/sh\n[ \"$1\" = --version ] && echo 'clang version 19.1.7' && exit\n"
+        "case \"$*\" in *'-x cuda -c'*) ;; *) exit 1;; esac\n"  # .cc is C++ to clang
         "echo '/wheels/tensorflow/a.h:12:3: error: no such thing' >&2; exit 1\n"
     )
     table = tmp_path / "gpu_kernels.yaml"
