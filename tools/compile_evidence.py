@@ -203,7 +203,7 @@ def _write(row: Mapping[str, Any], path: Path) -> None:
         faults |= {**dict.fromkeys(one["compiled"], ""), **one["failed"]}
     results = _results(faults)
     note = (
-        f"custom GPU operations compile on its headers: {len(results['compiled'])} of "
+        f"custom GPU operations compile on TensorFlow's headers: {len(results['compiled'])} of "
         f"{len(faults)} kernels by {row['compiler']} and the wheels of CUDA {row['cuda']}"
     )
     seconds = sum(one["cpu_seconds"] for one in (*same, row))
