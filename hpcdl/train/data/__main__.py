@@ -129,7 +129,7 @@ def _bench(args: argparse.Namespace) -> ExitCode:
         print(json.dumps(result, indent=2))
     else:
         said = (
-            "{pipeline} pipeline, images decoded by {decoder}: "
+            "{pipeline} pipeline: "
             "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
             "{cores_used:.2f} of {threads} cores used"
         )
