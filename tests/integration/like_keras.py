@@ -286,7 +286,9 @@ def compiled_two(shape):
 def named_two(shape):
     entry = keras.Input(shape)
     inner = layers.Dense(8, "tanh")(entry)
-    return keras.Model(entry, [layers.Dense(3)(inner), layers.Dense(1)(inner)])
+    return keras.Model(
+        entry, [layers.Dense(3, name="kind")(inner), layers.Dense(1, name="size")(inner)]
+    )
 
 
 def compiled_adam(shape, count):
