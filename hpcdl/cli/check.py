@@ -14,7 +14,7 @@ from hpcdl.cli.framework import Command, Group, option, print_json, show, the_si
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.system.files import write_atomic
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import did_you_mean, table
 
 if TYPE_CHECKING:
     from hpcdl.jobs import Module
@@ -98,6 +98,55 @@ def _shown(status: StatusLine) -> Progress:
         status.show(text, key=key)
 
     return progress
+
+
+def _list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checks",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="PATH",
+        help="file or directory of ReFrame checks instead of hpcdl's own",
+    )
+
+
+def _list(args: argparse.Namespace) -> ExitCode:
+    from tempfile import TemporaryDirectory
+
+    from hpcdl.regress.references import load_references
+    from hpcdl.regress.reframe_adapter.process import described, require_reframe
+    from hpcdl.regress.reframe_adapter.settings import render_settings
+    from hpcdl.slurm.execution import current_or_cluster
+    from hpcdl.workflows.modules import modules_by_partition
+
+    require_reframe()
+    site = the_site(args)
+    for path in args.checks:
+        if not path.exists():
+            raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
+    with TemporaryDirectory() as there:
+        settings = Path(there) / "settings.py"
+        found = render_settings(site, modules_by_partition(site), execution=current_or_cluster())
+        write_atomic(settings, found)
+        checks = described(settings, args.checks)
+    sets = sorted({part.reference_set for part in site.by_groups()})
+    known = [row.check for name in sets for row in load_references(site, name).values()]
+    rows = [
+        {
+            "name": one["display_name"],
+            "tags": sorted(one["tags"]),
+            "partitions": [where.rpartition(":")[2] for where in one["valid_systems"]],
+            "references": known.count(one["@class"]),
+        }
+        for one in checks
+    ]
+    header = ("check", "tags", "partitions", "references")
+    cells = [
+        [row["name"], ", ".join(row["tags"]), ", ".join(row["partitions"]), str(row["references"])]
+        for row in rows
+    ]
+    return show(args, rows, table(cells, header) if rows else "there are no checks")
 
 
 def _settings(args: argparse.Namespace) -> ExitCode:
@@ -413,6 +462,13 @@ GROUP = Group(
             "hpcdl check run --partition p100 --tag smoke",
             _run,
             _run_options,
+        ),
+        Command(
+            "list",
+            "List the checks: parameters, tags, partitions that they fit, references.",
+            "hpcdl check list --checks my_checks.py",
+            _list,
+            _list_options,
         ),
         Command(
             "settings",

@@ -22,12 +22,12 @@ from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, TYPES, Result
 from hpcdl.regress.identity import HIGHER, LARGEST, LOWER
 from hpcdl.regress.run_directory import began
-from hpcdl.regress.runner import CheckOutcome, as_data
-from hpcdl.regress.verdict import Verdict
+from hpcdl.regress.runner import CheckOutcome, Plain, as_data, with_evidence
+from hpcdl.regress.verdict import Verdict, judge
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.system.errors import BadInput, PartlyDone
 from hpcdl.system.inert import csv_cell, of_csv_cell
-from hpcdl.system.safe_read import open_regular
+from hpcdl.system.safe_read import open_regular, read_regular
 
 SCHEMA = 1
 MAX_LINE = 1_000_000
@@ -37,6 +37,7 @@ _WHAT = "import takes what `hpcdl check history export` writes, with --csv or wi
 _OF_VERDICT = ("partition", "status", "waived", "reason", "release", "driver", "log", "environment")
 _OF_METRIC = ("value", "unit", "reference", "low", "high", "better")
 _OPEN = {"low": -math.inf, "high": math.inf}
+_MOST_BYTES = 200_000_000
 _YEARS = range(1970, 3000)
 """Others are no nights, and months before or after them there is no date."""
 
@@ -58,7 +59,9 @@ class Incoming(Iterable[Result]):
             with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:
                 first = file.readline(MAX_LINE)
                 file.seek(0)
-                if first.strip() == "{":
+                if first.startswith("{") and (report := _report(self.path, first)):
+                    yield from of_report(report, self.path)
+                elif first.strip() == "{":
                     run = read_run(self.path)
                     yield from of_run(run, _time(self.path, run))
                 else:
@@ -128,6 +131,39 @@ class _Whole:
             yield line
 
 
+def _report(path: Path, first: str) -> dict[str, Any] | None:
+    """A report of ReFrame's own (report.json); None for another file. `first` is its first line."""
+    if first.strip() != "{" and '"session_info"' not in first:
+        return None
+    try:
+        found = json.loads(read_regular(path, _MOST_BYTES, "file of results"))
+    except (ValueError, RecursionError) as fault:
+        raise BadInput(f"{path} is no JSON: {fault}") from fault
+    return found if isinstance(found, dict) and "session_info" in found else None
+
+
+def of_report(report: Mapping[str, Any], path: Path) -> Iterator[Result]:
+    """The results of a session of ReFrame that hpcdl did not start, as one night.
+
+    Raises BadInput: it is no report as ReFrame 4.10 writes it.
+    """
+    try:
+        info = report["session_info"]
+        ended = datetime.fromtimestamp(float(info["time_end_unix"]), timezone.utc)
+        cases = [case for run in report["runs"] for case in run["testcases"]]
+        verdicts = [judge(with_evidence(case, Plain({}, {}, {}))) for case in cases]
+        run = {"run": f"reframe-{info['uuid']}", "verdicts": [_plain_verdict(v) for v in verdicts]}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as fault:
+        said = f"{path} is no report of ReFrame that hpcdl can read ({fault!r:.100})"
+        raise BadInput(said, hint="write it with ReFrame 4.10 or newer: --report-file") from fault
+    yield from of_run(run, ended.isoformat(timespec="seconds"))
+
+
+def _plain_verdict(verdict: Verdict) -> dict[str, Any]:
+    faults = [fault.as_data() for fault in verdict.faults]
+    return asdict(verdict) | {"status": verdict.status.value, "faults": faults}
+
+
 def incoming(paths: Sequence[Path]) -> list[Incoming]:
     """The files to import; a run's directory without verdicts was stopped, and holds no results.
 
@@ -178,7 +214,7 @@ def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Resu
 
 def of_verdicts(verdicts: Sequence[Verdict], site: str) -> list[Result]:
     """The results of a run that goes on, as they would be added to the history now."""
-    each = [asdict(one) | {"status": one.status.value} for one in verdicts]
+    each = [*map(_plain_verdict, verdicts)]
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return list(of_run({"run": "now", "site": site, "verdicts": each}, now))
 

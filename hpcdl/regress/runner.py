@@ -408,10 +408,17 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
         # That of hpcdl's own checks is no part of a name.
         "environment": "" if environment == "hpcdl" else environment,
         "release": known.releases.get((label, environment)),
-        "job": dict(job) or {"id": case.get("jobid")},
+        "job": dict(job) or _job_of(case),
         "faults": [exit_fault(int(code)).as_data()] if code and judged else [],
     }
     return {**case, "evidence": evidence}
+
+
+def _job_of(case: Mapping[str, Any]) -> dict[str, Any]:
+    """What ReFrame's report says of a job that no run of ours watched."""
+    nodes = case.get("job_nodelist")
+    named = ",".join(map(str, nodes)) if isinstance(nodes, list) else ""
+    return {"id": case.get("jobid"), "nodes": named}
 
 
 def _names(displayed: str) -> tuple[str, str, str]:

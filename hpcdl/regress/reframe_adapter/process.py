@@ -178,6 +178,29 @@ def to_argv(run: RunDirectory, request: CheckRequest, *, serial: bool) -> list[s
     return [*argv, *request.passed]
 
 
+def described(settings: Path, paths: Sequence[Path]) -> list[Mapping[str, Any]]:
+    """What ReFrame says of the checks that there are, by its --describe.
+
+    Raises BadInput: a check file cannot be read.
+    """
+    argv = [*map(str, module_argv(sys.executable, _RECORDER)), "-C", str(settings), "--describe"]
+    argv += [
+        part
+        for path in paths or (resource("reframe_checks"),)
+        for part in ("-c", str(path.absolute()))
+    ]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RFM_")}
+    env[RECORD_VARIABLE] = str(settings.with_name("record.jsonl"))
+    done = subprocess.run(
+        argv, cwd=settings.parent, env=env, capture_output=True, text=True, check=False
+    )
+    try:
+        return list(json.loads(done.stdout or "[]"))
+    except ValueError as fault:
+        last = plain(done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise BadInput(f"ReFrame cannot describe the checks: {' '.join(last)[:300]}") from fault
+
+
 def _name_pattern(name: str) -> str:
     """ReFrame's pattern for a check, or for one case of it (`check/case`)."""
     check, _, case = name.partition("/")
