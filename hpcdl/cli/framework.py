@@ -124,7 +124,8 @@ class Parser(argparse.ArgumentParser):
         elif message.endswith(_EMPTY):
             hint = "is a variable of the shell not set? Give a value, or leave it out"
         elif short := re.match(r"argument (-\S+): expected .*one argument", message):
-            hint = f"write {self._typed(short[1])}; `{self.prog} --help` says what it is"
+            typed = f"write {self._typed(short[1])}; `{self.prog} --help` says what it is"
+            hint = told("any", short[1]) or typed
         elif said := self._first_choice(message):
             message, hint = said
         elif missing := message.partition("are required: ")[2]:
@@ -190,6 +191,10 @@ class Parser(argparse.ArgumentParser):
             return f"did you mean '--{word}'?"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
+        if hint := told(self.prog.removeprefix("hpcdl "), re.split("[=<>!]", word)[0]):
+            return str(hint)
+        if "--env" in options and re.match(r"[A-Za-z_]\w*=", word):
+            return f"write each variable behind an --env of its own: --env {word}"
         if behind := self.get_default("behind"):
             behind = behind(word) if callable(behind) else behind
             behind = one if (one := told("words", word)) in options else behind

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 from dataclasses import replace
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
+from hpcdl.jobs.launch import starter_of
+from hpcdl.jobs.launchers import LAUNCHERS, STARTERS
 from hpcdl.system.errors import BadInput
 from tests.unit.conftest import shipped
 
@@ -124,3 +127,75 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_pa
         (mounts,) = (word.partition("=")[2] for word in words if "-mounts=" in word)
         assert {f"{path}:{path}" for path in seen} <= set(mounts.split(","))
         assert f"--container-workdir={tmp_path}/my job" in words
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        ("torchrun x.py", "torchrun"),
+        ("python3.11 -m torch.distributed.run x.py", "torch.distributed.run"),
+        ("/opt/bin/accelerate launch x.py", "accelerate"),
+        ("deepspeed x.py", "deepspeed"),
+        (("bash", "-c", "cd /x && A=1 exec torchrun x.py"), "torchrun"),
+        (("sh", "-c", "mpirun -np 4 ./a.out"), "mpirun"),
+        (("bash", "-c", "echo 'torchrun x'; python x.py"), None),
+        ("python x.py torchrun", None),
+        ("", None),
+    ],
+)
+def test_what_starts_ranks_itself_is_no_program_of_every_rank(site, program, name):
+    words = tuple(program.split()) if isinstance(program, str) else program
+    assert starter_of(words) == name
+    job = JobSpec("p100", gpus=2, program=words)
+    if name:
+        with pytest.raises(BadInput, match="would be started by every rank") as caught:
+            render_script(site, job, Module(()))
+        assert f"--launcher {STARTERS[name]} " in caught.value.hint
+    render_script(site, replace(job, launcher="single"), Module(()))
+
+
+@pytest.mark.parametrize("launcher", ["horovod", "mpi"])
+def test_several_ranks_of_mpi_need_a_pmi_of_srun(site, launcher):
+    bare = replace(site, slurm=replace(site.slurm, mpi="none"))
+    render_script(bare, JobSpec("p100", gpus=1, launcher=launcher), Module(()))
+    with pytest.raises(BadInput, match="2 ranks cannot find each other by MPI") as caught:
+        render_script(bare, JobSpec("p100", gpus=2, launcher=launcher), Module(()))
+    better = re.findall(r"--launcher (\S+);", caught.value.hint)[0]
+    render_script(bare, JobSpec("p100", gpus=2, launcher=better), Module(()))
+
+
+def test_ranks_do_not_work_together_on_slices_of_a_gpu(site):
+    p100 = site.partition("p100")
+    sliced = replace(p100, gpu=p100.gpu._replace(gres_type="a100_1g.5gb"))
+    sliced = replace(site, partitions={"p100": sliced})
+    render_script(sliced, JobSpec("p100", gpus=1), Module(()))
+    render_script(sliced, JobSpec("p100", tasks=2, launcher="plain"), Module(()))
+    with pytest.raises(BadInput, match="slices of GPUs"):
+        render_script(sliced, JobSpec("p100", gpus=2), Module(()))
+
+
+def test_lines_of_setup_and_what_is_not_wanted_are_as_asked(site):
+    asked = {"program": ("x",), "minutes": 20, "setup": ("ulimit -n 4096", "source v/bin/activate")}
+    lines = render_script(site, JobSpec("p100", gpus=1, **asked), Module(())).text.splitlines()
+    at = lines.index("ulimit -n 4096")
+    assert lines[at + 1] == "source v/bin/activate"
+    assert lines[at + 2].startswith("srun ")
+    bare = JobSpec("p100", gpus=1, requeues=0, signal_before=0, ask_partition=False, **asked)
+    text = render_script(site, bare, Module(())).text
+    assert "\n#SBATCH --no-requeue\n" in text
+    assert not re.search("#SBATCH --(partition|signal|requeue)|scontrol requeue|USR2;", text)
+    with pytest.raises(BadInput, match="in the first half of its time") as caught:
+        render_script(site, replace(bare, signal_before=900), Module(()))
+    assert "--signal-before 540" in caught.value.hint
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_no_launcher_binds_threads_and_only_those_of_mpi_get_its_variables(launcher):
+    a100 = shipped("a100-h100")
+    row = LAUNCHERS[launcher]
+    nodes = 1 if row.one_process else 2
+    spec = JobSpec("a100", nodes=nodes, launcher=launcher, program=("x",), trusted_network=True)
+    text = render_script(a100, spec, Module(())).text
+    assert "OMP_PLACES" not in text
+    assert ("OMPI_MCA" in text) == row.mpi
+    assert ("OMP_NUM_THREADS" in text) == row.openmp
