@@ -31,7 +31,7 @@ from hpcdl.system.files import careful_umask
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import Module, Script
+    from hpcdl.jobs import JobScript, Module
     from hpcdl.jobs.lint import Finding
     from hpcdl.jobs.submission import Submission
     from hpcdl.predict.forecast import Forecast
@@ -91,7 +91,7 @@ def load_site(name: str | Path | None = None) -> Site:
 
 
 @_checked
-def render(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> Script:
+def render(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> JobScript:
     """The batch script of a job: `text`, `layout`, and `lines`, each with its reason.
 
     It loads the site's published release, and names the module to come where there is none.

@@ -28,11 +28,13 @@ complete -c hpcdl -f"""
 def names_of(args: argparse.Namespace) -> Names:
     """What is offered behind an option or for an argument: partitions, stacks, studies, models."""
     from hpcdl import facts
-    from hpcdl.jobs.launchers import LAUNCHERS
+    from hpcdl.jobs.spec import JobSpec
+    from hpcdl.system.declare import entries
     from hpcdl.workflows.study.load import shipped
 
     models = facts.load("models")["models"]
-    found: Names = {"STUDY": shipped(), "--launcher": LAUNCHERS, "--model": models}
+    one_of = {str(one.flag): one.schema["enum"] for one in entries(JobSpec) if "enum" in one.schema}
+    found: Names = {"STUDY": shipped(), "--model": models, **one_of}
     try:
         site = the_site(args)
     except BadInput:  # none is named, or that of HPCDL_SITE cannot be read

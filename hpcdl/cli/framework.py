@@ -40,7 +40,7 @@ def option(*names: str, **how: Any) -> Configure:
 
 
 def told(key: str, word: str) -> Any:
-    """What facts/command_hints.yaml has below a key for one of its words; '' for nothing."""
+    """Return the hint for `word` under `key` of facts/command_hints.yaml; '' if there is none."""
     from hpcdl import facts
 
     rows = facts.load("command_hints").get(key, {})
@@ -108,7 +108,7 @@ class Parser(argparse.ArgumentParser):
             self._mixing = False
 
     def _get_values(self, action: argparse.Action, words: list[str]) -> Any:
-        """As argparse; an empty value is never meant: a variable of the shell was not set."""
+        """As argparse, but reject empty values: usually an unset shell variable."""
         if "" in words:
             raise argparse.ArgumentError(action, _EMPTY)
         return super()._get_values(action, words)

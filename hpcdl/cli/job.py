@@ -18,7 +18,7 @@ from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import JobSpec, Module, Script
+    from hpcdl.jobs import JobScript, JobSpec, Module
     from hpcdl.jobs.submission import Submission
     from hpcdl.jobs.sweep_run import RunStatus
     from hpcdl.site import Site
@@ -29,7 +29,7 @@ _SHOWN = 20
 _CHECKED = 200
 
 
-def _written(args: argparse.Namespace) -> Script:
+def _written(args: argparse.Namespace) -> JobScript:
     from hpcdl.jobs.script import render_script
 
     site = request.asked_site(args)
@@ -46,7 +46,7 @@ def _render(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _print_script(script: Script) -> None:
+def _print_script(script: JobScript) -> None:
     """The script byte for byte, even where arguments are not valid UTF-8; a terminal's is inert."""
     if sys.stdout.isatty():
         print(script.text, end="")

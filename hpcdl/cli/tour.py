@@ -24,7 +24,7 @@ _SITE = "embedded"
 _CHECK = "hpcdl check run --partition p100 --tag smoke --name throughput"
 
 
-class Step:
+class TourStep:
     """What a step shows, why in one sentence, its commands and the last one's exit status."""
 
     def __init__(self, title: str, why: str, *commands: str, status: int = 0) -> None:
@@ -32,42 +32,42 @@ class Step:
 
 
 STEPS = (
-    Step(
+    TourStep(
         "a real Slurm on this machine",
         "Seven emulated nodes in four partitions, with the daemons that a cluster has.",
         "hpcdl cluster up",
         "sinfo",
     ),
-    Step(
+    TourStep(
         "the software stack: TensorFlow and Horovod, built once, published as a module",
         "Publishing has a gate: a job on the partition imports, reduces and trains with it.",
         "hpcdl stack build --backend wheels",
         "hpcdl stack publish --partition p100",
     ),
-    Step(
+    TourStep(
         "a data set: 1,797 handwritten digits as TFRecords",
         "It is made here, so nothing is downloaded; checksums tell when it is damaged.",
         "hpcdl data make digits {datasets}/digits",
     ),
-    Step(
+    TourStep(
         "a training job on 2 nodes x 2 ranks",
         "The script is derived from the site file; `hpcdl job explain` gives its reasons.",
         "hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits --time 10:00"
         " --watch -- --model mlp --data {datasets}/digits --epochs 60 --global-batch 128"
         " --target-accuracy 0.95",
     ),
-    Step(
+    TourStep(
         "a reference: throughput of the healthy cluster",
         "Several runs tell how much it scatters; that sets the bound of the nightly check.",
         "hpcdl check references measure --partition p100 --tag smoke --name throughput"
         " --if-missing",
     ),
-    Step(
+    TourStep(
         "the nightly check, compared with the reference",
         "Every metric has a verdict, and the exit status is one that a pipeline can use.",
         _CHECK,
     ),
-    Step(
+    TourStep(
         "the same check with a slowed job: it must fail",
         "Each training step is held up for 60 ms; a check that never fails proves nothing.",
         f"{_CHECK} --set delay_ms=60 --set steps=60",
@@ -113,14 +113,14 @@ def _run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _typed(step: Step) -> list[str]:
+def _typed(step: TourStep) -> list[str]:
     from hpcdl.site import find_site_file, load_site
 
     datasets = shlex.quote(str(load_site(find_site_file(_SITE)).paths.datasets))
     return [command.format(datasets=datasets) for command in step.commands]
 
 
-def _take(number: int, step: Step, *, asks: bool, runs: bool) -> None:
+def _take(number: int, step: TourStep, *, asks: bool, runs: bool) -> None:
     """Take a step: say what it shows; show, ask for and run its commands.
 
     Raises:

@@ -56,14 +56,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _elsewhere(option: str) -> str:
-    from hpcdl.jobs.spec import job_schema
+    from hpcdl.jobs.spec import JobSpec
+    from hpcdl.system.declare import entries
 
-    name = option.lstrip("-")
-    known = {"dry-run", "watch", "chain", "module", "no-module", "no-preflight", "file", "over"}
-    known |= {key.replace("_", "-") for key in job_schema()["properties"]}
-    if name in {"strategy", "servers", "model-parallel"}:
+    if option in {"--strategy", "--servers", "--model-parallel"}:
         return "a program of its own does that: docs/training.md#other-ways-to-go-parallel"
-    return "`hpcdl job` takes it: write it before --" if name in known else ""
+    known = {"--dry-run", "--watch", "--file", "--over"}
+    for entry in entries(JobSpec):
+        known |= {str(entry.flag), *entry.constants}
+    return "`hpcdl job` takes it: write it before --" if option in known else ""
 
 
 def _train(args: argparse.Namespace) -> ExitCode:

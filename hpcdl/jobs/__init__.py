@@ -6,7 +6,7 @@ it in place and queues it; `watch` follows it. Everything before `submission` is
 """
 
 from hpcdl.jobs.layout import Layout, plan_layout
-from hpcdl.jobs.script import Line, Script, render_script
+from hpcdl.jobs.script import JobScript, ScriptLine, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 
-__all__ = ["JobSpec", "Layout", "Line", "Module", "Script", "plan_layout", "render_script"]
+__all__ = ["JobScript", "JobSpec", "Layout", "Module", "ScriptLine", "plan_layout", "render_script"]

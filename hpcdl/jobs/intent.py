@@ -1,4 +1,4 @@
-"""Submissions whose job's id is not on disk: they are found by their tokens, or revoked.
+"""Recover or revoke, by token, submissions whose job id was never written.
 
 Ids count from 1 on every cluster: `embedded_cluster` tells which one a job is of.
 

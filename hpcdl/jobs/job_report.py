@@ -38,7 +38,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
-class Report:
+class JobReport:
     """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s.
 
     `curve` is the loss of the whole run, earlier starts included, as means of equal parts.
@@ -69,7 +69,7 @@ def summarize(
     node_cpus: int | None = None,
     *,
     warned: bool = False,
-) -> Report:
+) -> JobReport:
     """The report of a job from its last state, its result.json, its job.json and accounting.
 
     Both files are as `hpcdl.results` reads them. `node_cpus` are the CPUs of a node of its
@@ -80,7 +80,7 @@ def summarize(
     shares = {one_line(name): part for name, part in phases.items() if part is not None}
     low, high = (summary.get(f"images_per_second_{part}") for part in ("p05", "p95"))
     seconds = at(result, "samples", "seconds") or ()
-    return Report(
+    return JobReport(
         job_id=snapshot.job_id,
         description=snapshot.description,
         ok=snapshot.ok,
@@ -135,7 +135,7 @@ def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> str:
     )
 
 
-def as_text(report: Report) -> str:
+def as_text(report: JobReport) -> str:
     """A report as text."""
     times = "once" if report.restarts == 1 else f"{report.restarts} times"
     again = f", requeued {times}" if report.restarts else ""
@@ -161,7 +161,7 @@ def as_text(report: Report) -> str:
     return "\n".join([head, *(f"  {line}" for line in lines), *shares, *advice])
 
 
-def _learnt(report: Report) -> list[str]:
+def _learnt(report: JobReport) -> list[str]:
     scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
     scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
     lines = [", ".join(scores)] if scores else []

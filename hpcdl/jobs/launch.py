@@ -169,7 +169,7 @@ def check_slices(spec: JobSpec, partition: Partition, layout: Layout) -> None:
 
 
 def check_trust(site: Site, spec: JobSpec) -> None:
-    """Raise BadInput for TensorFlow's server where nobody said that the network may be trusted."""
+    """Raise BadInput for TensorFlow's server, unless the network is declared to be trusted."""
     if LAUNCHERS[spec.launcher].server and not (spec.trusted_network or site.trusted_network):
         raise BadInput(
             f"the launcher '{spec.launcher}' opens TensorFlow's server, which asks nobody for a "

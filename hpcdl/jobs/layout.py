@@ -21,7 +21,7 @@ from hpcdl.system.text import count_of, one_of
 
 @dataclass(frozen=True)
 class Layout:
-    """How a job lies on its nodes. Memory in MB per node; 0 means the whole node's.
+    """The layout of a job on its nodes. Memory in MB per node; 0 means the whole node's.
 
     `by_socket` is whether the ranks fill the sockets one after the other, as GPUs are numbered:
     each rank's CPUs and memory then lie beside its GPU.

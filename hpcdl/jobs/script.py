@@ -47,7 +47,7 @@ _FUNCTION = re.compile(r"(?:^#.*\n)*^(\w+)\(\) \{\n(?s:.*?)^\}\n", re.M)
 _REASON = re.compile(r"\s*#  (.*?)(?:  \[([a-z0-9 -]+)\])?")
 
 
-class Line(NamedTuple):
+class ScriptLine(NamedTuple):
     """A line of a script, why it is there, and the ids of the rules it follows.
 
     Of several ids, separated by blanks, the first that holds in the release counts.
@@ -66,10 +66,10 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Script:
+class JobScript:
     """A whole script. `text` is what sbatch gets."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ScriptLine, ...]
     layout: Layout
     slurm_version: str
 
@@ -121,7 +121,7 @@ class ArrayOf:
 
 def render_script(
     site: Site, spec: JobSpec, module: Module, array: ArrayOf | None = None
-) -> Script:
+) -> JobScript:
     """The script of a job on a site, or of an array of jobs that differ in their programs.
 
     Raises:
@@ -131,12 +131,12 @@ def render_script(
     values = _values(site, spec, nodes, layout, module)
     values |= _of_program(site, spec, array, values["rank_name"] is not None)
     text = _template("job.sh.j2").render(values)
-    lines = [Line(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
+    lines = [ScriptLine(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
     if module.functions is None:  # a line stands for them
-        at = lines.index(Line(_FUNCTIONS))
+        at = lines.index(ScriptLine(_FUNCTIONS))
         body = "\n".join(line.text for line in lines[at + 1 :])
         lines[at : at + 1] = _function_lines(body)
-    return Script(tuple(lines), layout, site.slurm.version)
+    return JobScript(tuple(lines), layout, site.slurm.version)
 
 
 def check_request(site: Site, spec: JobSpec) -> tuple[JobSpec, Partition, Layout]:
@@ -371,7 +371,7 @@ def installed(stack: Path) -> Path | None:
         return None
 
 
-def _function_lines(script: str) -> list[Line]:
+def _function_lines(script: str) -> list[ScriptLine]:
     """The lines written into a script for the functions that it calls, reasons before them."""
     found = []
     reason = rules = ""
@@ -379,7 +379,7 @@ def _function_lines(script: str) -> list[Line]:
         if match := _REASON.fullmatch(line):
             reason, rules = match.group(1), match.group(2) or ""
         else:
-            found.append(Line(line, reason, rules))
+            found.append(ScriptLine(line, reason, rules))
             reason = rules = ""
     return found
 
@@ -418,7 +418,7 @@ def _wanted(text: str, script: str) -> str:
 
 @cache
 def _parts() -> tuple[dict[str, str], str]:
-    """The functions by name, with the comments above them, and what stands behind all of them."""
+    """The functions by name, each with the comments above it, and the lines after all of them."""
     text = _functions().read_text(encoding="utf-8")
     found = list(_FUNCTION.finditer(text))
     return {one[1]: one[0] for one in found}, text[found[-1].end() :].lstrip("\n")

@@ -29,7 +29,7 @@ _TARGET = re.compile(r"hpcdl-(?P<cluster>.*)-(?P<job>[0-9]+)-[0-9a-f]{16}\Z")
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagingPlan:
     """Files of a data set, relative to it: to copy, and to link because they do not fit."""
 
     copy: tuple[tuple[Path, int], ...]
@@ -41,7 +41,7 @@ class Plan:
         return sum(size for _, size in self.copy)
 
 
-def plan(files: Sequence[tuple[Path, int]], space: int) -> Plan:
+def plan(files: Sequence[tuple[Path, int]], space: int) -> StagingPlan:
     """Split files by what fits into `space` bytes, in the order given. Pure."""
     copy: list[tuple[Path, int]] = []
     for name, size in files:
@@ -49,10 +49,12 @@ def plan(files: Sequence[tuple[Path, int]], space: int) -> Plan:
             copy.append((name, size))
             space -= size
     fit = {name for name, _ in copy}
-    return Plan(tuple(copy), tuple(file for file in files if file[0] not in fit))
+    return StagingPlan(tuple(copy), tuple(file for file in files if file[0] not in fit))
 
 
-def stage(source: Path, target: Path, *, workers: int = 8, reserve: int = RESERVE_BYTES) -> Plan:
+def stage(
+    source: Path, target: Path, *, workers: int = 8, reserve: int = RESERVE_BYTES
+) -> StagingPlan:
     """Put `source` on the disk of `target`; a file that is there already and equal is kept.
 
     Raises:

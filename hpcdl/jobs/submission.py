@@ -22,7 +22,7 @@ from typing import Any
 from hpcdl.jobs import environment
 from hpcdl.jobs.intent import embedded_cluster, links, locate, revoke
 from hpcdl.jobs.program import check_data, check_script
-from hpcdl.jobs.script import Script, default_job_dir, render_script
+from hpcdl.jobs.script import JobScript, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import JOB
 from hpcdl.site import Site
@@ -76,7 +76,7 @@ class Submission:
         return self.folder / "result.json"
 
 
-def place(site: Site, spec: JobSpec, module: Module) -> tuple[Script, JobSpec]:
+def place(site: Site, spec: JobSpec, module: Module) -> tuple[JobScript, JobSpec]:
     """The script of a job that has a directory of its own, and the spec with that directory.
 
     Nothing is written yet.
@@ -201,7 +201,7 @@ def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence
 
 
 def _forget(site: Site, folder: Path, tokens: Sequence[str]) -> None:
-    """Remove what a submission needs on its way only, and what killed ones left."""
+    """Remove temporary files of a submission, including those of killed commands."""
     for name in ("job.sh", environment.NAME, JOB.name):
         clear_leftovers(folder / name)
     for token in tokens[:1]:  # the last step: until then the same command is this one
@@ -371,7 +371,7 @@ def _withdraw(site: Site, folder: Path, tokens: Sequence[str]) -> None:
         folder.rmdir()  # refused where other files are left
 
 
-def _record(site: Site, spec: JobSpec, module: Module, script: Script) -> dict[str, Any]:
+def _record(site: Site, spec: JobSpec, module: Module, script: JobScript) -> dict[str, Any]:
     said = f"{spec.chain}\n{script.text.replace(str(spec.job_dir), '')}"
     return {
         "tokens": [once.new_token() for _ in range(spec.chain)],

@@ -21,7 +21,7 @@ from typing import Any
 from hpcdl.jobs import quote
 from hpcdl.jobs.launch import step_command
 from hpcdl.jobs.layout import plan_layout
-from hpcdl.jobs.script import ArrayOf, Script, render_script
+from hpcdl.jobs.script import ArrayOf, JobScript, render_script
 from hpcdl.jobs.spec import JobSpec, Module, check_spec
 from hpcdl.results.records import at
 from hpcdl.site import Site
@@ -54,7 +54,7 @@ Shape = tuple[object, ...]
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One job of a sweep. `id` follows from the values alone; `problem` is why it cannot run."""
 
     id: str
@@ -64,11 +64,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Group:
+class SweepArray:
     """Points that ask Slurm for the same thing, and so share a script."""
 
     spec: JobSpec
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
 
 
 def plan(
@@ -78,7 +78,7 @@ def plan(
     exclude: Sequence[Values] = (),
     *,
     limit: int = MAX_POINTS,
-) -> tuple[Point, ...]:
+) -> tuple[SweepPoint, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     _check_matrix(matrix, exclude, limit)
     changes = {key: {text: _change(key, text) for text in matrix[key]} for key in matrix}
@@ -88,7 +88,7 @@ def plan(
         values = dict(zip(matrix, choice, strict=True))
         if not any(pattern.items() <= values.items() for pattern in exclude):
             spec, problem = _spec_of(site, base, values, changes, shapes)
-            found.append(Point(point_id(values), values, spec, problem))
+            found.append(SweepPoint(point_id(values), values, spec, problem))
     if not found:
         raise BadInput("every point of the sweep is excluded", hint="loosen --exclude")
     return tuple(found)
@@ -104,8 +104,8 @@ def matrix_of(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return matrix
 
 
-def samples(points: Sequence[Point]) -> list[Point]:
-    """Points that can run, so many that each value of the matrix is in one of them."""
+def samples(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """Return points that can run and together have every value of the matrix."""
     seen: set[tuple[str, str]] = set()
     found = []
     for point in points:
@@ -121,22 +121,22 @@ def point_id(values: Values) -> str:
     return sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
-def groups(points: Sequence[Point], tasks: int = TASKS_PER_ARRAY) -> tuple[Group, ...]:
+def groups(points: Sequence[SweepPoint], tasks: int = TASKS_PER_ARRAY) -> tuple[SweepArray, ...]:
     """Points that can run, by what they ask Slurm for, in chunks of an array's size."""
-    shared: dict[Shape, list[Point]] = {}
+    shared: dict[Shape, list[SweepPoint]] = {}
     for point in points:
         if not point.problem:
             shared.setdefault(shape(point.spec), []).append(point)
     return tuple(
-        Group(members[0].spec, tuple(members[start : start + tasks]))
+        SweepArray(members[0].spec, tuple(members[start : start + tasks]))
         for members in shared.values()
         for start in range(0, len(members), tasks)
     )
 
 
 def render(
-    site: Site, group: Group, module: Module, arguments: Path, running: int | None
-) -> tuple[Script, str]:
+    site: Site, group: SweepArray, module: Module, arguments: Path, running: int | None
+) -> tuple[JobScript, str]:
     """The script of a group, and what its file of arguments holds: quoted ones, a line per task.
 
     The first argument of a line is the point's directory, the rest its program.
@@ -151,9 +151,9 @@ def render(
 
 
 def shares(count: int, running: int | None) -> tuple[int | None, ...]:
-    """The most tasks at a time of each of `count` arrays, so that all together keep to `running`.
+    """Return how many tasks of each of `count` arrays may run at a time, `running` of all together.
 
-    Where there are more arrays than that, each `running`th has the same share, one after the other.
+    Of more arrays than that, every `running`-th waits for the one before and reuses its share.
     """
     if running is None:
         return (None,) * count
@@ -161,7 +161,7 @@ def shares(count: int, running: int | None) -> tuple[int | None, ...]:
     return tuple(running // slots + (number % slots < running % slots) for number in range(count))
 
 
-def point_folder(folder: Path, point: Point) -> Path:
+def point_folder(folder: Path, point: SweepPoint) -> Path:
     """Where a point's log, progress and result lie."""
     return folder / "points" / point.id
 

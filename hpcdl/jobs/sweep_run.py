@@ -17,9 +17,9 @@ from typing import Any
 from hpcdl.jobs import environment, sweep
 from hpcdl.jobs.intent import embedded_cluster, locate, of_this_cluster, revoke
 from hpcdl.jobs.program import check_data, check_script
-from hpcdl.jobs.script import Script
+from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.jobs.sweep import Group, Manifest, Point, Request, point_folder
+from hpcdl.jobs.sweep import Manifest, Request, SweepArray, SweepPoint, point_folder
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
@@ -48,7 +48,7 @@ class RunStatus:
     a missing point from being queued.
     """
 
-    point: Point
+    point: SweepPoint
     state: str
     job_id: int | None = None
     task: int | None = None
@@ -66,7 +66,7 @@ def sweep_directory(site: Site, name: str) -> Path:
 
 
 def run_statuses(
-    folder: Path, points: Sequence[Point], *, ask: bool = True, request: Request | None = None
+    folder: Path, points: Sequence[SweepPoint], *, ask: bool = True, request: Request | None = None
 ) -> tuple[RunStatus, ...]:
     """The status of each point: by its result, then by its job, as the manifest ties them.
 
@@ -82,16 +82,16 @@ def run_statuses(
     return _run_statuses(folder, points, manifest, active)
 
 
-def kept_points(folder: Path, base: JobSpec) -> tuple[Point, ...]:
+def kept_points(folder: Path, base: JobSpec) -> tuple[SweepPoint, ...]:
     """The points of a sweep's manifest, for their status alone."""
     rows = sweep.read_manifest(folder).rows
-    return tuple(Point(r["id"], r["values"], base, r.get("problem") or "") for r in rows)
+    return tuple(SweepPoint(r["id"], r["values"], base, r.get("problem") or "") for r in rows)
 
 
 def submit(
     site: Site,
     folder: Path,
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     modules: Modules,
     running: int | None,
     *,
@@ -154,7 +154,7 @@ def _queue(
     folder: Path,
     manifest: Manifest,
     status: dict[str, RunStatus],
-    group: Group,
+    group: SweepArray,
     script: Path,
     options: Sequence[str],
 ) -> int:
@@ -176,7 +176,7 @@ def _queue(
     return job
 
 
-def _note(status: dict[str, RunStatus], group: Group, job: int | None, token: str) -> None:
+def _note(status: dict[str, RunStatus], group: SweepArray, job: int | None, token: str) -> None:
     cluster = embedded_cluster()
     for task, point in enumerate(group.points):
         point = status[point.id].point
@@ -226,7 +226,7 @@ def preview(
     running: int | None,
     retry: bool = True,
     limits: SubmitLimits | None = None,
-) -> list[tuple[Group, Script, Path, str]]:
+) -> list[tuple[SweepArray, JobScript, Path, str]]:
     """The scripts that `submit` would write for points of this status, and files of arguments.
 
     With `limits`, arrays are no larger than Slurm allows, and all together fit what it takes now.
@@ -259,7 +259,7 @@ def summary(found: Sequence[RunStatus]) -> str:
 
 def _run_statuses(
     folder: Path,
-    points: Sequence[Point],
+    points: Sequence[SweepPoint],
     manifest: Manifest,
     active: Mapping[int, Sequence[JobRecord]],
 ) -> tuple[RunStatus, ...]:
@@ -294,7 +294,7 @@ def _prepare(
     running: int | None,
     retry: bool,
     limits: SubmitLimits,
-) -> list[tuple[Group, Path]]:
+) -> list[tuple[SweepArray, Path]]:
     """Write the scripts of what is missing, and the arguments of their tasks."""
     files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []
@@ -310,7 +310,7 @@ def _prepare(
     return prepared
 
 
-def _ask_first(prepared: Sequence[tuple[Group, Path]]) -> None:
+def _ask_first(prepared: Sequence[tuple[SweepArray, Path]]) -> None:
     """Ask Slurm about each distinct shape; withdraw what was written when it refuses one."""
     try:
         for script in {id(group.spec): path for group, path in prepared}.values():

@@ -21,7 +21,7 @@ _COLOURS = 9
 
 
 @dataclass(frozen=True)
-class Share:
+class UsageRow:
     """What the jobs of one group took; `energy_kwh` is None where none was measured."""
 
     group: tuple[str, ...]
@@ -33,7 +33,7 @@ class Share:
 
 def shares(
     records: Iterable[Consumed], keys: Sequence[str], module: Callable[[int], str]
-) -> tuple[Share, ...]:
+) -> tuple[UsageRow, ...]:
     """The sums by these keys, in the order of time or, without months, the largest first.
 
     `keys` are of KEYS; `module` gives the module of a job by its id.
@@ -49,14 +49,14 @@ def shares(
         cpu_hours = sum(one.cpu_hours for one in members)
         energy = [one.energy_kwh for one in members if one.energy_kwh is not None]
         jobs = len({one.job_id for one in members})
-        found.append(Share(group, jobs, gpu_hours, cpu_hours, sum(energy) if energy else None))
+        found.append(UsageRow(group, jobs, gpu_hours, cpu_hours, sum(energy) if energy else None))
     found.sort(key=lambda one: (one.gpu_hours, one.cpu_hours), reverse=True)
     if "month" in keys:
         found.sort(key=lambda one: one.group[keys.index("month")])
     return tuple(found)
 
 
-def as_text(found: Sequence[Share], keys: Sequence[str]) -> str:
+def as_text(found: Sequence[UsageRow], keys: Sequence[str]) -> str:
     """A row per group, with a bar for its part of the GPU hours, or of CPU hours without any."""
     if not found:
         return "no job ran in that time"
@@ -78,14 +78,14 @@ def as_text(found: Sequence[Share], keys: Sequence[str]) -> str:
     return table(rows, heads)
 
 
-def _sizes(found: Sequence[Share]) -> list[float]:
+def _sizes(found: Sequence[UsageRow]) -> list[float]:
     """Hours of GPUs, or of CPUs where no job had a GPU."""
     gpus = [one.gpu_hours for one in found]
     return gpus if any(gpus) else [one.cpu_hours for one in found]
 
 
 def by_month(
-    found: Sequence[Share], keys: Sequence[str]
+    found: Sequence[UsageRow], keys: Sequence[str]
 ) -> tuple[str, dict[str, dict[str, float]]]:
     """What a figure shows: its unit, and hours by group and month, the largest group first.
 
@@ -107,7 +107,7 @@ def by_month(
     return "GPU hours" if any(one.gpu_hours for one in found) else "CPU hours", hours
 
 
-def write_usage(found: Sequence[Share], keys: Sequence[str], path: Path) -> None:
+def write_usage(found: Sequence[UsageRow], keys: Sequence[str], path: Path) -> None:
     """Write the figure: a bar per month, its parts the groups.
 
     Raises BadInput for a name that no figure can have, MissingPrerequisite without matplotlib.

@@ -58,7 +58,7 @@ _Path = tuple[str | int, ...]
 _Note = Callable[[_Path, BadInput], None]
 
 
-class Entry(NamedTuple):
+class Declaration(NamedTuple):
     """All that is declared of the field `name`; the module's text says what each part means."""
 
     help: str
@@ -114,7 +114,7 @@ def option(
     make, back = _FORMS.get(kind, (_same, _as_text))
     if of:
         flag, back = None, _several_written if isinstance(inner, type) else written
-    entry = Entry(
+    entry = Declaration(
         help=help,
         schema=schema,
         key=key,
@@ -172,14 +172,14 @@ _FORMS: Mapping[str, tuple[_Turn, _Turn]] = {
 }
 
 
-def entries(cls: type) -> tuple[Entry, ...]:
+def entries(cls: type) -> tuple[Declaration, ...]:
     """The declarations of a class's fields, in their order; a field without one is left out."""
     hashable: Any = cls
     return _entries(hashable)
 
 
 @cache
-def _entries(cls: Any) -> tuple[Entry, ...]:
+def _entries(cls: Any) -> tuple[Declaration, ...]:
     found = []
     for one in fields(cls):
         if entry := one.metadata.get("declared"):
@@ -218,7 +218,7 @@ def schema_of(cls: type, description: str = "", version: int | None = None) -> S
     }
 
 
-def _property(entry: Entry) -> Schema:
+def _property(entry: Declaration) -> Schema:
     schema = dict(entry.schema)
     if entry.of and schema.keys() & {"items", "additionalProperties"}:
         where = "items" if "items" in schema else "additionalProperties"
@@ -280,7 +280,7 @@ def _values(cls: type, values: Mapping[str, Any], note: _Note | None) -> dict[st
     }
 
 
-def _value(entry: Entry, text: Any, path: _Path, note: _Note | None) -> Any:
+def _value(entry: Declaration, text: Any, path: _Path, note: _Note | None) -> Any:
     parts = list(text.values()) if isinstance(text, dict) else text
     if entry.of is None and isinstance(parts, list) and None in parts:
         return None  # a part has a fault, which is noted already
@@ -345,7 +345,7 @@ class _Faults(Document):
         """Note a fault."""
         self.faults.append(Fault(message, _NOWHERE, hint))
 
-    def check(self, entry: Entry, value: Any, what: str) -> Any:
+    def check(self, entry: Declaration, value: Any, what: str) -> Any:
         """The written form `value` of a datum, called `what` in faults, as its schema types it."""
         before = len(self.faults)
         value = check_node(self, value, entry.schema, what)
@@ -411,7 +411,7 @@ def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _untyped(faults: _Faults, entry: Entry, text: Any) -> Any:
+def _untyped(faults: _Faults, entry: Declaration, text: Any) -> Any:
     """The text of an option as its schema takes it: numbers are scalars of a document."""
     if entry.kind == "object":
         for pair in text:

@@ -68,7 +68,7 @@ def swept(site, name):
 def ended(folder, *codes):
     """The first tasks of a sweep have ended with these exit codes."""
     for row, code in zip(sweep.read_manifest(folder).rows, codes, strict=False):
-        point = sweep.Point(row["id"], row["values"], JobSpec("p100"))
+        point = sweep.SweepPoint(row["id"], row["values"], JobSpec("p100"))
         place = sweep.point_folder(folder, point)
         place.mkdir(parents=True, exist_ok=True)
         (place / "exit_code").write_text(code)

@@ -10,7 +10,7 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.sweep import (
-    Point,
+    SweepPoint,
     check_keys,
     groups,
     matrix_of,
@@ -93,7 +93,7 @@ def test_a_script_of_an_array_is_sound_bash(site, tmp_path):
     (group,) = groups(plan(site, BASE, {"lr": ["0.1", "0.2"], "gpus": ["8"]}))
     for launcher in ("horovod", "multiworker", "horovod-mpirun"):
         spec = JobSpec("v100", gpus=8, launcher=launcher, trusted_network=True)
-        again = type(group)(spec, tuple(Point(p.id, p.values, spec) for p in group.points))
+        again = type(group)(spec, tuple(SweepPoint(p.id, p.values, spec) for p in group.points))
         text = render(site, again, Module(()), tmp_path / "array-000.args", None)[0].text
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 

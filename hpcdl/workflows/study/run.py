@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcdl.jobs import sweep_run
 from hpcdl.jobs.intent import embedded_cluster
-from hpcdl.jobs.script import Script
+from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import submit
 from hpcdl.jobs.sweep_run import ACTIVE, MISSING, QUEUED, Modules, RunStatus
@@ -192,7 +192,7 @@ class Checked:
     run: Run
     partition: str
     tasks: int
-    script: Script
+    script: JobScript
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
 

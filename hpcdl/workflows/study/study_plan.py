@@ -44,7 +44,7 @@ class Cell:
 
     run: Run
     values: Values
-    point: sweep.Point
+    point: sweep.SweepPoint
     attempt: int = 0
 
     @property
@@ -75,7 +75,7 @@ class Round:
 
     run: Run
     folder: Path
-    points: tuple[sweep.Point, ...]
+    points: tuple[sweep.SweepPoint, ...]
 
     @property
     def in_image(self) -> bool:
@@ -262,7 +262,7 @@ def _contained(site: Site, cell: Cell, folder: Path, image: str) -> Iterator[Cel
 
 def _points(
     site: Site, study: Study, scale: Scale, run: Run, how: Values
-) -> Iterator[tuple[JobSpec, Values, sweep.Point]]:
+) -> Iterator[tuple[JobSpec, Values, sweep.SweepPoint]]:
     """The points of one framework in one environment, with the values that name them."""
     paths = {key: str(data_folder(site, data)) for key, data in scale.data.items()}
     paths[SYNTHETIC] = SYNTHETIC
