@@ -209,7 +209,7 @@ def _compare(args: argparse.Namespace) -> ExitCode:
     ]
     if args.plot:
         write_plot(found, args.plot)
-    ok = any(one.choices.fastest for one in found)
+    ok = any(point.fits for one in found for point in one.points)
     return show(args, compared_data(found), compared_text(found), ok=ok)
 
 
@@ -222,7 +222,7 @@ def _scale(args: argparse.Namespace) -> ExitCode:
     found = _asked(args, _prices(args, [place]) if args.price else {})
     if args.plot:
         write_plot([found], args.plot)
-    ok = found.choices.fastest is not None
+    ok = any(point.fits for point in found.points)
     return show(args, forecast_data(found), forecast_text(found), ok=ok)
 
 
