@@ -291,12 +291,12 @@ def _proofs(files: Sequence[Mapping[str, Any]]) -> Iterator[ProofRow]:
     for name, part, file in rows:
         level = part.get("cpu") or part["proof"]
         yield ProofRow(name, conditions(part["when"]), level, _source(part, file), "cpu" in part)
-    # Versions that Spack has solved for a GPU; nothing was solved for CPUs.
     book = facts.load("spack")
     by = book["locked_with"]
-    for name, versions in book["solved"].items():
-        when = conditions({name: ",".join(versions), "backend": "spack", "gpu": "3:"})
-        yield ProofRow(name, when, by["proof"], by["source"])
+    for variant, key in (("cuda", "solved"), ("cpu", "solved_for_cpus")):
+        for name, versions in book[key].items():
+            when = conditions({name: ",".join(versions), "backend": "spack", "variant": variant})
+            yield ProofRow(name, when, by["proof"], by["source"])
 
 
 def _source(row: Mapping[str, Any], file: Mapping[str, Any]) -> str:

@@ -307,10 +307,11 @@ def test_the_command_says_no_for_a_version_that_does_not_fit(hpcdl):
     [
         ("P100-PCIe", {}, "tensorflow", "solved"),
         ("P100-PCIe", {"cuda": "12.5"}, "cuda", "published"),
-        (None, {}, "tensorflow", "published"),
+        (None, {}, "tensorflow", "solved"),
+        (None, {"tensorflow": "2.19"}, "tensorflow", "published"),
     ],
 )
-def test_only_what_spack_has_solved_for_a_gpu_is_called_solved(model, pins, component, proof):
+def test_only_what_spack_has_solved_is_called_solved(model, pins, component, proof):
     choices = resolve_one(one_gpu(model, pins=pins), "x", "spack").choices
     assert [c.proof for c in choices if c.component == component] == [proof]
 
