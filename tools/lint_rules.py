@@ -81,8 +81,8 @@ What is missed: of 24 scripts that were written with one real fault each, 22 hav
 warning, and two advice (the exit code of work in a pipe, or behind a bare `wait`).
 
 Against the real sbatch 22.05.8, asked by `--test-only` (tests/integration/test_lint_gate.py): of
-5,000 mutated directives one is judged otherwise than by sbatch, of 1,500 public scripts four (a
-list of more nodes than `--nodes`, a script that writes another, `#PBS` lines in a text).
+5,000 mutated directives at most five are judged otherwise than by sbatch, of 1,500 public scripts
+four (a list of more nodes than `--nodes`, a script that writes another, `#PBS` lines in a text).
 """
 _ROWS = (
     ("8,841 of as many repositories of a public archive, drawn by lot", 707, 882),

@@ -265,7 +265,7 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
 
 @checks("count-missing")
 def counts_of_nothing(job: Job) -> Iterator[Hit]:
-    """GPUs per task without a number of tasks, memory per GPU without GPUs."""
+    """GPUs per task without a number of tasks, memory per GPU without GPUs, and the like."""
     counted = ("ntasks", "ntasks-per-node", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
     for part in job.script.components:
         per_task, per_gpu = part.last("gpus-per-task"), part.last("mem-per-gpu")
@@ -273,6 +273,12 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
             yield at("count-missing", per_task, "the number of tasks or nodes is missing")
         elif per_gpu and not part.has(*_ASK_FOR_GPUS):
             yield at("count-missing", per_gpu, "no GPUs are asked for")
+        order = part.last("distribution")
+        if order and order.text == "arbitrary" and not part.has("nodelist", "nodefile"):
+            yield at("count-missing", order, "no list of nodes is given")
+        tasks = part.last("ntasks-per-gpu")
+        if tasks and not part.has(*_ASK_FOR_GPUS, "ntasks", "nodes"):
+            yield at("count-missing", tasks, "no GPUs or tasks are asked for")
 
 
 @checks("export-comma", "export-twice")

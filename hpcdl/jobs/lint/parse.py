@@ -278,7 +278,10 @@ def directive_words(line: ScriptLine, position: int) -> tuple[list[Word], str]:
             return words, f"unmatched quote: {text[start : start + 40]}"
         if start == position:
             break  # also at a backslash before a blank: sbatch reads no further
-        words.append(Word(text[start:position], line.start + start))
+        raw = text[start:position]
+        if position == len(text) and re.search(r"(?<!\\)\\\Z", raw):
+            raw = raw[:-1]  # sbatch drops a backslash at the end of the line
+        words.append(Word(raw, line.start + start))
         position += text.startswith("\\", position)  # it escapes no blank: the word ends here
     return words, ""
 
