@@ -145,9 +145,9 @@ def _singles(table: Mapping[str, Any]) -> Iterator[str]:
             yield f"nvidia-{name}-cu{cuda.split('.')[0]}=={version}"
     compiles = facts.load("nvidia_wheels")["compile"]
     yield compiles["fatbinary"].replace(" ", "==")
-    for parts in compiles["more"].values():  # of CUDA 12: the headers of 11.8 bring theirs
+    for cuda, parts in compiles["more"].items():
         for name, version in parts.items():
-            yield f"nvidia-{name}-cu12=={version}"
+            yield f"nvidia-{name}-cu{cuda.split('.')[0]}=={version}"
     for name in ("cudnn", "nccl"):
         for version in facts.load(name)["components"][name]["wheels"]:
             for major in ("11", "12"):

@@ -94,9 +94,8 @@ def test_every_cuda_release_of_the_facts_has_locked_wheels_to_compile_with(cuda)
     wheels = cuda_tree.cuda_wheels(cuda)
     major = cuda.partition(".")[0]
     names = {name.partition("==")[0] for name in wheels}
-    more = {"nvidia-cuda-cccl-cu12"} if major == "12" else set()
-    parts = {f"nvidia-{part}-cu{major}" for part in ("cuda-runtime", "cuda-nvcc", "curand")}
-    assert names == parts | more | {"nvidia-cuda-nvcc"}
+    parts = ("cuda-runtime", "cuda-nvcc", "curand", "cuda-cccl")
+    assert names == {*(f"nvidia-{part}-cu{major}" for part in parts), "nvidia-cuda-nvcc"}
     assert all(len(digest) == 64 for digests in wheels.values() for digest in digests.values())
 
 
