@@ -95,12 +95,15 @@ def _init_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _init(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.site.live import draft, look
+    from hpcdl.site.live import draft, is_unedited, look
     from hpcdl.system.files import write_atomic
+    from hpcdl.system.safe_read import read_regular
 
     if args.output and args.output.is_dir():
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")
-    if args.output and args.output.exists() and not args.force:
+    # A draft that nobody edited holds nothing that a new one would lose.
+    kept = args.output and args.output.exists() and not args.force
+    if kept and not is_unedited(read_regular(args.output).decode(errors="replace")):
         raise BadInput(f"{args.output} already exists", hint="give --force to replace it")
     cluster = look()
     drafted = draft(cluster)

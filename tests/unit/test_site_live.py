@@ -13,6 +13,7 @@ from hpcdl.site.live import (
     compare,
     describe,
     draft,
+    is_unedited,
     plugins_of,
     reserved,
 )
@@ -343,3 +344,11 @@ def test_a_reservation_of_all_nodes_is_a_note():
     )
     (note,) = reserved(cluster().partitions, [parse.reservation(line)])
     assert note.startswith("all nodes of 'p100' are reserved by 'maint' from 2026-12-01T06:00:00")
+
+
+def test_only_a_draft_that_nobody_edited_may_be_replaced():
+    text = draft(cluster()).text
+    assert is_unedited(text)
+    assert not is_unedited(text.replace("p100", "p101", 1))
+    assert not is_unedited(text + "private: true\n")
+    assert not is_unedited("schema: 1\n")
